@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Each sets up .venv first, once.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := src tests bench
+
+.PHONY: demo test test-all check bench docs clean
+.DEFAULT_GOAL := demo
+
+.venv/core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/dev: .venv/core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: .venv/core
+	$(BIN)/ehrseq demo --out demo
+
+test: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
+
+test-all: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" src tests
+
+check: .venv/dev
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/dev
+	$(BIN)/python bench/step.py
+
+docs: .venv/dev
+	$(BIN)/python -m pytest --doctest-glob "*.md" README.md docs
+
+clean:
+	rm -rf .venv demo

@@ -1,0 +1,29 @@
+"""Survival models for electronic health records: records in MEDS go in, calibrated risk curves come out.
+
+The public names load on first use, so that `import ehrsequencing` (and `ehrseq --help`) stay fast.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "EhrseqError": "ehrsequencing.errors",
+    "ModelConfig": "ehrsequencing.config",
+    "VisitBatch": "ehrsequencing.batch",
+    "HierarchicalBEHRTForSurvival": "ehrsequencing.models.hierarchical",
+}
+__all__ = ["EhrseqError", "HierarchicalBEHRTForSurvival", "ModelConfig", "VisitBatch", "__version__"]
+
+if TYPE_CHECKING:
+    from ehrsequencing.batch import VisitBatch
+    from ehrsequencing.config import ModelConfig
+    from ehrsequencing.errors import EhrseqError
+    from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,348 @@
+"""Settings: frozen, typed, and an unknown key is an error. A study file holds them all; a `RUN` records its own.
+
+Every setting can be given in a YAML file (`--config study.yaml`) or as `section.key=value` on the command line.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from ehrsequencing.errors import EhrseqError
+
+DAYS_PER_YEAR = 365.25
+_UNIT_DAYS = {"min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": DAYS_PER_YEAR}
+
+
+def parse_days(text: object) -> float:
+    """Turn a duration such as `48h`, `30d`, `2w` or `1y` into days (`1y` = 365.25 d).
+
+    >>> parse_days("48h"), parse_days("1y")
+    (2.0, 365.25)
+    """
+    if isinstance(text, float):  # already days: what a recorded configuration holds
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(min|h|d|w|y)\s*", str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration: write a number and a unit (min, h, d, w, y), as in 30d")
+    return float(match[1]) * _UNIT_DAYS[match[2]]
+
+
+def format_days(days: float) -> str:
+    """Write days as a person would: `1y`, `90d`, `48h`.
+
+    >>> format_days(365.25), format_days(90.0), format_days(0.25)
+    ('1y', '90d', '6h')
+    """
+    if days >= DAYS_PER_YEAR and (days / DAYS_PER_YEAR) % 0.5 == 0:
+        return f"{days / DAYS_PER_YEAR:g}y"
+    return f"{days * 24:g}h" if 0 < days < 1 else f"{days:g}d"
+
+
+Days = Annotated[float, BeforeValidator(parse_days)]
+
+
+class Settings(BaseModel):
+    """Base of every section: immutable, and strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+CodeList = Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class VisitsConfig(Settings):
+    """How events are grouped into visits (SCIENCE.md §1)."""
+
+    by: Literal["day", "window", "gap", "encounter"] = "day"
+    window: Days = 1 / 24  # by=window: length of the window, aligned to midnight
+    gap: Days = 1.0  # by=gap: a new visit after so long without an event
+    column: str = "hadm_id"  # by=encounter: the column that names the encounter
+    ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end
+
+
+class ValuesConfig(Settings):
+    """What a code's number becomes."""
+
+    mode: Literal["polynomial", "interpolate", "bins", "none"] = "polynomial"
+    bins: int = Field(5, ge=2, le=50)
+    carry: bool = True  # queries carry summaries of the past per numeric code
+
+
+class VocabularyConfig(Settings):
+    """Which codes get a token of their own."""
+
+    min_subjects: int = Field(5, ge=1)  # training subjects that must have the code
+
+
+class SplitsConfig(Settings):
+    """Who trains, tunes and is held out. `file` falls back to `hash` where the data set has no split file."""
+
+    by: Literal["file", "hash"] = "file"
+    train: float = Field(0.70, gt=0, lt=1)
+    tuning: float = Field(0.15, gt=0, lt=1)
+    seed: int = 0
+
+
+class DataConfig(Settings):
+    """Facts about the data set that its files do not tell."""
+
+    extracted: str | None = None  # ISO date of extraction: later events are refused
+
+
+def _check_date(text: str | None) -> None:
+    if text is not None and re.fullmatch(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2})?)?", text) is None:
+        raise ValueError(f"{text!r} is not an ISO date such as 2015-01-01")
+
+
+class IndexConfig(Settings):
+    """Time zero: exactly one of `code`, `first_visit`, `age`, `date`."""
+
+    code: CodeList | None = None
+    which: Literal["first", "every"] = "first"
+    after: Days = 0.0
+    first_visit: bool = False
+    age: Days | None = None
+    date: str | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "IndexConfig":
+        given = [self.code is not None, self.first_visit, self.age is not None, self.date is not None]
+        if sum(given) != 1:
+            raise ValueError("give exactly one of code, first_visit, age, date")
+        if self.code is None and self.which != "first":
+            raise ValueError("which belongs to an index by code")
+        _check_date(self.date)
+        return self
+
+
+class CensoringConfig(Settings):
+    """End of follow-up: one of `code`, `date`, `dataset_end`; none means the subject's last event."""
+
+    code: CodeList | None = None
+    date: str | None = None
+    dataset_end: bool = False
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "CensoringConfig":
+        if sum([self.code is not None, self.date is not None, self.dataset_end]) > 1:
+            raise ValueError("give at most one of code, date, dataset_end")
+        _check_date(self.date)
+        return self
+
+
+class TaskConfig(Settings):
+    """A question: for whom, from when, which event, with which competing causes (ARCHITECTURE.md, task file)."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    index: IndexConfig
+    outcome: dict[str, CodeList] = Field(min_length=1)  # the cause of interest first
+    competing: dict[str, CodeList] = {}
+    censoring: CensoringConfig = CensoringConfig()
+    horizons: tuple[Days, ...] = Field(min_length=1)
+    landmarks: tuple[Days, ...] = (0.0,)
+    blanking: Days = 0.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TaskConfig":
+        if set(self.outcome) & set(self.competing):
+            raise ValueError("a cause cannot be both outcome and competing")
+        if min(self.horizons) <= 0 or list(self.horizons) != sorted(set(self.horizons)):
+            raise ValueError("horizons must be positive and rising")
+        if min(self.landmarks, default=0.0) < 0 or list(self.landmarks) != sorted(set(self.landmarks)):
+            raise ValueError("landmarks must be rising and not negative")
+        return self
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Names of all causes; cause k of the labels is `causes[k - 1]`."""
+        return (*self.outcome, *self.competing)
+
+    @property
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        """Code patterns of each cause, in order."""
+        return {**self.outcome, **self.competing}
+
+
+class ModelConfig(Settings):
+    """A model's whole shape. Sizes `small`, `medium` (the default) and `large` set `dim`, `layers` and `heads`."""
+
+    size: Literal["small", "medium", "large"] | None = None  # shorthand for dim, layers, heads
+    vocab_size: int = Field(2, ge=2)  # token ids, 0 = [PAD]; `train` fills it in
+    architecture: Literal["hierarchical"] = "hierarchical"
+    dim: int = Field(128, ge=4)  # width d of every vector
+    heads: int = Field(4, ge=1)
+    layers: int = Field(4, ge=1)  # of the timeline
+    dropout: float = Field(0.1, ge=0, lt=1)  # residual and feed-forward; never on attention weights
+    visit_encoder: Literal["attention", "mean"] = "attention"
+    visit_mlp: bool = True  # residual MLP after the pooling; off = the seeds' encoder
+    scorer: Literal["query"] = "query"  # of attention pooling: q·tanh(W e + b)
+    timeline: Literal["transformer"] = "transformer"
+    wide_head: bool = False  # zero-initialised linear head on the timeline's input
+    attention: Literal["causal", "bidirectional"] = "causal"
+    head: Literal["horizon", "visit"] = "horizon"
+    causes: int = Field(1, ge=1)
+    edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
+    position: Literal["learned", "none"] = "learned"  # of the visit index
+    age_bin_years: float = Field(5.0, ge=0)  # 0 = no age embedding
+    delta_bins: Literal["log", "none"] = "log"
+    max_visits: int = Field(512, ge=1)  # sliding window: a visit and the max_visits - 1 before it
+    values: Literal["polynomial", "interpolate", "none"] = "polynomial"
+    value_bins: int = Field(5, ge=2)  # knots of `interpolate`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_size(cls, data: Any) -> Any:
+        sizes = {"small": (64, 4, 2), "medium": (128, 4, 4), "large": (256, 8, 6)}
+        if isinstance(data, dict) and data.get("size") in sizes:
+            dim, heads, layers = sizes[data["size"]]
+            data = {"dim": dim, "heads": heads, "layers": layers, **data}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ModelConfig":
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} must be a multiple of heads={self.heads}")
+        if self.head == "visit" and (self.causes != 1 or self.edges_days):
+            raise ValueError("head=visit gives one hazard per visit: causes must be 1 and edges_days empty")
+        if not all(a < b < float("inf") for a, b in zip((0.0, *self.edges_days), self.edges_days, strict=False)):
+            raise ValueError("edges_days must be positive, finite and rising")
+        return self
+
+    @property
+    def bins(self) -> int:
+        """Number of hazard bins K: one more than the inner edges, since the last bin is open."""
+        return len(self.edges_days) + 1
+
+
+class TrainingConfig(Settings):
+    """How a model is fitted."""
+
+    epochs: int = Field(60, ge=1)
+    seed: int = 0
+    visit_budget: int = Field(2048, ge=1)  # visits (and queries) in a step of randomly drawn subjects
+    min_steps: int = Field(10, ge=1)  # per epoch: small cohorts get a smaller budget
+    learning_rate: float = Field(5e-4, gt=0)
+    warmup_steps: int = Field(100, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    weight_decay: float = Field(0.1, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+    ema: float = Field(0.99, ge=0, lt=1)  # decay of the averaged weights; 0 = off
+    precision: Literal["32", "bf16"] = "32"
+    patience: int = Field(6, ge=1)  # epochs without a better tuning NLL before the early stop
+    checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch
+    grid_bins: int = Field(20, ge=4, le=64)  # quantile edges of the horizon head (SCIENCE.md: 16-24)
+
+
+class EvaluationConfig(Settings):
+    """How a run is judged."""
+
+    baselines: Literal["fast", "none"] = "fast"
+    bootstrap: int = Field(500, ge=0)  # resamples of subjects
+    seed: int = 0
+    trajectories: int = Field(4, ge=0)  # de-identified example curves in the report
+
+
+class StudyConfig(Settings):
+    """Everything a study needs, in one file."""
+
+    data: DataConfig = DataConfig()
+    visits: VisitsConfig = VisitsConfig()
+    values: ValuesConfig = ValuesConfig()
+    vocabulary: VocabularyConfig = VocabularyConfig()
+    splits: SplitsConfig = SplitsConfig()
+    task: TaskConfig | None = None
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read one YAML mapping; dates stay text, so that they validate like any other setting."""
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_TextDates)
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f"{path}, line {line + 1}" if line is not None else str(path)
+        raise EhrseqError("is not valid YAML", where=where, mend="see the examples in examples/tasks") from error
+    if not isinstance(data, dict):
+        raise EhrseqError("must hold a mapping of settings", where=str(path), mend="see examples/tasks")
+    return data
+
+
+class _TextDates(yaml.SafeLoader):
+    """Safe YAML in which `2015-01-01` stays a string."""
+
+
+_TextDates.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load_task(path: Path) -> TaskConfig:
+    """Read a task file."""
+    return validated(TaskConfig, read_yaml(path), where=str(path))
+
+
+def load_study(path: Path | None = None, overrides: Iterable[str] = ()) -> StudyConfig:
+    """Settings from an optional study file, then `section.key=value` overrides."""
+    where = str(path) if path is not None else "settings"
+    return validated(StudyConfig, read_settings(path, overrides), where=where)
+
+
+def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]:
+    """A YAML file's mapping with `key=value` overrides, `a.b=value` reaching into section `a`."""
+    data: dict[str, Any] = read_yaml(path) if path is not None else {}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise EhrseqError("is not a setting", where=repr(text), mend="write section.key=value, as in model.dim=64")
+        *parents, key = name.strip().split(".")
+        node = data
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise EhrseqError("is not a section", where=repr(part), mend="write section.key=value")
+        try:
+            node[key] = yaml.load(value, Loader=_TextDates)
+        except yaml.YAMLError as error:
+            raise EhrseqError("is not a YAML value", where=repr(text), mend="quote it") from error
+    return data
+
+
+def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> SettingsT:
+    """Validate, and turn pydantic's report into one line that names the setting and the mend."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(_siblings(kind, first["loc"]))
+            raise EhrseqError(f"unknown setting {name!r}", where=where, mend=f"known here: {known}") from error
+        text = first["msg"].removeprefix("Value error, ")
+        raise EhrseqError(f"{name}: {text}" if name else text, where=where, mend="correct this setting") from error
+
+
+def _siblings(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Names that would have been valid where an unknown one was given."""
+    for part in loc[:-1]:
+        field = kind.model_fields.get(str(part))
+        inner = [a for a in (getattr(field.annotation, "__args__", ()) or (field.annotation,))] if field else []
+        models = [a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)]
+        if models:
+            kind = models[0]
+    return list(kind.model_fields)

@@ -1,0 +1,71 @@
+"""The hazard's time grid and its starting level, fitted on training rows (SCIENCE.md §3)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def grid_edges(
+    duration_days: NDArray[np.float64], cause: NDArray[np.int8], *, horizons_days: Sequence[float], bins: int
+) -> tuple[float, ...]:
+    """Inner edges of the hazard's bins: quantiles of the event durations of all causes, and every reported horizon.
+
+    Args:
+        duration_days: (R,) training durations.
+        cause: (R,) causes, 0 = censored.
+        horizons_days: Horizons that must be edges.
+        bins: Number of quantile bins.
+
+    Returns:
+        Rising edges in days; the last bin, after the last edge, is open. Quantiles closer than a tenth of a bin's
+        share to a horizon give way to it.
+
+    >>> grid_edges(np.arange(1.0, 101), np.ones(100, np.int8), horizons_days=[50.0], bins=4)
+    (25.75, 50.0, 75.25)
+    """
+    events = np.asarray(duration_days[cause > 0], dtype=np.float64)
+    inner = np.quantile(events, np.linspace(0, 1, bins + 1)[1:-1]) if len(events) else np.zeros(0)
+    horizons = np.asarray(horizons_days, dtype=np.float64)
+    distance = np.abs(inner[:, None] - horizons[None, :])
+    clear = np.all(distance > 0.1 * np.maximum(horizons, 1e-9) / bins, axis=1)
+    return tuple(float(edge) for edge in np.unique(np.r_[inner[clear & (inner > 0)], horizons]))
+
+
+def exposure(
+    edges_days: Sequence[float], entry_days: NDArray[np.floating], duration_days: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Days at risk in each bin, `|[τ_{k−1}, τ_k) ∩ [entry, duration)|`, (R, K)."""
+    low, high = np.r_[0.0, edges_days], np.r_[edges_days, np.inf]
+    span = np.minimum(duration_days[:, None], high) - np.maximum(np.asarray(entry_days)[:, None], low)
+    return np.asarray(np.maximum(span, 0.0), dtype=np.float64)
+
+
+def event_bin(edges_days: Sequence[float], duration_days: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Bin k(duration) of each row, (R,): bins are `[τ_{k−1}, τ_k)`."""
+    return np.searchsorted(np.asarray(edges_days), duration_days, side="right")
+
+
+def cohort_hazards(
+    edges_days: Sequence[float],
+    entry_days: NDArray[np.floating],
+    duration_days: NDArray[np.float64],
+    cause: NDArray[np.int8],
+    *,
+    n_causes: int,
+) -> NDArray[np.float64]:
+    """The cohort's own hazards: events over days at risk, per cause and bin.
+
+    Half an event is spread over all bins of a cause, so that a bin without one keeps a finite logarithm.
+
+    Returns:
+        (E, K) hazards per day.
+    """
+    days = exposure(edges_days, entry_days, duration_days).sum(axis=0)
+    bins = event_bin(edges_days, duration_days)
+    out = np.empty((n_causes, len(edges_days) + 1))
+    for number in range(n_causes):
+        events = np.bincount(bins[cause == number + 1], minlength=out.shape[1]).astype(np.float64)
+        prior = max(events.sum(), 0.5) / max(days.sum(), 1e-9)
+        out[number] = (events + 0.5 * prior * days / max(prior * days.sum(), 1e-9) + 1e-3) / (days + 1e-3 / prior)
+    return out

@@ -1,0 +1,78 @@
+"""Carried summaries: what a query knows of each numeric code's past, as tokens (SCIENCE.md §2, Query)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.visits import count_at_or_before
+from ehrsequencing.records.vocabulary import SUMMARIES
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """One row per query and numeric code seen by then, ordered by query, then code.
+
+    Attributes:
+        query: (m,) int64, position of the query.
+        token: (m,) int32, token id of the code.
+        values: Raw numbers (m,) by the names of `SUMMARIES`; SINCE in days.
+    """
+
+    query: NDArray[np.int64]
+    token: NDArray[np.int32]
+    values: dict[str, NDArray[np.float64]]
+
+
+def summarise(
+    subject: NDArray[np.int64],
+    time_us: NDArray[np.int64],
+    token: NDArray[np.int32],
+    value: NDArray[np.float32],
+    *,
+    query_subject: NDArray[np.int64],
+    query_us: NDArray[np.int64],
+) -> Summaries:
+    """Summarise, for each query, every numeric code that its subject has by then (stamped ≤ p).
+
+    Args:
+        subject: (n,) subject row of each number.
+        time_us: (n,) its time.
+        token: (n,) its code's token id.
+        value: (n,) the number.
+        query_subject: (q,) subject row of each query, sorted.
+        query_us: (q,) its moment.
+
+    Returns:
+        The summaries. At equal times the row that stood later in the record is the last one.
+    """
+    order = np.lexsort((time_us, token, subject))
+    subject, time_us, token, number = subject[order], time_us[order], token[order], value[order].astype(np.float64)
+    opens = np.ones(len(order), dtype=bool)
+    opens[1:] = (subject[1:] != subject[:-1]) | (token[1:] != token[:-1])
+    start = np.flatnonzero(opens)  # each (subject, code) is one group
+    group_of = np.cumsum(opens) - 1
+    low = np.searchsorted(subject[start], query_subject, side="left")
+    high = np.searchsorted(subject[start], query_subject, side="right")
+    query = np.repeat(np.arange(len(query_us)), high - low)
+    group = (
+        np.arange(len(query)) - np.repeat(np.cumsum(high - low) - (high - low), high - low) + np.repeat(low, high - low)
+    )
+    count, _ = count_at_or_before(group_of, time_us, group, query_us[query])
+    query, group, count = query[count > 0], group[count > 0], count[count > 0]
+    first, last = start[group], start[group] + count - 1
+    spans = np.stack([first, last + 1], axis=1).ravel()
+    padded = np.r_[number, 0.0]  # `reduceat` needs every bound inside the array
+    values = {
+        "LAST": number[last],
+        "FIRST": number[first],
+        "MEAN": np.add.reduceat(padded, spans)[::2] / count if len(spans) else np.zeros(0),
+        "MIN": np.minimum.reduceat(padded, spans)[::2] if len(spans) else np.zeros(0),
+        "MAX": np.maximum.reduceat(padded, spans)[::2] if len(spans) else np.zeros(0),
+        "SINCE": (query_us[query] - time_us[last]) / DAY_US,
+        "COUNT": count.astype(np.float64),
+    }
+    return Summaries(
+        query, token[start[group]] if len(group) else np.zeros(0, np.int32), {n: values[n] for n in SUMMARIES}
+    )

@@ -1,0 +1,275 @@
+"""One shard, encoded: visits as token ids, and each task's prediction times with their labels.
+
+`prepare` appends these arrays to files; `predict` makes them in memory for new records. Both get the same arrays from
+the same records.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
+from ehrsequencing.records.cohort import CohortRows
+from ehrsequencing.records.meds import BIRTH, DAY_US, STATIC, Events, first_time
+from ehrsequencing.records.summaries import summarise
+from ehrsequencing.records.visits import Visits, group_visits
+from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
+
+MAX_AGE_YEARS = 120.0
+_US_PER_YEAR = DAYS_PER_YEAR * DAY_US
+
+
+@dataclass(frozen=True)
+class Timelines:
+    """Encoded visits of S subjects: N visits, K codes (layout of `PREPARED/visits/SPLIT`).
+
+    Attributes:
+        subject_id: (S,) int64.
+        birth_us: (S,) int64, `STATIC` where unknown.
+        subject_offsets: (S+1,) int64; subject s owns visits `[offsets[s], offsets[s+1])`.
+        start_us: (N,) int64.
+        end_us: (N,) int64.
+        age_years: (N,) float32 at the visit's start, NaN where unknown.
+        delta_days: (N,) float32 since the end of the visit before, 0 for the first.
+        visit_offsets: (N+1,) int64; visit n owns codes `[offsets[n], offsets[n+1])`.
+        codes: (K,) int32 token ids, ordered by time, then id, within a visit.
+        values: (K, 2) float32 rank and standardised value, NaN without a number.
+        static_codes: (·,) int32 token ids of codes without a time.
+        static_offsets: (S+1,) int64.
+    """
+
+    subject_id: NDArray[np.int64]
+    birth_us: NDArray[np.int64]
+    subject_offsets: NDArray[np.int64]
+    start_us: NDArray[np.int64]
+    end_us: NDArray[np.int64]
+    age_years: NDArray[np.float32]
+    delta_days: NDArray[np.float32]
+    visit_offsets: NDArray[np.int64]
+    codes: NDArray[np.int32]
+    values: NDArray[np.float32]
+    static_codes: NDArray[np.int32]
+    static_offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.subject_id)
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """A task's R prediction times for the S subjects of a `Timelines` (layout of `PREPARED/tasks/NAME/SPLIT`).
+
+    Attributes:
+        row_offsets: (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])`, in time order.
+        prediction_us: (R,) int64.
+        index_us: (R,) int64.
+        is_query: (R,) bool.
+        visits_before: (R,) int32, visits of the subject with `end ≤ p`; a visit row is the last of them.
+        age_years: (R,) float32 at p.
+        delta_days: (R,) float32 since the end of the last visit before p, 0 without one.
+        duration_days: (R,) float64, NaN without labels.
+        entry_days: (R,) float32.
+        cause: (R,) int8.
+        carry_offsets: (R+1,) int64 into the summary tokens; visit rows own none.
+        carry_codes: (·,) int32.
+        carry_values: (·, 2) float32.
+    """
+
+    row_offsets: NDArray[np.int64]
+    prediction_us: NDArray[np.int64]
+    index_us: NDArray[np.int64]
+    is_query: NDArray[np.bool_]
+    visits_before: NDArray[np.int32]
+    age_years: NDArray[np.float32]
+    delta_days: NDArray[np.float32]
+    duration_days: NDArray[np.float64]
+    entry_days: NDArray[np.float32]
+    cause: NDArray[np.int8]
+    carry_offsets: NDArray[np.int64]
+    carry_codes: NDArray[np.int32]
+    carry_values: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.prediction_us)
+
+    def at_landmark(self, landmark_days: float) -> NDArray[np.bool_]:
+        """(R,) which rows are the query asked `landmark_days` after their index."""
+        return np.asarray(self.is_query & (self.prediction_us - self.index_us == round(landmark_days * DAY_US)))
+
+    @property
+    def subject(self) -> NDArray[np.int64]:
+        """(R,) subject row that owns each prediction time."""
+        return np.repeat(np.arange(len(self.row_offsets) - 1), np.diff(self.row_offsets))
+
+
+@dataclass(frozen=True)
+class Record:
+    """A shard between reading and encoding: who, born when, and which events make which visits."""
+
+    events: Events
+    subject_id: NDArray[np.int64]  # (S,)
+    subject: NDArray[np.int64]  # (n,) subject row of each event
+    birth_us: NDArray[np.int64]  # (S,)
+    visits: Visits
+    excluded: NDArray[np.bool_]  # (n,) events that make no token
+
+
+def make_record(events: Events, *, excluded: Callable[[str], bool], settings: VisitsConfig) -> Record:
+    """Group a shard's events into visits.
+
+    Args:
+        events: Checked events.
+        excluded: Codes that make no token, no visit and no visit end.
+        settings: How visits are cut.
+    """
+    subject_id, subject = np.unique(events.subject_id, return_inverse=True)
+    skip = np.fromiter((excluded(code) for code in events.codes), dtype=bool, count=len(events.codes))[events.code]
+    visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
+    birth_us = first_time(events, events.is_code(BIRTH), subject, len(subject_id))
+    return Record(events, subject_id, subject, birth_us, visits, skip)
+
+
+def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines, int]:
+    """Encode a shard's visits; also says at how many visits the age was over 120 and became unknown."""
+    events, visits = record.events, record.visits
+    n_subjects, n_visits = len(record.subject_id), len(visits)
+    token = vocabulary.ids(events.codes)[events.code] if len(events) else np.zeros(0, np.int32)
+    codes, values = vocabulary.encode_values(token[visits.event], events.value[visits.event])
+    order = np.lexsort((codes, events.time_us[visits.event], visits.visit))
+    owner, codes, values = visits.visit[order], codes[order], values[order]
+    keep = ~_repeats(owner, codes, np.isnan(values[:, 0]))
+    owner, codes, values = owner[keep], codes[keep], values[keep]
+
+    static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
+    static_codes, _ = vocabulary.encode_values(token[static], events.value[static])
+    pairs = np.unique(np.stack([record.subject[static], static_codes.astype(np.int64)]), axis=1)
+
+    birth = record.birth_us[visits.subject]
+    age, too_old = age_years(visits.start_us, birth)
+    delta = np.zeros(n_visits)
+    delta[1:] = np.where(np.diff(visits.subject) == 0, visits.start_us[1:] - visits.end_us[:-1], 0) / DAY_US
+    timelines = Timelines(
+        subject_id=record.subject_id,
+        birth_us=record.birth_us,
+        subject_offsets=offsets(visits.subject, n_subjects),
+        start_us=visits.start_us,
+        end_us=visits.end_us,
+        age_years=age,
+        delta_days=np.maximum(delta, 0).astype(np.float32),
+        visit_offsets=offsets(owner, n_visits),
+        codes=codes,
+        values=values,
+        static_codes=pairs[1].astype(np.int32),
+        static_offsets=offsets(pairs[0], n_subjects),
+    )
+    return timelines, too_old
+
+
+def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> TaskRows:
+    """Encode a task's prediction times, with the carried summaries of its queries."""
+    last_visit = offsets(record.visits.subject, len(record.subject_id))[rows.subject] + rows.visits_before - 1
+    before = rows.visits_before > 0
+    delta = np.zeros(len(rows))
+    delta[before] = (rows.prediction_us[before] - record.visits.end_us[last_visit[before]]) / DAY_US
+    age, _ = age_years(rows.prediction_us, record.birth_us[rows.subject])
+    counts, codes, values = _carry(record, rows, vocabulary)
+    return TaskRows(
+        row_offsets=offsets(rows.subject, len(record.subject_id)),
+        prediction_us=rows.prediction_us,
+        index_us=rows.index_us,
+        is_query=rows.is_query,
+        visits_before=rows.visits_before.astype(np.int32),
+        age_years=age,
+        delta_days=delta.astype(np.float32),
+        duration_days=rows.duration_days,
+        entry_days=rows.entry_days.astype(np.float32),
+        cause=rows.cause,
+        carry_offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
+        carry_codes=codes,
+        carry_values=values,
+    )
+
+
+def _carry(
+    record: Record, rows: CohortRows, vocabulary: Vocabulary
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Summary tokens per row: how many, which, and their values."""
+    counts = np.zeros(len(rows), dtype=np.int64)
+    queries = np.flatnonzero(rows.is_query)
+    if not vocabulary.settings.carry or vocabulary.settings.mode == "none" or not len(queries):
+        return counts, np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
+    event = record.visits.event
+    token = vocabulary.ids(record.events.codes)[record.events.code[event]]
+    numeric = (vocabulary.summary_ids("LAST")[token] >= 0) & ~np.isnan(record.events.value[event])
+    event, token = event[numeric], token[numeric]
+    found = summarise(
+        record.subject[event], record.events.time_us[event], token, record.events.value[event],
+        query_subject=rows.subject[queries], query_us=rows.prediction_us[queries],
+    )  # fmt: skip
+    names = np.stack([vocabulary.summary_ids(name)[found.token] for name in SUMMARIES], axis=1)
+    numbers = np.stack([found.values[name] for name in SUMMARIES], axis=1)
+    codes, values = vocabulary.encode_values(names.ravel(), numbers.ravel())
+    counts[queries] = np.bincount(found.query, minlength=len(queries)) * len(SUMMARIES)
+    return counts, codes, values
+
+
+def offsets(owner: NDArray[np.int64], n_owners: int) -> NDArray[np.int64]:
+    """Offsets (n_owners + 1,) of items sorted by owner.
+
+    >>> import numpy as np
+    >>> offsets(np.array([0, 0, 2]), 3).tolist()
+    [0, 2, 2, 3]
+    """
+    out = np.zeros(n_owners + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owner, minlength=n_owners), out=out[1:])
+    return out
+
+
+def age_years(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> tuple[NDArray[np.float32], int]:
+    """Age at each moment, NaN where birth is unknown or the age is over 120; and how many were over 120."""
+    age = np.where(birth_us == STATIC, np.nan, (moment_us - np.where(birth_us == STATIC, 0, birth_us)) / _US_PER_YEAR)
+    too_old = age > MAX_AGE_YEARS
+    return np.where(too_old, np.nan, age).astype(np.float32), int(too_old.sum())
+
+
+def _repeats(visit: NDArray[np.int64], codes: NDArray[np.int32], plain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which tokens without a value repeat an earlier one of their visit."""
+    rows = np.flatnonzero(plain)
+    order = rows[np.lexsort((codes[rows], visit[rows]))]  # stable: the earliest of equals comes first
+    same = (visit[order][1:] == visit[order][:-1]) & (codes[order][1:] == codes[order][:-1])
+    out = np.zeros(len(codes), dtype=bool)
+    out[order[1:][same]] = True
+    return out
+
+
+def ragged(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Items of the chosen owners, one after another, and their new offsets."""
+    length = np.diff(offsets)[chosen]
+    new = np.r_[0, np.cumsum(length)].astype(np.int64)
+    return np.arange(new[-1]) + np.repeat(offsets[chosen] - new[:-1], length), new
+
+
+def take_timelines(timelines: Timelines, subjects: NDArray[np.int64]) -> Timelines:
+    """The timelines of some subjects, in the order given."""
+    visits, subject_offsets = ragged(timelines.subject_offsets, subjects)
+    codes, visit_offsets = ragged(timelines.visit_offsets, visits)
+    static, static_offsets = ragged(timelines.static_offsets, subjects)
+    return Timelines(
+        subject_id=timelines.subject_id[subjects], birth_us=timelines.birth_us[subjects],
+        subject_offsets=subject_offsets, start_us=timelines.start_us[visits], end_us=timelines.end_us[visits],
+        age_years=timelines.age_years[visits], delta_days=timelines.delta_days[visits], visit_offsets=visit_offsets,
+        codes=timelines.codes[codes], values=timelines.values[codes],
+        static_codes=timelines.static_codes[static], static_offsets=static_offsets,
+    )  # fmt: skip
+
+
+def take_rows(rows: TaskRows, subjects: NDArray[np.int64]) -> TaskRows:
+    """The prediction times of some subjects, in the order given."""
+    chosen, row_offsets = ragged(rows.row_offsets, subjects)
+    carry, carry_offsets = ragged(rows.carry_offsets, chosen)
+    new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
+    new |= {name: getattr(rows, name)[carry] for name in ("carry_codes", "carry_values")}
+    return TaskRows(**new, **{f.name: getattr(rows, f.name)[chosen] for f in fields(rows) if f.name not in new})

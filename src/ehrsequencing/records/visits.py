@@ -1,0 +1,186 @@
+"""Events → visits: by calendar day, fixed window, gap, or encounter column (SCIENCE.md §1).
+
+Only events that make a token count. A visit's `start` and `end` are its first and last such event, so that everything
+in it was known at `end`, and nothing later.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.config import VisitsConfig
+from ehrsequencing.records.meds import DAY_US, Events
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Visits of a shard's subjects, in time order within a subject.
+
+    Attributes:
+        event: (m,) int64, rows of the token-making timed events, ordered by visit.
+        visit: (m,) int64, visit of each such event, never falling.
+        subject: (N,) int64, subject row of each visit, never falling.
+        start_us: (N,) int64.
+        end_us: (N,) int64, never falling within a subject.
+    """
+
+    event: NDArray[np.int64]
+    visit: NDArray[np.int64]
+    subject: NDArray[np.int64]
+    start_us: NDArray[np.int64]
+    end_us: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.subject)
+
+
+def group_visits(
+    events: Events, subject: NDArray[np.int64], makes_token: NDArray[np.bool_], *, settings: VisitsConfig
+) -> Visits:
+    """Group a shard's events into visits.
+
+    Args:
+        events: Sorted events.
+        subject: (n,) subject row of each event.
+        makes_token: (n,) True for timed events that become tokens.
+        settings: The rule.
+
+    Returns:
+        The visits, ordered by subject and time.
+    """
+    event = np.flatnonzero(makes_token)
+    owner, time = subject[event], events.time_us[event]
+    if settings.by == "encounter":
+        if events.encounter is None:
+            raise ValueError("visits by encounter need events that were read with the encounter column")
+        label = _encounter_labels(owner, time, events.encounter[event])
+    else:
+        opens = np.ones(len(event), dtype=bool)
+        if settings.by == "gap":
+            opens[1:] = np.diff(time) >= round(settings.gap * DAY_US)
+        else:
+            opens[1:] = np.diff(time // (DAY_US if settings.by == "day" else round(settings.window * DAY_US))) != 0
+        opens[1:] |= np.diff(owner) != 0
+        label = np.cumsum(opens) - 1
+    return _collect(event, owner, time, label)
+
+
+def _collect(
+    event: NDArray[np.int64], owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArray[np.int64]
+) -> Visits:
+    """Number the labelled groups by subject and start; order events by visit, then time."""
+    order = np.lexsort((time, label))
+    event, owner, time, label = event[order], owner[order], time[order], label[order]
+    first = np.flatnonzero(np.r_[True, label[1:] != label[:-1]]) if len(label) else np.zeros(0, np.int64)
+    last = np.r_[first[1:], len(label)] - 1 if len(first) else first
+    subject, start, end = owner[first], time[first], time[last]
+    by_time = np.lexsort((end, start, subject))
+    number = np.empty(len(first), dtype=np.int64)
+    number[by_time] = np.arange(len(first))
+    visit = number[np.cumsum(np.r_[True, label[1:] != label[:-1]]) - 1] if len(label) else label
+    regroup = np.argsort(visit, kind="stable")
+    return Visits(event[regroup], visit[regroup], subject[by_time], start[by_time], end[by_time])
+
+
+def _encounter_labels(
+    owner: NDArray[np.int64], time: NDArray[np.int64], encounter: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """A visit label per event: merged encounters; events without one join the span that holds them, else their day."""
+    n = len(owner)
+    label = np.full(n, -1, dtype=np.int64)
+    named = np.flatnonzero(encounter >= 0)
+    if len(named):
+        _, raw = np.unique(np.stack([owner[named], encounter[named].astype(np.int64)]), axis=1, return_inverse=True)
+        label[named] = _merge_overlaps(owner[named], time[named], raw.reshape(-1))
+        _join_spans(owner, time, label)
+    loose = np.flatnonzero(label < 0)
+    if len(loose):
+        day = time[loose] // DAY_US
+        _, raw = np.unique(np.stack([owner[loose], day]), axis=1, return_inverse=True)
+        label[loose] = raw.reshape(-1) + label.max(initial=-1) + 1
+    return _merge_overlaps(owner, time, label)
+
+
+def _spans(
+    owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct labels with their subject, start and end."""
+    names, inverse = np.unique(label, return_inverse=True)
+    start = np.full(len(names), np.iinfo(np.int64).max)
+    end = np.full(len(names), np.iinfo(np.int64).min)
+    np.minimum.at(start, inverse, time)
+    np.maximum.at(end, inverse, time)
+    subject = np.empty(len(names), dtype=np.int64)
+    subject[inverse] = owner
+    return names, subject, start, end
+
+
+def _merge_overlaps(owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give overlapping or nested spans of one subject one label.
+
+    Spans that only touch at an instant stay apart, unless a span that is this very instant lies inside both.
+    """
+    names, subject, start, end = _spans(owner, time, label)
+    order = np.lexsort((end, start, subject))
+    merged = np.empty(len(names), dtype=np.int64)
+    group, group_end, bridge, previous = -1, 0, 0, -1
+    for k, low, high, who in zip(*(x.tolist() for x in (order, start[order], end[order], subject[order])), strict=True):
+        touches = low == group_end and high > low and bridge != low
+        if who != previous or low > group_end or touches:
+            group, group_end, previous = group + 1, high, who
+            bridge = high - 1  # no instant yet at the group's end
+        group_end = max(group_end, high)
+        bridge = low if low == high else bridge
+        merged[k] = group
+    return merged[np.searchsorted(names, label)]
+
+
+def _join_spans(owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArray[np.int64]) -> None:
+    """Label, in place, the loose events that fall inside a labelled span of their subject (the earlier one at ties)."""
+    named = label >= 0
+    names, subject, start, end = _spans(owner[named], time[named], label[named])
+    order = np.lexsort((start, subject))
+    names, subject, start, end = names[order], subject[order], start[order], end[order]
+    loose = np.flatnonzero(~named)
+    for shift in (1, 2):  # the span that started last, and, at an instant where two touch, the one before it
+        position = _last_at_or_before(subject, start, owner[loose], time[loose]) - (shift - 1)
+        ok = position >= 0
+        ok[ok] &= (subject[position[ok]] == owner[loose][ok]) & (time[loose][ok] <= end[position[ok]])
+        label[loose[ok]] = names[position[ok]]
+
+
+def _last_at_or_before(
+    key_group: NDArray[np.int64], key: NDArray[np.int64], group: NDArray[np.int64], query: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Position of the last key of the same group that is ≤ the query, or -1 (see `count_at_or_before`)."""
+    count, first = count_at_or_before(key_group, key, group, query)
+    return np.where(count > 0, first + count - 1, -1)
+
+
+def count_at_or_before(
+    key_group: NDArray[np.int64], key: NDArray[np.int64], group: NDArray[np.int64], query: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many keys of the query's own group are ≤ the query, for many queries at once.
+
+    Args:
+        key_group: (n,) group of each key, sorted.
+        key: (n,) sorted within its group.
+        group: (m,) group of each query.
+        query: (m,) in any order.
+
+    Returns:
+        (m,) the counts, and (m,) the position of the group's first key.
+
+    >>> import numpy as np
+    >>> count_at_or_before(np.array([0, 0, 2]), np.array([5, 9, 1]), np.array([0, 1, 2, 0]), np.array([9, 9, 0, 6]))
+    (array([2, 0, 0, 1]), array([0, 2, 2, 0]))
+    """
+    n, m = len(key), len(query)
+    is_query = np.r_[np.zeros(n, dtype=bool), np.ones(m, dtype=bool)]
+    order = np.lexsort((is_query, np.r_[key, query], np.r_[key_group, group]))
+    keys_seen = np.cumsum(~is_query[order])
+    total = np.empty(n + m, dtype=np.int64)
+    total[order] = keys_seen
+    first = np.searchsorted(key_group, group, side="left")
+    return total[n:] - first, first

@@ -1,0 +1,446 @@
+"""Visits, cohorts and carried summaries by plain loops over raw rows: the oracle of `ehrsequencing.records`.
+
+Written from SCIENCE.md §1-2 and ARCHITECTURE.md only; it shares no code with the package but the settings' classes.
+Every rule is one method of `Records`, so that a test can break one rule at a time (a mutant) and see the comparison
+fail. Times are µs since 1970-01-01. What the two pages leave open is settled here, in the methods' docstrings.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ehrsequencing.config import TaskConfig, VisitsConfig
+from meds_helpers import DAY_US, Row, us
+
+Token = tuple[str, float | None]
+Group = list[tuple[int, Row]]  # rows of a visit to be, with their times
+
+
+class Visit(NamedTuple):
+    """A visit: first and last moment of its token-making rows, and its codes in sorted order."""
+
+    start: int
+    end: int
+    codes: list[Token]
+
+
+class CohortRow(NamedTuple):
+    """One prediction time, as in `cohort.parquet`."""
+
+    subject: int
+    index_us: int
+    prediction_us: int
+    kind: str
+    duration_days: float
+    cause: int
+
+
+class Summary(NamedTuple):
+    """A numeric code's past at a query."""
+
+    last: float
+    first: float
+    mean: float
+    min: float
+    max: float
+    since_days: float
+    number: int
+
+
+class Flow(NamedTuple):
+    """How many subjects are left after each step, then what is counted of those."""
+
+    subjects: int  # with any timed row
+    with_index: int
+    without_prevalent: int  # with an index before any cause
+    followed: int  # and before the end of follow-up
+    predicted: int  # with a prediction time
+    prediction_times: int
+    queries: int
+
+
+class Records:
+    """The records of a data set, as the tasks that are prepared together see them.
+
+    Args:
+        rows: Raw rows in the order of the file.
+        tasks: All tasks of one `prepare`: the censoring codes of each are silent for all.
+        visits: How visits are cut.
+        parents: `parent_codes` of each code.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        tasks: Sequence[TaskConfig] = (),
+        visits: VisitsConfig | None = None,
+        *,
+        parents: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.tasks, self.settings, self.parents = tasks, visits or VisitsConfig(), parents or {}
+        raw: dict[int, list[Row]] = {}
+        for row in rows:
+            raw.setdefault(row.subject, []).append(row)
+        mended = {subject: self.mended(raw[subject]) for subject in sorted(raw)}
+        self.records = {subject: part for subject, part in mended.items() if any(row.time is not None for row in part)}
+        self.latest = max((time for each in self.records for time, _ in self.timed(each)), default=0)
+        self.cut: dict[int, list[Visit]] = {}  # visits, once they are asked for
+
+    # ---------------------------------------------------------------------------------------------- reading and mending
+
+    def mended(self, rows: list[Row]) -> list[Row]:
+        """Clean one subject's rows (RELIABILITY.md, F), sorted by time with static rows first and ties as they came.
+
+        In this order: values that are no numbers (NaN, ±inf, 1e38 and beyond) are dropped and their codes kept; rows of
+        a year ≤ 1900 (births excepted) or 9999 are dropped; of identical rows the first is kept; rows before the birth,
+        then rows after the (first) death, are dropped. Rows at the very instant of the death stay.
+        """
+        rows = [row._replace(value=self.number(row.value)) for row in rows]
+        early, late = us("1901-01-01"), us("9999-01-01")
+        rows = [r for r in rows if r.time is None or (r.time < late and (r.time >= early or r.code == "MEDS_BIRTH"))]
+        rows = list(dict.fromkeys(rows))
+        births = [row.time for row in rows if row.code == "MEDS_BIRTH" and row.time is not None]
+        rows = [row for row in rows if row.time is None or not births or row.time >= births[0]]
+        deaths = [row.time for row in rows if row.code == "MEDS_DEATH" and row.time is not None]
+        rows = [row for row in rows if row.time is None or not self.after_death(row.time, deaths)]
+        return sorted(rows, key=lambda row: (row.time is not None, row.time or 0))
+
+    def after_death(self, time: int, deaths: list[int]) -> bool:
+        """Say whether a row is dropped because it comes after the first `MEDS_DEATH`."""
+        return bool(deaths) and time > min(deaths)
+
+    def number(self, value: float | None) -> float | None:
+        """Keep a usable value."""
+        return None if value is None or not math.isfinite(value) or abs(value) >= 1e38 else value
+
+    def matches(self, code: str, patterns: Iterable[str]) -> bool:
+        """Match exactly, by prefix (`A*`), by regex on the whole code (`re:`), or by descent (`under:`, itself too)."""
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                found = re.fullmatch(pattern[3:], code) is not None
+            elif pattern.startswith("under:"):
+                found = self.descends(code, pattern[6:])
+            elif pattern.endswith("*"):
+                found = code.startswith(pattern[:-1])
+            else:
+                found = code == pattern
+            if found:
+                return True
+        return False
+
+    def descends(self, code: str, ancestor: str) -> bool:
+        """Climb the parents of a code."""
+        seen, above = set(), [code]
+        while above:
+            at = above.pop()
+            if at == ancestor:
+                return True
+            if at not in seen:
+                seen.add(at)
+                above.extend(self.parents.get(at, ()))
+        return False
+
+    def silent(self, code: str) -> bool:
+        """Codes that make no token, no visit and no visit end. Outcome codes are not silent, `MEDS_DEATH` always is."""
+        patterns = [*self.settings.ignore]
+        for task in self.tasks:
+            patterns += task.censoring.code or ()
+        return code in ("MEDS_BIRTH", "MEDS_DEATH") or self.matches(code, patterns)
+
+    def timed(self, subject: int) -> Group:
+        """All rows with a time, silent ones too."""
+        return [(row.time, row) for row in self.records[subject] if row.time is not None]
+
+    def birth(self, subject: int) -> int | None:
+        """Birth, where known."""
+        return next((time for time, row in self.timed(subject) if row.code == "MEDS_BIRTH"), None)
+
+    # ------------------------------------------------------------------------------------------------------ visits (§1)
+
+    def tokens(self, subject: int) -> Group:
+        """Rows that make tokens, and therefore visits."""
+        return [(time, row) for time, row in self.timed(subject) if not self.silent(row.code)]
+
+    def static_codes(self, subject: int) -> list[str]:
+        """Codes without a time, each once."""
+        return sorted({row.code for row in self.records[subject] if row.time is None and not self.silent(row.code)})
+
+    def visits(self, subject: int) -> list[Visit]:
+        """Cut visits; `start` and `end` are the first and last moment of the visit's own token-making rows."""
+        if subject not in self.cut:
+            self.cut[subject] = self.cut_visits(self.tokens(subject))
+        return self.cut[subject]
+
+    def cut_visits(self, rows: Group) -> list[Visit]:
+        """Cut one subject's rows by the rule of the settings."""
+        if self.settings.by == "encounter":
+            groups = self.by_encounter(rows)
+        elif self.settings.by == "gap":
+            groups = self.by_gap(rows)
+        else:
+            groups = self.keyed(rows, self.window)
+        made = [Visit(*self.span(group), self.code_set([row for _, row in group])) for group in groups]
+        return sorted(made, key=lambda visit: visit[:2])
+
+    def code_set(self, rows: list[Row]) -> list[Token]:
+        """Codes of a visit: identical codes without a value count once, valued events each count."""
+        plain: set[Token] = {(row.code, None) for row in rows if row.value is None}
+        valued: list[Token] = [(row.code, row.value) for row in rows if row.value is not None]
+        return sorted([*plain, *valued], key=lambda token: (token[0], token[1] is not None, token[1] or 0.0))
+
+    def window(self, time: int) -> int:
+        """Name of the day or window, counted from midnight of 1970-01-01; earlier times count downwards (floor)."""
+        return time // (round(self.settings.window * DAY_US) if self.settings.by == "window" else DAY_US)
+
+    def new_after_gap(self, previous: int, time: int) -> bool:
+        """`gap`: a new visit after H hours without a token-making row; exactly H hours are H hours."""
+        return time - previous >= round(self.settings.gap * DAY_US)
+
+    def by_gap(self, rows: Group) -> list[Group]:
+        """Cut where the gap says so."""
+        groups: list[Group] = []
+        for time, row in rows:
+            if not groups or self.new_after_gap(groups[-1][-1][0], time):
+                groups.append([])
+            groups[-1].append((time, row))
+        return groups
+
+    def by_encounter(self, rows: Group) -> list[Group]:
+        """Rows of one id are an encounter; encounters that overlap merge; a row without an id joins the encounter whose
+        [start, end] holds it (the earlier of two that touch there), else its calendar day; a day's visit that overlaps
+        an encounter merges with it.
+        """
+        ids: dict[str, Group] = {}
+        for time, row in rows:
+            if row.encounter is not None:
+                ids.setdefault(row.encounter, []).append((time, row))
+        encounters = sorted(self.merged(list(ids.values())), key=self.span)
+        spans = [self.span(group) for group in encounters]
+        loose: Group = []
+        for time, row in rows:
+            if row.encounter is None:
+                holders = [n for n, (start, end) in enumerate(spans) if self.holds(start, end, time)]
+                (encounters[holders[0]] if holders else loose).append((time, row))
+        return self.merged_days(encounters, self.keyed(loose, lambda time: time // DAY_US))
+
+    def holds(self, start: int, end: int, time: int) -> bool:
+        """Say whether an encounter's span holds a row without an id."""
+        return start <= time <= end
+
+    def merged_days(self, encounters: list[Group], days: list[Group]) -> list[Group]:
+        """Merge days' visits with the encounters they overlap."""
+        return self.merged([*encounters, *days])
+
+    def merged(self, groups: list[Group]) -> list[Group]:
+        """Merge groups that overlap, and whatever these overlap: two that only touch are one if a third joins them."""
+        left, made = list(groups), []
+        while left:
+            members = [left.pop()]
+            for member in members:  # grows while it is walked
+                near = [group for group in left if self.overlap(self.span(group), self.span(member))]
+                left = [group for group in left if group not in near]
+                members += near
+            made.append(sorted((pair for group in members for pair in group), key=lambda pair: pair[0]))
+        return made
+
+    def overlap(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
+        """Share more than a single instant, or one lies inside the other (borders included)."""
+        shared = min(a[1], b[1]) - max(a[0], b[0])
+        return shared > 0 or (b[0] <= a[0] and a[1] <= b[1]) or (a[0] <= b[0] and b[1] <= a[1])
+
+    def span(self, group: Group) -> tuple[int, int]:
+        """First and last moment of some rows."""
+        return min(time for time, _ in group), max(time for time, _ in group)
+
+    def keyed(self, rows: Group, key: Callable[[int], int]) -> list[Group]:
+        """Group rows by a function of their time."""
+        groups: dict[int, Group] = {}
+        for time, row in rows:
+            groups.setdefault(key(time), []).append((time, row))
+        return list(groups.values())
+
+    # ----------------------------------------------------------------------------------------------------- cohorts (§2)
+
+    def indexes(self, subject: int, task: TaskConfig) -> list[int]:
+        """All index times: of an event, `after` it; the end of the first visit; birth + age; a date at midnight.
+
+        Without a birth there is no index by age, without a visit none by first visit. Silent codes can be an index.
+        """
+        index = task.index
+        if index.code is not None:
+            found = sorted({time for time, row in self.timed(subject) if self.matches(row.code, index.code)})
+            return self.chosen([time + round(index.after * DAY_US) for time in found], index.which)
+        if index.first_visit:
+            return [self.first_visit_moment(visit) for visit in self.visits(subject)[:1]]
+        if index.age is not None:
+            birth = self.birth(subject)
+            return [] if birth is None else [birth + round(index.age * DAY_US)]
+        return [us(index.date or "")]
+
+    def chosen(self, times: list[int], which: str) -> list[int]:
+        """`first` or `every`: the first is taken before any exclusion, and never replaced by the next."""
+        return times[:1] if which == "first" else times
+
+    def first_visit_moment(self, visit: Visit) -> int:
+        """`{first_visit: true}` is that visit's end: its codes are known at the index."""
+        return visit.end
+
+    def causes(self, subject: int, task: TaskConfig) -> list[tuple[int, int]]:
+        """(time, cause) of every outcome and competing event, in order; at one instant the earlier cause is first."""
+        patterns = list(task.patterns.values())
+        return sorted(
+            (time, self.precedence(cause))
+            for time, row in self.timed(subject)
+            for cause in range(1, len(patterns) + 1)
+            if self.matches(row.code, patterns[cause - 1])
+        )
+
+    def precedence(self, cause: int) -> int:
+        """Rank of a cause at one instant: outcomes, then competing, in the task's order. Its own inverse."""
+        return cause
+
+    def prevalent(self, event: int, index: int) -> bool:
+        """Any cause at or before an index excludes that index."""
+        return event <= index
+
+    def censoring(self, subject: int, task: TaskConfig, index: int) -> int | None:
+        """C: the first censoring event at or after the index; a date; the last timestamp of the whole data set (mended,
+        all splits); else the fallback, also where no censoring event follows: the record's last timed row, whatever its
+        code but `MEDS_BIRTH`. None where there is no such row.
+        """
+        settings = task.censoring
+        if settings.date is not None:
+            return us(settings.date)
+        if settings.dataset_end:
+            return self.dataset_end(subject)
+        if settings.code is not None:
+            ends = [time for time, row in self.timed(subject) if self.matches(row.code, settings.code)]
+            ends = [time for time in ends if self.censors(time, index)]
+            if ends:
+                return min(ends)
+        return self.last_event(subject)
+
+    def censors(self, time: int, index: int) -> bool:
+        """A censoring event counts from the index on; at the index it leaves nothing to predict."""
+        return time >= index
+
+    def dataset_end(self, subject: int) -> int:
+        """Last timestamp of the data set, the same for all subjects."""
+        return self.latest
+
+    def last_event(self, subject: int) -> int | None:
+        """Last event of the record."""
+        return max((time for time, row in self.timed(subject) if row.code != "MEDS_BIRTH"), default=None)
+
+    def incident(self, subject: int, task: TaskConfig) -> list[int]:
+        """Indexes with no cause at or before them."""
+        causes = self.causes(subject, task)
+        return [i for i in self.indexes(subject, task) if not any(self.prevalent(event, i) for event, _ in causes)]
+
+    def valid_indexes(self, subject: int, task: TaskConfig) -> list[int]:
+        """Indexes with no cause before them and follow-up after them."""
+        ends = {index: self.censoring(subject, task, index) for index in self.incident(subject, task)}
+        return [index for index, end in ends.items() if end is not None and end > index]
+
+    def moments(self, subject: int, task: TaskConfig, valid: list[int]) -> dict[int, str]:
+        """Candidate prediction times and their kind: each index and landmark (query, which wins), each visit's end."""
+        moments = {self.visit_moment(v): "visit" for v in self.visits(subject) if self.visit_counts(v, min(valid))}
+        for index in valid:
+            for after in (0.0, *task.landmarks):
+                self.add_query(moments, index + round(after * DAY_US))
+        return moments
+
+    def visit_moment(self, visit: Visit) -> int:
+        """A visit is predicted from at its end."""
+        return visit.end
+
+    def visit_counts(self, visit: Visit, index: int) -> bool:
+        """A visit that ends after the index counts, even if it began before."""
+        return visit.end > index
+
+    def add_query(self, moments: dict[int, str], moment: int) -> None:
+        """Where a query falls on a visit's end, the query answers for both."""
+        moments[moment] = "query"
+
+    def owner(self, valid: list[int], moment: int) -> int:
+        """Index that a prediction time belongs to: the latest valid one not after it. This holds for another index's
+        landmark too, so that `index` may be later than the index it was counted from.
+        """
+        return max(index for index in valid if index <= moment)
+
+    def end(self, subject: int, task: TaskConfig, index: int) -> tuple[int, int]:
+        """(min(T, C), cause) of an index, cause 0 if censored. The next index does not cut follow-up."""
+        censored = self.censoring(subject, task, index)
+        assert censored is not None
+        later = [event for event in self.causes(subject, task) if event[0] > index]
+        if later and self.event_counts(later[0][0], censored):
+            return later[0][0], self.precedence(later[0][1])
+        return censored, 0
+
+    def event_counts(self, event: int, censored: int) -> bool:
+        """At one instant, an event comes before the censoring."""
+        return event <= censored
+
+    def exposed(self, moment: int, end: int, blanking: int) -> bool:
+        """A row stays while p < min(T, C), and with blanking b only where min(T, C) > p + b."""
+        return end > moment + blanking
+
+    def cohort(self, task: TaskConfig) -> list[CohortRow]:
+        """All rows of a task, by subject, then prediction time."""
+        rows = []
+        for subject in self.records:
+            valid = self.valid_indexes(subject, task)
+            ends = {index: self.end(subject, task, index) for index in valid}
+            for moment, kind in sorted(self.moments(subject, task, valid).items()) if valid else ():
+                index = self.owner(valid, moment)
+                end, cause = ends[index]
+                if self.exposed(moment, end, round(task.blanking * DAY_US)):
+                    rows.append(CohortRow(subject, index, moment, kind, (end - moment) / DAY_US, cause))
+        return rows
+
+    def flow(self, task: TaskConfig) -> Flow:
+        """Attrition, from all subjects to those with a prediction time."""
+        rows = self.cohort(task)
+        return Flow(
+            subjects=len(self.records),
+            with_index=sum(bool(self.indexes(subject, task)) for subject in self.records),
+            without_prevalent=sum(bool(self.incident(subject, task)) for subject in self.records),
+            followed=sum(bool(self.valid_indexes(subject, task)) for subject in self.records),
+            predicted=len({row.subject for row in rows}),
+            prediction_times=len(rows),
+            queries=sum(row.kind == "query" for row in rows),
+        )
+
+    # ------------------------------------------------------------------------------------------- queries' features (§2)
+
+    def visits_before(self, subject: int, moment: int) -> list[Visit]:
+        """Visits that a query sees: those with end ≤ p."""
+        return [visit for visit in self.visits(subject) if visit.end <= moment]
+
+    def summaries(self, subject: int, moment: int) -> dict[str, Summary]:
+        """Carried summaries at p, per numeric code that makes tokens, of its values stamped ≤ p (an unfinished visit's
+        too). `last`: the latest time, there the later row; `first`: the earliest time, there the earlier row.
+        """
+        past: dict[str, list[tuple[int, float]]] = {}
+        for time, row in self.tokens(subject):
+            if row.value is not None and self.known(time, moment):
+                past.setdefault(row.code, []).append((time, row.value))
+        return {code: self.summary(values, moment) for code, values in past.items()}
+
+    def known(self, time: int, moment: int) -> bool:
+        """Known at p: everything stamped ≤ p."""
+        return time <= moment
+
+    def summary(self, past: list[tuple[int, float]], moment: int) -> Summary:
+        """Sum up values in their order."""
+        values = [value for _, value in past]
+        return Summary(
+            last=values[-1],
+            first=values[0],
+            mean=math.fsum(values) / len(values),
+            min=min(values),
+            max=max(values),
+            since_days=(moment - past[-1][0]) / DAY_US,
+            number=len(values),
+        )
