@@ -1,0 +1,213 @@
+"""What every survival model of this package shares: likelihood, risk, and its two files."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.config import ModelConfig, validated
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll_terms
+
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+
+
+class SurvivalModel(nn.Module):
+    """A network that gives the logits of hazards for every row of a `VisitBatch`.
+
+    A subclass sets `architecture`, builds its parts, and defines `forward`.
+    """
+
+    architecture: ClassVar[str]
+    head: HazardHead
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.architecture != self.architecture:
+            raise EhrseqError(
+                f"{type(self).__name__} is {self.architecture!r}, the configuration says {config.architecture!r}",
+                where="ModelConfig.architecture",
+                mend="use the class of that architecture",
+            )
+        self.config = config
+
+    def forward(self, batch: VisitBatch) -> Tensor:
+        """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
+        raise NotImplementedError
+
+    def nll(self, batch: VisitBatch) -> Tensor:
+        """Negative log-likelihood of each prediction time, by the configured head.
+
+        Args:
+            batch: With `at_risk` and `cause`, and for the `horizon` head `duration_days` (`entry_days` optional). For
+                the `visit` head the cause stands on the subject's last at-risk visit; queries do not count.
+
+        Returns:
+            (N,) in at least float32; 0 where not at risk.
+
+        Raises:
+            EhrseqError: Labels are missing or impossible, or the timeline is bidirectional.
+        """
+        if self.config.attention == "bidirectional":
+            raise EhrseqError(
+                "a hazard at a visit would have seen the visits after it, and would score better than the truth",
+                where="ModelConfig.attention=bidirectional",
+                mend="fit hazards with attention=causal; bidirectional is for pretraining",
+            )
+        needed = ("at_risk", "cause") if self.config.head == "visit" else ("at_risk", "cause", "duration_days")
+        missing = [name for name in needed if getattr(batch, name) is None]
+        if missing or batch.at_risk is None or batch.cause is None:
+            raise EhrseqError(f"no {', '.join(missing)}", where="VisitBatch", mend="make the batch with its labels")
+        logits = self(batch)
+        if self.config.head == "visit":
+            return visit_nll_terms(
+                logits,
+                batch.at_risk & ~batch.is_query,
+                cause=batch.cause.masked_fill(batch.is_query, 0),
+                subject_offsets=batch.subject_offsets,
+            )
+        rows = batch.at_risk.nonzero().squeeze(1)
+        duration_days, entry_days = batch.duration_days, batch.entry_days
+        assert duration_days is not None
+        terms = horizon_nll(
+            logits.index_select(0, rows),
+            self.config.edges_days,
+            duration_days=duration_days[rows],
+            cause=batch.cause[rows],
+            entry_days=None if entry_days is None else entry_days[rows],
+        )
+        return terms.new_zeros(batch.n_visits).index_copy(0, rows, terms)
+
+    def loss(self, batch: VisitBatch, *, divisor: float | None = None) -> Tensor:
+        """Sum of `nll` over `divisor`; by default over the number of labelled prediction times (the mean).
+
+        Training divides by a constant: steps of randomly drawn subjects hold different numbers of prediction times,
+        and that number grows with survival.
+        """
+        nll = self.nll(batch)
+        if divisor is None:
+            assert batch.at_risk is not None
+            counted = batch.at_risk & ~batch.is_query if self.config.head == "visit" else batch.at_risk
+            divisor = max(int(counted.sum()), 1)
+        return nll.sum() / divisor
+
+    def risk(
+        self, batch: VisitBatch, *, horizons_days: Sequence[float], start_days: Tensor | float | None = None
+    ) -> Tensor:
+        """Cumulative incidence of each cause by each horizon, from every row on.
+
+        Args:
+            batch: Labels are not needed.
+            horizons_days: Days after the prediction time.
+            start_days: Given no event for so long; one number or (N,).
+
+        Returns:
+            (N, causes, horizons) float64.
+
+        Raises:
+            EhrseqError: The head is `visit` (a visit has no clock), or a horizon is impossible.
+        """
+        if self.config.head == "visit":
+            raise EhrseqError(
+                "the visit head's hazard is 'before the next visit' and has no days",
+                where="ModelConfig.head=visit",
+                mend="use the sigmoid of the logits, or a model with head=horizon",
+            )
+        return cumulative_incidence(
+            self(batch), self.config.edges_days, horizons_days=horizons_days, start_days=start_days
+        )
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Write `config.json` and `model.safetensors` into a folder, each in one rename.
+
+        Raises:
+            EhrseqError: The folder cannot be written.
+        """
+        folder = Path(path)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+            _write(folder / CONFIG_FILE, (self.config.model_dump_json(indent=2) + "\n").encode())
+        except OSError as error:
+            raise EhrseqError(
+                "cannot be written", where=str(folder), mend=error.strerror or "check the disk"
+            ) from error
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Self:
+        """Load a model from its folder, in evaluation mode. Reads JSON and safetensors only, never a pickle.
+
+        Raises:
+            EhrseqError: A file is missing or damaged, or the weights are not those of the configuration.
+        """
+        folder = Path(path)
+        config = validated(ModelConfig, _read_json(folder / CONFIG_FILE), where=str(folder / CONFIG_FILE))
+        weights = _read_weights(folder / WEIGHTS_FILE)
+        where, mend = str(folder / WEIGHTS_FILE), "save the model again"
+        if config.layers > len(weights):  # before anything of that size is built
+            raise EhrseqError("holds fewer tensors than the configuration has layers", where=where, mend=mend)
+        try:
+            with torch.device("meta"):  # shapes only: a hostile configuration allocates nothing
+                model = cls(config)
+        except (OverflowError, RuntimeError, TypeError) as error:  # torch's three words for a size that is too big
+            raise EhrseqError("describes no possible model", where=str(folder / CONFIG_FILE), mend=mend) from error
+        for name, tensor in model.state_dict().items():
+            if name not in weights:
+                raise EhrseqError(f"has no tensor {name}", where=where, mend=mend)
+            found = weights[name]
+            if found.shape != tensor.shape or found.dtype not in (torch.float32, torch.float64):
+                raise EhrseqError(
+                    f"{name}: expected float of shape {tuple(tensor.shape)}, got {found.dtype} {tuple(found.shape)}",
+                    where=where,
+                    mend=mend,
+                )
+            if not bool(found.isfinite().all()):
+                raise EhrseqError(f"{name}: not every weight is finite", where=where, mend=mend)
+        unknown = sorted(set(weights) - set(model.state_dict()))
+        if unknown:
+            raise EhrseqError(f"holds an unknown tensor {unknown[0]!r}", where=where, mend=mend)
+        model.load_state_dict(weights, assign=True)
+        return model.eval()
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise EhrseqError("is not valid JSON", where=str(path), mend="save the model again") from error
+    if not isinstance(data, dict):
+        raise EhrseqError("must hold a mapping of settings", where=str(path), mend="save the model again")
+    return data
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+    except SafetensorError as error:
+        raise EhrseqError("is not a safetensors file", where=str(path), mend="save the model again") from error

@@ -1,0 +1,54 @@
+"""The hierarchical model: codes → visits → timeline → hazards. Start reading here."""
+
+from torch import Tensor, nn
+
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
+from ehrsequencing.models.segments import gather_rows
+from ehrsequencing.models.survival import HazardHead
+from ehrsequencing.models.timeline import TransformerTimeline
+from ehrsequencing.models.visit_encoder import VisitEncoder
+
+
+class HierarchicalBEHRTForSurvival(SurvivalModel):
+    """Two-level BEHRT: a visit encoder over codes, a causal timeline over visits, hazards at every visit and query.
+
+    Example:
+        >>> import torch
+        >>> from ehrsequencing.config import ModelConfig
+        >>> model = HierarchicalBEHRTForSurvival(ModelConfig(vocab_size=10, size="small", edges_days=(30.0, 365.0)))
+        >>> mask = torch.ones(2, 3, 4, dtype=torch.bool)
+        >>> codes, years = torch.randint(1, 10, (2, 3, 4)), torch.full((2, 3), 60.0)
+        >>> batch = VisitBatch.from_padded(codes, mask, years, torch.zeros(2, 3), mask.any(-1))
+        >>> model(batch).shape, model.risk(batch, horizons_days=[30, 365]).shape
+        (torch.Size([6, 1, 3]), torch.Size([6, 1, 2]))
+    """
+
+    architecture = "hierarchical"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.code_embedding = CodeEmbedding(config)
+        self.visit_encoder = VisitEncoder(config)
+        self.visit_time_embedding = VisitTimeEmbedding(config)
+        self.timeline = TransformerTimeline(config)
+        self.head = HazardHead(config)
+        self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False) if config.wide_head else None
+        if self.wide_head is not None:
+            nn.init.zeros_(self.wide_head.weight)
+
+    def forward(self, batch: VisitBatch) -> Tensor:  # shapes: K codes, N visits, S subjects, all packed
+        """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
+        e = self.code_embedding(batch)  # K vectors of d   module 1
+        static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
+        u = self.visit_encoder(e, batch) + static  # (N, d)           module 2: mean | attention
+        x = self.visit_time_embedding(u, batch)  # (N, d)           module 3: visit index + age + time gap
+        z = self.timeline(x, batch)  # (N, d)           module 4: causal attention over visits
+        logits: Tensor = self.head(z)  # hazards          module 5
+        if self.wide_head is not None:
+            logits = logits + self.wide_head(x).view_as(logits)
+        if self.config.head == "visit":  # no interval follows a query
+            logits = logits.masked_fill(batch.is_query, float("nan"))
+        return logits

@@ -1,0 +1,261 @@
+"""Module 5: states → hazards, and the likelihoods as pure functions on logits (docs: SCIENCE, two heads).
+
+Time axes: bin k of the `horizon` head covers `[τ_{k-1}, τ_k)` days after the prediction time, with τ_0 = 0, the inner
+edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.segments import dropout
+
+LINEAR_ABOVE = 20.0  # beyond a hazard of e^20 per day, exp goes on as its tangent: losses and gradients stay finite
+SMALLEST_HAZARD = 1e-8  # per day; where the head's bias starts in a bin without events
+
+
+class HazardHead(nn.Module):
+    """MLP hazard head: `W2·gelu(W1·LN(z))`, on logits.
+
+    `horizon`: (N, causes, bins) log-hazards per day. `visit`: (N,) logits of the hazard of the interval after v.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.shape = () if config.head == "visit" else (config.causes, config.bins)
+        self.norm = nn.LayerNorm(config.dim)
+        self.W1 = nn.Linear(config.dim, config.dim)
+        self.dropout = config.dropout
+        self.W2 = nn.Linear(config.dim, config.causes * config.bins)
+        nn.init.normal_(self.W2.weight, std=0.1 * config.dim**-0.5)  # starts near its bias
+        nn.init.zeros_(self.W2.bias)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(N, d) → (N, causes, bins) or, for the `visit` head, (N,)."""
+        hidden = dropout(F.gelu(self.W1(self.norm(z))), self.dropout, training=self.training)
+        logits: Tensor = self.W2(hidden)
+        return logits.view(len(z), *self.shape)
+
+    def set_bias(self, hazards: Tensor) -> None:
+        """Start at the training cohort's own hazards.
+
+        Args:
+            hazards: `horizon`: (causes, bins) events per day at risk, floored at 1e-8. `visit`: one probability (any
+                shape of one element).
+
+        Raises:
+            EhrseqError: The shape is not the head's, or a number is negative or not finite.
+        """
+        if hazards.numel() != self.W2.bias.numel() or (self.shape and hazards.shape != self.shape):
+            raise EhrseqError(
+                f"expected shape {self.shape or (1,)}, got {tuple(hazards.shape)}", where="HazardHead.set_bias(hazards)"
+            )
+        if not bool((hazards.isfinite() & (hazards >= 0)).all()):
+            raise EhrseqError("hazards must be finite and not negative", where="HazardHead.set_bias(hazards)")
+        flat = hazards.double().flatten()
+        bias = flat.clamp(min=SMALLEST_HAZARD).log() if self.shape else torch.logit(flat, eps=SMALLEST_HAZARD)
+        with torch.no_grad():
+            self.W2.bias.copy_(bias)
+
+
+# ---- the `visit` head ------------------------------------------------------------------------------------------------
+
+
+def visit_nll_terms(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
+    """Each visit's part of `visit_nll`: (N,), 0 where not at risk. Arguments and errors as there."""
+    _check_visit_labels(logits, at_risk, cause, subject_offsets)
+    rows = at_risk.nonzero().squeeze(1)
+    subject = torch.bucketize(rows, subject_offsets[1:], right=True)
+    is_last = torch.ones_like(rows, dtype=torch.bool)
+    is_last[:-1] = subject[1:] != subject[:-1]
+    event = cause.index_select(0, rows) > 0
+    if bool((event & ~is_last).any()):
+        raise EhrseqError(
+            "an event stands on a visit that is not the subject's last at risk",
+            where="cause",
+            mend="put the cause on the last at-risk visit only",
+        )
+    eta = logits.index_select(0, rows).to(torch.promote_types(logits.dtype, torch.float32))
+    terms = torch.where(is_last, event * F.softplus(-eta), F.softplus(eta))
+    return terms.new_zeros(len(logits)).index_copy(0, rows, terms)
+
+
+def visit_nll(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
+    """Discrete-time NLL of each subject, one hazard per visit (the seeds' loss, on logits).
+
+        h_v = σ(η_v) = P(event in (end_v, end_{v+1}] | at risk, history ≤ v)
+        NLL_i = − Σ_{v < e} log(1 − h_v) − δ · log h_e          sums over the subject's at-risk visits, e the last
+
+    δ = 1 where `cause[e] > 0`: the event falls in the interval after e. With δ = 0, e's own interval was not fully
+    observed and adds nothing.
+
+    Args:
+        logits: (N,) η; of rows not at risk, anything.
+        at_risk: (N,) real visits at risk. Queries have no interval and must not be among them.
+        cause: (N,) 0, or 1 on the last at-risk visit of a subject with the event.
+        subject_offsets: (S+1,) subject s owns rows `subject_offsets[s]:subject_offsets[s+1]`.
+
+    Returns:
+        (S,) in at least float32; 0 for a subject never at risk.
+
+    Raises:
+        EhrseqError: A cause above 1 or below 0, or an event elsewhere than on the last at-risk visit.
+
+    Example:
+        Hazards ½ at three visits, the event after the third: −log ½ three times.
+
+        >>> at_risk, cause = torch.tensor([True, True, True]), torch.tensor([0, 0, 1])
+        >>> visit_nll(torch.zeros(3), at_risk, cause=cause, subject_offsets=torch.tensor([0, 3]))
+        tensor([2.0794])
+    """
+    terms = visit_nll_terms(logits, at_risk, cause=cause, subject_offsets=subject_offsets)
+    return torch.segment_reduce(terms, "sum", offsets=subject_offsets)
+
+
+def _check_visit_labels(logits: Tensor, at_risk: Tensor, cause: Tensor, subject_offsets: Tensor) -> None:
+    for name, tensor in {"logits": logits, "at_risk": at_risk, "cause": cause}.items():
+        if tensor.shape != (int(subject_offsets[-1]),):
+            raise EhrseqError(f"expected one entry a visit, got shape {tuple(tensor.shape)}", where=name)
+    if bool(((cause < 0) | (cause > 1)).any()):
+        raise EhrseqError("the visit head knows the causes 0 and 1", where="cause", mend="use the horizon head")
+    if bool(((cause > 0) & ~at_risk).any()):
+        raise EhrseqError("an event stands on a visit that is not at risk", where="cause", mend="correct the labels")
+
+
+# ---- the `horizon` head ----------------------------------------------------------------------------------------------
+
+
+def horizon_nll(
+    logits: Tensor,
+    edges_days: Sequence[float],
+    *,
+    duration_days: Tensor,
+    cause: Tensor,
+    entry_days: Tensor | None = None,
+) -> Tensor:
+    """NLL of each prediction time under cause-specific piecewise-constant hazards `λ_{e,k} = exp(logit)` per day.
+
+        NLL_p = Σ_e Σ_k λ_{e,k} · |[τ_{k−1}, τ_k) ∩ [entry, duration)|  −  Σ_e 1[cause = e] · log λ_{e, k(duration)}
+
+    Args:
+        logits: (N, E, K) log-hazards. Above 20 the exponential goes on as its tangent.
+        edges_days: The K − 1 inner edges τ_1 < … < τ_{K−1}.
+        duration_days: (N,) days to event or censoring.
+        cause: (N,) 0 = censored, else 1..E.
+        entry_days: (N,) when exposure starts; None means 0.
+
+    Returns:
+        (N,) in at least float32.
+
+    Raises:
+        EhrseqError: A duration that is not above its entry, a negative entry, a NaN, or a cause outside 0..E.
+
+    Example:
+        A hazard of 0.01 a day and an event after 10 days: 0.1 − log 0.01.
+
+        >>> log_hazard = torch.full((1, 1, 2), 0.01).log()
+        >>> horizon_nll(log_hazard, [5.0], duration_days=torch.tensor([10.0]), cause=torch.tensor([1]))
+        tensor([4.7052])
+    """
+    _check_grid(logits, edges_days)
+    entry_days = torch.zeros_like(duration_days) if entry_days is None else entry_days
+    _check_horizon_labels(logits, entry_days, duration_days, cause)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    exposure = _overlap(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)  # (N, K)
+    cumulative = torch.einsum("nek,nk->n", _tangent_exp(logits), exposure)
+    bin_of = torch.bucketize(duration_days.double(), _inner(edges_days, duration_days), right=True)
+    at_event = logits.flatten(1).gather(1, ((cause - 1).clamp(min=0) * logits.shape[2] + bin_of).unsqueeze(1))
+    return cumulative - at_event.squeeze(1) * (cause > 0)
+
+
+def cumulative_incidence(
+    logits: Tensor,
+    edges_days: Sequence[float],
+    *,
+    horizons_days: Sequence[float],
+    start_days: Tensor | float | None = None,
+) -> Tensor:
+    """Probability of each cause by each horizon, given no event until `start_days`.
+
+        S(t) = exp(−Σ_{e,k} λ_{e,k} · |[τ_{k−1}, τ_k) ∩ [0, t)|)
+        F_e(t) = Σ_{k: τ_{k−1} < t} (λ_{e,k} / λ_{·,k}) · (S(τ_{k−1}) − S(min(t, τ_k)))
+        given survival to s:   S(t | s) = S(t) / S(s),   F_e(t | s) = (F_e(t) − F_e(s)) / S(s)
+
+    Horizons count from the prediction time, not from s; a horizon at or before s has probability 0. Computed without
+    the division by S(s), in float64: S + Σ_e F_e = 1 to rounding.
+
+    Args:
+        logits: (N, E, K) log-hazards per day.
+        edges_days: The K − 1 inner edges.
+        horizons_days: H horizons, each above 0.
+        start_days: s, one number or (N,); None means 0.
+
+    Returns:
+        (N, E, H) float64.
+
+    Raises:
+        EhrseqError: The grid does not fit the logits, or a horizon or start is impossible.
+
+    Example:
+        >>> log_hazard = torch.full((1, 1, 1), 0.01).log()
+        >>> cumulative_incidence(log_hazard, [], horizons_days=[100.0])  # 1 − exp(−1)
+        tensor([[[0.6321]]], dtype=torch.float64)
+    """
+    _check_grid(logits, edges_days)
+    horizons = torch.as_tensor(horizons_days, dtype=torch.float64, device=logits.device)
+    start = torch.as_tensor(0.0 if start_days is None else start_days, dtype=torch.float64, device=logits.device)
+    if horizons.dim() != 1 or not bool((horizons.isfinite() & (horizons > 0)).all()):
+        raise EhrseqError("horizons must be finite and above 0 days", where="horizons_days")
+    if start.shape not in ((), (len(logits),)) or not bool((start.isfinite() & (start >= 0)).all()):
+        raise EhrseqError("must be one number or one a prediction time, finite and not negative", where="start_days")
+    logits = logits.double()
+    share = logits.softmax(1)  # λ_e / λ_·
+    total = logits.logsumexp(1).clamp(max=LINEAR_ABOVE + 80).exp()  # (N, K); finite even for absurd logits
+    start = start.expand(len(logits))
+    risks = []
+    for horizon in horizons:
+        hazard = total * _overlap(edges_days, start, horizon.expand(len(logits)))  # (N, K) within each bin
+        survival = F.pad(-hazard.cumsum(1)[:, :-1], (1, 0)).exp()  # at the start of each bin
+        risks.append((share * (survival * -torch.expm1(-hazard)).unsqueeze(1)).sum(2))
+    return torch.stack(risks, 2) if risks else logits.new_zeros(*logits.shape[:2], 0)
+
+
+def _tangent_exp(x: Tensor) -> Tensor:
+    bounded = x.clamp(max=LINEAR_ABOVE)
+    return bounded.exp() * (1 + (x - LINEAR_ABOVE).clamp(min=0))
+
+
+def _inner(edges_days: Sequence[float], like: Tensor) -> Tensor:
+    return torch.as_tensor(edges_days, dtype=torch.float64, device=like.device)
+
+
+def _overlap(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor:
+    """Days of each bin inside `[start, stop)`: (N,) and (N,) → (N, K)."""
+    lower = torch.cat([start.new_zeros(1), _inner(edges_days, start)])
+    upper = torch.cat([lower[1:], start.new_full((1,), float("inf"))])
+    return (torch.minimum(stop.unsqueeze(1), upper) - torch.maximum(start.unsqueeze(1), lower)).clamp(min=0)
+
+
+def _check_grid(logits: Tensor, edges_days: Sequence[float]) -> None:
+    if logits.dim() != 3 or logits.shape[2] != len(edges_days) + 1:
+        raise EhrseqError(
+            f"expected logits (N, causes, {len(edges_days) + 1}), got {tuple(logits.shape)}",
+            where="edges_days",
+            mend="give one inner edge less than bins",
+        )
+
+
+def _check_horizon_labels(logits: Tensor, entry_days: Tensor, duration_days: Tensor, cause: Tensor) -> None:
+    for name, tensor in {"entry_days": entry_days, "duration_days": duration_days, "cause": cause}.items():
+        if tensor.shape != (len(logits),):
+            raise EhrseqError(f"expected one entry a prediction time, got {tuple(tensor.shape)}", where=name)
+    if not bool((entry_days >= 0).all()):
+        raise EhrseqError("must not be negative or NaN", where="entry_days", mend="correct the labels")
+    if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):
+        raise EhrseqError("must be finite and above the entry", where="duration_days", mend="correct the labels")
+    if bool(((cause < 0) | (cause > logits.shape[1])).any()):
+        raise EhrseqError(f"must be 0 or one of {logits.shape[1]} causes", where="cause", mend="correct the labels")
