@@ -1,0 +1,11 @@
+"""MEDS data with known true hazards: records, the truth behind them, and a task that asks for it.
+
+Rooms, in reading order: `settings` (the knobs), `process` (the mechanisms), `courses` (who visits when, and when
+something strikes), `records` (the rows that a reader sees), `truth` (what the best possible model could say) and
+`dataset` (the files).
+"""
+
+from ehrsequencing.simulate.dataset import simulate
+from ehrsequencing.simulate.settings import SimulationConfig
+
+__all__ = ["SimulationConfig", "simulate"]

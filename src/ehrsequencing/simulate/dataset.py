@@ -1,0 +1,255 @@
+"""The files of a simulation: a MEDS data set, its truth, and the task that asks for it.
+
+Shards are written as they are made, so that memory does not grow with the number of subjects.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from meds import schema as meds
+from numpy.typing import NDArray
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.simulate.codes import DEATH_CODE, END_OF_FOLLOW_UP, ENROLMENT, OUTCOME_CODE, CodeTable
+from ehrsequencing.simulate.process import Ints, Process
+from ehrsequencing.simulate.records import BLOCK, TRUTH_STREAM, PredictionTimes, random_stream, simulate_block
+from ehrsequencing.simulate.settings import SimulationConfig
+from ehrsequencing.simulate.truth import grid_days, horizons, true_curves
+
+CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of causes
+SPLITS = (meds.train_split, meds.tuning_split, meds.held_out_split)
+_DEFAULT = SimulationConfig()
+
+_PREDICTION = [("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("cause", pa.string())]
+_RISKS = pa.schema([*_PREDICTION, ("horizon_days", pa.float64()), ("risk", pa.float32()), ("risk_se", pa.float32())])
+_HAZARDS = pa.schema(
+    [*_PREDICTION, ("start_days", pa.float64()), ("stop_days", pa.float64()), ("hazard", pa.float64())]
+)
+
+
+def simulate(
+    out: Path,
+    *,
+    subjects: int,
+    seed: int,
+    truth: Literal["held_out", "all"] = "held_out",
+    config: SimulationConfig = _DEFAULT,
+    progress: Callable[[int, int], None] | None = None,
+    shard_subjects: int = 10_000,
+) -> None:
+    """Write a simulated MEDS data set with its true hazards and its task.
+
+    The same seed and settings give the same bytes, and a subject's record does not depend on how many others there are.
+
+    Args:
+        out: Folder to make; an existing one must be empty.
+        subjects: How many; their ids are 1, 2, ….
+        seed: 0 or more.
+        truth: Whose truth to compute: that of all subjects takes about seven times as long.
+        config: The knobs of the mechanisms.
+        progress: Called with the number of subjects done and the number to do.
+        shard_subjects: The largest number of subjects in one data file.
+
+    Raises:
+        EhrseqError: The arguments make no sense, `out` holds something, or the disk refuses.
+    """
+    if subjects < 1:
+        raise EhrseqError("there is nobody to simulate", where="subjects", mend="ask for 1 or more")
+    if shard_subjects < 1:
+        raise EhrseqError("leaves no room for a subject", where="shard_subjects", mend="choose 1 or more")
+    if seed < 0:
+        raise EhrseqError("is negative", where="seed", mend="choose 0 or more")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise EhrseqError("is there already and not an empty folder", where=str(out), mend="name another output folder")
+    process, codes = Process(config), CodeTable(config)
+    with _whole_or_empty(out):
+        shards = [_ShardWriter(out / meds.data_subdirectory / split, shard_subjects) for split in SPLITS]
+        with ExitStack() as open_files:
+            truths = _TruthWriter(out, config, open_files)
+            for start in range(0, subjects, BLOCK):
+                number = start // BLOCK
+                block = simulate_block(process, codes, seed=seed, block=number, subjects=min(BLOCK, subjects - start))
+                split = split_of(block.subject_id)
+                row_split = split_of(block.events["subject_id"].to_numpy())
+                for which, shard in enumerate(shards):
+                    shard.add(block.subject_id[split == which], block.events.filter(pa.array(row_split == which)))
+                asked = block.prediction_times
+                if truth == "held_out":
+                    asked = asked.take(np.equal(split_of(asked.subject_id), SPLITS.index(meds.held_out_split)))
+                truths.add(process, asked, random_stream(seed, number, TRUTH_STREAM))
+                if progress is not None:
+                    progress(start + len(block.subject_id), subjects)
+        for shard in shards:
+            shard.flush()
+        _write_text(out / "task.yaml", task_yaml(config))
+        _write_metadata(out, codes, subjects)
+
+
+def split_of(subject_id: Ints) -> NDArray[np.int64]:
+    """Number of each subject's split in `SPLITS`: 70, 15 and 15 % by a hash of the id (splitmix64)."""
+    x = subject_id.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    percent = (x ^ (x >> np.uint64(31))) % np.uint64(100)
+    return np.searchsorted(np.array([70, 85]), percent.astype(np.int64), side="right")
+
+
+def task_yaml(config: SimulationConfig) -> str:
+    """The task that the truth answers."""
+    outcome, death = CAUSES
+    return f"""\
+# Time from enrolment, and from the end of every later visit, to the outcome; death competes.
+name: simulated
+index:      {{code: {ENROLMENT}, which: first}}
+outcome:    {{{outcome}: {OUTCOME_CODE}}}
+competing:  {{{death}: {DEATH_CODE}}}
+censoring:  {{code: {END_OF_FOLLOW_UP}}}
+horizons:   [{", ".join(horizons(config.follow_up_max_years))}]
+landmarks:  [0d]
+"""
+
+
+class _ShardWriter:
+    """Gathers one split's subjects and writes them, so many to a file."""
+
+    def __init__(self, folder: Path, shard_subjects: int) -> None:
+        self._folder, self._room = folder, shard_subjects
+        self._tables: list[pa.Table] = []
+        self._subjects = self._shards = 0
+
+    def add(self, subject_id: Ints, events: pa.Table) -> None:
+        """Take more subjects, in the order of their rows."""
+        first_row = np.searchsorted(events["subject_id"].to_numpy(), subject_id)
+        while len(subject_id):
+            taken = min(len(subject_id), self._room - self._subjects)
+            rows = first_row[taken] - first_row[0] if taken < len(subject_id) else events.num_rows - first_row[0]
+            self._tables.append(events.slice(first_row[0], rows))
+            self._subjects += taken
+            subject_id, first_row = subject_id[taken:], first_row[taken:]
+            if self._subjects == self._room:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what has been gathered, if anything."""
+        if self._tables:
+            _write_table(
+                self._folder / f"{self._shards}.parquet", meds.DataSchema.align(pa.concat_tables(self._tables))
+            )
+            self._tables, self._subjects, self._shards = [], 0, self._shards + 1
+
+
+class _TruthWriter:
+    """Computes and writes `truth.parquet` and `truth_hazards.parquet`, a block of subjects at a time."""
+
+    def __init__(self, out: Path, config: SimulationConfig, open_files: ExitStack) -> None:
+        self._edges_days = grid_days(config.follow_up_max_years)
+        self._horizons_days = np.array(list(horizons(config.follow_up_max_years).values()))
+        self._risks = open_files.enter_context(_parquet_writer(out / "truth.parquet", _RISKS))
+        self._hazards = open_files.enter_context(_parquet_writer(out / "truth_hazards.parquet", _HAZARDS))
+
+    def add(self, process: Process, asked: PredictionTimes, rng: np.random.Generator) -> None:
+        """Compute and write the truth at more prediction times."""
+        edges = self._edges_days
+        curves = true_curves(process, asked.lives, day_fraction=asked.day_fraction, edges_days=edges, rng=rng)
+        at = np.searchsorted(edges, self._horizons_days)
+        self._risks.write_table(
+            _long_table(
+                asked,
+                _RISKS,
+                horizon_days=self._horizons_days,
+                risk=curves.incidence[:, :, at],
+                risk_se=curves.incidence_se[:, :, at],
+            )
+        )
+        self._hazards.write_table(
+            _long_table(
+                asked, _HAZARDS, start_days=edges[:-1], stop_days=edges[1:], hazard=curves.hazards_per_day(edges)
+            )
+        )
+
+
+def _long_table(asked: PredictionTimes, schema: pa.Schema, **columns: NDArray[np.float64]) -> pa.Table:
+    """Rows by prediction time, then cause, then the last axis; (2, R, K) columns vary, (K,) columns repeat."""
+    rows, last = len(asked.subject_id), len(next(iter(columns.values())))
+    per_row = len(CAUSES) * last
+    shape = (rows, len(CAUSES), last)
+    arrays: dict[str, Any] = {
+        "subject_id": np.repeat(asked.subject_id, per_row),
+        "prediction_time": np.repeat(asked.time_us, per_row),
+        "cause": pa.array(CAUSES).take(pa.array(np.tile(np.repeat(np.arange(len(CAUSES)), last), rows))),
+    }
+    for name, values in columns.items():
+        arrays[name] = np.broadcast_to(values.swapaxes(0, 1) if values.ndim == 3 else values, shape).ravel()
+    return pa.table([pa.array(arrays[field.name]).cast(field.type) for field in schema], schema=schema)
+
+
+def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
+    """Write splits, codes, and last of all the data set's card."""
+    subject_id = np.arange(1, subjects + 1)
+    splits = pa.table({"subject_id": subject_id, "split": pa.array(SPLITS).take(pa.array(split_of(subject_id)))})
+    _write_table(out / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(splits))
+    no_parents = pa.nulls(len(codes.names), pa.list_(pa.string()))
+    code_table = pa.table({"code": codes.names, "description": codes.descriptions, "parent_codes": no_parents})
+    _write_table(out / meds.code_metadata_filepath, meds.CodeMetadataSchema.align(code_table))
+    card = {
+        "dataset_name": "ehrsequencing simulation",
+        "dataset_version": "1",
+        "etl_name": "ehrseq simulate",
+        "etl_version": "1",
+        "meds_version": version("meds"),
+    }
+    meds.DatasetMetadataSchema.validate(card)
+    _write_text(out / meds.dataset_metadata_filepath, json.dumps(card, indent=1) + "\n")
+
+
+@contextmanager
+def _whole_or_empty(out: Path) -> Iterator[None]:
+    """Make the folder; where the block fails or is interrupted, take away what it wrote."""
+    was_there, complete = out.exists(), False
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        yield
+        complete = True
+    except OSError as error:
+        raise EhrseqError("cannot be written", where=str(out), mend=error.strerror or "check the disk") from error
+    finally:
+        if not complete:
+            shutil.rmtree(out, ignore_errors=True)
+            if was_there:
+                out.mkdir(exist_ok=True)
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the file's own folder; on success it becomes the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tmp-{path.name}")
+    yield temporary
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@contextmanager
+def _parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    with _whole_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        yield writer
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    with _parquet_writer(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with _whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,191 @@
+"""Records: the life courses of a block of subjects as MEDS rows, and their prediction times.
+
+A block holds `BLOCK` consecutive subject ids and its own random streams, so that a subject's record depends on the seed
+and the settings only: neither on how many subjects there are nor on how they fall into files.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ehrsequencing.simulate.codes import (
+    BIRTH,
+    DEATH_CODE,
+    END_OF_FOLLOW_UP,
+    ENROLMENT,
+    FEMALE,
+    MALE,
+    MARKER,
+    OTHER_LAB,
+    OUTCOME_CODE,
+    CodeTable,
+)
+from ehrsequencing.simulate.courses import Courses, simulate_courses
+from ehrsequencing.simulate.process import Bools, Floats, Ints, Lives, Process
+from ehrsequencing.simulate.settings import SimulationConfig
+
+BLOCK = 256  # subjects; another number makes another simulation
+_COURSES_STREAM, _RECORDS_STREAM, TRUTH_STREAM = range(3)
+
+_SECOND_US, _MINUTE_US, _DAY_US = 1_000_000, 60_000_000, 86_400_000_000
+_STATIC = np.iinfo(np.int64).min  # stands for the null time of static rows, which come first
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionTimes:
+    """R prediction times, by subject and time: the enrolment and the end of every later visit at risk."""
+
+    subject_id: Ints  # (R,)
+    time_us: Ints  # (R,) since 1970
+    lives: Lives  # (R,) states just after the visit
+
+    @property
+    def day_fraction(self) -> Floats:
+        """(R,) time of day, in [0, 1)."""
+        fraction: Floats = self.time_us % _DAY_US / _DAY_US
+        return fraction
+
+    def take(self, rows: Bools) -> "PredictionTimes":
+        """Choose rows by mask."""
+        return PredictionTimes(self.subject_id[rows], self.time_us[rows], self.lives.take(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The records of up to `BLOCK` subjects."""
+
+    subject_id: Ints  # (n,)
+    events: pa.Table  # MEDS rows, by subject and time
+    prediction_times: PredictionTimes
+
+
+def random_stream(seed: int, block: int, purpose: int) -> np.random.Generator:
+    """One block's generator for one purpose; no two share a stream."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(block, purpose)))
+
+
+def simulate_block(process: Process, codes: CodeTable, *, seed: int, block: int, subjects: int) -> Block:
+    """Simulate block number `block` and keep its first `subjects` subjects."""
+    courses = simulate_courses(process, random_stream(seed, block, _COURSES_STREAM), BLOCK)
+    rng = random_stream(seed, block, _RECORDS_STREAM)
+    visit_rows, end_us = _visit_rows(process.config, codes, courses, rng)
+    events = _Rows.join([visit_rows, *_single_rows(codes, courses, end_us)])
+    first_id = block * BLOCK + 1
+    at_risk = courses.is_at_risk & (courses.subject < subjects)
+    return Block(
+        subject_id=first_id + np.arange(subjects),
+        events=events.to_meds(codes, first_id=first_id, subjects=subjects),
+        prediction_times=PredictionTimes(
+            subject_id=first_id + courses.subject[at_risk],
+            time_us=end_us[at_risk],
+            lives=courses.visits.take(at_risk),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows to be: subject number within the block, time, code number and value (NaN: none)."""
+
+    subject: Ints
+    time_us: Ints
+    code: Ints
+    value: Floats
+
+    @classmethod
+    def of(cls, subject: Ints, time_us: Ints | int, code: Ints | int) -> "_Rows":
+        """Rows without values; a single time or code stands for all."""
+        everyone = np.zeros(len(subject), dtype=np.int64)
+        return cls(subject, everyone + time_us, everyone + code, np.full(len(subject), np.nan))
+
+    @classmethod
+    def join(cls, parts: "list[_Rows]") -> "_Rows":
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+
+    def to_meds(self, codes: CodeTable, *, first_id: int, subjects: int) -> pa.Table:
+        """Sort by subject, time and code number, and drop subjects beyond the number asked for."""
+        order = np.lexsort((self.code, self.time_us, self.subject))
+        order = order[: np.searchsorted(self.subject[order], subjects)]
+        time_us, value = self.time_us[order], self.value[order]
+        return pa.table(
+            {
+                "subject_id": first_id + self.subject[order],
+                "time": pa.array(time_us, type=pa.timestamp("us"), mask=time_us == _STATIC),
+                "code": pa.array(codes.names).take(pa.array(self.code[order])),
+                "numeric_value": pa.array(value.astype(np.float32), mask=np.isnan(value)),
+            }
+        )
+
+
+def _single_rows(codes: CodeTable, courses: Courses, end_us: Ints) -> list[_Rows]:
+    """Rows that belong to no visit's contents: birth, sex, enrolment, outcome, death and the end of follow-up."""
+    subjects = np.arange(len(courses.male))
+
+    def timed(code: str, days: Floats, where: Bools) -> _Rows:
+        seconds = np.floor((courses.first_day[where] + days[where]) * 86_400).astype(np.int64)
+        return _Rows.of(subjects[where], seconds * _SECOND_US, codes.single[code])
+
+    enrols, sex = courses.is_enrolment, np.where(courses.male, codes.single[MALE], codes.single[FEMALE])
+    return [
+        _Rows.of(subjects, _STATIC, sex),
+        _Rows.of(subjects, courses.birth_day * _DAY_US, codes.single[BIRTH]),
+        _Rows.of(courses.subject[enrols], end_us[enrols], codes.single[ENROLMENT]),
+        timed(OUTCOME_CODE, courses.outcome_days, np.isfinite(courses.outcome_days)),
+        timed(DEATH_CODE, courses.death_days, np.isfinite(courses.death_days)),
+        timed(END_OF_FOLLOW_UP, courses.censoring_day, np.isinf(courses.death_days)),
+    ]
+
+
+def _visit_rows(
+    config: SimulationConfig, codes: CodeTable, courses: Courses, rng: np.random.Generator
+) -> tuple[_Rows, Ints]:
+    """Rows of the visits' contents and each visit's last timestamp, (V,)."""
+    visit, code, value = _contents(config, codes, courses, rng)
+    count = len(courses.subject)
+    # Two visits in five are over within the minute; the others last up to five hours and end on the same day.
+    opens = rng.integers(7 * 60, 18 * 60, count)
+    lasts = np.where(rng.random(count) < 0.4, 0, rng.integers(10, 300, count))
+    minute = opens[visit] + np.floor(rng.random(len(visit)) * (lasts[visit] + 1)).astype(np.int64)
+    midnight_us = (courses.first_day[courses.subject] + courses.visits.day.astype(np.int64)) * _DAY_US
+    time_us = midnight_us[visit] + minute * _MINUTE_US
+    end_us = np.zeros(count, dtype=np.int64)
+    np.maximum.at(end_us, visit, time_us)
+    return _Rows(courses.subject[visit], time_us, code, value), end_us
+
+
+def _contents(
+    config: SimulationConfig, codes: CodeTable, courses: Courses, rng: np.random.Generator
+) -> tuple[Ints, Ints, Floats]:
+    """What each visit holds, every code at most once: visit number, code number, value (NaN: none)."""
+    visits, everything = courses.visits, np.arange(len(courses.subject))
+
+    paired = everything[visits.has_pair]
+    a = rng.integers(config.pairs, size=len(paired))
+    other_b = (a + rng.integers(1, config.pairs, size=len(paired))) % config.pairs
+    b = np.where(visits.matched[paired], a, other_b)
+
+    # A condition is written at the first visit, and at four in ten of the later ones.
+    written = (visits.day[:, None] == 0) | (rng.random((len(everything), config.chronic_conditions)) < 0.4)
+    chronic_visit, condition = np.nonzero(written & courses.chronic[courses.subject])
+
+    weights = np.arange(1, config.background_codes + 1, dtype=np.float64) ** -config.background_zipf
+    count = 1 + rng.poisson(config.background_per_visit - 1, len(everything))
+    drawn = rng.choice(config.background_codes, size=count.sum(), p=weights / weights.sum())
+    background = np.unique(np.repeat(everything, count) * config.background_codes + drawn)
+
+    marker = everything[visits.has_lab]
+    other_lab = everything[rng.random(len(everything)) < 0.4]
+    parts: list[tuple[Ints, Ints | int, Floats | float]] = [
+        (paired, codes.pair_a + a, np.nan),
+        (paired, codes.pair_b + b, np.nan),
+        (chronic_visit, codes.chronic + condition, np.nan),
+        (background // config.background_codes, codes.background + background % config.background_codes, np.nan),
+        (marker, codes.single[MARKER], 100 + 15 * visits.lab[marker]),
+        (other_lab, codes.single[OTHER_LAB], rng.lognormal(1.0, 0.5, len(other_lab))),
+    ]
+    return (
+        np.concatenate([visit for visit, _, _ in parts]),
+        np.concatenate([np.broadcast_to(code, len(visit)) for visit, code, _ in parts]),
+        np.concatenate([np.broadcast_to(value, len(visit)) for visit, _, value in parts]).astype(np.float64),
+    )

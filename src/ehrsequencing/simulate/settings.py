@@ -1,0 +1,68 @@
+"""What a simulation can be asked for: one knob per mechanism, and zero switches it off."""
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DAYS_PER_YEAR = 365.25
+
+
+class SimulationConfig(BaseModel):
+    """The simulated world. Effects are log-hazard ratios; a rate is per year.
+
+    The process is written out in `ehrsequencing.simulate.process`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # Follow-up
+    history_max_years: float = Field(2.0, ge=0, le=20)  # record before enrolment: uniform on [0, this]
+    follow_up_min_years: float = Field(3.0, ge=0.5, le=40)  # staggered entry: enrolment to the study's end is
+    follow_up_max_years: float = Field(7.0, ge=0.5, le=40)  # ... uniform between these two
+    drop_out_per_year: float = Field(0.03, ge=0, le=10)  # random censoring before the study's end
+
+    # Visits: on each day with the subject's own chance, a Poisson process in whole days
+    visits_per_year: float = Field(3.4, ge=0, le=50)
+    visit_rate_spread: float = Field(0.4, ge=0, le=2)  # sd ÷ mean of that chance over subjects; hidden from the record
+
+    # Baseline hazards: at age 60, female, without any of what follows
+    outcome_per_year: float = Field(0.035, gt=0, le=10)
+    death_per_year: float = Field(0.012, ge=0, le=10)
+
+    # Age (per ten years, as of the last visit) and sex (male)
+    age_effect: float = 0.35
+    death_age_effect: float = 0.6
+    sex_effect: float = 0.2
+    death_sex_effect: float = 0.3
+
+    # Chronic conditions, present from the first visit or never
+    chronic_conditions: int = Field(8, ge=0, le=100)
+    chronic_prevalence: float = Field(0.15, ge=0, le=1)
+    chronic_effect: float = 0.5  # mean over conditions; the c-th of K has 2c / (K + 1) times this
+
+    # Pairs: a visit's A_k with B_k raises the hazard, A_k with another B lowers it, and neither code alone tells
+    pairs: int = Field(24, ge=2, le=500)
+    pair_visit_share: float = Field(0.5, ge=0, le=1)  # visits that hold one A and one B; half of them match
+    pair_effect: float = 1.0
+    pair_memory: float = Field(0.8, ge=0, le=1)  # what is left of an effect at each later pair; 0: until the next pair
+
+    # Relapse: two visits close together raise the hazard until the next visit
+    gap_effect: float = 0.6
+    gap_days: float = Field(60.0, ge=0, le=10_000)
+
+    # A laboratory marker, measured at some visits; its last value counts, per sd
+    lab_effect: float = 0.3
+    lab_visit_share: float = Field(0.5, ge=0, le=1)
+    lab_memory: float = Field(0.8, ge=0, le=1)  # correlation of a value with the one before
+
+    # Background codes, which mean nothing
+    background_codes: int = Field(500, ge=1, le=100_000)
+    background_per_visit: float = Field(4.0, ge=1, le=200)  # mean number drawn; repeats within a visit count once
+    background_zipf: float = Field(1.0, ge=0, le=5)  # exponent of the codes' frequencies; 0: all alike
+
+    # The truth's precision: simulated futures per prediction time (in mirrored pairs)
+    truth_futures: int = Field(128, ge=4, le=1_000_000, multiple_of=2)
+
+    @model_validator(mode="after")
+    def _follow_up_in_order(self) -> "SimulationConfig":
+        if self.follow_up_min_years > self.follow_up_max_years:
+            raise ValueError("follow_up_min_years is above follow_up_max_years")
+        return self
