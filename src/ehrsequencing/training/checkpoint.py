@@ -1,0 +1,136 @@
+"""Checkpoints: the whole state of a training run, in safetensors and JSON, complete or absent.
+
+A checkpoint is a folder `checkpoints/step-00000123` with `state.safetensors`, `state.json` and a manifest of hashes,
+made under a temporary name and renamed. The last two are kept, so that a damaged one costs some steps, not the run.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.storage import (
+    complete_folder,
+    read_json,
+    read_manifest,
+    sweep_temporaries,
+    write_json,
+    write_manifest,
+)
+
+WHAT = "a checkpoint"
+KEPT = 2
+
+
+@dataclass
+class TrainingState:
+    """Where a run stands, apart from its tensors."""
+
+    fingerprint: str  # digest of everything that must not change when a run is resumed
+    epoch: int = 0  # epochs finished
+    step: int = 0  # steps finished in the current epoch
+    global_step: int = 0
+    loss_sum: float = 0.0  # of the current epoch: summed NLL
+    row_count: int = 0  # of the current epoch: prediction times
+    best_nll: float = float("inf")
+    best_epoch: int = 0
+    stale_epochs: int = 0  # since the best one
+    finished: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ExponentialMovingAverage:
+    """Averaged weights: `average ← decay · average + (1 − decay) · weight` after every step.
+
+    The decay warms up as (1 + t) / (10 + t), so that short runs do not average over their start.
+    """
+
+    def __init__(self, model: nn.Module, averaged: nn.Module, *, decay: float) -> None:
+        self.decay = decay
+        self._source: list[Tensor] = list(model.parameters())
+        self._target: list[Tensor] = list(averaged.parameters())
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Average in the weights after step number `step`, counted from 1."""
+        decay = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
+        torch._foreach_lerp_(self._target, self._source, 1.0 - decay)
+
+
+def save_checkpoint(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint under `folder`, then forget all but the last two."""
+    name = f"step-{state.global_step:08d}-{state.epoch:05d}"
+    with complete_folder(folder / name, what=WHAT) as temporary:
+        save_file(
+            {key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary / "state.safetensors"
+        )
+        values = asdict(state)
+        values["best_nll"] = None if state.best_nll == float("inf") else state.best_nll
+        write_json(temporary / "state.json", values)
+        write_manifest(temporary, {"kind": "checkpoint"})
+    for old in sorted(p for p in folder.iterdir() if p.name.startswith("step-"))[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, dict[str, Tensor]] | None:
+    """The newest undamaged checkpoint, or None where there is none.
+
+    Raises:
+        EhrseqError: The run was started with other data or settings, or every checkpoint is damaged.
+    """
+    if not folder.is_dir():
+        return None
+    sweep_temporaries(folder)
+    names = sorted((p for p in folder.iterdir() if p.name.startswith("step-")), reverse=True)
+    damage: EhrseqError | None = None
+    for path in names:
+        try:
+            read_manifest(path, what=WHAT)
+            values = read_json(path / "state.json")
+            tensors = load_file(path / "state.safetensors")
+        except (EhrseqError, SafetensorError) as error:
+            damage = damage or EhrseqError(
+                f"is damaged: {error}", where=str(path), mend="start again in an empty folder"
+            )
+            continue
+        values["best_nll"] = float("inf") if values["best_nll"] is None else values["best_nll"]
+        state = TrainingState(**values)
+        if state.fingerprint != fingerprint:
+            mend = "resume with the settings and data it was started with, or start in an empty folder"
+            raise EhrseqError("was started with other settings or data", where=str(folder.parent), mend=mend)
+        return state, tensors
+    if damage is not None:
+        raise damage
+    return None
+
+
+def pack_tensors(models: Mapping[str, nn.Module], optimizer: Optimizer) -> dict[str, Tensor]:
+    """Every tensor of a run under one flat set of names: the named models' weights and the optimiser's moments."""
+    out: dict[str, Tensor] = {}
+    for prefix, module in models.items():
+        out |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
+    for number, moments in optimizer.state_dict()["state"].items():
+        out |= {f"optimizer.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+    return out
+
+
+def unpack_tensors(tensors: Mapping[str, Tensor], models: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
+    """Put back what `pack_tensors` took."""
+    for prefix, module in models.items():
+        own = {n.removeprefix(f"{prefix}."): t for n, t in tensors.items() if n.startswith(f"{prefix}.")}
+        module.load_state_dict(own)
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        if name.startswith("optimizer."):
+            _, number, key = name.split(".")
+            moments.setdefault(int(number), {})[key] = value
+    whole = optimizer.state_dict()
+    optimizer.load_state_dict({**whole, "state": moments})

@@ -1,0 +1,319 @@
+"""The training loop: random subjects up to a visit budget, AdamW, averaged weights, early stop on tuning NLL.
+
+A run is a function of its data, settings and seed alone: each step seeds its dropout from its own number, and each
+epoch its order of subjects, so that an interrupted run goes on to the same bits.
+"""
+
+import copy
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from ehrsequencing import __version__
+from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.loader import Step, SubjectLoader
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.records.grid import cohort_hazards, grid_edges
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.storage import (
+    MANIFEST,
+    digest,
+    read_manifest,
+    sweep_temporaries,
+    write_bytes,
+    write_manifest,
+    write_settings,
+)
+from ehrsequencing.training.checkpoint import (
+    ExponentialMovingAverage,
+    TrainingState,
+    load_checkpoint,
+    pack_tensors,
+    save_checkpoint,
+    unpack_tensors,
+)
+
+_MAY_CHANGE = {"epochs", "patience", "checkpoint_steps"}  # settings that a resumed run may change
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float  # mean training NLL of the epoch so far
+    tuning_nll: float | None  # of the last epoch
+    subjects_per_second: float
+
+
+class Trainer:
+    """Fits one model to one task of a prepared set.
+
+    Args:
+        prepared: The data.
+        task_name: Which of its tasks.
+        out: Folder of the run.
+        study: Settings; `model` and `training` are used.
+    """
+
+    def __init__(self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> None:
+        self.prepared, self.task, self.out = prepared, prepared.task(task_name), out
+        self.settings = study.training
+        self.train_rows, self.tuning_rows = (prepared.rows(task_name, split) for split in ("train", "tuning"))
+        self._refuse_hopeless()
+        self.config, hazards = resolve_model(study.model, prepared, self.task, self.train_rows, self.settings)
+        made_by = prepared.study.model_copy(update={"task": self.task, "evaluation": study.evaluation})
+        self.study = made_by.model_copy(update={"model": self.config, "training": self.settings})
+        queries = self.config.head == "horizon"
+        self.loader = SubjectLoader(prepared.timelines("train"), self.train_rows, queries=queries)
+        self.tuning = SubjectLoader(prepared.timelines("tuning"), self.tuning_rows, queries=queries)
+        total = int(self.loader.cost[self.loader.subjects].sum())
+        self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
+        # The loss is divided by a constant, the rows expected in a full step, never by the rows of this one.
+        self.rows_per_step = max(1.0, self.budget * len(self.train_rows) / max(total, 1))
+
+        torch.manual_seed(self.settings.seed)
+        self.model = HierarchicalBEHRTForSurvival(self.config)
+        if queries:
+            self.model.head.set_bias(torch.from_numpy(hazards))
+        self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
+        precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
+        self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)
+        optimizer = make_optimizer(self.model, self.settings)
+        self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
+        self.averaged, self.best = self.averaged.to(self.fabric.device), self.best.to(self.fabric.device)
+        self.ema = ExponentialMovingAverage(self.model, self.averaged, decay=self.settings.ema)
+
+    def _refuse_hopeless(self) -> None:
+        where = f"task {self.task.name} in {self.prepared.folder}"
+        if int(np.sum(np.diff(self.train_rows.row_offsets) > 0)) < 2:
+            raise EhrseqError(
+                "fewer than two training subjects have a prediction time", where=where, mend="see ehrseq check"
+            )
+        if not np.any(self.train_rows.cause == 1):
+            what = f"no event of interest ({self.task.causes[0]}) in training"
+            raise EhrseqError(what, where=where, mend="check the task's outcome codes with ehrseq check")
+        if not self._landmark_rows().any():
+            mend = "give the tuning split more subjects, or the task an earlier landmark"
+            raise EhrseqError("no tuning subject is at risk at a landmark", where=where, mend=mend)
+
+    def _landmark_rows(self) -> Any:
+        return np.any([self.tuning_rows.at_landmark(days) for days in (*self.task.landmarks, 0.0)], axis=0)
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what a resumed run must share with its start."""
+        settings = self.settings.model_dump(exclude=_MAY_CHANGE)
+        labels = [
+            h for name, h in self.prepared.manifest["files"].items() if name.startswith(f"tasks/{self.task.name}/")
+        ]
+        return digest([self.config.model_dump(), settings, self.prepared.vocabulary.digest, labels])
+
+    def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
+        """Train to the early stop and write the run."""
+        checkpoints = self.out / "checkpoints"
+        if resume and (self.out / MANIFEST).is_file():
+            self._check_finished()
+            shutil.rmtree(checkpoints, ignore_errors=True)
+            return
+        state = self._start(checkpoints, resume=resume)
+        while not state.finished:
+            started = time.monotonic()
+            seen = self._epoch(state, checkpoints, on_progress)
+            self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
+            save_checkpoint(checkpoints, state, self._tensors())
+            write_history(self.out, state.history)
+        self._write_run(state)
+        shutil.rmtree(checkpoints, ignore_errors=True)
+
+    def _check_finished(self) -> None:
+        """A finished run has nothing to resume, as long as it is this very run."""
+        if read_manifest(self.out, what="a run").get("fingerprint") != self.fingerprint:
+            mend = "name another folder for a run with other settings or data"
+            raise EhrseqError("holds a finished run made with other settings or data", where=str(self.out), mend=mend)
+
+    def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
+        if not resume and self.out.is_dir() and any(self.out.iterdir()):
+            mend = "name another folder, or add --resume to go on with this run"
+            raise EhrseqError("is not empty", where=str(self.out), mend=mend)
+        found = load_checkpoint(checkpoints, fingerprint=self.fingerprint) if resume else None
+        if found is None:
+            return TrainingState(self.fingerprint)
+        state, tensors = found
+        unpack_tensors(tensors, self._models, self.optimizer)
+        state.finished = self._is_over(state)  # epochs and patience may have changed
+        return state
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return pack_tensors(self._models, self.optimizer)
+
+    @property
+    def _models(self) -> dict[str, nn.Module]:
+        return {"model": self.model, "averaged": self.averaged, "best": self.best}
+
+    def _epoch(self, state: TrainingState, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> int:
+        """The rest of an epoch; returns the number of subjects seen."""
+        steps = self.loader.shuffled(state.epoch, seed=self.settings.seed, visit_budget=self.budget)
+        started, seen = time.monotonic(), 0
+        tuning_nll = state.history[-1]["tuning_nll"] if state.history else None
+        for number in range(state.step, len(steps)):
+            step = self.loader.collate(steps[number])
+            nll = self._step(step, state, total_steps=self.settings.epochs * len(steps))
+            state.loss_sum += nll
+            state.row_count += len(step.rows)
+            state.step, seen = number + 1, seen + len(steps[number])
+            if state.global_step % self.settings.checkpoint_steps == 0 and state.step < len(steps):
+                save_checkpoint(checkpoints, state, self._tensors())
+            if on_progress is not None:
+                rate = seen / max(time.monotonic() - started, 1e-9)
+                loss = state.loss_sum / max(state.row_count, 1)
+                on_progress(
+                    Progress(state.epoch + 1, self.settings.epochs, state.step, len(steps), loss, tuning_nll, rate)
+                )
+        return seen
+
+    def _step(self, step: Step, state: TrainingState, *, total_steps: int) -> float:
+        """One update; returns the summed NLL of the step's rows."""
+        self.model.train()
+        torch.manual_seed(hash_seed(self.settings.seed, state.global_step))  # dropout depends on the step alone
+        rate = learning_rate(self.settings, state.global_step, total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batch = step.batch.to(self.fabric.device)
+        with self.fabric.autocast():
+            loss = self.model.loss(batch, divisor=self.rows_per_step)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.fabric.backward(loss)
+        self.fabric.clip_gradients(
+            self.module, self.optimizer, max_norm=self.settings.clip_norm, error_if_nonfinite=False
+        )
+        self.optimizer.step()
+        state.global_step += 1
+        self.ema.update(state.global_step)
+        value = loss.item() * self.rows_per_step
+        if not math.isfinite(value):
+            mend = "lower training.learning_rate or use training.precision=32"
+            raise EhrseqError(f"the loss is not finite at step {state.global_step}", where=str(self.out), mend=mend)
+        return value
+
+    def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
+        """Judge the averaged weights on the tuning split; keep them when they are the best so far."""
+        nll = self.tuning_nll(self.averaged)
+        better = nll < state.best_nll
+        if better:
+            state.best_nll, state.best_epoch, state.stale_epochs = nll, state.epoch + 1, 0
+            self.best.load_state_dict(self.averaged.state_dict())
+        else:
+            state.stale_epochs += 1
+        state.history.append({
+            "epoch": state.epoch + 1, "steps": state.step, "train_nll": state.loss_sum / max(state.row_count, 1),
+            "tuning_nll": nll, "best": better, "seconds": round(seconds, 2),
+            "subjects_per_second": round(seen / max(seconds, 1e-9), 1),
+        })  # fmt: skip
+        state.epoch, state.step, state.loss_sum, state.row_count = state.epoch + 1, 0, 0.0, 0
+        state.finished = self._is_over(state)
+
+    def _is_over(self, state: TrainingState) -> bool:
+        return state.epoch >= self.settings.epochs or (state.stale_epochs >= self.settings.patience and state.step == 0)
+
+    def tuning_nll(self, model: HierarchicalBEHRTForSurvival) -> float:
+        """Mean NLL at the task's landmarks in the tuning split (all at-risk visits for the `visit` head)."""
+        chosen = self._landmark_rows() if self.config.head == "horizon" else np.ones(len(self.tuning_rows), dtype=bool)
+        model.eval()
+        total, count = 0.0, 0
+        with torch.no_grad(), self.fabric.autocast():
+            for step in self.tuning.in_order(visit_budget=4 * self.settings.visit_budget):
+                nll = model.nll(step.batch.to(self.fabric.device)).double().cpu().numpy()
+                here = chosen[step.rows]
+                total, count = total + float(nll[step.positions[here]].sum()), count + int(here.sum())
+        return total / max(count, 1)
+
+    def _write_run(self, state: TrainingState) -> None:
+        """Write everything that prediction needs; the manifest comes last."""
+        sweep_temporaries(self.out)
+        write_history(self.out, state.history)
+        self.best.cpu().save_pretrained(self.out)
+        self.prepared.vocabulary.save(self.out)
+        write_settings(self.out / "config.yaml", self.study)
+        files = [p for p in self.out.iterdir() if p.is_file() and p.name != MANIFEST]
+        manifest = self.prepared.manifest
+        write_manifest(self.out, {
+            "kind": "run", "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+            "task": self.task.name, "prepared": str(self.prepared.folder.resolve()), "data": manifest["data"],
+            "excluded": manifest["excluded"],
+            "vocabulary": self.prepared.vocabulary.digest, "labels": labels_digest(self.prepared, self.task.name),
+            "parameters": sum(p.numel() for p in self.best.parameters()), "seed": self.settings.seed,
+            "fingerprint": self.fingerprint, "best_epoch": state.best_epoch, "tuning_nll": state.best_nll,
+        }, files=files)  # fmt: skip
+
+
+def resolve_model(
+    model: ModelConfig, prepared: Prepared, task: TaskConfig, rows: TaskRows, settings: TrainingConfig
+) -> tuple[ModelConfig, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
+    modes = {"polynomial": "polynomial", "interpolate": "interpolate", "bins": "none", "none": "none"}
+    values = prepared.study.values
+    filled: dict[str, Any] = {
+        "vocab_size": len(prepared.vocabulary), "values": modes[values.mode], "value_bins": values.bins,
+    }  # fmt: skip
+    if model.head == "visit":
+        if len(task.causes) > 1 or task.index.which == "every":
+            mend = "use model.head=horizon"
+            raise EhrseqError(
+                "head=visit takes one cause and one index per subject", where=f"task {task.name}", mend=mend
+            )
+        return ModelConfig.model_validate(model.model_dump() | filled), np.zeros((1, 1))
+    duration, cause = np.asarray(rows.duration_days), np.asarray(rows.cause)
+    edges = grid_edges(duration, cause, horizons_days=task.horizons, bins=settings.grid_bins)
+    hazards = cohort_hazards(edges, rows.entry_days, duration, cause, n_causes=len(task.causes))
+    filled |= {"causes": len(task.causes), "edges_days": edges}
+    return ModelConfig.model_validate(model.model_dump() | filled), hazards
+
+
+def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW; weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases."""
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    decayed = [p for p in model.parameters() if id(p) in linear]
+    others = [p for p in model.parameters() if id(p) not in linear]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+
+
+def learning_rate(settings: TrainingConfig, step: int, total_steps: int) -> float:
+    """Linear warm-up, then constant, or a cosine down to zero at the last step."""
+    warm = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
+    if settings.schedule == "constant":
+        return settings.learning_rate * warm
+    done = min(1.0, max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
+    return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def hash_seed(seed: int, step: int) -> int:
+    """A well-mixed seed for one step."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def labels_digest(prepared: Prepared, task_name: str) -> str:
+    """Digest of a task's labels in a prepared set."""
+    files = prepared.manifest["files"]
+    return digest({name: files[name] for name in sorted(files) if name.startswith(f"tasks/{task_name}/")})
+
+
+def write_history(out: Path, history: list[dict[str, Any]]) -> None:
+    """Write `history.jsonl`, one line an epoch."""
+    write_bytes(out / "history.jsonl", "".join(json.dumps(row) + "\n" for row in history).encode())

@@ -1,0 +1,61 @@
+"""Fixtures that several rooms share: a small simulated data set, prepared, and a small run trained on it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.training.loop import Trainer
+
+REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    if not REAL_DATA.is_dir():
+        pytest.skip(f"needs the third-party data at {REAL_DATA}")
+    return REAL_DATA
+
+
+@pytest.fixture(scope="session")
+def tiny_study() -> StudyConfig:
+    return load_study(None, TINY)
+
+
+@pytest.fixture(scope="session")
+def sim_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 simulated subjects with frequent events."""
+    out = tmp_path_factory.mktemp("simulated") / "data"
+    simulate(out, subjects=300, seed=5, config=SimulationConfig(outcome_per_year=0.15, truth_futures=8))
+    return out
+
+
+@pytest.fixture(scope="session")
+def sim_task(sim_data: Path) -> TaskConfig:
+    return load_task(sim_data / "task.yaml")
+
+
+@pytest.fixture(scope="session")
+def sim_prepared(
+    sim_data: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    out = tmp_path_factory.mktemp("prepared") / "set"
+    landmarks = sim_task.model_copy(update={"landmarks": (0.0, 365.25)})
+    prepare(sim_data, out, study=tiny_study, tasks=[landmarks])
+    return out
+
+
+@pytest.fixture(scope="session")
+def sim_run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    Trainer(Prepared(sim_prepared), "simulated", out, study=tiny_study).fit()
+    return out

@@ -1,0 +1,246 @@
+"""Training: determinism, interruption, refusals, and that it learns."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.predict import Run
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.training.checkpoint import ExponentialMovingAverage
+from ehrsequencing.training.loop import Trainer, learning_rate, make_optimizer
+
+TINY = (
+    "model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=3", "training.min_steps=6",
+    "training.checkpoint_steps=2",
+)  # fmt: skip
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model.safetensors").read_bytes()
+
+
+def losses(run: Path) -> list[tuple[float, float]]:
+    rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    return [(row["train_nll"], row["tuning_nll"]) for row in rows]
+
+
+def train(prepared: Path, out: Path, *settings: str, resume: bool = False) -> None:
+    Trainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *settings])).fit(resume=resume)
+
+
+@pytest.fixture(scope="module")
+def reference(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reference") / "run"
+    train(sim_prepared, out)
+    return out
+
+
+def test_same_seed_same_bytes_and_another_seed_other_bytes(sim_prepared: Path, reference: Path, tmp_path: Path) -> None:
+    train(sim_prepared, tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(reference)
+    assert losses(tmp_path / "again") == losses(reference)
+    train(sim_prepared, tmp_path / "other", "training.seed=1")
+    assert weights(tmp_path / "other") != weights(reference)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 7, 11])
+def test_a_stopped_run_goes_on_to_the_same_bytes(
+    sim_prepared: Path, reference: Path, tmp_path: Path, stop_at: int
+) -> None:
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    count = 0
+
+    def stop(_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == stop_at:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        trainer.fit(on_progress=stop)
+    torch.rand(stop_at)  # whatever else has used the random numbers meanwhile
+    train(sim_prepared, tmp_path / "run", resume=True)
+    assert weights(tmp_path / "run") == weights(reference)
+    assert losses(tmp_path / "run") == losses(reference)
+
+
+def kill_and_resume(prepared: Path, out: Path, *, kills: int, seed: int) -> int:
+    """Start `ehrseq train --resume` again and again, killing it at random moments; returns how often it was killed."""
+    command = [sys.executable, "-c", "from ehrsequencing.cli import main; main()", "train", str(prepared), *TINY]
+    command += ["--task", "simulated", "--out", str(out), "--resume", "training.checkpoint_steps=1"]
+    draw, killed = random.Random(seed), 0
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    while killed < kills:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not any(out.glob("checkpoints/*")) and time.monotonic() < deadline:
+            time.sleep(0.005)  # the imports take longest: wait for the first sign of a checkpoint
+        time.sleep(draw.uniform(0, 0.15))
+        if process.poll() is not None:
+            assert process.returncode == 0
+            return killed
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed += 1
+    assert subprocess.run(command, capture_output=True, env=environment, check=False).returncode == 0
+    return killed
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    sim_prepared: Path, reference: Path, tmp_path: Path, kills: int
+) -> None:
+    assert kill_and_resume(sim_prepared, tmp_path / "run", kills=kills, seed=kills) >= 1
+    assert weights(tmp_path / "run") == weights(reference)
+    assert losses(tmp_path / "run") == losses(reference)
+    assert not list((tmp_path / "run").rglob(".tmp-*"))
+    Run(tmp_path / "run")
+
+
+def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
+    sim_prepared: Path, reference: Path, tmp_path: Path
+) -> None:
+    before = weights(reference)
+    train(sim_prepared, reference, resume=True)
+    assert weights(reference) == before
+    with pytest.raises(EhrseqError, match="other settings"):
+        train(sim_prepared, reference, "training.learning_rate=0.1", resume=True)
+    with pytest.raises(EhrseqError, match="not empty"):
+        train(sim_prepared, reference)
+    stopped = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    with pytest.raises(Interrupted):
+        stopped.fit(on_progress=_raise_at(5))
+    with pytest.raises(EhrseqError, match="other settings"):
+        train(sim_prepared, tmp_path / "run", "model.dropout=0.3", resume=True)
+    train(sim_prepared, tmp_path / "run", "training.patience=9", resume=True)  # on the allow-list
+
+
+def _raise_at(stop_at: int):  # type: ignore[no-untyped-def]
+    calls = iter(range(1, 10**9))
+
+    def stop(_: object) -> None:
+        if next(calls) == stop_at:
+            raise Interrupted
+
+    return stop
+
+
+def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(
+    sim_prepared: Path, reference: Path, tmp_path: Path
+) -> None:
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    with pytest.raises(Interrupted):
+        trainer.fit(on_progress=_raise_at(10))
+    names = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert len(names) == 2
+    for name in names:
+        data = bytearray((name / "state.safetensors").read_bytes())
+        data[len(data) // 2] ^= 1
+        (name / "state.safetensors").write_bytes(bytes(data))
+        if name == names[0]:
+            good = (name / "state.safetensors", bytes(data[:]))
+    with pytest.raises(EhrseqError, match="damaged"):
+        train(sim_prepared, tmp_path / "run", resume=True)
+    repaired = bytearray(good[1])
+    repaired[len(repaired) // 2] ^= 1
+    good[0].write_bytes(bytes(repaired))
+    train(sim_prepared, tmp_path / "run", resume=True)
+    assert weights(tmp_path / "run") == weights(reference)
+
+
+def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tmp_path: Path) -> None:
+    plain = SimulationConfig(
+        outcome_per_year=0.1, chronic_conditions=2, chronic_prevalence=0.4, chronic_effect=2.0, pair_effect=0.0,
+        truth_futures=4,
+    )  # fmt: skip
+    simulate(tmp_path / "data", subjects=600, seed=1, config=plain)
+    task = load_task(tmp_path / "data" / "task.yaml")
+    prepare(tmp_path / "data", tmp_path / "set", study=tiny_study, tasks=[task])
+    study = load_study(None, ["model.size=small", "training.epochs=8", "training.warmup_steps=10"])
+    trainer = Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=study)
+    start = trainer.tuning_nll(trainer.model)
+    trainer.fit()
+    history = losses(tmp_path / "run")
+    assert min(tuning for _, tuning in history) < start - 0.05
+    assert history[-1][0] < history[0][0]
+
+
+def test_no_event_of_interest_is_refused_and_leaves_nothing(
+    sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Prepared.rows
+
+    def without_events(self: Prepared, task: str, split: str) -> object:
+        found = rows(self, task, split)
+        object.__setattr__(found, "cause", np.zeros(len(found), np.int8))
+        return found
+
+    monkeypatch.setattr(Prepared, "rows", without_events)
+    with pytest.raises(EhrseqError, match="no event of interest"):
+        Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=tiny_study)
+    assert not (tmp_path / "run").exists()
+
+
+def test_visit_head_with_competing_causes_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="one cause"):
+        train(sim_prepared, tmp_path / "run", "model.head=visit")
+
+
+def test_bidirectional_training_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="visits after it"):
+        train(sim_prepared, tmp_path / "run", "model.attention=bidirectional")
+
+
+def test_bf16_trains_close_to_float32(sim_prepared: Path, reference: Path, tmp_path: Path) -> None:
+    train(sim_prepared, tmp_path / "run", "training.precision=bf16")
+    assert losses(tmp_path / "run")[-1][1] == pytest.approx(losses(reference)[-1][1], rel=0.02)
+
+
+def test_averaged_weights_follow_their_recursion() -> None:
+    model, averaged = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    average = ExponentialMovingAverage(model, averaged, decay=0.9)
+    expected = averaged.weight.detach().clone()
+    for step in range(1, 40):
+        torch.nn.init.normal_(model.weight)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+        average.update(step)
+    torch.testing.assert_close(averaged.weight.detach(), expected)
+
+
+def test_learning_rate_warms_up_and_a_cosine_ends_at_zero() -> None:
+    constant, cosine = TrainingConfig(warmup_steps=10), TrainingConfig(warmup_steps=10, schedule="cosine")
+    rates = [learning_rate(constant, step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(constant.learning_rate / 10)
+    assert set(rates[10:]) == {constant.learning_rate}
+    rates = [learning_rate(cosine, step, 100) for step in range(101)]
+    assert rates[10] == pytest.approx(cosine.learning_rate)
+    assert rates[100] == pytest.approx(0, abs=1e-12)
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+
+
+def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:
+    model = Run(sim_run).model
+    optimizer = make_optimizer(model, TrainingConfig(weight_decay=0.5))
+    decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert {name for name, p in model.named_parameters() if id(p) in decayed} == linear
+    assert all("bias" not in name and "norm" not in name for name in linear)
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
