@@ -1,0 +1,241 @@
+"""What is known at a prediction time, as one row of numbers: the features of the baselines.
+
+A row at p sees the subject's static codes and the visits with `end ≤ p` (`TaskRows.visits_before` counts them), and
+nothing else. Summaries of a code are running ones along the subject's record, so that a row costs the same at the
+thousandth visit as at the first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.timelines import TaskRows, Timelines, offsets, ragged, take_timelines
+from ehrsequencing.records.vocabulary import Vocabulary
+
+TIMING = ("age_years", "days_since_index", "days_since_visit", "days_between_visits", "visits", "is_query")
+OF_CODE = ("count", "days_since")  # of every code
+OF_NUMBER = ("last", "mean", "min", "max")  # of a code with numbers: ranks among training values
+CHUNK_ITEMS = 2_000_000  # tokens, or rows, held at a time
+
+Ints = NDArray[np.int64]
+Floats32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Which features a row has. Chosen on training subjects.
+
+    Attributes:
+        codes: Token ids of the codes that are summarised.
+        numeric: Those of them that carry numbers.
+        static_codes: Token ids of the static codes, one column each.
+        names: (F,) name of every feature, such as `last LAB//BUN`.
+    """
+
+    codes: tuple[int, ...]
+    numeric: tuple[int, ...]
+    static_codes: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Column of each feature."""
+        return {name: column for column, name in enumerate(self.names)}
+
+
+def fit_feature_spec(
+    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, max_codes: int = 200, max_static_codes: int = 50
+) -> FeatureSpec:
+    """Choose the codes that most training subjects have by their last prediction time.
+
+    Args:
+        timelines: Training subjects.
+        rows: Their prediction times.
+        vocabulary: Names the features and says which codes carry numbers. Unknown tokens are never chosen: they stand
+            for different codes in different data.
+        max_codes: Timed codes at most; ties go to the smaller token id.
+        max_static_codes: Static codes at most.
+    """
+    counts = np.zeros(len(vocabulary), dtype=np.int64)
+    static_counts = np.zeros(len(vocabulary), dtype=np.int64)
+    last_row = rows.row_offsets[1:][np.diff(rows.row_offsets) > 0] - 1  # in time order: it has seen the most visits
+    for chosen in _chunks(timelines, rows, last_row):
+        subjects = rows.subject[chosen]
+        part = take_timelines(timelines, subjects)
+        known = _before(part, np.asarray(rows.visits_before)[chosen])
+        owner = np.repeat(_visit_subject(part), np.diff(part.visit_offsets))
+        counts += _subjects_with(owner[known], part.codes[known], len(vocabulary))
+        static_owner = np.repeat(np.arange(len(part)), np.diff(part.static_offsets))
+        static_counts += _subjects_with(static_owner, part.static_codes, len(vocabulary))
+    codes = _most_frequent(counts, vocabulary, max_codes)
+    static = _most_frequent(static_counts, vocabulary, max_static_codes)
+    has_numbers = vocabulary.settings.mode in ("polynomial", "interpolate")
+    numeric = tuple(code for code in codes if has_numbers and vocabulary.scale[code] >= 0)
+    names = [*TIMING, *(f"static {vocabulary.tokens[code]}" for code in static)]
+    for code in codes:
+        of_code = OF_CODE + (OF_NUMBER if code in numeric else ())
+        names += [f"{summary} {vocabulary.tokens[code]}" for summary in of_code]
+    return FeatureSpec(codes, numeric, static, tuple(names))
+
+
+def history_features(
+    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, chosen: Ints, columns: FeatureSpec
+) -> Floats32:
+    """Features of some prediction times, from what was known at each.
+
+    - `age_years` at p, `days_since_index`, `days_since_visit` (0 at a visit's own end), `days_between_visits` (the last
+      known visit and the one before), `visits` so far, `is_query`;
+    - `static CODE`: 1 or 0;
+    - `count CODE` so far, and `days_since CODE`: from the end of its last visit;
+    - `last`, `mean`, `min`, `max CODE`: of the numbers so far, as ranks among training values (sd 1).
+
+    Args:
+        timelines: Visits; may be memory-mapped, and are read in chunks of whole subjects.
+        rows: Prediction times of the same subjects.
+        vocabulary: The one that encoded them.
+        chosen: (r,) row numbers, in any order.
+        columns: Which features.
+
+    Returns:
+        (r, F) float32; NaN = not known.
+    """
+    out = np.empty((len(chosen), len(columns)), dtype=np.float32)
+    order = np.argsort(chosen, kind="stable")
+    done = 0
+    for part in _chunks(timelines, rows, np.asarray(chosen)[order]):
+        where = order[done : done + len(part)]
+        out[where] = _features(timelines, rows, vocabulary, part, columns)
+        done += len(part)
+    return out
+
+
+def _features(
+    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, chosen: Ints, columns: FeatureSpec
+) -> Floats32:
+    """Features of one chunk of rows, sorted; its subjects fit in memory."""
+    subjects, subject = np.unique(rows.subject[chosen], return_inverse=True)
+    part = take_timelines(timelines, subjects)
+    prediction_us = np.asarray(rows.prediction_us)[chosen]
+    first_visit = part.subject_offsets[subject]
+    stop_visit = first_visit + np.asarray(rows.visits_before)[chosen]  # visits [first, stop) are known
+    seen = stop_visit > first_visit
+
+    out = np.full((len(chosen), len(columns)), np.nan, dtype=np.float32)
+    out[:, 0] = rows.age_years[chosen]
+    out[:, 1] = (prediction_us - rows.index_us[chosen]) / DAY_US
+    out[seen, 2] = (prediction_us[seen] - part.end_us[stop_visit[seen] - 1]) / DAY_US
+    again = stop_visit > first_visit + 1
+    out[again, 3] = part.delta_days[stop_visit[again] - 1]
+    out[:, 4] = stop_visit - first_visit
+    out[:, 5] = rows.is_query[chosen]
+    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = _static(part, columns)[subject]
+
+    for code, visit, value in _occurrences(part, columns.codes):
+        name = vocabulary.tokens[code]
+        column = columns.index[f"count {name}"]
+        first, stop = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
+        out[:, column] = stop - first
+        has = stop > first
+        last_end = part.end_us[visit[stop[has] - 1]]
+        out[has, column + 1] = (prediction_us[has] - last_end) / DAY_US
+        if code in columns.numeric:
+            is_number = ~np.isnan(value)
+            visit, number = visit[is_number], value[is_number].astype(np.float64)
+            first, stop = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
+            new_subject = np.r_[True, np.diff(_visit_subject(part)[visit]) != 0][: len(visit)]
+            out[:, column + 2 : column + 6] = _running(number, np.cumsum(new_subject) - 1, first, stop)
+    return out
+
+
+def _running(value: NDArray[np.float64], group: Ints, first: Ints, stop: Ints) -> Floats32:
+    """Last, mean, min and max of `value[first:stop]`, each span starting where its group starts; NaN if empty.
+
+    The running minimum of every group in one pass: dense ranks are lowered by more than their range from group to
+    group, so that the minimum never carries over; and the maximum alike.
+    """
+    out = np.full((len(first), 4), np.nan, dtype=np.float32)
+    has = stop > first
+    if not has.any():
+        return out
+    levels, rank = np.unique(value, return_inverse=True)
+    shift = len(levels) * group
+    lowest = levels[np.minimum.accumulate(rank - shift) + shift]
+    highest = levels[np.maximum.accumulate(rank + shift) - shift]
+    total = np.r_[0.0, np.cumsum(value)]
+    at = stop[has] - 1
+    out[has, 0] = value[at]
+    out[has, 1] = (total[stop[has]] - total[first[has]]) / (stop[has] - first[has])
+    out[has, 2] = lowest[at]
+    out[has, 3] = highest[at]
+    return out
+
+
+def _occurrences(part: Timelines, codes: tuple[int, ...]) -> Iterator[tuple[int, Ints, Floats32]]:
+    """Each code with the visits that hold it (rising, repeats kept) and its numbers there."""
+    column_of = np.full(max(int(part.codes.max(initial=0)), max(codes, default=0)) + 1, -1, dtype=np.int32)
+    column_of[list(codes)] = np.arange(len(codes))
+    column = column_of[part.codes]
+    token = np.flatnonzero(column >= 0)
+    token = token[np.argsort(column[token], kind="stable")]  # a visit's tokens stay in the order of their times
+    bounds = offsets(column[token].astype(np.int64), len(codes))
+    visit = np.searchsorted(part.visit_offsets, token, side="right") - 1
+    value = part.values[token, 0]
+    for position, code in enumerate(codes):
+        span = slice(bounds[position], bounds[position + 1])
+        yield code, visit[span], value[span]
+
+
+def _static(part: Timelines, columns: FeatureSpec) -> Floats32:
+    """(S, static codes) 1 where the subject has the code."""
+    owner = np.repeat(np.arange(len(part)), np.diff(part.static_offsets))
+    out = np.zeros((len(part), len(columns.static_codes)), dtype=np.float32)
+    for column, code in enumerate(columns.static_codes):
+        out[owner[part.static_codes == code], column] = 1.0
+    return out
+
+
+def _chunks(timelines: Timelines, rows: TaskRows, chosen: Ints) -> Iterator[Ints]:
+    """Cut sorted row numbers into runs of whole subjects of at most `CHUNK_ITEMS` tokens and rows (or one subject)."""
+    if not len(chosen):
+        return
+    subject = rows.subject[chosen]
+    first = np.flatnonzero(np.r_[True, subject[1:] != subject[:-1]])
+    tokens = np.asarray(timelines.visit_offsets)[np.asarray(timelines.subject_offsets)]
+    size = np.diff(tokens)[subject[first]] + np.diff(np.r_[first, len(chosen)])
+    start, held = 0, 0
+    for row, items in zip(first.tolist(), size.tolist(), strict=True):
+        if row > start and held + items > CHUNK_ITEMS:
+            yield chosen[start:row]
+            start, held = row, 0
+        held += items
+    yield chosen[start:]
+
+
+def _before(part: Timelines, visits_before: NDArray[np.int32]) -> Ints:
+    """Tokens of the first `visits_before` visits of each subject."""
+    known = np.arange(len(part.start_us)) < (part.subject_offsets[:-1] + visits_before)[_visit_subject(part)]
+    return ragged(part.visit_offsets, np.flatnonzero(known))[0]
+
+
+def _visit_subject(part: Timelines) -> Ints:
+    return np.repeat(np.arange(len(part)), np.diff(part.subject_offsets))
+
+
+def _subjects_with(owner: Ints, codes: NDArray[np.int32], size: int) -> Ints:
+    """Number of distinct owners of each code."""
+    pairs = np.unique(owner * size + codes)
+    return np.bincount(pairs % size, minlength=size)
+
+
+def _most_frequent(counts: Ints, vocabulary: Vocabulary, limit: int) -> tuple[int, ...]:
+    """Known tokens by falling count, those that nobody has left out; in the order of their ids."""
+    counts = np.where(vocabulary.is_unknown(np.arange(len(counts), dtype=np.int32)), 0, counts)
+    ranked = np.argsort(-counts, kind="stable")[:limit]
+    return tuple(sorted(ranked[counts[ranked] > 0].tolist()))

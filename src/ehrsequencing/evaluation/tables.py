@@ -1,0 +1,146 @@
+"""What the report's tables and figures show, as plain JSON: who was at risk, calibration, distributions, examples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.evaluation.calibration import grouped_calibration
+from ehrsequencing.evaluation.censoring import median_follow_up_days
+from ehrsequencing.evaluation.scored import ScoredRows
+from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.timelines import TaskRows
+
+Floats = NDArray[np.float64]
+LONGEST_TRAJECTORY = 40  # prediction times
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows of one landmark (None: all prediction times together) with the risks of every model.
+
+    Attributes:
+        landmark_days: Days after the index.
+        duration_days: (n,).
+        cause: (n,) int, 0 = censored.
+        horizons_days: (H,).
+        risk: Model name → (n, causes, H), ours first, then the strongest baseline.
+    """
+
+    landmark_days: float | None
+    duration_days: Floats
+    cause: NDArray[np.int64]
+    horizons_days: Floats
+    risk: dict[str, Floats]
+
+
+def number(value: Any) -> float | None:
+    """A float that JSON can hold; undefined becomes null."""
+    return None if value is None or not np.isfinite(value) else float(value)
+
+
+def metric_row(
+    model: str,
+    landmark_days: float | None,
+    metric: str,
+    value: Any,
+    *,
+    cause: str,
+    horizon_days: float | None = None,
+    low: Any = None,
+    high: Any = None,
+) -> dict[str, Any]:
+    """One line of the long table of metrics; a horizon of None speaks of all horizons."""
+    place = {"model": model, "landmark_days": landmark_days, "cause": cause, "horizon_days": number(horizon_days)}
+    return place | {"metric": metric, "value": number(value), "low": number(low), "high": number(high)}
+
+
+def at_risk(scored: Scored, causes: Sequence[str]) -> dict[str, Any]:
+    """How many were at risk at a landmark, how long they were followed, and who had which event by when."""
+    duration, cause = scored.duration_days, scored.cause
+    return {
+        "landmark_days": scored.landmark_days,
+        "subjects": len(duration),
+        "followup_median_days": number(median_follow_up_days(duration, cause)),
+        "events": {
+            name: [int(np.sum((cause == e) & (duration <= horizon))) for horizon in scored.horizons_days]
+            for e, name in enumerate(causes, start=1)
+        },
+    }
+
+
+def calibration(scored: Scored, causes: Sequence[str]) -> list[dict[str, Any]]:
+    """Observed against predicted risk in groups, for our model and the strongest baseline."""
+    groups = 10 if np.sum(scored.cause == 1) >= 200 else 5
+    out = []
+    for model, risk in list(scored.risk.items())[:2]:
+        rows = ScoredRows.of(scored.duration_days, scored.cause, risk, scored.horizons_days)
+        found = grouped_calibration(rows, groups=groups)
+        for e, h in np.ndindex(len(causes), len(scored.horizons_days)):
+            use = (found.n[e, h] > 0) & ~np.isnan(found.observed[e, h])
+            observed, spread = found.observed[e, h][use], 1.96 * found.standard_error[e, h][use]
+            out.append({
+                "model": model, "landmark_days": scored.landmark_days, "cause": causes[e],
+                "horizon_days": float(scored.horizons_days[h]),
+                "predicted": found.predicted[e, h][use].tolist(), "observed": observed.tolist(),
+                "low": np.clip(observed - spread, 0, 1).tolist(), "high": np.clip(observed + spread, 0, 1).tolist(),
+                "n": found.n[e, h][use].astype(int).tolist(),
+            })  # fmt: skip
+    return out
+
+
+def distribution(scored: Scored, causes: Sequence[str], *, model: str) -> list[dict[str, Any]]:
+    """Histograms of the predicted risk: those with the event by the horizon, without it, and not known."""
+    duration, cause, risk = scored.duration_days, scored.cause, scored.risk[model]
+    out = []
+    for e, h in np.ndindex(len(causes), len(scored.horizons_days)):
+        horizon = scored.horizons_days[h]
+        edges = np.linspace(0, max(float(risk[:, e, h].max()), 1e-6), 21)
+        event = (cause == e + 1) & (duration <= horizon)
+        free = ~event & ((duration > horizon) | (cause > 0))
+        groups = {"event": event, "no_event": free, "unknown": ~event & ~free}
+        out.append({
+            "landmark_days": scored.landmark_days, "cause": causes[e], "horizon_days": float(horizon),
+            "edges": edges.tolist(),
+            **{name: np.histogram(risk[which, e, h], bins=edges)[0].tolist() for name, which in groups.items()},
+        })  # fmt: skip
+    return out
+
+
+def trajectories(rows: TaskRows, risk: Floats, task: TaskConfig, *, wanted: int) -> list[dict[str, Any]]:
+    """A few subjects' risk over time, half of them with the event, spread over the risk at their last prediction.
+
+    Args:
+        rows: All prediction times of the split.
+        risk: (R, causes, H).
+        task: The task.
+        wanted: How many subjects.
+    """
+    offsets = np.asarray(rows.row_offsets)
+    long = np.flatnonzero(np.diff(offsets) >= 3)
+    had = np.asarray(rows.cause)[np.maximum(offsets[long + 1] - 1, 0)] == 1
+    chosen: list[int] = []
+    for group in (long[had], long[~had]):
+        count = min(len(group), (wanted + 1) // 2)
+        by_risk = group[np.argsort(risk[offsets[group + 1] - 1, 0, -1])]
+        chosen += by_risk[np.linspace(0, len(by_risk) - 1, count + 2)[1:-1].astype(int)].tolist() if count else []
+    return [_trajectory(chr(65 + k), subject, rows, risk, task) for k, subject in enumerate(chosen[:wanted])]
+
+
+def _trajectory(label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig) -> dict[str, Any]:
+    start, stop = np.asarray(rows.row_offsets)[subject : subject + 2]
+    own = np.arange(start, stop)[-LONGEST_TRAJECTORY:]
+    times = (np.asarray(rows.prediction_us)[own] - np.asarray(rows.index_us)[own]) / DAY_US
+    cause = int(rows.cause[own[-1]])
+    when = format_days(float(round(times[-1] + rows.duration_days[own[-1]])))
+    return {
+        "label": label,
+        "outcome": f"{task.causes[cause - 1] if cause else 'event-free'} at {when}",
+        "times_days": [round(float(t), 2) for t in times],
+        "kind": np.where(np.asarray(rows.is_query)[own], "query", "visit").tolist(),
+        "curves": {name: risk[own, e].round(4).tolist() for e, name in enumerate(task.causes)},
+        "horizons_days": list(task.horizons),
+    }
