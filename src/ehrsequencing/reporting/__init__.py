@@ -1,0 +1,1 @@
+"""Reporting: figures and the self-contained report that people look at."""

@@ -1,0 +1,383 @@
+"""Counts of people that may be published: under 11 hidden, and not derivable from what is shown.
+
+A count is a sum over disjoint groups of people, so everything printed in the report is a system of linear equations
+about those groups. `hide_small` is the one gate: it hides the small counts, then more counts wherever subtraction
+(or any other reasoning about sums) would still pin a small one down. `publish` writes the report's tables as such a
+system; `merge_bins` and `pool_groups` coarsen the figures. The threshold is that of the US CMS cell size policy, in
+which nobody (0) is not a small group.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from ehrsequencing.reporting.figures import CalibrationPoint
+
+SMALLEST = 11  # the smallest count that is published
+_POSSIBLE = 5  # values that a hidden small count must still be able to have
+Key = TypeVar("Key", bound=Hashable)
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Count:
+    """A number of people, the disjoint groups that it adds up, and how much a reader would miss it."""
+
+    value: int
+    groups: frozenset[Hashable]
+    weight: int = 0
+
+
+class InconsistentCounts(ValueError):
+    """The counts cannot be sums over the same groups."""
+
+
+def hide_small(counts: Mapping[Key, Count], implied: Iterable[frozenset[Hashable]] = ()) -> dict[Key, str]:
+    """How each count may be printed so that no number of people from 1 to 10 can be worked out.
+
+    Counts from 1 to 10 print as `<11`. A reader then knows equalities (printed numbers) and bounds (`<11`, `≥11`); the
+    range that linear programming finds under them must leave every small count, printed or implied, at least
+    `_POSSIBLE` values. While it does not, one of the printed counts that the deduction rests on is withheld, that of
+    least weight and then the smallest: it prints as `≥11` (`≥100`, `≥1,000` …), and if that still tells too much, as
+    `hidden`.
+
+    Args:
+        counts: What the report prints. Zeros are printed.
+        implied: Further sets of groups that nobody may count to 1..10 by subtraction.
+
+    Returns:
+        The text for every key of `counts`.
+
+    Raises:
+        InconsistentCounts: No numbers of people in the groups give these counts.
+    """
+    if not counts:
+        return {}
+    groups = sorted({g for count in counts.values() for g in count.groups}, key=repr)
+    rows: dict[tuple[frozenset[Hashable], int], int] = {}  # counts of the same people share a row, and a fate
+    for count in counts.values():
+        rows[count.groups, count.value] = max(count.weight, rows.get((count.groups, count.value), 0))
+    costs = [(weight, value) for (_, value), weight in rows.items()]
+    matrix = _indicators([members for members, _ in rows], groups)
+    values = np.array([value for _, value in rows], dtype=float)
+    inverse = np.linalg.pinv(matrix)
+    if np.abs(matrix @ (inverse @ values) - values).max(initial=0.0) > 1e-6:
+        raise InconsistentCounts
+    low, high = values.copy(), values.copy()  # what is told about each count
+    _deduce(np.zeros(len(groups)), matrix, low, high)  # refuses counts that need negative groups
+    small = (values >= 1) & (values < SMALLEST)
+    low[small], high[small] = 1, SMALLEST - 1
+    sets = dict.fromkeys([*(members for members, _ in rows), *implied])
+    targets = _indicators([members for members in sets if members and members <= set(groups)], groups)
+    told = np.abs(targets @ inverse @ matrix - targets).max(axis=1, initial=0.0) < 1e-7  # by the full tables, that is
+    derived = np.round(targets @ inverse @ values)
+    targets = targets[told & (derived >= 1) & (derived < SMALLEST)]
+    trouble = np.zeros(len(targets))
+    for t, target in enumerate(targets):
+        while (deduced := _deduce(target, matrix, low, high)).possible < _POSSIBLE:
+            _withhold(costs, low, high, deduced.used)
+            trouble[t] += 1
+    targets = targets[np.argsort(-trouble, kind="stable")]
+    withheld = [k for k in np.flatnonzero((low != high) & ~small) if costs[k][0]]
+    for k in sorted(withheld, key=lambda k: costs[k], reverse=True):  # some turn out to be withheld for nothing
+        before = low[k], high[k]
+        low[k] = high[k] = values[k]
+        if any(_deduce(target, matrix, low, high).possible < _POSSIBLE for target in targets):
+            low[k], high[k] = before
+    texts = {row: _printed(row[1], *told) for row, *told in zip(rows, low, high, strict=True)}
+    return {key: texts[count.groups, count.value] for key, count in counts.items()}
+
+
+def _indicators(sets: Sequence[frozenset[Hashable]], groups: Sequence[Hashable]) -> Matrix:
+    rows = [[group in members for group in groups] for members in sets]
+    return np.array(rows, dtype=float).reshape(len(rows), len(groups))
+
+
+@dataclass(frozen=True)
+class _Deduction:
+    possible: int  # how many whole numbers the target may still be
+    used: NDArray[np.bool_]  # the counts that this rests on
+
+
+def _deduce(target: Matrix, matrix: Matrix, low: Matrix, high: Matrix) -> _Deduction:
+    """Range of `target · groups` for all groups ≥ 0 that agree with what is told."""
+    bounded = np.flatnonzero(np.isfinite(high))
+    rows, bounds = np.vstack([matrix[bounded], -matrix]), np.concatenate([high[bounded], -low])
+    origin = np.concatenate([bounded, np.arange(len(low))])
+    most_people = 10 * (1 + low.max(initial=0.0))  # keeps the programs bounded
+    ends, used = [], np.zeros(len(low), dtype=bool)
+    for sign in (1.0, -1.0):
+        found = linprog(
+            sign * target,
+            A_ub=rows,
+            b_ub=bounds,
+            bounds=(0, most_people),
+            method="highs-ds",
+            options={"presolve": False},
+        )
+        if not found.success:
+            raise InconsistentCounts
+        ends.append(sign * float(found.fun))
+        used[origin[np.abs(found.ineqlin.marginals) > 1e-9]] = True
+    return _Deduction(possible=math.floor(ends[1] + 1e-6) - math.ceil(ends[0] - 1e-6) + 1, used=used)
+
+
+def _withhold(costs: Sequence[tuple[int, int]], low: Matrix, high: Matrix, used: NDArray[np.bool_]) -> None:
+    """Tell less about one of the counts used, the least cost first: a printed one; then a bounded one; then a zero."""
+    values = np.array([value for _, value in costs])
+    printed, free = low == high, (low == 0) & np.isinf(high)
+    for among in (used & printed & (values > 0), used & ~printed & ~free, used & printed):
+        if among.any():
+            chosen = min(np.flatnonzero(among).tolist(), key=lambda k: costs[k])
+            low[chosen], high[chosen] = (_coarse(values[chosen]) if printed[chosen] else 0.0), np.inf
+            return
+    raise InconsistentCounts
+
+
+def _coarse(value: float) -> float:
+    """The largest of 0, 11, 100, 1,000 … that is not above the value."""
+    return max(bound for bound in (0.0, float(SMALLEST), *(10.0**k for k in range(2, 10))) if bound <= value)
+
+
+def _printed(value: int, low: float, high: float) -> str:
+    if low == high:
+        return f"{value:,}"
+    if np.isfinite(high):
+        return f"<{SMALLEST}"
+    return f"≥{low:,.0f}" if low else "hidden"
+
+
+# ---------------------------------------------------------------------- the report's tables as one system of counts
+
+_WEIGHTS: dict[Hashable, int] = {
+    "unknown": 0, "no_event": 0, "event": 1, "by": 1, "out": 2, "events": 2, "flow": 3, "at_risk": 3, "subjects": 3
+}  # fmt: skip
+
+
+@dataclass
+class _System:
+    """Collects counts; `join` decides which tables are about the same people."""
+
+    join: Callable[[str], Hashable]
+    counts: dict[tuple[Hashable, ...], Count] = field(default_factory=dict)
+    implied: list[frozenset[Hashable]] = field(default_factory=list)
+
+    def add(self, table: str, key: tuple[Hashable, ...], value: int | None, names: Iterable[Hashable]) -> None:
+        if value is not None:
+            scope = self.join(table)
+            weight = _WEIGHTS.get(key[-1], _WEIGHTS.get(key[0], 0))
+            self.counts[key] = Count(value, frozenset((scope, name) for name in names), weight)
+
+    def imply(self, table: str, names: Iterable[Hashable]) -> None:
+        scope = self.join(table)
+        self.implied.append(frozenset((scope, name) for name in names))
+
+
+def publish(metrics: Mapping[str, Any]) -> dict[tuple[Hashable, ...], str]:
+    """Texts of every count that the report prints.
+
+    All tables together are one system: the splits add up to the cohort flow's last step, the held-out subjects' events
+    to those of the landmarks, and so on. Where the tables turn out not to be about the same people, each is judged
+    alone.
+
+    Returns:
+        Texts under `("flow", i)`, `("out", i)`, `("subjects", split)`, `("events", split, cause or "censored")`,
+        `("at_risk", landmark)`, `("by", landmark, cause, horizon)` and
+        `("risk", landmark, cause, horizon, "event" | "no_event" | "unknown")`.
+    """
+    joins: list[Callable[[str], Hashable]] = [lambda table: "", lambda table: table, lambda table: object()]
+    for join in joins:
+        system = _System(join)
+        _add_splits(system, metrics)
+        _add_flow(system, metrics)
+        _add_landmarks(system, metrics)
+        _add_risks(system, metrics)
+        try:
+            return hide_small(system.counts, system.implied)
+        except InconsistentCounts:
+            continue
+    raise InconsistentCounts  # pragma: no cover (counts that share nothing always agree)
+
+
+def _instants(metrics: Mapping[str, Any]) -> list[float]:
+    """Days since the index at which some printed count of the evaluated split begins or ends."""
+    blanking = float(metrics["task"].get("blanking", 0.0))
+    starts = [row["landmark_days"] + blanking for row in metrics["at_risk"]]
+    ends = [row["landmark_days"] + h for row in metrics["at_risk"] for h in metrics["horizons_days"]]
+    return sorted({0.0, *(round(t, 6) for t in (*starts, *ends))})
+
+
+def _split_names(metrics: Mapping[str, Any], split: str, outcome: str) -> list[Hashable]:
+    """Groups of a split's subjects by how they end; those of the evaluated split also by when."""
+    pieces = len(_instants(metrics)) if split == metrics["split"] else 1
+    return [(split, outcome, piece) for piece in range(pieces)]
+
+
+def _add_splits(system: _System, metrics: Mapping[str, Any]) -> None:
+    for split, events in metrics["events"].items():
+        table, everyone = f"split {split}", [n for o in events for n in _split_names(metrics, split, o)]
+        for outcome, count in events.items():
+            names = _split_names(metrics, split, outcome)
+            system.add(table, ("events", split, outcome), count, names)
+            system.imply(table, set(everyone) - set(names))
+        subjects = metrics["data"]["subjects"].get(split)
+        rest = [] if subjects == sum(events.values()) else [(split, "outside")]
+        system.add(table, ("subjects", split), subjects, [*everyone, *rest])
+        system.imply(table, rest)
+
+
+def _add_flow(system: _System, metrics: Mapping[str, Any]) -> None:
+    steps, table = metrics["attrition"], "flow"
+    everyone = [n for s, events in metrics["events"].items() for o in events for n in _split_names(metrics, s, o)]
+    total = sum(count for events in metrics["events"].values() for count in events.values())
+    last: list[Hashable] = everyone if steps and steps[-1]["subjects"] == total else ["at the end"]
+    for i, step in enumerate(steps):
+        system.add(table, ("flow", i), step["subjects"], [*last, *(("out", j) for j in range(i + 1, len(steps)))])
+        if i:
+            system.add(table, ("out", i), excluded(steps, i), [("out", i)])
+            for j in range(i):
+                system.imply(table, [("out", k) for k in range(j + 1, i + 1)])
+
+
+def excluded(steps: Sequence[Mapping[str, Any]], place: int) -> int:
+    """How many subjects a step of the cohort flow leaves out."""
+    stated = steps[place].get("excluded")
+    return int(steps[place - 1]["subjects"] - steps[place]["subjects"] if stated is None else stated)
+
+
+def _between(metrics: Mapping[str, Any], start: float, end: float | None, *outcomes: str) -> set[Hashable]:
+    """Groups of the evaluated split's subjects who leave in [start, end) days after the index in one of these ways."""
+    instants = _instants(metrics)
+    first = instants.index(round(start, 6))
+    last = len(instants) if end is None else instants.index(round(end, 6))
+    return {(metrics["split"], outcome, piece) for outcome in outcomes for piece in range(first, last)}
+
+
+def _add_landmarks(system: _System, metrics: Mapping[str, Any]) -> None:
+    blanking, causes = float(metrics["task"].get("blanking", 0.0)), metrics["causes"]
+    outcomes, instants = [*causes, "censored"], _instants(metrics)
+    for row in metrics["at_risk"]:
+        landmark, table = row["landmark_days"], f"landmark {row['landmark_days']}"
+        start = landmark + blanking
+        everyone = _between(metrics, start, None, *outcomes)
+        system.add(table, ("at_risk", landmark), row["subjects"], everyone)
+        for k, horizon in enumerate(metrics["horizons_days"]):
+            for cause in causes:
+                names = _between(metrics, start, landmark + horizon, cause)
+                system.add(table, ("by", landmark, cause, horizon), row["events"][cause][k], names)
+                system.imply(table, everyone - names)
+            system.imply(table, everyone - _between(metrics, start, landmark + horizon, *causes))
+        for who in [*([o] for o in outcomes), outcomes]:  # every stretch of time, per way to leave and altogether
+            for i, a in enumerate(instants):
+                for b in instants[i + 1 :]:
+                    system.imply(table, _between(metrics, a, b, *who))
+
+
+def _add_risks(system: _System, metrics: Mapping[str, Any]) -> None:
+    """Sizes of the three histograms: had the event, lost before the horizon, all others."""
+    blanking, outcomes = float(metrics["task"].get("blanking", 0.0)), [*metrics["causes"], "censored"]
+    landmarks = [row["landmark_days"] for row in metrics["at_risk"]]
+    for shown in metrics["risk_distribution"]:
+        landmark, cause, horizon = shown["landmark_days"], shown["cause"], shown["horizon_days"]
+        key, table = ("risk", landmark, cause, horizon), f"landmark {landmark}"
+        people: dict[str, Iterable[Hashable]] = {name: [(*key, name)] for name in ("event", "no_event", "unknown")}
+        if landmark in landmarks:
+            start, end = landmark + blanking, landmark + horizon
+            event, unknown = _between(metrics, start, end, cause), _between(metrics, start, end, "censored")
+            others = _between(metrics, start, None, *outcomes) - event - unknown
+            people = {"event": event, "no_event": others, "unknown": unknown}
+        for name, names in people.items():
+            system.add(table, (*key, name), sum(shown[name]), names)
+
+
+# ------------------------------------------------------------------------------------------------------- the figures
+
+
+def merge_bins(edges: Sequence[float], counts: Sequence[int]) -> list[tuple[float, float, int]]:
+    """Join neighbouring bins of a histogram until each holds nobody or at least 11 people.
+
+    Returns:
+        (left edge, right edge, people) from left to right; empty where there are fewer than 11 in all.
+    """
+    merged: list[tuple[float, float, int]] = []
+    start, people, end = 0, 0, 0
+    for k, count in enumerate(counts):
+        start = k if people == 0 else start
+        people += count
+        end = k + 1 if count else end
+        if people == 0 or people >= SMALLEST:
+            merged.append((edges[start], edges[k + 1], people))
+            people = 0
+    if people:  # what is left over joins the last bar
+        while merged and merged[-1][2] == 0:
+            merged.pop()
+        if not merged:
+            return []
+        left, _, held = merged.pop()
+        merged.append((left, edges[end], held + people))
+    return merged
+
+
+def pool_groups(groups: Mapping[str, Sequence[float]]) -> list[CalibrationPoint]:
+    """Join neighbouring calibration groups until each has at least 11 subjects with the event and 11 without.
+
+    Predicted and observed risks are averaged by size; the groups are disjoint, so the squared half-widths of their
+    intervals add up by squared weight.
+
+    Args:
+        groups: `predicted`, `observed`, `low`, `high`, `n`, a number per group.
+
+    Returns:
+        Points by rising predicted risk; empty where even all subjects together have fewer than 11 events.
+    """
+    fields = ("predicted", "observed", "low", "high", "n")
+    points = [_Group(*row) for row in zip(*(groups[name] for name in fields), strict=True)]
+    pools: list[list[_Group]] = [[]]
+    for point in sorted((p for p in points if p.n), key=lambda p: p.predicted):
+        pools[-1].append(point)
+        if _large(_pooled(pools[-1])):
+            pools.append([])
+    while len(pools) > 1 and (not pools[-1] or not _large(_pooled(pools[-1]))):
+        left_over = pools.pop()
+        pools[-1] += left_over
+    pooled = [_pooled(pool) for pool in pools if pool]
+    return [CalibrationPoint(*astuple(point)) for point in pooled if _large(point)]
+
+
+@dataclass(frozen=True)
+class _Group:
+    predicted: float
+    observed: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def _large(point: _Group) -> bool:
+    events = point.n * point.observed
+    return (
+        min(round(events), round(point.n - events)) >= SMALLEST
+    )  # 0 too is joined: a group's end must not pick it out
+
+
+def _pooled(points: Sequence[_Group]) -> _Group:
+    if len(points) == 1:
+        return points[0]
+    n = sum(p.n for p in points)
+    predicted, observed = (sum(p.n / n * getattr(p, name) for p in points) for name in ("predicted", "observed"))
+    low: float | None = None
+    high: float | None = None
+    if all(p.low is not None and p.high is not None for p in points):
+        below, above = (
+            sum((p.n / n * (p.observed - getattr(p, name))) ** 2 for p in points) ** 0.5 for name in ("low", "high")
+        )
+        low, high = max(observed - below, 0.0), min(observed + above, 1.0)
+    return _Group(predicted, observed, low, high, n)
+
+
+__all__ = ["SMALLEST", "Count", "InconsistentCounts", "excluded", "hide_small", "merge_bins", "pool_groups", "publish"]

@@ -1,0 +1,98 @@
+"""Real records, end to end; skipped where the third-party data is absent."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.config import load_study, load_task
+from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.predict import predict
+from ehrsequencing.records.codes import read_parents
+from ehrsequencing.records.meds import find_shards
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.reporting.report import render
+from ehrsequencing.training.loop import Trainer
+from meds_helpers import Row
+from reference.records import Records
+
+TASKS = Path(__file__).parents[1] / "examples" / "tasks"
+# Subjects, prediction times, and subjects with the event of interest, counted once by a plain script over raw rows.
+COUNTS = {
+    "nafld": ([], 14051, 82748, 1080),
+    "pbc2": ([], 312, 2682, 140),
+    "physionet2012": (["visits.by=window", "visits.window=1h"], 3911, 3911, 957),
+    "mimic4_demo": ([], 97, 2359, 28),
+}
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def prepared(request: pytest.FixtureRequest, real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    name = request.param
+    out = tmp_path_factory.mktemp("real") / name
+    prepare(
+        real_data / f"{name}_meds",
+        out,
+        study=load_study(None, COUNTS[name][0]),
+        tasks=[load_task(TASKS / f"{name}.yaml")],
+    )
+    return Prepared(out)
+
+
+def test_cohorts_have_the_known_counts(prepared: Prepared) -> None:
+    name = prepared.only_task()
+    _, subjects, times, events = COUNTS[name]
+    attrition = prepared.attrition(name)
+    cohort = pq.read_table(prepared.folder / "tasks" / name / "cohort.parquet")
+    assert attrition["steps"][-1]["subjects"] == subjects
+    assert len(cohort) == attrition["prediction_times"] == times
+    assert attrition["events"][prepared.task(name).causes[0]] == events
+    assert np.all(cohort["duration_days"].to_numpy() > 0)
+
+
+@pytest.mark.slow
+def test_cohorts_are_those_of_plain_loops(prepared: Prepared, real_data: Path) -> None:
+    """Every label of every real prediction time, against the brute-force reference."""
+    name = prepared.only_task()
+    task, parents = prepared.task(name), read_parents(real_data / f"{name}_meds")
+    rows = []
+    for shard in find_shards(real_data / f"{name}_meds"):
+        table = pq.read_table(shard, columns=["subject_id", "time", "code", "numeric_value"])
+        times = table["time"].cast("int64").to_pylist()
+        columns = [table[c].to_pylist() for c in ("subject_id", "code", "numeric_value")]
+        rows += [Row(s, t, c, v) for s, t, c, v in zip(columns[0], times, *columns[1:], strict=True)]
+    records = Records(rows, [task], prepared.study.visits, parents=parents)
+    expected = {(row.subject, row.prediction_us): row for row in records.cohort(task)}
+    cohort = pq.read_table(prepared.folder / "tasks" / name / "cohort.parquet")
+    found = zip(*(cohort[c].cast("int64").to_pylist() for c in ("subject_id", "prediction_time", "index_time")),
+                *(cohort[c].to_pylist() for c in ("kind", "duration_days", "cause")), strict=True)  # fmt: skip
+    assert len(cohort) == len(expected)
+    for subject, moment, index, kind, duration, cause in found:
+        row = expected[subject, moment]
+        assert (row.index_us, row.kind, row.cause) == (index, kind, cause)
+        assert row.duration_days == pytest.approx(duration, abs=1e-9)
+
+
+def test_icu_patients_are_asked_once_at_the_index(real_data: Path, tmp_path: Path) -> None:
+    task = load_task(TASKS / "physionet2012.yaml")
+    study = load_study(None, ["visits.by=window", "visits.window=1h"])
+    prepare(real_data / "physionet2012_meds", tmp_path / "set", study=study, tasks=[task])
+    cohort = pq.read_table(tmp_path / "set" / "tasks" / task.name / "cohort.parquet")
+    assert set(cohort["kind"].to_pylist()) == {"query"}
+    assert len(set(cohort["subject_id"].to_pylist())) == len(cohort)
+
+
+def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path: Path) -> None:
+    """Few steps of a tiny model: that it runs, not how good it is."""
+    name = prepared.only_task()
+    tiny = ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.visit_budget=8192"]
+    Trainer(prepared, name, tmp_path / "run", study=load_study(None, tiny)).fit()
+    settings = load_study(None, ["evaluation.bootstrap=10", "evaluation.baselines=none"]).evaluation
+    metrics = evaluate(tmp_path / "run", settings=settings)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
+    assert "</html>" in render(metrics)
+    predict(tmp_path / "run", real_data / f"{name}_meds", tmp_path / "p.parquet", at="last")
+    risk = pq.read_table(tmp_path / "p.parquet")["risk"].to_numpy()
+    assert np.all((risk >= 0) & (risk <= 1))
