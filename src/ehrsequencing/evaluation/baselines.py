@@ -31,7 +31,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Predict = Callable[[NDArray[np.float32]], Floats]
 BINS = 8  # quantile bins of the event durations; the horizons are edges too
-MOST_PERIODS = 400_000  # prediction times × bins that the boosting sees; whole prediction times are left out at random
+# What the boosting sees at most, prediction times × bins and those × features; prediction times are drawn at random.
+MOST_PERIODS, MOST_CELLS = 400_000, 40_000_000
 AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
 _PREDICT_ROWS = 20_000
 
@@ -175,7 +176,8 @@ class BoostedVisits(_HazardModel):
         self.vocabulary = vocabulary
         self.columns: FeatureSpec = fit_feature_spec(*train, vocabulary)
         bins = len(self.edges) + 1
-        wanted = min(len(train[1]), max(1, MOST_PERIODS // bins))
+        periods = min(MOST_PERIODS, MOST_CELLS // (len(self.columns) + 1))
+        wanted = min(len(train[1]), max(1, periods // bins))
         fitted = np.sort(np.random.default_rng(seed).permutation(len(train[1]))[:wanted])
         stopping = np.flatnonzero(np.any([tuning[1].at_landmark(days) for days in (0.0, *task.landmarks)], axis=0))
         self.models = self._fit(train, fitted, tuning, stopping, seed)

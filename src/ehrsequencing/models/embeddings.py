@@ -14,6 +14,7 @@ from ehrsequencing.models.segments import dropout, gather_rows, pool
 
 MAX_AGE_YEARS = 120.0  # the top bin is open
 MAX_INDEX_ROWS = 512  # later visits share the last row
+CODE_SD = 0.5  # of the code table at the start. Smaller ones learn pairs of codes too late (docs/decisions.md)
 # Lower edges of the gap bins: 0, 1 h, 2 h, 4 h, 8 h, 12 h, 1 d, 2 d, 4 d ... 2048 d, 10 y (the last is open).
 GAP_EDGES_DAYS = (0.0, *(h / 24 for h in (1, 2, 4, 8, 12)), *(float(2**j) for j in range(12)), 3652.5)
 
@@ -52,11 +53,11 @@ class CodeEmbedding(nn.Module):
         self.terms = {"polynomial": 3, "interpolate": config.value_bins, "none": 0}[config.values]
         self.table = nn.Embedding(config.vocab_size, config.dim, padding_idx=0)
         self.value_table = nn.Embedding(config.vocab_size * self.terms, config.dim) if self.terms else None
-        nn.init.normal_(self.table.weight, std=config.dim**-0.5)
+        nn.init.normal_(self.table.weight, std=CODE_SD)
         with torch.no_grad():
             self.table.weight[0] = 0.0
         if self.value_table is not None:
-            nn.init.normal_(self.value_table.weight, std=0.1 * config.dim**-0.5)
+            nn.init.normal_(self.value_table.weight, std=0.1 * CODE_SD)
 
     def forward(self, batch: VisitBatch) -> CodeVectors:
         """Vectors of all codes of all visits."""
