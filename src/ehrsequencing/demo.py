@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ehrsequencing.config import format_days, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import OURS, add_to_run, evaluate
@@ -15,7 +17,7 @@ from ehrsequencing.storage import MANIFEST, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 # A small world for a small cohort: the default's 24 pairs and 500 background codes want tens of thousands of subjects.
-WORLD = SimulationConfig(pairs=4, background_codes=60, pair_effect=1.3)
+WORLD = SimulationConfig(pairs=3, background_codes=60, pair_effect=1.3)
 SETTINGS = ("model.size=small", "training.learning_rate=1e-3", "training.epochs=30", "evaluation.bootstrap=200")
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
@@ -43,6 +45,7 @@ def run_demo(
         The metrics.
     """
     data, prepared, run = out / "data", out / "prepared", out / "run"
+    torch.set_num_threads(1)  # so small a model gains little from a second one, and loses much on a busy machine
     marker = out / f"demo-{subjects}-{seed}"
     if out.is_dir() and any(out.iterdir()) and not marker.is_file():
         raise EhrseqError("holds something else", where=str(out), mend="name another folder with --out")
