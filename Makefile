@@ -2,17 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := src tests bench
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all check bench docs clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) -e .
 	touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) -e ".[dev]"
 	touch $@
 
 demo: .venv/core
@@ -30,8 +31,10 @@ check: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The four real data sets, end to end (DATA holds their folders; see bench/real_data.py).
+DATA ?= ../shared/data
 bench: .venv/dev
-	$(BIN)/python bench/step.py
+	$(BIN)/python bench/real_data.py $(DATA) runs
 
 docs: .venv/dev
 	$(BIN)/python -m pytest --doctest-glob "*.md" README.md docs

@@ -44,7 +44,7 @@ def _errors(debug: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
+def _bar(label: str) -> Iterator[Callable[..., None]]:
     """A progress bar on stderr that shows itself only when the work takes longer than two seconds."""
     import time
 
@@ -60,10 +60,10 @@ def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
     progress, started = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
     task = progress.add_task(label, total=None)
 
-    def tick(done: int, total: int) -> None:
+    def tick(done: int, total: int, text: str = label) -> None:
         if not progress.live.is_started and time.monotonic() - started > 2:
             progress.start()
-        progress.update(task, completed=done, total=total)
+        progress.update(task, completed=done, total=total, description=text)
 
     try:
         yield tick
@@ -78,7 +78,9 @@ def _training_bar() -> Iterator[Callable[["Progress"], None]]:
         before: list[Progress] = []
 
         def show(p: "Progress") -> None:
-            tick((p.epoch - 1) * p.steps + p.step, p.epochs * p.steps)
+            nll = "" if p.tuning_nll is None else f"  tuning NLL {p.tuning_nll:.4f}"
+            text = f"training  loss {p.loss:.4f}{nll}  {p.subjects_per_second:.0f} subjects/s"
+            tick((p.epoch - 1) * p.steps + p.step, p.epochs * p.steps, text)
             if before and before[0].epoch != p.epoch and p.tuning_nll is not None:
                 last = before[0]
                 typer.echo(

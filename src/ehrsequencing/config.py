@@ -150,7 +150,7 @@ class TaskConfig(Settings):
     competing: dict[str, CodeList] = {}
     censoring: CensoringConfig = CensoringConfig()
     horizons: tuple[Days, ...] = Field(min_length=1)
-    landmarks: tuple[Days, ...] = (0.0,)
+    landmarks: tuple[Days, ...] = Field((0.0,), min_length=1)  # times since the index at which models are compared
     blanking: Days = 0.0
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from ehrsequencing.evaluation.evaluate import OURS, add_to_run, evaluate
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import write_report
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.storage import MANIFEST, sweep_temporaries
+from ehrsequencing.storage import MANIFEST, read_json, read_manifest, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 # A small world for a small cohort: the default's 24 pairs and 500 background codes want tens of thousands of subjects.
@@ -62,14 +62,20 @@ def run_demo(
         say("2/5  preparing: visits, codes, labels")
         with bar("preparing") as tick:
             prepare(data, prepared, study=study, tasks=[task], progress=tick)
-    say("3/5  training the hierarchical BEHRT")
+    if not (run / MANIFEST).is_file():
+        say("3/5  training the hierarchical BEHRT")
     trainer = Trainer(Prepared(prepared), task.name, run, study=study)
     with training_bar() as show:
         trainer.fit(resume=True, on_progress=show)
-    say("4/5  evaluating on held-out patients, beside baselines and the truth")
-    metrics = evaluate(run, progress=lambda stage: say(f"     {stage}"))
-    say("5/5  writing the report")
-    add_to_run(run, "report.html", lambda path: write_report(metrics, path))
+    listed = read_manifest(run, what="a run")["files"]
+    metrics: dict[str, Any]
+    if {"metrics.json", "report.html"} <= set(listed):
+        metrics = read_json(run / "metrics.json")
+    else:
+        say("4/5  evaluating on held-out patients, beside baselines and the truth")
+        metrics = evaluate(run, progress=lambda stage: say(f"     {stage}"))
+        say("5/5  writing the report")
+        add_to_run(run, "report.html", lambda path: write_report(metrics, path))
     for line in summary(metrics):
         say(line)
     say(f"\nOpen {run / 'report.html'}")

@@ -179,7 +179,7 @@ class BoostedVisits(_HazardModel):
         periods = min(MOST_PERIODS, MOST_CELLS // (len(self.columns) + 1))
         wanted = min(len(train[1]), max(1, periods // bins))
         fitted = np.sort(np.random.default_rng(seed).permutation(len(train[1]))[:wanted])
-        stopping = np.flatnonzero(np.any([tuning[1].at_landmark(days) for days in (0.0, *task.landmarks)], axis=0))
+        stopping = np.flatnonzero(np.any([tuning[1].at_landmark(days) for days in task.landmarks], axis=0))
         self.models = self._fit(train, fitted, tuning, stopping, seed)
 
     def _fit(

@@ -113,7 +113,7 @@ class Trainer:
             raise EhrseqError("no tuning subject is at risk at a landmark", where=where, mend=mend)
 
     def _landmark_rows(self) -> Any:
-        return np.any([self.tuning_rows.at_landmark(days) for days in (*self.task.landmarks, 0.0)], axis=0)
+        return np.any([self.tuning_rows.at_landmark(days) for days in self.task.landmarks], axis=0)
 
     @property
     def fingerprint(self) -> str:
