@@ -162,3 +162,21 @@ def test_from_records_to_a_report(sim_data: Path, tmp_path: Path) -> None:
     done = ehrseq("predict", run, sim_data, "--out", out, "--at", "last", "--horizons", "90d,2y")
     assert done.exit_code == 0, done.stderr
     assert pq.read_table(out).num_rows > 0
+
+
+@pytest.mark.parametrize("mode", ["interpolate", "bins", "none"])
+def test_every_value_mode_goes_to_predictions(sim_data: Path, tmp_path: Path, mode: str) -> None:
+    prepared, run = tmp_path / "prepared", tmp_path / "run"
+    task = ("--task", sim_data / "task.yaml")
+    assert ehrseq("prepare", sim_data, *task, "--out", prepared, f"values.mode={mode}").exit_code == 0
+    tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "model.visit_encoder=mean")
+    done = ehrseq("train", prepared, "--out", run, *tiny)
+    assert done.exit_code == 0, done.stderr
+    out = tmp_path / "p.parquet"
+    assert ehrseq("predict", run, sim_data, "--out", out, "--at", "last").exit_code == 0
+    risk = pq.read_table(out)["risk"].to_pylist()
+    assert all(0 <= r <= 1 for r in risk)
+    assert len(set(risk)) > 100
+    tokens = json.loads((prepared / "vocabulary.json").read_text())["tokens"]
+    assert any(t.startswith("LAB//") and t.endswith("//Q3") for t in tokens) == (mode == "bins")
+    assert any(t.startswith("LAST//") for t in tokens) == (mode != "none")
