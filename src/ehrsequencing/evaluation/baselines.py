@@ -10,6 +10,7 @@ A bin counts with the days at risk in it, so that partly observed bins are neith
 competing event ends the exposure of every cause.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -133,7 +134,7 @@ def _periods(rows: TaskRows, chosen: Ints, edges_days: Sequence[float]) -> _Peri
     return _Periods(row, bin_, days[row, bin_], np.where(last[row] == bin_, cause[row], 0))
 
 
-class _HazardModel:
+class _HazardModel(ABC):
     """Cause-specific piecewise-constant hazards, `base_e(k)` times a factor that subclasses fit."""
 
     name: str
@@ -143,9 +144,9 @@ class _HazardModel:
         self.edges = grid_edges(duration, cause, horizons_days=task.horizons, bins=BINS)
         self.base = cohort_hazards(self.edges, rows.entry_days, duration, cause, n_causes=len(task.causes))
 
+    @abstractmethod
     def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
-        """F (r, causes, bins)."""
-        raise NotImplementedError
+        """The factor f, (r, causes, bins)."""
 
     def risk(self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats) -> Floats:
         """See `Baseline`."""
@@ -220,7 +221,7 @@ class BoostedVisits(_HazardModel):
         return np.concatenate([np.repeat(history, bins, axis=0), number], axis=1)
 
     def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
-        """F (r, causes, bins)."""
+        """The factor f, (r, causes, bins)."""
         design = self._design(timelines, rows, chosen)
         shape = (len(chosen), len(self.edges) + 1)
         parts = [np.ones(shape) if model is None else model(design).reshape(shape) for model in self.models]
@@ -287,7 +288,7 @@ class AgeAndSex(_HazardModel):
         return np.concatenate([np.concatenate([age, *spline], axis=1) / 10.0, unknown, design[:, 1:]], axis=1)
 
     def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
-        """F (r, causes, bins), the same in every bin."""
+        """The factor f, (r, causes, bins); the same in every bin."""
         x = self._filled(self._design(timelines, rows, chosen))
         factors = np.stack([model.predict(x) for model in self.models], axis=1)
         return np.repeat(factors[:, :, None], len(self.edges) + 1, axis=2)
