@@ -228,10 +228,14 @@ def evaluate(
         from ehrsequencing.reporting.report import write_report
         from ehrsequencing.reporting.terminal import metric_lines
 
-        def say(stage: str) -> None:
-            typer.echo(f"… {stage}", err=True)
+        done: list[str] = []
+        with _bar("evaluating") as tick:
 
-        result = judge(run, split=split, prepared=prepared, settings=settings, progress=say)
+            def stage(name: str) -> None:
+                tick(len(done), max(len(done) + 1, 6), name)
+                done.append(name)
+
+            result = judge(run, split=split, prepared=prepared, settings=settings, progress=stage)
         add_to_run(run, "report.html", lambda path: write_report(result, path))
         typer.echo("\n".join(metric_lines(result)))
         typer.echo(f"report: {run / 'report.html'}")
