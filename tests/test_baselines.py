@@ -1,4 +1,4 @@
-"""Baselines: history features without the future, hazards that recover a known truth, competing causes as such."""
+"""Baselines: hazards that recover a known truth, competing causes as such, every day at risk shared out."""
 
 import itertools
 from pathlib import Path
@@ -17,9 +17,7 @@ from ehrsequencing.evaluation.baselines import (
     incidence,
 )
 from ehrsequencing.evaluation.censoring import aalen_johansen
-from ehrsequencing.evaluation.history import fit_feature_spec, history_features
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure, grid_edges
-from ehrsequencing.records.meds import DAY_US
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
@@ -44,51 +42,6 @@ def train(prepared: Prepared) -> Split:
 @pytest.fixture(scope="module")
 def tuning(prepared: Prepared) -> Split:
     return prepared.timelines("tuning"), prepared.rows("simulated", "tuning")
-
-
-def plain_features(prepared: Prepared, split: Split, row: int, *, peek: int = 0) -> dict[str, float]:
-    """The features of one row by plain loops; `peek` looks so many visits into the future (the broken twin)."""
-    timelines, rows = split
-    names = prepared.vocabulary.tokens
-    subject, now = int(rows.subject[row]), int(rows.prediction_us[row])
-    first, last = timelines.subject_offsets[subject : subject + 2].tolist()
-    visits = range(first, min(first + int(rows.visits_before[row]) + peek, last))
-    out = {
-        "age_years": float(rows.age_years[row]),
-        "days_since_index": (now - int(rows.index_us[row])) / DAY_US,
-        "visits": float(len(visits)),
-    }
-    seen: dict[str, list[tuple[int, float]]] = {}
-    for v in visits:
-        for k in range(*timelines.visit_offsets[v : v + 2].tolist()):
-            seen.setdefault(names[timelines.codes[k]], []).append((v, float(timelines.values[k, 0])))
-    for name, items in seen.items():
-        out[f"count {name}"] = float(len(items))
-        out[f"days_since {name}"] = (now - int(timelines.end_us[items[-1][0]])) / DAY_US
-        numbers = [value for _, value in items if not np.isnan(value)]
-        if numbers:
-            summaries = (numbers[-1], float(np.mean(numbers)), min(numbers), max(numbers))
-            out |= {f"{n} {name}": x for n, x in zip(("last", "mean", "min", "max"), summaries, strict=True)}
-    return out
-
-
-def features_agree(prepared: Prepared, split: Split, peek: int) -> bool:
-    spec = fit_feature_spec(*split, prepared.vocabulary)
-    chosen = np.arange(0, len(split[1]), 11)
-    found = history_features(*split, prepared.vocabulary, chosen=chosen, columns=spec)
-    for r, row in enumerate(chosen):
-        expected = plain_features(prepared, split, int(row), peek=peek)
-        for column, name in enumerate(spec.names):
-            want = expected.get(name, 0.0 if name.startswith("count ") else np.nan)
-            checked = name.startswith(("count ", "days_since ", "last ", "mean ", "min ", "max ", "age_", "visits"))
-            if checked and not np.isclose(found[r, column], want, rtol=1e-4, atol=1e-3, equal_nan=True):
-                return False
-    return True
-
-
-def test_history_is_that_of_plain_loops_and_a_look_ahead_is_noticed(prepared: Prepared, train: Split) -> None:
-    assert features_agree(prepared, train, peek=0)
-    assert not features_agree(prepared, train, peek=1)
 
 
 def test_incidence_of_constant_hazards_is_the_closed_form() -> None:

@@ -787,7 +787,7 @@ def tasks(draw: st.DrawFn, name: str) -> TaskConfig:
         st.fixed_dictionaries({"date": dates}),
         st.just({"dataset_end": True}),
     )
-    landmarks = draw(st.lists(after, unique=True, max_size=3))
+    landmarks = draw(st.lists(after, unique=True, min_size=1, max_size=3))
     return a_task(
         name,
         index=draw(index),

@@ -74,6 +74,7 @@ TASK = {"name": "t", "index": {"code": "I"}, "outcome": {"a": "A"}, "horizons": 
         ({"horizons": ["2y", "1y"]}, "rising"),
         ({"horizons": [365]}, "not a duration"),
         ({"landmarks": ["1y", "1y"]}, "rising"),
+        ({"landmarks": []}, "landmarks"),
         ({"censoring": {"date": "2020-01-01", "dataset_end": True}}, "at most one"),
         ({"name": "../x"}, "name"),
         ({"outcomes": {}}, "unknown setting 'outcomes'"),
