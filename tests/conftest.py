@@ -1,9 +1,11 @@
 """Fixtures that several rooms share: a small simulated data set, prepared, and a small run trained on it."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.records.prepared import Prepared, prepare
@@ -12,6 +14,10 @@ from ehrsequencing.training.loop import Trainer
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
+
+if "CI" not in os.environ:  # there Hypothesis takes its own profile; a busy machine must not fail a test by the clock
+    settings.register_profile("no clock", deadline=None)
+    settings.load_profile("no clock")
 
 
 @pytest.fixture(scope="session", autouse=True)
