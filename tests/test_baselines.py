@@ -1,6 +1,7 @@
 """Baselines: hazards that recover a known truth, competing causes as such, every day at risk shared out."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from ehrsequencing.evaluation.baselines import (
 from ehrsequencing.evaluation.censoring import aalen_johansen
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure, grid_edges
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
 
 Split = tuple[Timelines, TaskRows]
 
@@ -123,3 +124,54 @@ def test_the_same_seed_gives_the_same_baselines_strongest_first(
     for a, b in zip(*made, strict=True):
         np.testing.assert_array_equal(a.risk(*tuning, chosen, days), b.risk(*tuning, chosen, days))
     assert fit_baselines("none", task=task, vocabulary=prepared.vocabulary, train=train, tuning=tuning, seed=3) == []
+
+
+def without(split: Split, cause: int) -> Split:
+    """The same subjects, those with an event of the cause censored then."""
+    causes = np.asarray(split[1].cause)
+    return split[0], replace(split[1], cause=np.where(causes == cause, 0, causes).astype(np.int8))
+
+
+@pytest.mark.parametrize("missing", ["event in tuning", "tuning subjects", "event in training"])
+def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
+    missing: str, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "MOST_PERIODS", 2000)
+    nobody = np.arange(0)
+    fitted = without(train, 2) if missing == "event in training" else train
+    watched = {"event in tuning": without(tuning, 2), "event in training": tuning}.get(
+        missing, (take_timelines(tuning[0], nobody), take_rows(tuning[1], nobody))
+    )
+    days, chosen = np.array([365.25, 730.5]), np.arange(len(train[1]))
+    for model in fit_baselines("fast", task=task, vocabulary=prepared.vocabulary, train=fitted, tuning=watched, seed=0):
+        risk = model.risk(*train, chosen, days)
+        assert ((risk >= 0) & (risk <= 1)).all()
+        mean = risk.mean(axis=0)
+        assert (mean[1] < 1e-3).all() if missing == "event in training" else (mean[1] > 1e-3).all()
+        assert model.risk(*train, nobody, days).shape == (0, 2, 2)
+
+
+@pytest.mark.parametrize("kind", [AgeAndSex, BoostedVisits])
+def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_censoring(
+    kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "MOST_PERIODS", 6000)
+    hazards, days = np.array([1 / 500, 1 / 250]), np.array([200.0, 500.0])
+
+    def redrawn(split: Split, seed: int) -> Split:
+        """Event times that depend on nothing in the record."""
+        rng, n = np.random.default_rng(seed), len(split[1])
+        event, censored = rng.exponential(1 / hazards.sum(), n), rng.uniform(100, 2000, n)
+        cause = np.where(event < censored, 1 + (rng.random(n) > hazards[0] / hazards.sum()), 0).astype(np.int8)
+        return split[0], replace(split[1], duration_days=np.minimum(event, censored), cause=cause)
+
+    def mean_risk(made: Split, judge: Split) -> np.ndarray:
+        args = (task, prepared.vocabulary, made)
+        model = AgeAndSex(*args) if kind is AgeAndSex else BoostedVisits(*args, judge, seed=0)
+        return model.risk(*made, np.arange(len(made[1])), days).mean(axis=0)[0]
+
+    made, judge = redrawn(train, 1), redrawn(tuning, 2)
+    truth = hazards[0] / hazards.sum() * (1 - np.exp(-hazards.sum() * days))
+    np.testing.assert_allclose(mean_risk(made, judge), truth, atol=0.03)
+    mutant = mean_risk(without(made, 2), without(judge, 2))  # competing events as censoring
+    assert (mutant > truth + 0.06).all()

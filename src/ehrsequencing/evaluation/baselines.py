@@ -35,6 +35,7 @@ BINS = 8  # quantile bins of the event durations; the horizons are edges too
 # What the boosting sees at most, prediction times × bins and those × features; prediction times are drawn at random.
 MOST_PERIODS, MOST_CELLS = 400_000, 40_000_000
 AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
+UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 _PREDICT_ROWS = 20_000
 
 
@@ -150,16 +151,19 @@ class _HazardModel(ABC):
 
     def risk(self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats) -> Floats:
         """See `Baseline`."""
-        parts = [chosen[start : start + _PREDICT_ROWS] for start in range(0, len(chosen), _PREDICT_ROWS)]
-        return np.concatenate([
-            incidence(self.base * self.factor(timelines, rows, part), self.edges, horizons_days) for part in parts
-        ])  # fmt: skip
+        out = np.empty((len(chosen), len(self.base), len(horizons_days)))
+        for start in range(0, len(chosen), _PREDICT_ROWS):
+            part = slice(start, start + _PREDICT_ROWS)
+            hazards = self.base * self.factor(timelines, rows, chosen[part])
+            out[part] = incidence(hazards, self.edges, horizons_days)
+        return out
 
 
 class BoostedVisits(_HazardModel):
     """Boosted trees on everything in `history_features` and the bin, with a Poisson loss; usually the hardest to beat.
 
-    Boosting stops by the loss of tuning subjects at the task's landmarks.
+    Boosting stops by the loss of tuning subjects at the task's landmarks. A cause that none of them had there gets a
+    fixed number of trees, and one without a training event keeps the cohort's own hazard.
     """
 
     name = "boosted visits"
@@ -197,20 +201,21 @@ class BoostedVisits(_HazardModel):
         models: list[Predict | None] = []
         for e in range(len(self.base)):
             weight, watched_weight = periods.days * self.base[e][periods.bin], watched.days * self.base[e][watched.bin]
-            model = HistGradientBoostingRegressor(
-                loss="poisson", learning_rate=0.05, max_iter=500, max_leaf_nodes=8, min_samples_leaf=50,
-                l2_regularization=20.0, max_features=0.3, early_stopping=True, n_iter_no_change=25, tol=0.0,
-                random_state=seed,
-            )  # fmt: skip
-            event = periods.cause == e + 1
+            event, watched_event = periods.cause == e + 1, watched.cause == e + 1
             if not event.any():
                 models.append(None)
                 continue
-            model.fit(
-                design, event / weight, sample_weight=weight, X_val=watched_design,
-                y_val=(watched.cause == e + 1) / watched_weight, sample_weight_val=watched_weight,
+            is_watched = bool(watched_event.any())  # a Poisson loss needs an event
+            model = HistGradientBoostingRegressor(
+                loss="poisson", learning_rate=0.05, max_iter=500 if is_watched else UNWATCHED_TREES,
+                max_leaf_nodes=8, min_samples_leaf=50, l2_regularization=20.0, max_features=0.3,
+                early_stopping=is_watched, n_iter_no_change=25, tol=0.0, random_state=seed,
             )  # fmt: skip
-            models.append(_best_iterations(model))
+            held = {
+                "X_val": watched_design, "y_val": watched_event / watched_weight, "sample_weight_val": watched_weight
+            }  # fmt: skip
+            model.fit(design, event / weight, sample_weight=weight, **(held if is_watched else {}))
+            models.append(_best_iterations(model) if is_watched else model.predict)
         return models
 
     def _design(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> NDArray[np.float32]:
@@ -261,13 +266,16 @@ class AgeAndSex(_HazardModel):
         design = self._design(*train, chosen)
         self.mean_age = float(np.nanmean(design[:, 0])) if np.isfinite(design[:, 0]).any() else 50.0
         x = self._filled(design)
-        self.models = []
+        self.models: list[PoissonRegressor | None] = []
         for e in range(len(self.base)):
             weight = periods.days * self.base[e][periods.bin]
             # The factor is the same in every bin, so that a prediction time needs one row with its summed weight.
             total = np.bincount(periods.row, weights=weight, minlength=len(chosen))
             events = np.bincount(periods.row, weights=periods.cause == e + 1, minlength=len(chosen))
             rows = total > 0
+            if not events.any():
+                self.models.append(None)
+                continue
             model = PoissonRegressor(alpha=1e-4, solver="newton-cholesky", max_iter=200)
             self.models.append(model.fit(x[rows], events[rows] / total[rows], sample_weight=total[rows]))
 
@@ -290,7 +298,8 @@ class AgeAndSex(_HazardModel):
     def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins); the same in every bin."""
         x = self._filled(self._design(timelines, rows, chosen))
-        factors = np.stack([model.predict(x) for model in self.models], axis=1)
+        flat = np.ones(len(x))  # a cause without a training event keeps the cohort's own hazard
+        factors = np.stack([flat if model is None else model.predict(x) for model in self.models], axis=1)
         return np.repeat(factors[:, :, None], len(self.edges) + 1, axis=2)
 
 
