@@ -19,7 +19,7 @@ from meds_helpers import Row
 from reference.records import Records
 
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"
-# Subjects, prediction times, and subjects with the event of interest, counted once by a plain script over raw rows.
+# Subjects, prediction times, and subjects with the event; the slow test below counts them again by plain loops.
 COUNTS = {
     "nafld": ([], 14051, 82748, 1080),
     "pbc2": ([], 312, 2682, 140),
