@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check bench docs clean
+.PHONY: demo test test-all mutants check bench docs clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ test: .venv/dev
 
 test-all: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" src tests
+
+# Broken models: each breaks one thing, and a test must see it.
+mutants: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_mutants_*.py
 
 check: .venv/dev
 	$(BIN)/ruff check $(SOURCES)

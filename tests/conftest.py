@@ -65,3 +65,16 @@ def sim_run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytes
     out = tmp_path_factory.mktemp("runs") / "run"
     Trainer(Prepared(sim_prepared), "simulated", out, study=tiny_study).fit()
     return out
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many of the broken models (`test_mutants_*.py`) every check beside them has caught."""
+    caught: dict[str, bool] = {}
+    for outcome in ("passed", "failed", "error"):
+        for report in terminalreporter.getreports(outcome):
+            _, is_mutant, case = report.nodeid.partition("::test_a_mutant_is_caught[")
+            name = case.split("-")[0]
+            if is_mutant:
+                caught[name] = caught.get(name, True) and outcome == "passed"
+    if caught:
+        terminalreporter.write_line(f"{sum(caught.values())} of {len(caught)} mutants caught")

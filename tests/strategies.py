@@ -12,7 +12,8 @@ torch.set_num_threads(1)  # tiny tensors: threads would only wait for one anothe
 NAN = float("nan")
 VOCAB = 12
 AGES = (NAN, 0.0, 44.9, 45.0, 67.3, 119.99, 120.0, 131.0)
-DELTAS = (0.0, 0.03, 1 / 24, 0.3, 1.0, 3.9, 30.0, 3652.5, 9000.0)
+DELTAS = (0.0, 0.03, 1 / 24, 0.3, 1.0, 3.9, 7.0, 30.0, 364.9, 3652.5, 9000.0)
+CODE_TYPES = 4
 NUMBERS = (None, (-1.7, -4.0), (-0.4, 0.1), (0.0, 0.0), (0.9, 2.5), (1.732, 4.0))
 
 
@@ -29,6 +30,11 @@ class Visit:
     duration_days: float = 100.0
     entry_days: float = 0.0
     cause: int = 0
+
+
+def code_type(code: int, number: tuple[float, float] | None) -> int:
+    """Any rule will do, but one that the code alone cannot tell."""
+    return (code + 2 * (number is not None)) % CODE_TYPES
 
 
 @dataclass(frozen=True)
@@ -110,16 +116,17 @@ def pack(subjects: Records, *, visit_labels: bool = False, dtype: torch.dtype = 
     def offsets(sizes: list[int]) -> torch.Tensor:
         return torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
 
-    numbers = [number or (NAN, NAN) for visit in rows for number in visit.numbers]
+    pairs = [pair for visit in rows for pair in zip(visit.codes, visit.numbers, strict=True)]
     return VisitBatch(
-        codes=torch.tensor([code for visit in rows for code in visit.codes], dtype=torch.int64),
+        codes=torch.tensor([code for code, _ in pairs], dtype=torch.int64),
         visit_offsets=offsets([len(visit.codes) for visit in rows]),
         subject_offsets=offsets([len(subject.visits) for subject in subjects]),
         age_years=column("age_years", dtype),
         delta_days=column("delta_days", dtype),
         static_codes=torch.tensor([code for subject in subjects for code in subject.static], dtype=torch.int64),
         static_offsets=offsets([len(subject.static) for subject in subjects]),
-        values=torch.tensor(numbers, dtype=dtype).view(-1, 2),
+        values=torch.tensor([number or (NAN, NAN) for _, number in pairs], dtype=dtype).view(-1, 2),
+        code_types=torch.tensor([code_type(*pair) for pair in pairs], dtype=torch.int64),
         is_query=column("is_query", torch.bool),
         at_risk=column("at_risk", torch.bool),
         duration_days=column("duration_days", dtype),
@@ -144,6 +151,7 @@ class Padded:
 
     codes: torch.Tensor  # (B, V, C)
     code_mask: torch.Tensor
+    types: torch.Tensor
     values: torch.Tensor  # (B, V, C, 2)
     ages: torch.Tensor  # (B, V)
     deltas: torch.Tensor
@@ -173,6 +181,7 @@ def pad(subjects: Records, *, junk: float = NAN, seed: int | None = None, visit_
     padded = Padded(
         codes=torch.full((b, v, c), junk_code),
         code_mask=torch.zeros(b, v, c, dtype=torch.bool),
+        types=torch.full((b, v, c), junk_code),
         values=torch.full((b, v, c, 2), junk, dtype=torch.float64),
         visit_mask=torch.zeros(b, v, dtype=torch.bool),
         is_query=torch.zeros(b, v, dtype=torch.bool),
@@ -192,6 +201,7 @@ def pad(subjects: Records, *, junk: float = NAN, seed: int | None = None, visit_
             padded.duration_days[i, j], padded.entry_days[i, j] = visit.duration_days, visit.entry_days
             for k, code, number in zip(places(len(visit.codes), c), visit.codes, visit.numbers, strict=True):
                 padded.codes[i, j, k], padded.code_mask[i, j, k] = code, True
+                padded.types[i, j, k] = code_type(code, number)
                 padded.values[i, j, k] = torch.tensor(number or (NAN, NAN), dtype=torch.float64)
         # a pad visit may even claim to hold codes
         padded.code_mask[i, ~padded.visit_mask[i]] = seed is not None

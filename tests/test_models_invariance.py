@@ -5,19 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.models.attention import build_plan
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival as Model
-from ehrsequencing.models.segments import dropout
+from ehrsequencing.models.base import SurvivalModel as Model
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from strategies import NAN, NUMBERS, VOCAB, Records, Subject, Visit, pack, pad, records, sample_records
-from test_models_reference import make_model
+from test_models_reference import ENCODERS, MODELS, code_table, make_model
 
-FEW = settings(max_examples=15, deadline=None)
+FEW = settings(max_examples=30, deadline=None)
+SETS = [name for name in MODELS if not name.startswith("flat")]  # models whose visits are sets of codes
+any_model = st.sampled_from(list(MODELS))
+every_model = pytest.mark.parametrize("kind", MODELS)
 
 
 def answers(model: Model, subjects: Records) -> list[Tensor]:
@@ -28,9 +29,9 @@ def answers(model: Model, subjects: Records) -> list[Tensor]:
 
 def vars_of(batch: VisitBatch, model: Model) -> dict[str, Tensor]:
     """The batch's inputs (no labels), in the model's precision."""
-    dtype = model.code_embedding.table.weight.dtype
+    dtype = code_table(model).dtype
     names = "codes visit_offsets subject_offsets age_years delta_days static_codes static_offsets values is_query"
-    tensors = {name: getattr(batch, name) for name in names.split()}
+    tensors = {name: getattr(batch, name) for name in (*names.split(), "code_types")}
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
 
 
@@ -55,7 +56,8 @@ def noise(rng: random.Random, *, is_query: bool = False) -> Visit:
 # ---- codes of a visit are a set --------------------------------------------------------------------------------------
 
 
-def check_code_order(model: Model, subjects: Records) -> None:
+def turned(subjects: Records) -> Records:
+    """The same records with the codes of every visit in another order."""
     rng = random.Random(0)
 
     def shuffled(visit: Visit) -> Visit:
@@ -63,15 +65,44 @@ def check_code_order(model: Model, subjects: Records) -> None:
         rng.shuffle(pairs)
         return replace(visit, codes=tuple(p[0] for p in pairs), numbers=tuple(p[1] for p in pairs))
 
-    turned = [replace(s, visits=tuple(map(shuffled, s.visits)), static=s.static[::-1]) for s in subjects]
-    for mine, other in zip(answers(model, subjects), answers(model, turned), strict=True):
+    return [replace(s, visits=tuple(map(shuffled, s.visits)), static=s.static[::-1]) for s in subjects]
+
+
+def check_code_order(model: Model, subjects: Records) -> None:
+    for mine, other in zip(answers(model, subjects), answers(model, turned(subjects)), strict=True):
         same(mine, other, 1e-11, "order of codes")
 
 
 @FEW
-@given(records())
-def test_order_of_codes(subjects: Records) -> None:
-    check_code_order(make_model(), subjects)
+@given(records(), st.sampled_from(SETS))
+def test_order_of_codes(subjects: Records, kind: str) -> None:
+    check_code_order(make_model(**MODELS[kind]), subjects)
+
+
+def check_code_order_counts(model: Model) -> None:
+    """Two different codes of one visit, swapped: every row from there on moves, no row before does."""
+    pair = Visit((3, 5), (None, None), delta_days=2.0)
+    before, rows = [noise(random.Random(8)), pair, pair], [pair, Visit((4,), (None,))]
+    (straight,) = answers(model, [Subject((*before, *rows))])
+    (swapped,) = answers(model, [Subject((*before, replace(pair, codes=(5, 3)), *rows[1:]))])
+    moved = (straight - swapped).abs().flatten(1).amax(1) > 1e-9
+    assert moved.tolist() == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_order_of_codes_counts_where_they_have_a_place(encoder: str) -> None:
+    """An encoder that is linear in the codes sees two codes' places as one sum; the others see who stands where."""
+    model = make_model(**ENCODERS[encoder], code_position=True)
+    if encoder in {"mean", "sum", "scaled_sum"}:
+        check_code_order(model, sample_records())
+    else:
+        check_code_order_counts(model)
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal"])
+def test_order_of_codes_counts_in_the_flat_model(position: str) -> None:
+    check_code_order_counts(make_model(architecture="flat", position=position))
+    check_code_order(make_model(architecture="flat", position="none"), sample_records())  # the places alone tell
 
 
 # ---- what shares the batch -------------------------------------------------------------------------------------------
@@ -87,30 +118,39 @@ def check_composition(model: Model, subjects: Records, *, tolerance: float = 1e-
 
 
 @FEW
-@given(records())
-def test_batch_composition(subjects: Records) -> None:
-    check_composition(make_model(max_visits=3), subjects)
+@given(records(), any_model)
+def test_batch_composition(subjects: Records, kind: str) -> None:
+    check_composition(make_model(**MODELS[kind]), subjects)
 
 
-@pytest.mark.parametrize("max_visits", [512, 37])
-def test_beside_a_very_long_subject(max_visits: int) -> None:
-    model = make_model(max_visits=max_visits).float()
-    check_composition(model, sample_records(lengths=(4, 2100, 1, 9)), tolerance=1e-5)
+LONG = [{}, {"max_visits": 37}, {"timeline": "lstm"}, {"visit_encoder": "transformer"}]
+LONG_FLAT = [{"architecture": "flat", "max_tokens": reach} for reach in (37, 400)]
+
+
+@pytest.mark.parametrize("settings", [*LONG, *LONG_FLAT], ids=str)
+def test_beside_a_very_long_subject(settings: dict[str, object]) -> None:
+    check_composition(make_model(**settings).float(), sample_records(lengths=(4, 1100, 1, 9)), tolerance=1e-5)
 
 
 @pytest.mark.slow
-def test_beside_a_subject_of_ten_thousand_visits() -> None:
-    check_composition(make_model().float(), sample_records(lengths=(4, 10_000, 1, 9)), tolerance=1e-5)
+@pytest.mark.parametrize("settings", [*LONG, *LONG_FLAT], ids=str)
+def test_beside_a_subject_of_ten_thousand_visits(settings: dict[str, object]) -> None:
+    check_composition(make_model(**settings).float(), sample_records(lengths=(4, 10_000, 1, 9)), tolerance=1e-5)
 
 
 # ---- pads ------------------------------------------------------------------------------------------------------------
 
 
-def check_pads(model: Model, subjects: Records) -> None:
-    """The seeds' padded contract: pads left, right and between, full of junk, change nothing."""
-    bare = [
+def plain(subjects: Records) -> Records:
+    """What the padded contract can say: no queries, numbers or codes without a time."""
+    return [
         Subject(tuple(replace(v, numbers=(None,) * len(v.codes)) for v in s.visits if not v.is_query)) for s in subjects
     ]
+
+
+def check_pads(model: Model, subjects: Records) -> None:
+    """The seeds' padded contract: pads left, right and between, full of junk, change nothing."""
+    bare = plain(subjects)
     packed = pack(bare)
     expected, gradients = outputs_and_gradients(model, packed)
     for seed, junk in enumerate((0.0, NAN, 1e30, -1e30)):
@@ -119,8 +159,12 @@ def check_pads(model: Model, subjects: Records) -> None:
             x.codes, x.code_mask, x.ages, x.deltas, x.visit_mask,
             at_risk=x.at_risk, duration_days=x.duration_days, cause=x.cause,
         )  # fmt: skip
-        logits, found = outputs_and_gradients(model, replace(batch, entry_days=packed.entry_days))
+        batch = replace(batch, entry_days=packed.entry_days)
+        if model.config.code_types:  # the padded contract has none
+            batch = replace(batch, code_types=packed.code_types)
+        logits = model(batch)
         same(logits, expected, 1e-12, f"logits beside {junk}")
+        _, found = outputs_and_gradients(model, batch)
         for mine, other in zip(found, gradients, strict=True):
             same(mine, other, 1e-12, f"gradients beside {junk}")
         padded = batch.to_padded(logits)
@@ -136,9 +180,32 @@ def outputs_and_gradients(model: Model, batch: VisitBatch) -> tuple[Tensor, tupl
 
 
 @FEW
-@given(records())
-def test_pads(subjects: Records) -> None:
-    check_pads(make_model(), subjects)
+@given(records(), any_model)
+def test_pads(subjects: Records, kind: str) -> None:
+    check_pads(make_model(**MODELS[kind]), subjects)
+
+
+def check_flat_contract(model: Model, subjects: Records) -> None:
+    """`from_flat` and `from_padded` give the same hazards where both can say the same: visits with codes, no gaps."""
+    said = [Subject(tuple(replace(v, delta_days=0.0) for v in s.visits if v.codes)) for s in plain(subjects)]
+    x = pad(said)
+    padded = VisitBatch.from_padded(x.codes, x.code_mask, x.ages, x.deltas, x.visit_mask)
+    rng, length = random.Random(7), 3 + max(sum(len(v.codes) for v in s.visits) for s in said)
+    codes, ids = (torch.full((len(said), length), 999) for _ in range(2))
+    ages, mask = torch.full((len(said), length), NAN).double(), torch.zeros(len(said), length, dtype=torch.bool)
+    for b, subject in enumerate(said):
+        tokens = [(code, v, visit.age_years) for v, visit in enumerate(subject.visits) for code in visit.codes]
+        for place, (code, v, age) in zip(sorted(rng.sample(range(length), len(tokens))), tokens, strict=True):
+            codes[b, place], ids[b, place], ages[b, place], mask[b, place] = code, v, age, True
+    flat = VisitBatch.from_flat(codes, ages, ids, mask)
+    assert flat.padded_shape == padded.padded_shape
+    same(flat.to_padded(model(flat)), padded.to_padded(model(padded)), 1e-12, "from_flat and from_padded")
+
+
+@FEW
+@given(records(), st.sampled_from([name for name in MODELS if not MODELS[name].get("code_types")]))
+def test_the_flat_contract_says_what_the_padded_one_says(subjects: Records, kind: str) -> None:
+    check_flat_contract(make_model(**MODELS[kind]), subjects)
 
 
 # ---- the future ------------------------------------------------------------------------------------------------------
@@ -166,7 +233,7 @@ def check_future_gradient(model: Model) -> None:
     """Each row has its own code: the gradient of row v's logits is exactly 0 for later codes and not for its own."""
     queries = (False, False, True, False, True, True, False, False, True)
     rows = tuple(Visit((i + 1,), (None,), is_query=q, delta_days=1.0) for i, q in enumerate(queries))
-    weight = model.code_embedding.table.weight
+    weight = code_table(model)
     (logits,) = answers(model, [Subject(rows)])
     for v in range(len(rows)):
         (gradient,) = torch.autograd.grad(logits[v].sum(), weight, retain_graph=True)
@@ -176,22 +243,23 @@ def check_future_gradient(model: Model) -> None:
 
 
 @FEW
-@given(records(max_subjects=2))
-def test_causality(subjects: Records) -> None:
-    check_causality(make_model(), subjects)
+@given(records(max_subjects=2), any_model)
+def test_causality(subjects: Records, kind: str) -> None:
+    check_causality(make_model(**MODELS[kind]), subjects)
 
 
-@pytest.mark.parametrize("max_visits", [1, 2, 4, 512])
-@pytest.mark.parametrize("encoder", ["mean", "attention"])
-def test_causality_on_the_sample(max_visits: int, encoder: str) -> None:
-    model = make_model(max_visits=max_visits, visit_encoder=encoder)
+@every_model
+def test_causality_on_the_sample(kind: str) -> None:
+    model = make_model(**MODELS[kind])
     check_causality(model, sample_records(lengths=(9, 1, 6)))
     check_causality(model.float(), sample_records(lengths=(9, 1, 6)), tolerance=1e-5)
 
 
-def test_gradient_to_the_future_is_exactly_zero() -> None:
-    check_future_gradient(make_model())
-    check_future_gradient(make_model(visit_encoder="mean", values="none").float())
+@pytest.mark.parametrize("kind", [*SETS, "flat", "flat sinusoidal"])
+def test_gradient_to_the_future_is_exactly_zero(kind: str) -> None:
+    settings = {**MODELS[kind], "max_visits": 512}
+    check_future_gradient(make_model(**settings))
+    check_future_gradient(make_model(**{**settings, "values": "none"}).float())
 
 
 def check_prefix(model: Model, subjects: Records, *, tolerance: float = 1e-11) -> None:
@@ -203,9 +271,9 @@ def check_prefix(model: Model, subjects: Records, *, tolerance: float = 1e-11) -
 
 
 @FEW
-@given(records(max_subjects=2))
-def test_prefix(subjects: Records) -> None:
-    check_prefix(make_model(max_visits=3), subjects)
+@given(records(max_subjects=2), any_model)
+def test_prefix(subjects: Records, kind: str) -> None:
+    check_prefix(make_model(**MODELS[kind]), subjects)
 
 
 # ---- queries ---------------------------------------------------------------------------------------------------------
@@ -243,66 +311,26 @@ def check_query_sees_the_past(model: Model) -> None:
 
 
 @FEW
-@given(records(max_subjects=2))
-def test_queries(subjects: Records) -> None:
-    check_queries(make_model(), subjects)
+@given(records(max_subjects=2), any_model)
+def test_queries(subjects: Records, kind: str) -> None:
+    check_queries(make_model(**MODELS[kind]), subjects)
 
 
-@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-def test_queries_on_the_sample(attention: str) -> None:
-    model = make_model(max_visits=3, attention=attention)
-    check_queries(model, sample_records(lengths=(6, 0, 1)))
-    check_query_sees_the_past(make_model(attention=attention))
+@every_model
+def test_queries_on_the_sample(kind: str) -> None:
+    check_queries(make_model(**MODELS[kind]), sample_records(lengths=(6, 0, 1)))
 
 
-# ---- the window ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("settings", [{"max_visits": 3}, {"architecture": "flat", "max_tokens": 9}], ids=str)
+def test_queries_beside_bidirectional_attention(settings: dict[str, object]) -> None:
+    check_queries(make_model(**settings, attention="bidirectional"), sample_records(lengths=(6, 0, 1)))
 
 
-def check_window(*, window: int = 3, visits: int = 12) -> None:
-    """In one layer, row v sees itself and the `window - 1` real visits before it: no more and no fewer."""
-    rng = random.Random(5)
-    model = make_model(max_visits=window, layers=1, position="none")
-    rows: list[Visit] = []
-    for i in range(visits):
-        rows += [noise(rng), noise(rng, is_query=True)] if i % 3 == 1 else [noise(rng)]
-    (expected,) = answers(model, [Subject(tuple(rows))])
-    for i, row in enumerate(rows):
-        if row.is_query:
-            continue
-        altered = noise(rng)
-        (found,) = answers(model, [Subject((*rows[:i], altered, *rows[i + 1 :]))])
-        moved = (found - expected).abs().flatten(1).amax(1) > 1e-9
-        for v, other in enumerate(rows):
-            between = sum(not r.is_query for r in rows[i + 1 : v]) + (not other.is_query)
-            seen = v == i or (v > i and (between if not other.is_query else between + 1) <= window - 1)
-            assert bool(moved[v]) == seen, f"row {v} and visit {i}"
-
-
-@pytest.mark.parametrize("window", [1, 2, 3, 5, 100])
-def test_window(window: int) -> None:
-    check_window(window=window)
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_cost_is_linear_in_the_length_of_a_subject(bidirectional: bool) -> None:
-    scores = []
-    for visits in (10_000, 20_000):
-        batch = pack([Subject((Visit(),) * visits)])
-        plan = build_plan(batch, window=512, bidirectional=bidirectional)
-        scores.append(sum(b.groups * b.query_length * b.key_length for b in plan.blocks))
-        assert scores[-1] < visits * 512 * 3
-        assert all(b.mask is None or b.mask.numel() < visits * 512 * 3 for b in plan.blocks)
-    assert scores[1] < 2.2 * scores[0]
-
-
-def test_plan_has_few_blocks_and_little_padding() -> None:
-    rng = random.Random(6)
-    lengths = [max(1, min(400, round(rng.lognormvariate(2.5, 1.1)))) for _ in range(128)]
-    batch = pack([Subject((Visit(),) * n) for n in lengths])
-    plan = build_plan(batch, window=512)
-    assert len(plan.blocks) <= 12
-    assert len(plan.query_rows) <= 1.5 * batch.n_visits
-    assert sorted(plan.query_rows[plan.answer_slot].tolist()) == list(range(batch.n_visits))
+@pytest.mark.parametrize("settings", [{}, {"timeline": "lstm"}, {"architecture": "flat"}], ids=str)
+def test_a_query_sees_the_past(settings: dict[str, object]) -> None:
+    check_query_sees_the_past(make_model(**settings))
+    if "timeline" not in settings:
+        check_query_sees_the_past(make_model(**settings, attention="bidirectional"))
 
 
 # ---- empty things ----------------------------------------------------------------------------------------------------
@@ -311,14 +339,16 @@ def test_plan_has_few_blocks_and_little_padding() -> None:
 def check_empty(model: Model, subjects: Records) -> None:
     """An empty visit is the zero vector without a gradient; nothing is NaN; empty subjects change nothing."""
     batch = pack(subjects)
-    u = model.visit_encoder(model.code_embedding(batch), batch)
-    empty = batch.codes_per_visit == 0
-    assert (u[empty] == 0).all()
-    gradients = torch.autograd.grad(
-        u[empty].sum(), tuple(model.parameters()), allow_unused=True, materialize_grads=True
-    )
-    assert all((g == 0).all() for g in gradients)
-    _, gradients = outputs_and_gradients(model, batch)
+    if isinstance(model, HierarchicalBEHRTForSurvival):
+        u = model.visit_encoder(model.code_embedding(batch), batch)
+        empty = batch.codes_per_visit == 0
+        assert (u[empty] == 0).all()
+        gradients = torch.autograd.grad(
+            u[empty].sum(), tuple(model.parameters()), allow_unused=True, materialize_grads=True
+        )
+        assert all((g == 0).all() for g in gradients)
+    logits, gradients = outputs_and_gradients(model, batch)
+    assert logits.isfinite().all()
     assert all(g.isfinite().all() for g in gradients)
     with_empty = [s for subject in subjects for s in (Subject((), subject.static), subject, Subject())]
     for mine, other in zip(answers(model, with_empty)[1::3], answers(model, subjects), strict=True):
@@ -326,104 +356,19 @@ def check_empty(model: Model, subjects: Records) -> None:
 
 
 @FEW
-@given(records(), st.sampled_from(["mean", "attention"]))
-def test_empty(subjects: Records, encoder: str) -> None:
-    check_empty(make_model(visit_encoder=encoder), subjects)
+@given(records(), any_model)
+def test_empty(subjects: Records, kind: str) -> None:
+    check_empty(make_model(**MODELS[kind]), subjects)
 
 
 @pytest.mark.parametrize("subjects", [[], [Subject()], [Subject((Visit(),))], [Subject((Visit(is_query=True),))]])
-@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-def test_next_to_nothing(subjects: Records, attention: str) -> None:
-    model = make_model(attention=attention)
-    logits = model(pack(subjects))
-    assert len(logits) == sum(len(s.visits) for s in subjects)
-    assert logits.isfinite().all()
-    logits.sum().backward()
-    if attention == "causal":
-        assert model.loss(pack(subjects)).isfinite()
-
-
-# ---- importance weights ----------------------------------------------------------------------------------------------
-
-
-def check_weights(model: Model, subjects: Records) -> None:
-    """α is positive, sums to 1 over every visit with codes, and depends on the code alone up to that sum."""
-    batch = pack(subjects)
-    e = model.code_embedding(batch)
-    u, alpha = model.visit_encoder.pooling(e, batch, return_weights=True)
-    assert alpha.shape == (batch.n_codes,)
-    assert (alpha > 0).all()
-    sums = torch.zeros(batch.n_visits, dtype=alpha.dtype).index_add(0, batch.visit_of_code, alpha)
-    torch.testing.assert_close(sums, (batch.codes_per_visit > 0).to(alpha.dtype), rtol=1e-12, atol=1e-12)
-    weighted = torch.zeros_like(u).index_add(0, batch.visit_of_code, alpha.unsqueeze(1) * e.expand())
-    torch.testing.assert_close(u, weighted, rtol=1e-12, atol=1e-12)
-    pooling = model.visit_encoder.pooling
-    logits = pooling.q @ torch.tanh(pooling.W(e.expand())).T
-    for n in range(batch.n_visits):
-        own = slice(int(batch.visit_offsets[n]), int(batch.visit_offsets[n + 1]))
-        torch.testing.assert_close(alpha[own], logits[own].softmax(0), rtol=1e-11, atol=1e-12)
-
-
-@FEW
-@given(records())
-def test_weights(subjects: Records) -> None:
-    check_weights(make_model(), subjects)
-
-
-def test_scores_far_apart_stay_finite() -> None:
-    model = make_model()
-    with torch.no_grad():
-        model.visit_encoder.pooling.q.mul_(1e5)
-    batch = pack(sample_records())
-    _, alpha = model.visit_encoder.pooling(model.code_embedding(batch), batch, return_weights=True)
-    assert alpha.isfinite().all()
-    assert alpha.max() == 1.0
-
-
-# ---- the same bits ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_same_seed_same_bits(threads: int) -> None:
-    subjects = sample_records(lengths=(40, 30, 3, 60, 25, 1, 1, 2))
-    torch.set_num_threads(threads)
-    try:
-        runs = []
-        for _ in range(2):
-            torch.manual_seed(0)
-            model = make_model(dim=32, dropout=0.2).float().train()
-            runs.append(outputs_and_gradients(model, pack(subjects, dtype=torch.float32)))
-    finally:
-        torch.set_num_threads(1)
-    assert torch.equal(runs[0][0], runs[1][0])
-    assert all(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True))
-
-
-def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
-    torch.manual_seed(0)
-    ones = torch.ones(1001, 333, requires_grad=True)
-    out = dropout(ones, 0.3, training=True)
-    kept = out != 0
-    assert abs(float(kept.double().mean()) - 0.7) < 0.005
-    torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / 0.7), rtol=1e-4, atol=0)
-    assert abs(float(kept.double().mean(0).std()) - (0.21 / 1001) ** 0.5) < 0.002  # no column is favoured
-    (gradient,) = torch.autograd.grad(out.sum(), ones)
-    assert torch.equal(gradient, out.detach())
-    assert dropout(ones, 0.3, training=False) is ones
-
-
-# ---- bfloat16 --------------------------------------------------------------------------------------------------------
-
-
-def test_bf16_autocast_stays_near_float32() -> None:
-    """Scores of the pooling and attention are kept in float32: their gradients keep their direction."""
-    model = make_model(dim=32).float()
-    batch = pack(sample_records(lengths=(9, 1, 14, 6)), dtype=torch.float32)
-    logits, gradients = outputs_and_gradients(model, batch)
-    with torch.autocast("cpu", torch.bfloat16):
-        rough_logits, rough = outputs_and_gradients(model, batch)
-    assert rough_logits.dtype == torch.bfloat16
-    assert (rough_logits - logits).norm() < 0.05 * logits.norm()
-    for (name, _), fine, coarse in zip(model.named_parameters(), gradients, rough, strict=True):
-        if float(fine.norm()) > 1e-4 * max(float(g.norm()) for g in gradients):
-            assert float(F.cosine_similarity(fine.flatten(), coarse.flatten(), dim=0)) > 0.97, name
+@every_model
+def test_next_to_nothing(subjects: Records, kind: str) -> None:
+    for attention in ("causal", "bidirectional") if kind != "lstm" else ("causal",):
+        model = make_model(**{**MODELS[kind], "attention": attention})
+        logits = model(pack(subjects))
+        assert len(logits) == sum(len(s.visits) for s in subjects)
+        assert logits.isfinite().all()
+        logits.sum().backward()
+        if attention == "causal":
+            assert model.loss(pack(subjects)).isfinite()

@@ -12,28 +12,51 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival as Model
 from strategies import VOCAB, pack, sample_records
-from test_models_reference import make_model
+from test_models_reference import MODELS, make_model
 
-SETTINGS = [
-    {},
+SETTINGS: list[dict[str, object]] = [
+    *MODELS.values(),
+    *({**MODELS[kind], "frozen": ("age", "visit")} for kind in ("query", "flat")),
+    {"code_position": True, "timeline": "lstm", "head": "visit"},
     {"visit_encoder": "mean", "visit_mlp": False, "values": "none", "position": "none", "head": "visit"},
     {"wide_head": True, "values": "interpolate", "age_bin_years": 0.0, "delta_bins": "none"},
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_same_model_again(tmp_path: Path, settings: dict[str, object]) -> None:
     model, batch = make_model(**settings), pack(sample_records())
     model.train().save_pretrained(tmp_path / "a" / "run")
-    again = Model.from_pretrained(tmp_path / "a" / "run")
+    again = type(model).from_pretrained(tmp_path / "a" / "run")
     assert again.config == model.config
     assert not again.training
-    assert all(p.requires_grad for p in again.parameters())
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert {name: p.requires_grad for name, p in again.named_parameters()} == trained
     assert torch.equal(again(batch).nan_to_num(), model.eval()(batch).nan_to_num())
     again.double()(batch).nan_to_num().sum().backward()
     assert sorted(p.name for p in (tmp_path / "a" / "run").iterdir()) == ["config.json", "model.safetensors"]
     again.save_pretrained(tmp_path / "a" / "run")  # over a file that may still be mapped
     assert load_file(tmp_path / "a" / "run" / "model.safetensors").keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeline": "lstm"}, {"architecture": "flat"}], ids=str)
+@pytest.mark.parametrize("frozen", [("age",), ("visit",), ("age", "visit"), ()])
+def test_frozen_embeddings_get_no_gradient(settings: dict[str, object], frozen: tuple[str, ...]) -> None:
+    model = make_model(**settings, frozen=frozen)
+    part = "encoder.embedding" if "architecture" in settings else "visit_time_embedding"
+    visit = "visit" if "architecture" in settings else "position"
+    names = {"age": f"{part}.age.table.weight", "visit": f"{part}.{visit}.table.weight"}
+    still = {names[name] for name in frozen}
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == still
+    model.loss(pack(sample_records())).backward()
+    assert {name for name, p in model.named_parameters() if p.grad is None} == still
+    assert all((p.grad != 0).any() for p in model.parameters() if p.grad is not None)
+
+
+def test_a_folder_of_the_other_architecture(tmp_path: Path) -> None:
+    make_model(architecture="flat").save_pretrained(tmp_path)
+    with pytest.raises(EhrseqError, match=r"'hierarchical', the configuration says 'flat'"):
+        Model.from_pretrained(tmp_path)
 
 
 def saved(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll, visit_nll_terms
-from reference.padded import horizon_term
+from reference.likelihood import horizon_term
 from strategies import Subject, Visit, pack, sample_records
 from test_models_reference import make_model
 

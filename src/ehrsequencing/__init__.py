@@ -13,13 +13,22 @@ _PUBLIC = {
     "ModelConfig": "ehrsequencing.config",
     "VisitBatch": "ehrsequencing.batch",
     "HierarchicalBEHRTForSurvival": "ehrsequencing.models.hierarchical",
+    "BEHRTForSurvival": "ehrsequencing.models.behrt",
 }
-__all__ = ["EhrseqError", "HierarchicalBEHRTForSurvival", "ModelConfig", "VisitBatch", "__version__"]
+__all__ = [
+    "BEHRTForSurvival",
+    "EhrseqError",
+    "HierarchicalBEHRTForSurvival",
+    "ModelConfig",
+    "VisitBatch",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from ehrsequencing.batch import VisitBatch
     from ehrsequencing.config import ModelConfig
     from ehrsequencing.errors import EhrseqError
+    from ehrsequencing.models.behrt import BEHRTForSurvival
     from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 
 

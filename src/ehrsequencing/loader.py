@@ -40,10 +40,19 @@ class SubjectLoader:
         rows: The task's prediction times in the same split.
         queries: True for the `horizon` head. False for the `visit` head: queries are left out, a query that falls on
             a visit's end becomes that visit's row, and only a subject's last row carries its cause.
+        code_types: (V,) type of each token; None where the model has no embedding for it.
     """
 
-    def __init__(self, timelines: Timelines, rows: TaskRows, *, queries: bool = True) -> None:
+    def __init__(
+        self,
+        timelines: Timelines,
+        rows: TaskRows,
+        *,
+        queries: bool = True,
+        code_types: NDArray[np.int64] | None = None,
+    ) -> None:
         self.timelines, self.rows, self.queries = timelines, rows, queries
+        self.code_types = None if code_types is None else torch.from_numpy(code_types)
         offsets = np.asarray(rows.row_offsets)
         self.subjects = np.flatnonzero(np.diff(offsets) > 0)
         last = offsets[self.subjects + 1] - 1
@@ -112,8 +121,9 @@ class SubjectLoader:
         token, visit_offsets = ragged(joint, order)
         static, static_offsets = ragged(timelines.static_offsets, subjects)
         at_risk, duration, cause, entry = self._labels(row, row_owner, positions, len(order))
+        all_codes = torch.from_numpy(np.r_[timelines.codes[codes], rows.carry_codes[carried]][token].astype(np.int64))
         batch = VisitBatch(
-            codes=torch.from_numpy(np.r_[timelines.codes[codes], rows.carry_codes[carried]][token].astype(np.int64)),
+            codes=all_codes,
             visit_offsets=torch.from_numpy(visit_offsets),
             subject_offsets=torch.from_numpy(np.r_[0, np.cumsum(np.bincount(owner, minlength=len(subjects)))]),
             age_years=merged(timelines.age_years[visit], rows.age_years[query_rows]),
@@ -126,6 +136,7 @@ class SubjectLoader:
             duration_days=duration,
             cause=cause,
             entry_days=entry,
+            code_types=None if self.code_types is None else self.code_types[all_codes],
         )
         return Step(batch, row, positions)
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import SubjectLoader
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.build import load_model
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.meds import STATIC, MedsReader, parse_date_us
@@ -61,13 +62,18 @@ class Run:
         self.task: TaskConfig = self.study.task
 
     @cached_property
-    def model(self) -> HierarchicalBEHRTForSurvival:
+    def model(self) -> SurvivalModel:
         """The model, in evaluation mode."""
-        model = HierarchicalBEHRTForSurvival.from_pretrained(self.folder)
+        model = load_model(self.folder)
         if model.config.vocab_size != len(self.vocabulary):
             mend = "copy the whole run folder"
             raise EhrseqError("model and vocabulary differ in size", where=str(self.folder), mend=mend)
         return model
+
+    @property
+    def code_types(self) -> NDArray[np.int64] | None:
+        """Type of each token, where the model has an embedding for it."""
+        return self.vocabulary.code_types if self.model.config.code_types else None
 
     @property
     def is_visit_head(self) -> bool:
@@ -80,11 +86,12 @@ class Run:
 
 
 def risk_of_rows(
-    model: HierarchicalBEHRTForSurvival,
+    model: SurvivalModel,
     timelines: Timelines,
     rows: TaskRows,
     *,
     horizons_days: Sequence[float] | NDArray[np.float64],
+    code_types: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float32]:
     """Risk at every prediction time.
 
@@ -93,6 +100,7 @@ def risk_of_rows(
         timelines: Visits.
         rows: Prediction times of the same subjects.
         horizons_days: Days after the prediction time; ignored by the `visit` head.
+        code_types: (V,) type of each token, where the model wants types (`Run.code_types`).
 
     Returns:
         (R, causes, horizons) cumulative incidence; for the `visit` head (R, 1, 1), the hazard before the next visit,
@@ -101,7 +109,7 @@ def risk_of_rows(
     is_visit = model.config.head == "visit"
     shape = (len(rows), 1, 1) if is_visit else (len(rows), model.config.causes, len(horizons_days))
     out = np.full(shape, np.nan, dtype=np.float32)
-    loader = SubjectLoader(timelines, rows, queries=not is_visit)
+    loader = SubjectLoader(timelines, rows, queries=not is_visit, code_types=code_types)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
             if is_visit:
@@ -112,10 +120,12 @@ def risk_of_rows(
     return out
 
 
-def nll_of_rows(model: HierarchicalBEHRTForSurvival, timelines: Timelines, rows: TaskRows) -> NDArray[np.float64]:
+def nll_of_rows(
+    model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: NDArray[np.int64] | None = None
+) -> NDArray[np.float64]:
     """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
     out = np.full(len(rows), np.nan)
-    loader = SubjectLoader(timelines, rows, queries=model.config.head == "horizon")
+    loader = SubjectLoader(timelines, rows, queries=model.config.head == "horizon", code_types=code_types)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
             out[step.rows] = model.nll(step.batch).double().numpy()[step.positions]
@@ -201,7 +211,7 @@ def predict(
     count = 0
     with atomic_path(out) as temporary, pq.ParquetWriter(temporary, _PREDICTIONS) as writer:
         for timelines, rows in encode_for_prediction(run, data, moment=moment, facts=facts, progress=progress):
-            risk = risk_of_rows(run.model, timelines, rows, horizons_days=horizons)
+            risk = risk_of_rows(run.model, timelines, rows, horizons_days=horizons, code_types=run.code_types)
             answered = ~np.isnan(risk[:, 0, 0])
             writer.write_table(long_table(run, timelines, rows, risk, horizons, chosen=np.flatnonzero(answered)))
             count += int(answered.sum())

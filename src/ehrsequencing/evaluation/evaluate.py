@@ -86,7 +86,9 @@ class Evaluation:
             return self._visit_head_result()
         progress("risk curves")
         risks = {
-            OURS: risk_of_rows(self.run.model, self.timelines, self.rows, horizons_days=self.grid).astype(np.float64)
+            OURS: risk_of_rows(
+                self.run.model, self.timelines, self.rows, horizons_days=self.grid, code_types=self.run.code_types
+            ).astype(np.float64)
         }
         missing = int(np.isnan(risks[OURS][:, 0, 0]).sum())
         if missing:
@@ -192,7 +194,7 @@ class Evaluation:
         ]  # fmt: skip
 
     def _nll_metrics(self) -> list[dict[str, Any]]:
-        self.nll = nll_of_rows(self.run.model, self.timelines, self.rows)
+        self.nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
         return [
             tables.metric_row(OURS, s.landmark_days, "nll", np.nanmean(self.nll[s.rows]), cause=self.task.causes[0])
             for s in self.scopes
@@ -250,8 +252,10 @@ class Evaluation:
 
     def _visit_head_result(self) -> dict[str, Any]:
         """The `visit` head has no calendar: only its likelihood and its mean hazard can be judged."""
-        nll = nll_of_rows(self.run.model, self.timelines, self.rows)
-        hazard = risk_of_rows(self.run.model, self.timelines, self.rows, horizons_days=[])[:, 0, 0]
+        nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
+        hazard = risk_of_rows(
+            self.run.model, self.timelines, self.rows, horizons_days=[], code_types=self.run.code_types
+        )[:, 0, 0]
         answered = ~np.isnan(hazard)
         last = np.r_[np.diff(self.rows.subject) != 0, True] & (self.cause == 1)
         rows = {"nll": float(np.nanmean(nll)), "oe": float(last[answered].sum() / hazard[answered].sum())}

@@ -22,11 +22,12 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 class SurvivalModel(nn.Module):
     """A network that gives the logits of hazards for every row of a `VisitBatch`.
 
-    A subclass sets `architecture`, builds its parts, and defines `forward`.
+    A subclass sets `architecture`, builds its parts (then `_add_head`), and defines `forward`.
     """
 
     architecture: ClassVar[str]
     head: HazardHead
+    wide_head: nn.Linear | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -37,6 +38,30 @@ class SurvivalModel(nn.Module):
                 mend="use the class of that architecture",
             )
         self.config = config
+
+    def _add_head(self) -> None:
+        """The hazard head, and the wide one beside it: linear on the inputs, zero at the start."""
+        config = self.config
+        self.head = HazardHead(config)
+        self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False) if config.wide_head else None
+        if self.wide_head is not None:
+            nn.init.zeros_(self.wide_head.weight)
+
+    def _logits(self, z: Tensor, batch: VisitBatch, *, wide: Tensor | None) -> Tensor:
+        """(N, d) states, and what the wide head looks at → logits."""
+        logits: Tensor = self.head(z)
+        if self.wide_head is not None and wide is not None:
+            logits = logits + self.wide_head(wide).view_as(logits)
+        if self.config.head == "visit":  # no interval follows a query
+            logits = logits.masked_fill(batch.is_query, float("nan"))
+        return logits
+
+    def _freeze(self, **modules: nn.Module | None) -> None:
+        """Leave the embeddings that the configuration names as they are."""
+        for name in self.config.frozen:
+            module = modules[name]
+            if module is not None:
+                module.requires_grad_(False)
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
@@ -149,7 +174,7 @@ class SurvivalModel(nn.Module):
             EhrseqError: A file is missing or damaged, or the weights are not those of the configuration.
         """
         folder = Path(path)
-        config = validated(ModelConfig, _read_json(folder / CONFIG_FILE), where=str(folder / CONFIG_FILE))
+        config = read_config(folder)
         weights = _read_weights(folder / WEIGHTS_FILE)
         where, mend = str(folder / WEIGHTS_FILE), "save the model again"
         if config.layers > len(weights):  # before anything of that size is built
@@ -176,6 +201,11 @@ class SurvivalModel(nn.Module):
             raise EhrseqError(f"holds an unknown tensor {unknown[0]!r}", where=where, mend=mend)
         model.load_state_dict(weights, assign=True)
         return model.eval()
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The configuration of a saved model."""
+    return validated(ModelConfig, _read_json(folder / CONFIG_FILE), where=str(folder / CONFIG_FILE))
 
 
 def _write(path: Path, data: bytes) -> None:

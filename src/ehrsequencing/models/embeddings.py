@@ -1,4 +1,7 @@
-"""Module 1 (codes) and module 3 (time signals) of the hierarchical model: what happened, and when."""
+"""Module 1 (codes) and module 3 (time signals): what happened, and when. Signals are tables whose vectors add up.
+
+Start of all tables but the codes': standard deviation d^-½, a norm of one; the sinusoid is scaled to the same.
+"""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +16,8 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.segments import dropout, gather_rows, pool
 
 MAX_AGE_YEARS = 120.0  # the top bin is open
-MAX_INDEX_ROWS = 512  # later visits share the last row
+MAX_INDEX_ROWS = 512  # later visits (flat: tokens) share the last row
+MAX_CODE_POSITIONS = 128  # later codes of a visit share the last row
 CODE_SD = 0.5  # of the code table at the start. Smaller ones learn pairs of codes too late (docs/decisions.md)
 # Lower edges of the gap bins: 0, 1 h, 2 h, 4 h, 8 h, 12 h, 1 d, 2 d, 4 d ... 2048 d, 10 y (the last is open).
 GAP_EDGES_DAYS = (0.0, *(h / 24 for h in (1, 2, 4, 8, 12)), *(float(2**j) for j in range(12)), 3652.5)
@@ -37,14 +41,16 @@ class CodeVectors:
 
 
 class CodeEmbedding(nn.Module):
-    """Code identity, and what a code's number adds to it.
+    """Code identity, what a code's number adds to it, and on request its place within the visit and its type.
 
     With rank r (scaled to sd 1) and standardised value z of a code c that has a number:
 
         polynomial    e = E_c + r·V1_c + (r² − 1)·V2_c + z·V3_c
         interpolate   e = E_c + (1 − w)·T_{c,j} + w·T_{c,j+1},   j + w = (r/√12 + ½)·(bins − 1), clipped to the knots
 
-    and e = E_c for a code without one. (r/√12 + ½ turns a uniform rank of sd 1 back into 0..1.)
+    and e = E_c for a code without one. (r/√12 + ½ turns a uniform rank of sd 1 back into 0..1.) `code_position` adds
+    P_j for the j-th code of its visit (the seeds' intra-visit position: codes are then no set), `code_types` adds
+    Y_t for the type t of `VisitBatch.code_types`.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -53,27 +59,68 @@ class CodeEmbedding(nn.Module):
         self.terms = {"polynomial": 3, "interpolate": config.value_bins, "none": 0}[config.values]
         self.table = nn.Embedding(config.vocab_size, config.dim, padding_idx=0)
         self.value_table = nn.Embedding(config.vocab_size * self.terms, config.dim) if self.terms else None
+        self.position_table = nn.Embedding(MAX_CODE_POSITIONS, config.dim) if config.code_position else None
+        self.type_table = nn.Embedding(config.n_code_types, config.dim) if config.code_types else None
         nn.init.normal_(self.table.weight, std=CODE_SD)
         with torch.no_grad():
             self.table.weight[0] = 0.0
         if self.value_table is not None:
             nn.init.normal_(self.value_table.weight, std=0.1 * CODE_SD)
+        for table in (self.position_table, self.type_table):
+            if table is not None:
+                nn.init.normal_(table.weight, std=config.dim**-0.5)
 
     def forward(self, batch: VisitBatch) -> CodeVectors:
-        """Vectors of all codes of all visits."""
+        """Vectors of all codes of all visits.
+
+        Raises:
+            EhrseqError: A token id outside the vocabulary, or types that the model wants and the batch lacks.
+        """
         self._check_ids(batch.codes)
-        if self.value_table is None or batch.values is None:
-            distinct, index = _distinct(batch.codes, self.table.num_embeddings)
-            return CodeVectors(self.table(distinct), index)
-        has_value = ~batch.values[:, 0].isnan()
+        kinds, keys = self._kinds(batch)
+        has_value = torch.zeros_like(batch.codes, dtype=torch.bool)
+        if self.value_table is not None and batch.values is not None:
+            has_value = ~batch.values[:, 0].isnan()
         plain, valued = (~has_value).nonzero().squeeze(1), has_value.nonzero().squeeze(1)
-        distinct, index_of_plain = _distinct(batch.codes[plain], self.table.num_embeddings)
-        codes = batch.codes[valued]
-        rows = torch.cat([self.table(distinct), self.table(codes) + self._of_values(codes, batch.values[valued])])
+        distinct, index_of_plain = _distinct(keys[plain], kinds)
+        rows = self._of_keys(distinct)
         index = torch.empty_like(batch.codes)
         index[plain] = index_of_plain
-        index[valued] = torch.arange(len(distinct), len(rows), device=index.device)
+        if len(valued):
+            assert batch.values is not None
+            of_values = self._of_values(batch.codes[valued], batch.values[valued])
+            rows = torch.cat([rows, self._of_keys(keys[valued]) + of_values])
+            index[valued] = torch.arange(len(distinct), len(rows), device=index.device)
         return CodeVectors(rows, index)
+
+    def _kinds(self, batch: VisitBatch) -> tuple[int, Tensor]:
+        """How many kinds of rows there may be, and which kind each code is: its id, with its place and type."""
+        kinds, keys = self.table.num_embeddings, batch.codes
+        if self.position_table is not None:
+            place = torch.arange(batch.n_codes, device=keys.device) - batch.visit_offsets[batch.visit_of_code]
+            kinds, keys = (
+                kinds * MAX_CODE_POSITIONS,
+                keys * MAX_CODE_POSITIONS + place.clamp(max=MAX_CODE_POSITIONS - 1),
+            )
+        if self.type_table is not None:
+            n_types, types = self.type_table.num_embeddings, batch.code_types
+            if types is None or (types.device.type == "cpu" and len(types) and int(types.max()) >= n_types):
+                what = "has no code_types" if types is None else f"holds types outside the model's {n_types}"
+                raise EhrseqError(what, where="VisitBatch", mend="make the batch with the types of its codes")
+            kinds, keys = kinds * n_types, keys * n_types + types
+        return kinds, keys
+
+    def _of_keys(self, keys: Tensor) -> Tensor:
+        """(R, d) vectors of kinds, without what a number adds."""
+        types = places = None
+        if self.type_table is not None:
+            keys, types = keys // self.type_table.num_embeddings, keys % self.type_table.num_embeddings
+        if self.position_table is not None:
+            keys, places = keys // MAX_CODE_POSITIONS, keys % MAX_CODE_POSITIONS
+        rows: Tensor = self.table(keys)
+        if self.position_table is not None:
+            rows = rows + self.position_table(places)
+        return rows if self.type_table is None else rows + self.type_table(types)
 
     def of_static(self, batch: VisitBatch) -> Tensor:
         """(S, d) mean embedding of each subject's static codes (the same table); zero without any."""
@@ -105,47 +152,214 @@ class CodeEmbedding(nn.Module):
             )
 
 
-def _distinct(codes: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Distinct codes in rising order (R,), and where each code stands among them (K,); cheaper than `unique`."""
-    present = torch.zeros(vocab_size, dtype=torch.bool, device=codes.device)
-    present[codes] = True
-    return present.nonzero().squeeze(1), (present.cumsum(0) - 1)[codes]
+def _distinct(keys: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
+    """Distinct keys in rising order (R,), and where each key stands among them (K,)."""
+    if kinds > 2**20:  # too many to mark each
+        distinct, index = torch.unique(keys, return_inverse=True)
+        return distinct, index
+    present = torch.zeros(kinds, dtype=torch.bool, device=keys.device)  # cheaper than a sort
+    present[keys] = True
+    return present.nonzero().squeeze(1), (present.cumsum(0) - 1)[keys]
+
+
+class PositionalEmbedding(nn.Module):
+    """A learned vector for each place from 0; places beyond the table share its last row."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, dim)
+        nn.init.normal_(self.table.weight, std=dim**-0.5)
+
+    def forward(self, place: Tensor) -> Tensor:
+        """(N,) places → (N, d)."""
+        vectors: Tensor = self.table(place.clamp(max=self.table.num_embeddings - 1))
+        return vectors
+
+
+class VisitEmbedding(PositionalEmbedding):
+    """The structural visit id of flat BEHRT: "this token belongs to visit 3". It knows nothing of what is in visit 3.
+
+    What a visit contains is the *aggregated* visit embedding, after the transformer (`aggregate_visits`).
+    """
+
+
+class SinusoidalPositionalEncoding(nn.Module):
+    """Fixed places: `PE(i)_{2j} = sin(i / 10000^{2j/d})`, `PE(i)_{2j+1} = cos(…)`, times √(2/d).
+
+    It has no parameters and no last place: places beyond those seen in training have their own vectors. The factor
+    gives it the norm of a learned table's rows at their start.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, place: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(N,) places → (N, d)."""
+        pair = torch.arange((self.dim + 1) // 2, dtype=torch.float64, device=place.device)
+        angle = place.double().unsqueeze(1) * torch.exp(-math.log(10_000.0) * 2 * pair / self.dim)
+        waves = torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, : self.dim]
+        return (waves * math.sqrt(2 / self.dim)).to(dtype)
+
+
+class AgeEmbedding(nn.Module):
+    """Binned age: `⌊age / bin_years⌋`, the top bin open at 120 years, an own bin where the age is unknown."""
+
+    def __init__(self, bin_years: float, dim: int) -> None:
+        super().__init__()
+        self.bin_years = bin_years
+        self.table = nn.Embedding(math.ceil(MAX_AGE_YEARS / bin_years) + 2, dim)
+        nn.init.normal_(self.table.weight, std=dim**-0.5)
+
+    def forward(self, age_years: Tensor) -> Tensor:
+        """(N,) ages, NaN where unknown → (N, d)."""
+        vectors: Tensor = self.table(age_bins(age_years, bin_years=self.bin_years))
+        return vectors
+
+
+class DeltaTEmbedding(nn.Module):
+    """Binned time gap since the visit before.
+
+    - `log`: an own bin without a visit before, then from 0, 1 h, 2 h … 1 d, 2 d, 4 d … 10 y (`GAP_EDGES_DAYS`).
+    - `linear` (the seeds'): `⌊gap / bin_days⌋`, the top bin open from `top_days` on; a first visit has gap 0.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.linear = config.delta_bins == "linear"
+        self.bin_days, self.top_days = config.delta_bin_days, config.delta_top_days
+        top = math.ceil(self.top_days / self.bin_days)
+        self.table = nn.Embedding(top + 1 if self.linear else len(GAP_EDGES_DAYS) + 1, config.dim)
+        nn.init.normal_(self.table.weight, std=config.dim**-0.5)
+
+    def forward(self, delta_days: Tensor, is_first: Tensor) -> Tensor:
+        """(N,) gaps and whether no visit came before → (N, d)."""
+        if self.linear:
+            top = self.table.num_embeddings - 1
+            bins = (delta_days / self.bin_days).floor().clamp(max=top).long()
+            bins = bins.masked_fill(delta_days >= self.top_days, top)
+        else:
+            bins = gap_bins(delta_days, is_first)
+        vectors: Tensor = self.table(bins)
+        return vectors
 
 
 class VisitTimeEmbedding(nn.Module):
     """Visit signals: `x_v = u_v + index_v + age_v + gap_v (+ q for a query)`, then dropout.
 
-    - index: number of the subject's real visits before v; the table saturates at its last row.
-    - age: bins of `age_bin_years`, the top one open at 120 years, an own bin where the age is unknown.
-    - gap: log-spaced bins of the days since the visit before; an own bin where there is none.
+    - index: number of the subject's real visits before v, learned (up to 512) or sinusoidal.
+    - age, gap: `AgeEmbedding`, `DeltaTEmbedding`.
     - q: a learned vector (zero at the start) that tells a query from a visit.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.age_bin_years = config.age_bin_years
-        ages = math.ceil(MAX_AGE_YEARS / config.age_bin_years) + 2 if config.age_bin_years else 0
-        indices = min(config.max_visits, MAX_INDEX_ROWS) if config.position == "learned" else 0
-        gaps = len(GAP_EDGES_DAYS) + 1 if config.delta_bins == "log" else 0
-        self.index_table = nn.Embedding(indices, config.dim) if indices else None
-        self.age_table = nn.Embedding(ages, config.dim) if ages else None
-        self.gap_table = nn.Embedding(gaps, config.dim) if gaps else None
-        for table in (self.index_table, self.age_table, self.gap_table):
-            if table is not None:
-                nn.init.normal_(table.weight, std=config.dim**-0.5)
+        self.position = positions(config, rows=config.max_visits)
+        self.age = AgeEmbedding(config.age_bin_years, config.dim) if config.age_bin_years else None
+        self.delta = DeltaTEmbedding(config) if config.delta_bins != "none" else None
         self.query = nn.Parameter(torch.zeros(config.dim))
         self.dropout = config.dropout
 
     def forward(self, u: Tensor, batch: VisitBatch) -> Tensor:
         """(N, d) visit vectors → (N, d)."""
         x = u + batch.is_query.unsqueeze(1) * self.query
-        if self.index_table is not None:
-            x = x + self.index_table(batch.visit_index.clamp(max=self.index_table.num_embeddings - 1))
-        if self.age_table is not None:
-            x = x + self.age_table(age_bins(batch.age_years, bin_years=self.age_bin_years))
-        if self.gap_table is not None:
-            x = x + self.gap_table(gap_bins(batch.delta_days, batch.visit_index == 0))
+        if self.position is not None:
+            x = x + place_vectors(self.position, batch.visit_index, like=x)
+        if self.age is not None:
+            x = x + self.age(batch.age_years)
+        if self.delta is not None:
+            x = x + self.delta(batch.delta_days, batch.visit_index == 0)
         return dropout(x, self.dropout, training=self.training)
+
+
+def positions(config: ModelConfig, *, rows: int) -> PositionalEmbedding | SinusoidalPositionalEncoding | None:
+    """The configured kind of positions, learned ones for up to so many rows (at most 512)."""
+    if config.position == "learned":
+        return PositionalEmbedding(min(rows, MAX_INDEX_ROWS), config.dim)
+    return SinusoidalPositionalEncoding(config.dim) if config.position == "sinusoidal" else None
+
+
+def place_vectors(
+    position: PositionalEmbedding | SinusoidalPositionalEncoding, place: Tensor, *, like: Tensor
+) -> Tensor:
+    """(N,) places → (N, d) in the precision of `like`; each distinct place of a sinusoid is computed once."""
+    if isinstance(position, PositionalEmbedding):
+        return position(place)
+    longest = int(place.max()) + 1 if len(place) else 0
+    return gather_rows(position(torch.arange(longest, device=place.device), dtype=like.dtype), place)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The T tokens of flat BEHRT: a batch's codes, and a marker in front of each query and each empty visit.
+
+    Attributes:
+        offsets: (N+1,) row n owns tokens `offsets[n]:offsets[n+1]`, at least one.
+        row: (T,) the row that owns each token.
+        of_code: (K,) the token of each code.
+        is_query_marker: (T,) markers of queries.
+        place: (T,) number of the subject's real-visit tokens before the row, plus the place within the row.
+    """
+
+    offsets: Tensor
+    row: Tensor
+    of_code: Tensor
+    is_query_marker: Tensor
+    place: Tensor
+
+    @classmethod
+    def of(cls, batch: VisitBatch) -> "Tokens":
+        """The tokens of a batch."""
+        device = batch.codes.device
+        has_marker = batch.is_query | (batch.codes_per_visit == 0)
+        count = batch.codes_per_visit + has_marker
+        offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        total = batch.n_codes + int(has_marker.sum())
+        row = torch.arange(batch.n_visits, device=device).repeat_interleave(count, output_size=total)
+        of_code = torch.arange(batch.n_codes, device=device) + has_marker.cumsum(0)[batch.visit_of_code]
+        is_query_marker = torch.zeros(total, dtype=torch.bool, device=device)
+        is_query_marker[offsets[:-1][batch.is_query]] = True
+        real = count * ~batch.is_query
+        before = real.cumsum(0) - real  # real tokens before each row, of all subjects
+        first = batch.subject_offsets[batch.subject_of_visit]
+        place = (before - before[first])[row] + torch.arange(total, device=device) - offsets[row]
+        return cls(offsets, row, of_code, is_query_marker, place)
+
+
+class BEHRTEmbedding(nn.Module):
+    """Flat BEHRT's input: `LN(code + age + visit + position (+ static, + q))`, then dropout; one vector a token.
+
+    - code: `CodeEmbedding`; a marker token has none. age: of the token's visit.
+    - visit: `VisitEmbedding` of the number of real visits before the token's own.
+    - position: place among the subject's tokens, learned (up to 512) or sinusoidal.
+    - static: mean of the subject's codes without a time, on every token. q: on the marker of a query.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.code = CodeEmbedding(config)
+        self.age = AgeEmbedding(config.age_bin_years, config.dim) if config.age_bin_years else None
+        self.visit = VisitEmbedding(min(config.max_visits, MAX_INDEX_ROWS), config.dim)
+        self.position = positions(config, rows=config.max_tokens)
+        self.query = nn.Parameter(torch.zeros(config.dim))
+        self.norm = nn.LayerNorm(config.dim)
+        self.dropout = config.dropout
+
+    def forward(self, batch: VisitBatch, tokens: Tokens) -> Tensor:
+        """T tokens of all rows → (T, d)."""
+        e = self.code(batch)
+        rows = torch.cat([e.rows.new_zeros(1, e.rows.shape[1]), self.query.unsqueeze(0).to(e.rows.dtype), e.rows])
+        index = tokens.is_query_marker.long()  # 0: a marker without identity, 1: the marker of a query
+        index[tokens.of_code] = e.index + 2
+        x = gather_rows(rows, index)
+        of_row = gather_rows(self.code.of_static(batch), batch.subject_of_visit) + self.visit(batch.visit_index)
+        if self.age is not None:
+            of_row = of_row + self.age(batch.age_years)
+        x = x + gather_rows(of_row, tokens.row)
+        if self.position is not None:
+            x = x + place_vectors(self.position, tokens.place, like=x)
+        normed: Tensor = self.norm(x)
+        return dropout(normed, self.dropout, training=self.training)
 
 
 def age_bins(age_years: Tensor, *, bin_years: float) -> Tensor:

@@ -1,14 +1,13 @@
 """The hierarchical model: codes → visits → timeline → hazards. Start reading here."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.segments import gather_rows
-from ehrsequencing.models.survival import HazardHead
-from ehrsequencing.models.timeline import TransformerTimeline
+from ehrsequencing.models.timeline import LSTMTimeline, TransformerTimeline
 from ehrsequencing.models.visit_encoder import VisitEncoder
 
 
@@ -33,22 +32,15 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         self.code_embedding = CodeEmbedding(config)
         self.visit_encoder = VisitEncoder(config)
         self.visit_time_embedding = VisitTimeEmbedding(config)
-        self.timeline = TransformerTimeline(config)
-        self.head = HazardHead(config)
-        self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False) if config.wide_head else None
-        if self.wide_head is not None:
-            nn.init.zeros_(self.wide_head.weight)
+        self.timeline = LSTMTimeline(config) if config.timeline == "lstm" else TransformerTimeline(config)
+        self._add_head()
+        self._freeze(age=self.visit_time_embedding.age, visit=self.visit_time_embedding.position)
 
     def forward(self, batch: VisitBatch) -> Tensor:  # shapes: K codes, N visits, S subjects, all packed
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
         e = self.code_embedding(batch)  # K vectors of d   module 1
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
-        u = self.visit_encoder(e, batch) + static  # (N, d)           module 2: mean | attention
+        u = self.visit_encoder(e, batch) + static  # (N, d)           module 2: mean | attention | transformer | …
         x = self.visit_time_embedding(u, batch)  # (N, d)           module 3: visit index + age + time gap
-        z = self.timeline(x, batch)  # (N, d)           module 4: causal attention over visits
-        logits: Tensor = self.head(z)  # hazards          module 5
-        if self.wide_head is not None:
-            logits = logits + self.wide_head(x).view_as(logits)
-        if self.config.head == "visit":  # no interval follows a query
-            logits = logits.masked_fill(batch.is_query, float("nan"))
-        return logits
+        z = self.timeline(x, batch)  # (N, d)           module 4: causal transformer | lstm
+        return self._logits(z, batch, wide=x)  # hazards          module 5

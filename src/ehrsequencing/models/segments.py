@@ -4,6 +4,8 @@
 `F.embedding_bag` and one-dimensional `index_select` are neither (docs: PERFORMANCE).
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,19 +45,27 @@ def segment_softmax(scores: Tensor, offsets: Tensor, segment_of: Tensor) -> Tens
     return weights / total.index_select(0, segment_of)
 
 
-def pool(rows: Tensor, index: Tensor, offsets: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Sum (with `weights`) or mean (without) of each segment's rows; zero for an empty segment.
+def pool(
+    rows: Tensor,
+    index: Tensor,
+    offsets: Tensor,
+    *,
+    weights: Tensor | None = None,
+    mode: Literal["mean", "sum", "max"] = "mean",
+) -> Tensor:
+    """Mean, sum or maximum of each segment's rows, or their weighted sum; zero for an empty segment.
 
     Args:
         rows: (R, d) distinct vectors.
         index: (K,) the row of each item.
         offsets: (N+1,) segment n holds items `offsets[n]:offsets[n+1]`.
-        weights: (K,) weight of each item.
+        weights: (K,) weight of each item; the mode is then the sum.
+        mode: What becomes of a segment's rows.
 
     Returns:
         (N, d)
     """
     if not len(index):  # embedding_bag wants at least one row
         return rows.new_zeros(len(offsets) - 1, rows.shape[1]) + 0 * rows.sum()
-    mode = "mean" if weights is None else "sum"
+    mode = mode if weights is None else "sum"
     return F.embedding_bag(index, rows, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)

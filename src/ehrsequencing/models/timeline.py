@@ -1,39 +1,13 @@
 """Module 4: visits in time → contextual visit states."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.attention import AttentionPlan, attention, build_plan
-from ehrsequencing.models.segments import dropout
-
-LAYER_SCALE = 0.1  # start of the learned scale of each residual branch
-
-
-class TimelineLayer(nn.Module):
-    """Pre-LN block: `x + s1·Attn(LN x)`, then `x + s2·W2 gelu(W1 LN x)`, s learned per channel (LayerScale)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        d = config.dim
-        self.heads = config.heads
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(d), nn.LayerNorm(d)
-        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
-        self.W1, self.W2 = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-        self.attention_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
-        self.mlp_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
-        self.dropout = config.dropout
-
-    def forward(self, x: Tensor, plan: AttentionPlan) -> Tensor:
-        """(N, d) → (N, d)."""
-        q, k, v = self.qkv(self.attention_norm(x)).chunk(3, dim=1)
-        x = x + self._residual(self.attention_scale * self.out(attention(q, k, v, plan, heads=self.heads)))
-        return x + self._residual(self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x)))))
-
-    def _residual(self, x: Tensor) -> Tensor:
-        return dropout(x, self.dropout, training=self.training)
+from ehrsequencing.models import plans
+from ehrsequencing.models.segments import dropout, gather_rows
+from ehrsequencing.models.transformer import TransformerLayer
 
 
 class TransformerTimeline(nn.Module):
@@ -42,13 +16,93 @@ class TransformerTimeline(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.window, self.bidirectional = config.max_visits, config.attention == "bidirectional"
-        self.layers = nn.ModuleList(TimelineLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, x: Tensor, batch: VisitBatch) -> Tensor:
         """(N, d) visits with their time signals → (N, d) contextual states."""
-        plan = build_plan(batch, window=self.window, bidirectional=self.bidirectional)
+        plan = plans.visits_plan(batch, window=self.window, bidirectional=self.bidirectional)
         for layer in self.layers:
             x = layer(x, plan)
         z: Tensor = self.norm(x)
         return z
+
+
+class LSTMTimeline(nn.Module):
+    """LSTM over a subject's real visits, from the first one on; it has no window.
+
+    A query is one step from the state after the visits before it, and that step's state is not kept: nobody sees it.
+    Per layer, with gates i, f, g, o:
+
+        i, f, g, o = W_ih x_v + b_ih + W_hh h_{v−1} + b_hh
+        c_v = σ(f)·c_{v−1} + σ(i)·tanh(g),   h_v = σ(o)·tanh(c_v)
+
+    Parameters and equations are those of `torch.nn.LSTM`, which gives no states between visits and so no queries.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(config.dim, config.dim, num_layers=config.layers)
+        self.dropout = config.dropout  # between layers
+
+    def forward(self, x: Tensor, batch: VisitBatch) -> Tensor:
+        """(N, d) visits with their time signals → (N, d) the top layer's states."""
+        steps = _Steps(batch)
+        for layer in range(self.lstm.num_layers):
+            if layer:
+                x = dropout(x, self.dropout, training=self.training)
+            x = self._layer(x, layer, steps)
+        return x
+
+    def _layer(self, x: Tensor, layer: int, steps: "_Steps") -> Tensor:
+        """One layer: all visits of one place in time at once, then all queries at once."""
+        names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
+        w_ih, w_hh, b_ih, b_hh = (getattr(self.lstm, name) for name in names)
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(w_ih.dtype)
+            inputs = x @ w_ih.T + (b_ih + b_hh)
+            states = [inputs.new_zeros(1, 2 * x.shape[1])]  # row 0: the state before the first visit
+            h = c = inputs.new_zeros(steps.sizes[0] if steps.sizes else 0, x.shape[1])
+            for part in torch.split(gather_rows(inputs, steps.rows), steps.sizes):
+                h, c = _cell(part + h[: len(part)] @ w_hh.T, c[: len(part)])
+                states.append(torch.cat([h, c], 1))
+            all_states = torch.cat(states)
+            h, c = gather_rows(all_states, steps.state_before_query).chunk(2, 1)
+            of_queries, _ = _cell(gather_rows(inputs, steps.query_rows) + h @ w_hh.T, c)
+            answers = torch.cat([all_states[:, : x.shape[1]], of_queries])
+        return gather_rows(answers, steps.answer_row)
+
+
+def _cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, 4d) gates and (n, d) cells → (n, d) new hidden states and cells."""
+    i, f, g, o = gates.chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+class _Steps:
+    """A batch's rows in the order in which an LSTM meets them: place 0 of all subjects, then place 1, and so on.
+
+    Longer subjects stand first within a step, so that those who go on are the first rows of the step before.
+    """
+
+    def __init__(self, batch: VisitBatch) -> None:
+        real = (~batch.is_query).nonzero().squeeze(1)
+        subject = batch.subject_of_visit[real]
+        length = subject.bincount(minlength=batch.n_subjects)
+        rank = length.argsort(descending=True, stable=True).argsort()  # of each subject
+        place = batch.visit_index[real]
+        order = (place * max(batch.n_subjects, 1) + rank[subject]).argsort()
+        self.rows = real[order]  # (real visits,) packed rows in the order of steps
+        self.sizes: list[int] = place.bincount().tolist()
+        step_of_row = torch.zeros(batch.n_visits, dtype=torch.int64, device=real.device)
+        step_of_row[self.rows] = torch.arange(1, len(order) + 1, device=real.device)
+        self.query_rows = batch.is_query.nonzero().squeeze(1)
+        before = batch.visit_index[self.query_rows]  # real visits that each query sees
+        first = length.cumsum(0) - length
+        last_seen = (
+            real[(first[batch.subject_of_visit[self.query_rows]] + before - 1).clamp(min=0)] if len(real) else before
+        )
+        self.state_before_query = step_of_row[last_seen].masked_fill(before == 0, 0) if len(real) else before * 0
+        self.answer_row = step_of_row
+        self.answer_row[self.query_rows] = len(order) + 1 + torch.arange(len(self.query_rows), device=real.device)

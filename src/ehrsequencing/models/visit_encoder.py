@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.embeddings import CodeVectors
-from ehrsequencing.models.segments import dropout, pool, segment_softmax
+from ehrsequencing.models import plans
+from ehrsequencing.models.embeddings import CODE_SD, CodeVectors
+from ehrsequencing.models.segments import dropout, gather_rows, pool, segment_softmax
+from ehrsequencing.models.transformer import TransformerLayer
 
 
 class MeanPoolingVisitEncoder(nn.Module):
@@ -20,8 +22,34 @@ class MeanPoolingVisitEncoder(nn.Module):
         return pool(e.rows, e.index, batch.visit_offsets)
 
 
+class SumPoolingVisitEncoder(nn.Module):
+    """`u_v = Σ e_k`; with `scaled`, `Σ e_k / √n` over the visit's n codes. Zero for an empty visit."""
+
+    def __init__(self, *, scaled: bool = False) -> None:
+        super().__init__()
+        self.scaled = scaled
+
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        total = pool(e.rows, e.index, batch.visit_offsets, mode="sum")
+        if not self.scaled:
+            return total
+        return total * batch.codes_per_visit.clamp(min=1).to(total.dtype).rsqrt().unsqueeze(1)
+
+
+class MaxPoolingVisitEncoder(nn.Module):
+    """`u_v = max of e_k over the visit's codes`, dimension by dimension; zero for an empty visit."""
+
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        return pool(e.rows, e.index, batch.visit_offsets, mode="max")
+
+
 class AttnPoolingVisitEncoder(nn.Module):
-    """Learned importance: `u_v = Σ α_k e_k`, `α = softmax over the visit of q·tanh(W e_k + b)`.
+    """Learned importance: `u_v = Σ α_k e_k`, `α = softmax over the visit of score(e_k)`.
+
+        query        score(e) = q·tanh(W e + b)                       W: d → d     (the hierarchical seed)
+        bottleneck   score(e) = W2 tanh(W1 e + b1) + b2                W1: d → d/2  (the attention-pooling seed)
 
     Each code is scored alone, so the same code has the same score in any place; α sums to 1 over a visit's codes. It
     is importance, not cause. An empty visit gives the zero vector and no gradient.
@@ -29,8 +57,12 @@ class AttnPoolingVisitEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.W = nn.Linear(config.dim, config.dim)
-        self.q = nn.Parameter(torch.randn(config.dim) * config.dim**-0.5)  # near the mean at the start
+        self.scorer = config.scorer
+        if config.scorer == "query":
+            self.W = nn.Linear(config.dim, config.dim)
+            self.q = nn.Parameter(torch.randn(config.dim) * config.dim**-0.5)  # near the mean at the start
+        else:
+            self.W1, self.W2 = nn.Linear(config.dim, config.dim // 2), nn.Linear(config.dim // 2, 1)
 
     @overload
     def forward(self, e: CodeVectors, batch: VisitBatch, *, return_weights: Literal[False] = False) -> Tensor: ...
@@ -45,13 +77,50 @@ class AttnPoolingVisitEncoder(nn.Module):
         return (u, alpha) if return_weights else u
 
     def score(self, rows: Tensor) -> Tensor:
-        """(R, d) → (R,) scores, up to the constant Σq that softmax cancels.
+        """(R, d) → (R,) scores, up to a constant that softmax cancels.
 
-        `q·tanh(z) = 2 q·σ(2z) − Σq`, and on the CPU σ is ten times as fast as tanh. Kept out of autocast: in bf16 the
+        `v·tanh(z) = 2 v·σ(2z) − Σv`, and on the CPU σ is ten times as fast as tanh. Kept out of autocast: in bf16 the
         gradient of b loses its direction.
         """
         with torch.autocast(rows.device.type, enabled=False):
-            return F.linear(rows, 2 * self.W.weight, 2 * self.W.bias).sigmoid() @ (2 * self.q)
+            if self.scorer == "query":
+                return F.linear(rows, 2 * self.W.weight, 2 * self.W.bias).sigmoid() @ (2 * self.q)
+            hidden = F.linear(rows, 2 * self.W1.weight, 2 * self.W1.bias).sigmoid()
+            return F.linear(hidden, 2 * self.W2.weight, self.W2.bias).squeeze(1)
+
+
+class TransformerVisitEncoder(nn.Module):
+    """Mini-transformer: the codes of a visit see one another, then their masked mean, or a CLS token's state.
+
+        e' = layers(e),   u_v = mean of e'_k over the visit's codes            visit_pool=mean
+        [c', e'] = layers([c, e]),   u_v = c'                                  visit_pool=cls
+
+    Within a visit attention is full: codes of one visit are known together. An empty visit gives the zero vector.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.visit_layers))
+        self.cls = nn.Parameter(torch.randn(config.dim) * CODE_SD) if config.visit_pool == "cls" else None
+
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        if self.cls is None:
+            x = self._contextual(e.expand(), batch.visit_offsets)
+            return pool(x, torch.arange(len(x), device=x.device), batch.visit_offsets)
+        visits = torch.arange(batch.n_visits, device=e.index.device)
+        first = batch.visit_offsets[:-1] + visits  # each visit's token stands before its codes
+        row = e.index.new_zeros(batch.n_codes + batch.n_visits)  # 0: the CLS token
+        row[torch.arange(batch.n_codes, device=row.device) + batch.visit_of_code + 1] = e.index + 1
+        offsets = torch.cat([first, first.new_full((1,), len(row))])
+        x = self._contextual(gather_rows(torch.cat([self.cls.unsqueeze(0), e.rows]), row), offsets)
+        return gather_rows(x, first) * (batch.codes_per_visit > 0).unsqueeze(1)
+
+    def _contextual(self, x: Tensor, offsets: Tensor) -> Tensor:
+        plan = plans.codes_plan(offsets)
+        for layer in self.layers:
+            x = layer(x, plan)
+        return x
 
 
 class VisitMLP(nn.Module):
@@ -74,16 +143,28 @@ class VisitMLP(nn.Module):
 
 
 class VisitEncoder(nn.Module):
-    """The pooling that the configuration names, then the residual MLP unless it is off (the seeds' encoder)."""
+    """The encoder that the configuration names, then the residual MLP unless it is off (the seeds' encoder)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pooling: MeanPoolingVisitEncoder | AttnPoolingVisitEncoder = (
-            AttnPoolingVisitEncoder(config) if config.visit_encoder == "attention" else MeanPoolingVisitEncoder()
-        )
+        self.pooling = _pooling(config)
         self.mlp = VisitMLP(config) if config.visit_mlp else None
 
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
         """K code vectors → (N, d)."""
         u: Tensor = self.pooling(e, batch)
         return u if self.mlp is None else self.mlp(u, batch)
+
+
+def _pooling(config: ModelConfig) -> nn.Module:
+    match config.visit_encoder:
+        case "attention":
+            return AttnPoolingVisitEncoder(config)
+        case "transformer":
+            return TransformerVisitEncoder(config)
+        case "mean":
+            return MeanPoolingVisitEncoder()
+        case "max":
+            return MaxPoolingVisitEncoder()
+        case "sum" | "scaled_sum":
+            return SumPoolingVisitEncoder(scaled=config.visit_encoder == "scaled_sum")

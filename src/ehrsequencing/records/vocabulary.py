@@ -63,6 +63,12 @@ class Vocabulary:
         arrays = [hash_u64(a.view(np.uint64)).sum().item() for a in (self.knots.ravel(), self.mean, self.sd)]
         return digest([self.tokens, self.scale.tolist(), arrays, self.settings.model_dump()])
 
+    @cached_property
+    def code_types(self) -> NDArray[np.int64]:
+        """(V,) number of each token's type: 0 for padding and unknown, then the prefixes of the codes in order."""
+        names = [code_type(token) if not token.startswith("[") else "" for token in self.tokens]
+        return np.unique(["", *names], return_inverse=True)[1][1:].astype(np.int64)
+
     @property
     def n_unknown(self) -> int:
         """Number of leading tokens that are padding or unknown."""

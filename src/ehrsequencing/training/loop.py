@@ -23,7 +23,8 @@ from ehrsequencing import __version__
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import Step, SubjectLoader
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.build import build_model
 from ehrsequencing.records.grid import cohort_hazards, grid_edges
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
@@ -77,18 +78,23 @@ class Trainer:
         self.train_rows, self.tuning_rows = (prepared.rows(task_name, split) for split in ("train", "tuning"))
         self._refuse_hopeless()
         self.config, hazards = resolve_model(study.model, prepared, self.task, self.train_rows, self.settings)
-        made_by = prepared.study.model_copy(update={"task": self.task, "evaluation": study.evaluation})
+        made_by = prepared.study.model_copy(
+            update={"task": self.task, "evaluation": study.evaluation, "preset": study.preset}
+        )
         self.study = made_by.model_copy(update={"model": self.config, "training": self.settings})
         queries = self.config.head == "horizon"
-        self.loader = SubjectLoader(prepared.timelines("train"), self.train_rows, queries=queries)
-        self.tuning = SubjectLoader(prepared.timelines("tuning"), self.tuning_rows, queries=queries)
+        types = prepared.vocabulary.code_types if self.config.code_types else None
+        self.loader, self.tuning = (
+            SubjectLoader(prepared.timelines(split), rows, queries=queries, code_types=types)
+            for split, rows in (("train", self.train_rows), ("tuning", self.tuning_rows))
+        )
         total = int(self.loader.cost[self.loader.subjects].sum())
         self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
         # The loss is divided by a constant, the rows expected in a full step, never by the rows of this one.
         self.rows_per_step = max(1.0, self.budget * len(self.train_rows) / max(total, 1))
 
         torch.manual_seed(self.settings.seed)
-        self.model = HierarchicalBEHRTForSurvival(self.config)
+        self.model = build_model(self.config)
         if queries:
             self.model.head.set_bias(torch.from_numpy(hazards))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
@@ -231,7 +237,7 @@ class Trainer:
     def _is_over(self, state: TrainingState) -> bool:
         return state.epoch >= self.settings.epochs or (state.stale_epochs >= self.settings.patience and state.step == 0)
 
-    def tuning_nll(self, model: HierarchicalBEHRTForSurvival) -> float:
+    def tuning_nll(self, model: SurvivalModel) -> float:
         """Mean NLL at the task's landmarks in the tuning split (all at-risk visits for the `visit` head)."""
         chosen = self._landmark_rows() if self.config.head == "horizon" else np.ones(len(self.tuning_rows), dtype=bool)
         model.eval()
@@ -271,6 +277,8 @@ def resolve_model(
     filled: dict[str, Any] = {
         "vocab_size": len(prepared.vocabulary), "values": modes[values.mode], "value_bins": values.bins,
     }  # fmt: skip
+    if model.code_types:
+        filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every":
             mend = "use model.head=horizon"
@@ -286,10 +294,12 @@ def resolve_model(
 
 
 def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices of linear layers only, not on embeddings, norms, scales and biases."""
-    linear = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
-    decayed = [p for p in model.parameters() if id(p) in linear]
-    others = [p for p in model.parameters() if id(p) not in linear]
+    """AdamW; weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases."""
+    learned = [p for p in model.parameters() if p.requires_grad]
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LSTM)]
+    linear = {id(p) for m in layers for name, p in m.named_parameters(recurse=False) if name.startswith("weight")}
+    decayed = [p for p in learned if id(p) in linear]
+    others = [p for p in learned if id(p) not in linear]
     groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 

@@ -1,0 +1,351 @@
+"""Who sees whom: three plans of attention over packed rows, each cut into dense blocks (see `attention`).
+
+- `visits_plan`: a subject's visits in time: causal, a sliding window, queries seen by none.
+- `codes_plan`: the codes of one visit, each seeing all of them.
+- `tokens_plan`: all tokens of a subject, causal at visit level, whole visits back up to `max_tokens`.
+
+A plan is built once a batch, on the CPU, and shared by all layers. Rows of similar length share a block, so that there
+is little padding and few calls.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.models.attention import AttentionPlan, Block
+
+CHUNK = 256  # rows of one chunk beyond the window: its keys are the window's more
+FREE_PADS = 128  # rows of padding that are cheaper than one more call
+PAD_SHARE = 1 / 8  # ... and the share of a block's rows that may be padding beyond that
+
+
+class _Blocks:
+    """Collects blocks and the packed rows in their slots."""
+
+    def __init__(self, n_rows: int, device: torch.device) -> None:
+        self.device = device
+        self.answer_slot = torch.zeros(n_rows, dtype=torch.int64)
+        self.query_rows: list[Tensor] = []
+        self.key_rows: list[Tensor] = []
+        self.blocks: list[Block] = []
+        self.n_slots = 0  # query slots so far
+
+    def add_block(self, groups: int, query_length: int, key_length: int, *, mask: Tensor | None = None) -> None:
+        """One dense attention; without a mask every row sees every row."""
+        self.blocks.append(Block(groups, query_length, key_length, None if mask is None else mask.to(self.device)))
+
+    def add_causal(self, groups: int, length: int) -> None:
+        """One causal square."""
+        self.blocks.append(Block(groups, length, length, causal=True))
+
+    def add_rows(self, query_rows: Tensor, key_rows: Tensor, *, answers: Tensor) -> None:
+        """The rows in the slots of the blocks added last; `answers` says which query slots are no pads."""
+        slots = answers.nonzero().squeeze(1)
+        self.answer_slot[query_rows[slots]] = self.n_slots + slots
+        self.query_rows.append(query_rows)
+        self.key_rows.append(key_rows)
+        self.n_slots += len(query_rows)
+
+    def plan(self) -> AttentionPlan:
+        """Everything collected, on the batch's device."""
+        query_rows = torch.cat([*self.query_rows, torch.zeros(0, dtype=torch.int64)]).to(self.device)
+        key_rows = torch.cat([*self.key_rows, torch.zeros(0, dtype=torch.int64)]).to(self.device)
+        return AttentionPlan(query_rows, key_rows, self.answer_slot.to(self.device), tuple(self.blocks))
+
+
+# ---- visits of a subject ---------------------------------------------------------------------------------------------
+
+
+def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) -> AttentionPlan:
+    """Attention over visits (rows: the N visits and queries).
+
+    A real visit sees itself and the `window - 1` real visits before it; `bidirectional`, also as many after it. A
+    query sees itself and the last `window - 1` real visits before it, either way.
+
+    Args:
+        batch: The packed visits.
+        window: Most visits that one visit sees, itself included.
+        bidirectional: Whether real visits also see the future.
+    """
+    builder = _VisitsPlan(batch, window, bidirectional)
+    builder.add_squares()
+    builder.add_chunks()
+    builder.add_queries()
+    return builder.plan()
+
+
+class _VisitsPlan(_Blocks):
+    """Squares (the first visits, up to the window), chunks (visits beyond it), and queries."""
+
+    def __init__(self, batch: VisitBatch, window: int, bidirectional: bool) -> None:
+        super().__init__(batch.n_visits, batch.codes.device)
+        self.window, self.bidirectional = window, bidirectional
+        self.subjects = _SubjectRows(batch)
+        self.length, self.real_rows, self.first = self.subjects.length, self.subjects.real_rows, self.subjects.first
+        fits = self.length.clamp(max=window)
+        self.in_square = fits if not bidirectional else fits.where(self.length <= window, 0)
+
+    def add_squares(self) -> None:
+        """The first visits of each subject, up to the window: one causal square a group of similar lengths."""
+        subjects = self.in_square.argsort(stable=True)
+        subjects = subjects[self.in_square[subjects] > 0]
+        lengths = self.in_square[subjects]
+        groups = _similar_lengths(lengths.tolist())
+        group, place = _padded_places(lengths, groups)
+        real = place < lengths[group]
+        rows = self.real_rows[self.first[subjects][group] + place.minimum(lengths[group] - 1)]
+        for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
+            if self.bidirectional:
+                self.add_block(size, length, length, mask=mask)
+            else:  # no real visit sees a pad, for pads come last
+                self.add_causal(size, length)
+        self.add_rows(rows, rows, answers=real)
+
+    def add_chunks(self) -> None:
+        """The visits beyond the squares: chunks of queries against the keys of their windows."""
+        back, ahead = self.window - 1, (self.window - 1 if self.bidirectional else 0)
+        size = min(self.window, CHUNK)
+        left = self.length - self.in_square
+        chunks = (left + size - 1) // size  # (S,)
+        subject = torch.arange(len(left)).repeat_interleave(chunks)
+        if not len(subject):
+            return
+        nth = torch.arange(len(subject)) - (chunks.cumsum(0) - chunks)[subject]
+        start = self.in_square[subject] + nth * size  # (G,) first visit of each chunk
+        last, first = (self.length[subject] - 1).unsqueeze(1), self.first[subject].unsqueeze(1)
+        asked = start.unsqueeze(1) + torch.arange(size)  # (G, Lq)
+        keys = start.unsqueeze(1) - back + torch.arange(back + size + ahead)  # (G, Lk)
+        distance = torch.arange(back + size + ahead) - back - torch.arange(size).unsqueeze(1)  # key minus query
+        mask = (distance >= -back) & (distance <= ahead)  # (Lq, Lk)
+        if self.bidirectional:  # causal windows start inside the subject and end at the query itself
+            mask = (mask & ((keys >= 0) & (keys <= last)).unsqueeze(1) | (distance == 0)).unsqueeze(1)
+        self.add_block(len(subject), size, keys.shape[1], mask=mask)
+        query_rows = self.real_rows[first + asked.minimum(last)].flatten()
+        key_rows = self.real_rows[first + keys.clamp(min=0).minimum(last)].flatten()
+        self.add_rows(query_rows, key_rows, answers=(asked <= last).flatten())
+
+    def add_queries(self) -> None:
+        """Each query against itself (first key) and the real visits that it sees."""
+        query_row = self.subjects.query_row
+        seen = self.subjects.seen.clamp(max=self.window - 1)
+        order = seen.argsort(stable=True)
+        lengths = seen[order] + 1
+        groups = _similar_lengths(lengths.tolist())
+        group, place = _padded_places(lengths, groups)
+        real = place < lengths[group]
+        nth = (self.subjects.before[order] - lengths)[group] + place  # among real_rows: the last `seen` before it
+        keys = query_row[order][group]
+        visits = real & (place > 0)
+        keys[visits] = self.real_rows[nth[visits]]
+        for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
+            self.add_block(size, 1, length, mask=mask)
+        self.add_rows(query_row[order], keys, answers=torch.ones(len(order), dtype=torch.bool))
+
+
+class _SubjectRows:
+    """Where real visits and queries stand in a batch.
+
+    `real_rows` are the packed rows of all real visits; subject s owns `length[s]` of them from `first[s]` on. The j-th
+    query is row `query_row[j]`; it may see the `seen[j]` real visits of its subject that end at `before[j]` (exclusive)
+    among `real_rows`.
+    """
+
+    def __init__(self, batch: VisitBatch) -> None:
+        is_query, subject = batch.is_query.cpu(), batch.subject_of_visit.cpu()
+        self.real_rows = (~is_query).nonzero().squeeze(1)
+        self.length = subject[self.real_rows].bincount(minlength=batch.n_subjects)
+        self.first = self.length.cumsum(0) - self.length
+        self.query_row = is_query.nonzero().squeeze(1)
+        self.seen = batch.visit_index.cpu()[self.query_row]
+        self.before = self.first[subject[self.query_row]] + self.seen
+
+
+# ---- codes of a visit ------------------------------------------------------------------------------------------------
+
+
+def codes_plan(offsets: Tensor) -> AttentionPlan:
+    """Full attention within each segment (rows: the items).
+
+    Args:
+        offsets: (N+1,) segment n holds rows `offsets[n]:offsets[n+1]`; may be empty.
+    """
+    blocks = _Blocks(int(offsets[-1]), offsets.device)
+    offsets = offsets.cpu()
+    order = offsets.diff().argsort(stable=True)
+    order = order[offsets.diff()[order] > 0]
+    lengths = offsets.diff()[order]
+    groups = _similar_lengths(lengths.tolist())
+    group, place = _padded_places(lengths, groups)
+    real = place < lengths[group]
+    rows = offsets[order][group] + place.minimum(lengths[group] - 1)
+    for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
+        blocks.add_block(size, length, length, mask=None if bool(mask.all()) else mask)
+    blocks.add_rows(rows, rows, answers=real)
+    return blocks.plan()
+
+
+# ---- tokens of a subject ---------------------------------------------------------------------------------------------
+
+
+def tokens_plan(
+    batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
+) -> AttentionPlan:
+    """Attention over all tokens of a subject, by whole visits (rows: the tokens).
+
+    A token sees every token of its own visit, and of each real visit before it while the tokens from that visit to its
+    own, both included, number at most `max_tokens`; `bidirectional`, also of real visits after it, as far. A query's
+    tokens see the past in the same way, and are seen by themselves alone.
+
+    Args:
+        batch: The packed visits.
+        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one.
+        max_tokens: How far back (and ahead).
+        bidirectional: Whether real visits also see the future.
+    """
+    builder = _TokensPlan(batch, token_offsets.cpu(), max_tokens, bidirectional)
+    builder.add_visits()
+    builder.add_queries()
+    return builder.plan()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive real visits of one subject, and the real visits that some of them sees (ends exclusive)."""
+
+    visits: tuple[int, int]
+    keys: tuple[int, int]
+
+
+class _TokensPlan(_Blocks):
+    """Runs of visits, each against the visits in its reach, and queries. Visits are counted along `real_rows`."""
+
+    def __init__(self, batch: VisitBatch, token_offsets: Tensor, max_tokens: int, bidirectional: bool) -> None:
+        super().__init__(int(token_offsets[-1]), batch.codes.device)
+        self.token_offsets, self.max_tokens = token_offsets, max_tokens
+        self.subjects = subjects = _SubjectRows(batch)
+        tokens = token_offsets.diff()
+        real_tokens = tokens[subjects.real_rows]
+        self.start = torch.cat([real_tokens.new_zeros(1), real_tokens.cumsum(0)])  # of each real visit's real tokens
+        self.token_of_real = _ranges(token_offsets[subjects.real_rows], real_tokens)  # packed place of real tokens
+        place = torch.arange(len(subjects.real_rows))
+        first = subjects.first.repeat_interleave(subjects.length)
+        end = first + subjects.length.repeat_interleave(subjects.length)
+        self.low = self._reach_back(self.start[1:], first, place)
+        self.high = place + 1
+        if bidirectional:
+            ahead = torch.searchsorted(self.start, self.start[:-1] + max_tokens, right=True) - 1
+            self.high = ahead.maximum(place + 1).minimum(end)
+
+    def _reach_back(self, end_token: Tensor, first: Tensor, own: Tensor) -> Tensor:
+        """The first visit within `max_tokens` of each end, not before the subject's first nor after `own`."""
+        return torch.searchsorted(self.start, end_token - self.max_tokens).maximum(first).minimum(own)
+
+    def add_visits(self) -> None:
+        """Runs of visits; a mask says which of the run's keys each token sees."""
+        runs = sorted(self._runs(), key=lambda run: self._tokens(run.keys))
+        low, high = self.start[self.low], self.start[self.high]  # real tokens that each visit sees
+        visit_of_token = torch.arange(len(self.low)).repeat_interleave(self.start.diff())
+        done = 0
+        for size, key_length in _similar_lengths([self._tokens(run.keys) for run in runs]):
+            group, done = runs[done : done + size], done + size
+            query_length = max(self._tokens(run.visits) for run in group)
+            asked, answers = self._slots([run.visits for run in group], query_length)
+            keys, real = self._slots([run.keys for run in group], key_length)
+            visit = visit_of_token[asked].unsqueeze(2)  # (G, Lq, 1)
+            mask = (keys.unsqueeze(1) >= low[visit]) & (keys.unsqueeze(1) < high[visit]) & real.unsqueeze(1)
+            self.add_block(size, query_length, key_length, mask=None if bool(mask.all()) else mask.unsqueeze(1))
+            query_rows, key_rows = self.token_of_real[asked].flatten(), self.token_of_real[keys].flatten()
+            self.add_rows(query_rows, key_rows, answers=answers.flatten())
+
+    def _runs(self) -> list[_Run]:
+        """Cut each subject's visits: as many as fit into `max_tokens`, then chunks; at least one visit a run."""
+        start, low, high = self.start.tolist(), self.low.tolist(), self.high.tolist()
+        runs = []
+        for first, length in zip(self.subjects.first.tolist(), self.subjects.length.tolist(), strict=True):
+            here, room = first, self.max_tokens
+            while here < first + length:
+                end = here + 1
+                while end < first + length and start[end + 1] - start[here] <= room:
+                    end += 1
+                runs.append(_Run((here, end), (low[here], high[end - 1])))
+                here, room = end, min(self.max_tokens, CHUNK)
+        return runs
+
+    def _tokens(self, visits: tuple[int, int]) -> int:
+        return int(self.start[visits[1]] - self.start[visits[0]])
+
+    def _slots(self, ranges: list[tuple[int, int]], length: int) -> tuple[Tensor, Tensor]:
+        """Real tokens of each range of visits, padded to a length by its last: (G, L), and which are no pads."""
+        ends = self.start[torch.tensor(ranges, dtype=torch.int64)]  # (G, 2)
+        place = ends[:, :1] + torch.arange(length)
+        return place.minimum(ends[:, 1:] - 1), place < ends[:, 1:]
+
+    def add_queries(self) -> None:
+        """Each query's tokens against themselves (first keys) and the tokens of the real visits that it sees."""
+        row, before = self.subjects.query_row, self.subjects.before
+        own = self.token_offsets.diff()[row]
+        low = self._reach_back(self.start[before] + own, before - self.subjects.seen, before)
+        seen = self.start[before] - self.start[low]
+        order = (own + seen).argsort(stable=True)
+        done = 0
+        for size, key_length in _similar_lengths((own + seen)[order].tolist()):
+            group, done = order[done : done + size], done + size
+            own_tokens, past = own[group].unsqueeze(1), seen[group].unsqueeze(1)
+            asked = torch.arange(int(own_tokens.max())).expand(size, -1)
+            first = self.token_offsets[row[group]].unsqueeze(1)
+            place = torch.arange(key_length).expand(size, -1)
+            nth = (self.start[low[group]].unsqueeze(1) + place - own_tokens).clamp(
+                min=0, max=len(self.token_of_real) - 1
+            )
+            is_own, is_real = place < own_tokens, place < own_tokens + past
+            past_keys = self.token_of_real[nth] if len(self.token_of_real) else torch.zeros_like(place)
+            keys = torch.where(is_own | ~is_real, first + place.minimum(own_tokens - 1), past_keys)
+            mask = None if bool(is_real.all()) else is_real.view(size, 1, 1, key_length)
+            self.add_block(size, asked.shape[1], key_length, mask=mask)
+            query_rows = (first + asked.minimum(own_tokens - 1)).flatten()
+            self.add_rows(query_rows, keys.flatten(), answers=(asked < own_tokens).flatten())
+
+
+# ---- padding ---------------------------------------------------------------------------------------------------------
+
+
+def _ranges(start: Tensor, length: Tensor) -> Tensor:
+    """The numbers of several ranges, one after another.
+
+    >>> _ranges(torch.tensor([5, 0]), torch.tensor([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    skipped = start - (length.cumsum(0) - length)
+    return torch.arange(int(length.sum())) + skipped.repeat_interleave(length)
+
+
+def _similar_lengths(lengths: list[int]) -> list[tuple[int, int]]:
+    """Cut rising lengths into groups of similar ones: [(size, longest)]; little padding, few calls.
+
+    >>> _similar_lengths([1, 2, 2, 40, 200])
+    [(4, 40), (1, 200)]
+    """
+    groups: list[tuple[int, int]] = []
+    size = real = longest = 0
+    for length in lengths:
+        pads = (size + 1) * length - (real + length)
+        if size and pads > FREE_PADS + PAD_SHARE * real:
+            groups.append((size, longest))
+            size = real = 0
+        size, real, longest = size + 1, real + length, length
+    return [*groups, (size, longest)] if size else groups
+
+
+def _padded_places(lengths: Tensor, groups: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """For every slot of the padded groups: whose it is, and its place from 0."""
+    padded = torch.tensor([longest for size, longest in groups for _ in range(size)], dtype=torch.int64)
+    whose = torch.arange(len(lengths)).repeat_interleave(padded)
+    return whose, torch.arange(len(whose)) - (padded.cumsum(0) - padded)[whose]
+
+
+def _key_masks(real: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
+    """The slots of padded groups that are real, as one (G, 1, 1, L) mask a group."""
+    parts = torch.split(real, [size * length for size, length in groups])
+    return [part.view(size, 1, 1, length) for part, (size, length) in zip(parts, groups, strict=True)]

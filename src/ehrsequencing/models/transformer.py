@@ -1,0 +1,35 @@
+"""The one transformer block, which visits, codes of a visit and flat tokens share."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.models.attention import AttentionPlan, attention
+from ehrsequencing.models.segments import dropout
+
+LAYER_SCALE = 0.1  # start of the learned scale of each residual branch
+
+
+class TransformerLayer(nn.Module):
+    """Pre-LN block: `x + s1·Attn(LN x)`, then `x + s2·W2 gelu(W1 LN x)`, s learned per channel (LayerScale)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        d = config.dim
+        self.heads = config.heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.W1, self.W2 = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+        self.attention_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
+        self.mlp_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor, plan: AttentionPlan) -> Tensor:
+        """(N, d) packed rows → (N, d)."""
+        q, k, v = self.qkv(self.attention_norm(x)).chunk(3, dim=1)
+        x = x + self._residual(self.attention_scale * self.out(attention(q, k, v, plan, heads=self.heads)))
+        return x + self._residual(self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x)))))
+
+    def _residual(self, x: Tensor) -> Tensor:
+        return dropout(x, self.dropout, training=self.training)

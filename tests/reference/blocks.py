@@ -1,0 +1,105 @@
+"""What both references are built from: dense layers, bins, code vectors. Plain tensors, parameters by name."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ehrsequencing.config import ModelConfig
+from strategies import Padded
+
+Parameters = Mapping[str, Tensor]
+GAPS_DAYS = [0, 1 / 24, 2 / 24, 4 / 24, 8 / 24, 12 / 24, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3652.5]
+
+
+def linear(p: Parameters, name: str, x: Tensor) -> Tensor:
+    return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
+
+
+def norm(p: Parameters, name: str, x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def block(p: Parameters, name: str, x: Tensor, seen: Tensor, heads: int) -> Tensor:
+    """One pre-LN transformer layer over the last axis but one: (..., L, d) under `seen` (..., L, L), plain softmax."""
+    q, k, v = linear(p, name + "qkv", norm(p, name + "attention_norm", x)).chunk(3, -1)
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(-2, -3) for t in (q, k, v))  # (..., heads, L, d/heads)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    weights = scores.masked_fill(~seen.unsqueeze(-3), float("-inf")).softmax(-1)
+    mixed = (weights @ v).transpose(-2, -3).flatten(-2)
+    x = x + p[name + "attention_scale"] * linear(p, name + "out", mixed)
+    hidden = F.gelu(linear(p, name + "W1", norm(p, name + "mlp_norm", x)))
+    return x + p[name + "mlp_scale"] * linear(p, name + "W2", hidden)
+
+
+def head(p: Parameters, config: ModelConfig, z: Tensor, wide: Tensor) -> Tensor:
+    """States (..., d) and the wide head's input (..., d) → logits (..., causes, bins), or (...) for `visit`."""
+    logits = linear(p, "head.W2", F.gelu(linear(p, "head.W1", norm(p, "head.norm", z))))
+    if config.wide_head:
+        logits = logits + wide @ p["wide_head.weight"].T
+    return logits.squeeze(-1) if config.head == "visit" else logits.unflatten(-1, (config.causes, config.bins))
+
+
+def code_vectors(p: Parameters, config: ModelConfig, x: Padded, name: str = "code_embedding") -> Tensor:
+    """(B, V, C, d): E_c, and for a code with a number r·V1 + (r² − 1)·V2 + z·V3, or the line between two knots.
+
+    Then, where the configuration says so, the place within the visit and the type. Junk in pads.
+    """
+    real = x.code_mask & x.visit_mask.unsqueeze(-1)
+    codes = x.codes.masked_fill(~real, 0)
+    e = p[f"{name}.table.weight"][codes]
+    if config.values != "none":
+        e = e + number_vectors(p, config, x, name, codes)
+    if config.code_position:
+        rank = real.long().cumsum(-1) - 1
+        e = e + p[f"{name}.position_table.weight"][rank.clamp(0, 127)]
+    if config.code_types:
+        e = e + p[f"{name}.type_table.weight"][x.types.masked_fill(~real, 0)]
+    return e
+
+
+def number_vectors(p: Parameters, config: ModelConfig, x: Padded, name: str, codes: Tensor) -> Tensor:
+    """(B, V, C, d) what each code's number adds; 0 without one."""
+    real = x.code_mask & x.visit_mask.unsqueeze(-1)
+    has_number = (real & ~x.values[..., 0].isnan()).unsqueeze(-1)
+    r, z = x.values.masked_fill(~has_number, 0.0).unsqueeze(-2).unbind(-1)  # (B, V, C, 1) each
+    terms = 3 if config.values == "polynomial" else config.value_bins
+    table = p[f"{name}.value_table.weight"].view(config.vocab_size, terms, config.dim)[codes]
+    if config.values == "polynomial":
+        r, z = r.unsqueeze(-1), z.unsqueeze(-1)
+        added = (torch.cat([r, r**2 - 1, z], -2) * table).sum(-2)
+    else:
+        at = ((r / math.sqrt(12) + 0.5) * (terms - 1)).clamp(0, terms - 1)  # (B, V, C, 1)
+        hats = (1 - (at - torch.arange(terms)).abs()).clamp(min=0)  # linear interpolation as a sum of hats
+        added = (hats.unsqueeze(-1) * table).sum(-2)
+    return added * has_number
+
+
+def static_vectors(p: Parameters, x: Padded, name: str = "code_embedding") -> Tensor:
+    """(B, d) mean identity of each subject's codes without a time."""
+    table = p[f"{name}.table.weight"]
+    means = [table[list(codes)].mean(0) if codes else table[0] * 0 for codes in x.static]
+    return torch.stack(means) if means else table[:0]
+
+
+def sinusoid(place: int, dim: int) -> Tensor:
+    """(d,) sin and cos of `place` at wavelengths 2π … 20000π by turns, scaled to norm 1 (if d is even)."""
+    angles = [place / 10_000 ** (2 * j / dim) for j in range((dim + 1) // 2)]
+    waves = [wave for angle in angles for wave in (math.sin(angle), math.cos(angle))]
+    return torch.tensor(waves[:dim], dtype=torch.float64) * math.sqrt(2 / dim)
+
+
+def age_bin(age_years: float, bin_years: float) -> int:
+    top = math.ceil(120 / bin_years)
+    return top + 1 if math.isnan(age_years) else min(int(age_years // bin_years), top)
+
+
+def gap_bin(config: ModelConfig, delta_days: float, *, is_first: bool) -> int:
+    """Log-spaced bins behind an own one for the first visit; or equal ones, the last open from `delta_top_days`."""
+    if config.delta_bins == "log":
+        return 0 if is_first else 1 + max(i for i, gap in enumerate(GAPS_DAYS) if delta_days >= gap)
+    top = math.ceil(config.delta_top_days / config.delta_bin_days)
+    return top if delta_days >= config.delta_top_days else int(delta_days // config.delta_bin_days)
