@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.config import ModelConfig, TaskConfig, format_days, load_study, load_task, parse_days, validated
+from ehrsequencing.config import (
+    PRESETS,
+    ModelConfig,
+    StudyConfig,
+    TaskConfig,
+    format_days,
+    load_study,
+    load_task,
+    parse_days,
+    validated,
+)
 from ehrsequencing.errors import EhrseqError
 
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"
@@ -95,3 +105,103 @@ def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
     path.write_text("!!python/object/apply:os.system ['true']\n")
     with pytest.raises(EhrseqError, match="YAML"):
         load_task(path)
+
+
+# ---- presets: the numbers are those of docs/models.md ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "section", "expected"),
+    [
+        ("small_cohort", "model", {"dim": 64, "heads": 4, "layers": 2, "position": "sinusoidal", "dropout": 0.3}),
+        ("small_cohort", "model", {"wide_head": True, "frozen": ()}),
+        ("small_cohort", "training", {"weight_decay": 1.0, "visit_budget": 2048}),
+        ("large_cohort", "model", {"dim": 256, "heads": 8, "layers": 6, "position": "learned", "dropout": 0.1}),
+        ("large_cohort", "training", {"weight_decay": 0.1, "visit_budget": 4096}),
+        ("domain_shift", "model", {"dim": 128, "layers": 4, "position": "sinusoidal", "frozen": ("age", "visit")}),
+        ("domain_shift", "training", {"weight_decay": 0.1, "visit_budget": 2048}),
+    ],
+)
+def test_a_preset_sets_what_its_page_says(preset: str, section: str, expected: dict[str, object]) -> None:
+    chosen = getattr(load_study(None, [f"preset={preset}"]), section)
+    assert {name: getattr(chosen, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_sets_nothing_else(preset: str) -> None:
+    study, plain = load_study(None, [f"preset={preset}"]), load_study(None, [])
+    for section in StudyConfig.model_fields:
+        ours, theirs = getattr(study, section), getattr(plain, section)
+        named = set(PRESETS[preset].get(section, {})) | ({"dim", "heads", "layers"} if section == "model" else set())
+        if section != "preset" and ours is not None:
+            assert ours.model_dump(exclude=named) == theirs.model_dump(exclude=named), section
+
+
+def test_what_a_study_gives_wins_over_its_preset(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("preset: small_cohort\nmodel: {dropout: 0.2, dim: 32}\ntraining: {weight_decay: 0.5}\n")
+    study = load_study(path, ["model.position=learned"])
+    assert (study.model.dropout, study.model.dim, study.model.layers) == (0.2, 32, 2)
+    assert (study.model.position, study.model.wide_head, study.training.weight_decay) == ("learned", True, 0.5)
+    assert load_study(path, ["preset=large_cohort", "model.size=medium"]).model.layers == 4
+
+
+def test_a_recorded_study_reads_back_with_its_preset() -> None:
+    study = load_study(None, ["preset=domain_shift", "model.size=small", "model.frozen=[]"])
+    assert validated(StudyConfig, study.model_dump(mode="json"), where="config.yaml") == study
+
+
+def test_an_unknown_preset_is_one_clear_error() -> None:
+    with pytest.raises(EhrseqError, match=r"preset: .*'small_cohort', 'large_cohort' or 'domain_shift'") as caught:
+        load_study(None, ["preset=tiny_cohort"])
+    assert "\n" not in str(caught.value)
+
+
+# ---- settings that the chosen parts do not have ----------------------------------------------------------------------
+
+IDLE = {
+    "visit_encoder=mean": "architecture=flat",
+    "visit_mlp=False": "architecture=flat",
+    "timeline=lstm": "architecture=flat",
+    "code_position=True": "architecture=flat",
+    "delta_bins=none": "architecture=flat",
+    "max_tokens=64": "architecture=hierarchical",
+    "scorer=bottleneck": "visit_encoder=mean",
+    "visit_layers=2": "visit_encoder=attention",
+    "visit_pool=cls": "visit_encoder=attention",
+    "delta_bin_days=30.0": "delta_bins=log",
+    "delta_top_days=1826.25": "delta_bins=none",
+}
+HOME = {
+    "max_tokens": "architecture=flat",
+    "scorer": "visit_encoder=attention",
+    "visit_layers": "visit_encoder=transformer",
+    "visit_pool": "visit_encoder=transformer",
+    "delta_bin_days": "delta_bins=linear",
+    "delta_top_days": "delta_bins=linear",
+}
+
+
+@pytest.mark.parametrize("idle", IDLE)
+def test_an_idle_setting_is_refused_and_its_home_is_named(idle: str) -> None:
+    name = idle.partition("=")[0]
+    home = HOME.get(name, "architecture=hierarchical")
+    with pytest.raises(EhrseqError, match=f"{idle} belongs to {home}"):
+        load_study(None, [f"model.{idle}", f"model.{IDLE[idle]}"])
+    assert str(getattr(load_study(None, [f"model.{idle}", f"model.{home}"]).model, name)) == idle.partition("=")[2]
+
+
+def test_an_lstm_does_not_look_ahead() -> None:
+    with pytest.raises(EhrseqError, match="reads forward only"):
+        load_study(None, ["model.timeline=lstm", "model.attention=bidirectional"])
+
+
+@pytest.mark.parametrize("override", ["model.frozen=[codes]", "model.scorer=dot", "model.visit_pool=max"])
+def test_an_unknown_variant_is_refused(override: str) -> None:
+    with pytest.raises(EhrseqError, match=override.partition("=")[0]):
+        load_study(None, [override])
+
+
+def test_flat_has_no_scorer() -> None:
+    with pytest.raises(EhrseqError, match="scorer=bottleneck belongs to architecture=hierarchical"):
+        load_study(None, ["model.architecture=flat", "model.scorer=bottleneck"])

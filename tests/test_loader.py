@@ -1,5 +1,6 @@
 """Collating against plain loops, and who shares a step."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,30 @@ def test_length_does_not_decide_who_shares_a_step(arrays: Arrays) -> None:
 def test_one_subject_beyond_the_budget_is_a_step_of_its_own(arrays: Arrays) -> None:
     loader = SubjectLoader(*arrays)
     assert all(len(step) == 1 for step in loader.shuffled(0, seed=0, visit_budget=1))
+
+
+def check_types(step: Step, code_types: np.ndarray) -> None:
+    """Every code of every visit and query has its own token's type, also where queries stand between visits."""
+    assert step.batch.code_types is not None
+    expected = [int(code_types[code]) for code in step.batch.codes.tolist()]
+    assert step.batch.code_types.tolist() == expected
+
+
+@pytest.mark.parametrize("queries", [True, False])
+def test_codes_carry_the_type_of_their_token(arrays: Arrays, sim_prepared: Path, queries: bool) -> None:
+    code_types = Prepared(sim_prepared).vocabulary.code_types
+    loader = SubjectLoader(*arrays, queries=queries, code_types=code_types)
+    for step in loader.in_order(visit_budget=300):
+        check_types(step, code_types)
+    assert step.batch.code_types is not None
+    assert len(set(step.batch.code_types.tolist())) > 2
+    assert SubjectLoader(*arrays, queries=queries).collate(loader.subjects[:3]).batch.code_types is None
+
+
+def test_types_one_code_off_are_noticed(arrays: Arrays, sim_prepared: Path) -> None:
+    code_types = Prepared(sim_prepared).vocabulary.code_types
+    step = SubjectLoader(*arrays, code_types=code_types).collate(np.arange(20))
+    assert step.batch.code_types is not None
+    shifted = replace(step, batch=replace(step.batch, code_types=step.batch.code_types.roll(1)))
+    with pytest.raises(AssertionError):
+        check_types(shifted, code_types)

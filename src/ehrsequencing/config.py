@@ -238,6 +238,7 @@ class ModelConfig(Settings):
             "architecture=flat": (self.architecture == "flat", ("max_tokens",)),
             "visit_encoder=attention": (self.visit_encoder == "attention", ("scorer",)),
             "visit_encoder=transformer": (self.visit_encoder == "transformer", ("visit_layers", "visit_pool")),
+            "code_types=true": (self.code_types, ("n_code_types",)),
             "delta_bins=linear": (self.delta_bins == "linear", ("delta_bin_days", "delta_top_days")),
         }
         for home, (is_there, names) in homes.items():
@@ -252,7 +253,7 @@ class ModelConfig(Settings):
 
 
 # Settings of the two-level model alone: flat BEHRT has no visit encoder, no timeline and no time-gap embedding.
-_HIERARCHICAL_ONLY = ("visit_encoder", "visit_mlp", "timeline", "code_position", "delta_bins")
+_HIERARCHICAL_ONLY = ("visit_encoder", "visit_mlp", "scorer", "timeline", "code_position", "delta_bins")
 
 
 class TrainingConfig(Settings):

@@ -284,7 +284,8 @@ def place_vectors(
 ) -> Tensor:
     """(N,) places → (N, d) in the precision of `like`; each distinct place of a sinusoid is computed once."""
     if isinstance(position, PositionalEmbedding):
-        return position(place)
+        vectors: Tensor = position(place)
+        return vectors
     longest = int(place.max()) + 1 if len(place) else 0
     return gather_rows(position(torch.arange(longest, device=place.device), dtype=like.dtype), place)
 

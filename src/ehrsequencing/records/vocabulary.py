@@ -65,9 +65,15 @@ class Vocabulary:
 
     @cached_property
     def code_types(self) -> NDArray[np.int64]:
-        """(V,) number of each token's type: 0 for padding and unknown, then the prefixes of the codes in order."""
-        names = [code_type(token) if not token.startswith("[") else "" for token in self.tokens]
-        return np.unique(["", *names], return_inverse=True)[1][1:].astype(np.int64)
+        """(V,) number of each token's type: 0 for none, then the prefixes of the codes in order."""
+        return np.unique(["", *map(self._type_of, self.tokens)], return_inverse=True)[1][1:].astype(np.int64)
+
+    def _type_of(self, token: str) -> str:
+        if token.startswith("["):  # [UNK//LAB] is a laboratory code
+            return token.removeprefix("[UNK//").removesuffix("]") if token.startswith("[UNK//") else ""
+        base, _, last = token.rpartition("//")
+        is_bin = self.settings.mode == "bins" and base in self.index and last.startswith("Q")
+        return code_type(base if is_bin else token)
 
     @property
     def n_unknown(self) -> int:

@@ -285,12 +285,21 @@ def resolve_model(
             raise EhrseqError(
                 "head=visit takes one cause and one index per subject", where=f"task {task.name}", mend=mend
             )
-        return ModelConfig.model_validate(model.model_dump() | filled), np.zeros((1, 1))
+        return _filled(model, filled, prepared), np.zeros((1, 1))
     duration, cause = np.asarray(rows.duration_days), np.asarray(rows.cause)
     edges = grid_edges(duration, cause, horizons_days=task.horizons, bins=settings.grid_bins)
     hazards = cohort_hazards(edges, rows.entry_days, duration, cause, n_causes=len(task.causes))
     filled |= {"causes": len(task.causes), "edges_days": edges}
-    return ModelConfig.model_validate(model.model_dump() | filled), hazards
+    return _filled(model, filled, prepared), hazards
+
+
+def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> ModelConfig:
+    """The settings with what the data decides; to ask for something else there is an error, not a wish."""
+    for name, value in filled.items():
+        if getattr(model, name) not in (ModelConfig.model_fields[name].default, value):
+            mend = "leave it out; values.mode and values.bins are settings of ehrseq prepare"
+            raise EhrseqError("is decided by the prepared data", where=f"model.{name}, {prepared.folder}", mend=mend)
+    return ModelConfig.model_validate(model.model_dump() | filled)
 
 
 def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.AdamW:
