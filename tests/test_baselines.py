@@ -155,7 +155,7 @@ def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
 def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_censoring(
     kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "MOST_PERIODS", 6000)
+    monkeypatch.setattr(baselines, "MOST_PERIODS", 20_000)
     hazards, days = np.array([1 / 500, 1 / 250]), np.array([200.0, 500.0])
 
     def redrawn(split: Split, seed: int) -> Split:

@@ -11,7 +11,7 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import OURS, add_to_run, evaluate, question
 from ehrsequencing.evaluation.metrics import metric_table
-from ehrsequencing.evaluation.oracle import oracle_gap, oracle_nll
+from ehrsequencing.evaluation.oracle import Truth, oracle_gap
 from ehrsequencing.predict import Run, nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.training.loop import Trainer
@@ -19,11 +19,18 @@ from ehrsequencing.training.loop import Trainer
 QUICK = EvaluationConfig(baselines="none", bootstrap=20)
 
 
+def true_nll(data: Path, prepared: Prepared) -> np.ndarray:
+    rows, causes = prepared.rows("simulated", "held_out"), prepared.task("simulated").causes
+    truth = Truth.read(data, prepared.timelines("held_out"), rows, causes=causes)
+    assert truth is not None
+    return truth.nll(rows)
+
+
 def test_oracle_nll_is_that_of_plain_loops(sim_data: Path, sim_prepared: Path) -> None:
     prepared = Prepared(sim_prepared)
     timelines, rows = prepared.timelines("held_out"), prepared.rows("simulated", "held_out")
     causes = prepared.task("simulated").causes
-    found = oracle_nll(sim_data, timelines, rows, causes=causes)
+    found = true_nll(sim_data, prepared)
     hazards: dict[tuple[int, int, str], list[tuple[float, float, float]]] = {}
     table = pq.read_table(sim_data / "truth_hazards.parquet")
     moments = table["prediction_time"].cast(pa.int64()).to_pylist()
@@ -53,7 +60,7 @@ def test_the_oracle_beats_the_cohort_and_a_model_that_beats_it_is_seen(sim_data:
     prepared = Prepared(sim_prepared)
     rows, train = prepared.rows("simulated", "held_out"), prepared.rows("simulated", "train")
     task = prepared.task("simulated")
-    truth = oracle_nll(sim_data, prepared.timelines("held_out"), rows, causes=task.causes)
+    truth = true_nll(sim_data, prepared)
 
     def gap(nll: np.ndarray) -> dict[str, float]:
         return oracle_gap(nll, truth, train=train, rows=rows, edges_days=task.horizons, n_causes=2)

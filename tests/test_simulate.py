@@ -1,24 +1,27 @@
-"""The simulated records: valid MEDS, a function of the seed alone, and all that sets a hazard written in them."""
+"""The simulated files: valid MEDS, a function of the seed alone, with stays and an ontology."""
 
 import json
+import os
+import subprocess
+import sys
 from collections import defaultdict
-from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from meds import schema as meds
 from pydantic import ValidationError
 
+from ehrsequencing.config import load_study, load_task
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.prepared import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.simulate.codes import CodeTable
-from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.dataset import SPLITS, split_of
-from ehrsequencing.simulate.process import NEVER_DAYS, Lives, Process, VisitDraws
-from ehrsequencing.simulate.records import BLOCK, simulate_block
+from ehrsequencing.simulate.records import BLOCK
 
 Row = tuple[Any, str, float | None]  # time (None: static), code, value
 QUICK = SimulationConfig(truth_futures=4)
@@ -38,11 +41,6 @@ def rows_by_subject(out: Path, *, known: int | None = None) -> dict[int, list[Ro
             if known is None or subject_id <= known:
                 found[subject_id].append((time, code, value))
     return dict(found)
-
-
-def courses_of(subjects: int, seed: int = 7, **knobs: float) -> tuple[Process, Courses]:
-    process = Process(SimulationConfig(**knobs))
-    return process, simulate_courses(process, np.random.default_rng(seed), subjects)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ def test_nothing_but_the_files_that_others_read(data: Path) -> None:
     assert files == {
         *(f"data/{split}/0.parquet" for split in SPLITS),
         *(f"metadata/{name}" for name in ("subject_splits.parquet", "codes.parquet", "dataset.json")),
-        *("truth.parquet", "truth_hazards.parquet", "task.yaml"),
+        *("truth.parquet", "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"),
     }
 
 
@@ -140,6 +138,20 @@ def test_same_seed_same_bytes_and_another_seed_others(data: Path, tmp_path: Path
     simulate(tmp_path / "other", subjects=600, seed=4, config=QUICK)
     shard = Path("data/train/0.parquet")
     assert (data / shard).read_bytes() != (tmp_path / "other" / shard).read_bytes()
+
+
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_threads_change_no_byte(data: Path, tmp_path: Path, threads: str) -> None:
+    program = (
+        "import sys, pyarrow; from pathlib import Path; from ehrsequencing.simulate import SimulationConfig, simulate;"
+        "pyarrow.set_cpu_count(int(sys.argv[2]));"
+        "simulate(Path(sys.argv[1]), subjects=600, seed=3, config=SimulationConfig(truth_futures=4))"
+    )
+    limits = {f"{library}_NUM_THREADS": threads for library in ("OMP", "OPENBLAS", "MKL")}
+    command = [sys.executable, "-c", program, str(tmp_path / "again"), threads]
+    subprocess.run(command, env={**os.environ, **limits}, check=True)
+    files = [path.relative_to(data) for path in data.rglob("*") if path.is_file()]
+    assert all((data / file).read_bytes() == (tmp_path / "again" / file).read_bytes() for file in files)
 
 
 def test_a_subject_depends_neither_on_the_number_of_others_nor_on_the_shards(data: Path, tmp_path: Path) -> None:
@@ -210,282 +222,6 @@ def test_settings_are_frozen_strict_and_checked() -> None:
         SimulationConfig(follow_up_min_years=9)
 
 
-# --- The mechanisms ---------------------------------------------------------------------------------------------------
-
-
-def one_life(**state: float) -> Lives:
-    """A woman of sixty on the day of a visit long after the one before, without pairs or a marker worth naming."""
-    floats = {
-        "age_days": 60 * 365.25,
-        "visit_chance": 0.01,
-        "enrolment_day": 0,
-        "chance_days": 0,
-        "chance_visits": 0,
-        "day": 0,
-        "gap_days": 500,
-        "pair_score": 0,
-        "lab": 0,
-    }
-    flags = {"has_pair": False, "matched": False, "has_lab": False}
-    values = {name: np.array([state.get(name, value)], dtype=float) for name, value in floats.items()}
-    return Lives(
-        steady=np.log(np.array([[0.036525], [0.0036525]]) / 365.25),
-        pairs=np.array([int(state.get("pairs", 0))]),
-        **values,
-        **{name: np.array([value]) for name, value in flags.items()},
-    )
-
-
-@pytest.mark.parametrize(
-    ("knob", "state", "ratio"),
-    [
-        ("age_effect", {"age_days": 70 * 365.25}, np.exp(0.7)),
-        ("age_effect", {"day": 5 * 365.25}, np.exp(0.35)),  # age as of the last visit
-        ("gap_effect", {"gap_days": 59}, np.exp(0.7)),
-        ("gap_effect", {"gap_days": 60}, 1.0),
-        ("lab_effect", {"lab": -2.0}, np.exp(-1.4)),
-        ("pair_effect", {"pairs": 1, "pair_score": 1}, np.exp(0.7) / np.cosh(0.7)),
-        ("pair_effect", {"pairs": 1, "pair_score": -1}, np.exp(-0.7) / np.cosh(0.7)),
-        # A matched pair, then a mismatched one: the older counts half.
-        ("pair_effect", {"pairs": 2, "pair_score": -0.5}, np.exp(-0.35) / np.cosh(0.7) / np.cosh(0.35)),
-    ],
-)
-def test_a_mechanism_moves_the_outcome_by_its_knob_and_zero_switches_it_off(
-    knob: str, state: dict[str, float], ratio: float
-) -> None:
-    off = dict.fromkeys(["age_effect", "death_age_effect", "gap_effect", "lab_effect", "pair_effect"], 0.0)
-    for effect, expected in ((0.7, ratio), (0.0, 1.0)):
-        process = Process(SimulationConfig(**{**off, knob: effect, "pair_memory": 0.5}))
-        plain, moved = process.hazards_per_day(one_life()), process.hazards_per_day(one_life(**state))
-        np.testing.assert_allclose(plain, [[1e-4], [1e-5]], rtol=1e-12)
-        np.testing.assert_allclose(moved / plain, [[expected], [1.0]], rtol=1e-12)
-
-
-def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
-    def hazards(*, male: bool, age_years: float, chronic: list[bool], **knobs: float) -> np.ndarray:
-        process = Process(SimulationConfig(pair_visit_share=0, lab_effect=0, chronic_conditions=3, **knobs))
-        lives = process.begin(
-            np.random.default_rng(0),
-            age_days=np.array([age_years * 365.25]),
-            male=np.array([male]),
-            chronic=np.array([chronic]),
-            enrolment_day=np.zeros(1),
-        )
-        return process.hazards_per_day(lives)[:, 0]
-
-    knobs = {
-        "sex_effect": 0.2,
-        "death_sex_effect": 0.3,
-        "chronic_effect": 0.4,
-        "age_effect": 0.1,
-        "death_age_effect": 0.5,
-    }
-    plain = hazards(male=False, age_years=60, chronic=[False] * 3, **knobs)
-    np.testing.assert_allclose(plain * 365.25, [0.035, 0.012])
-    moved = hazards(male=True, age_years=50, chronic=[True, False, True], **knobs)
-    # Conditions 1 and 3 of 3 have 2 · 1/4 and 2 · 3/4 times the knob.
-    np.testing.assert_allclose(moved / plain, np.exp([0.2 + 0.4 * (0.5 + 1.5) - 0.1, 0.3 - 0.5]))
-    off = hazards(male=True, age_years=50, chronic=[True, False, True], **dict.fromkeys(knobs, 0.0))
-    np.testing.assert_allclose(off, plain)
-
-
-def test_rates_and_shares_of_zero_leave_their_thing_out() -> None:
-    def codes_of(**knobs: float) -> set[str]:
-        config = SimulationConfig(**knobs)
-        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
-        return set(block.events["code"].to_pylist())
-
-    def prefixes(codes: set[str]) -> set[str]:
-        return {code.rstrip("0123456789") for code in codes}
-
-    everything = prefixes(codes_of())
-    assert {"DX//A", "RX//B", "DX//CHRONIC", "MEDS_DEATH", "LAB//MARKER"} <= everything
-    assert everything - prefixes(codes_of(pair_visit_share=0)) == {"DX//A", "RX//B"}
-    assert everything - prefixes(codes_of(chronic_prevalence=0)) == {"DX//CHRONIC"}
-    assert everything - prefixes(codes_of(chronic_conditions=0)) == {"DX//CHRONIC"}
-    assert everything - prefixes(codes_of(death_per_year=0)) == {"MEDS_DEATH"}
-    _, courses = courses_of(300, drop_out_per_year=0)
-    full = courses.first_day + courses.censoring_day == 18_262  # 2020-01-01
-    assert full.all()
-    _, courses = courses_of(300)
-    assert 0.7 < (courses.first_day + courses.censoring_day == 18_262).mean() < 0.95
-    _, courses = courses_of(300, visits_per_year=0)
-    assert set(np.bincount(courses.subject)) <= {1, 2}
-    assert (courses.visits.day == np.where(courses.visits.day > 0, courses.visits.enrolment_day, 0)).all()
-    _, courses = courses_of(300, history_max_years=0)
-    assert (courses.is_enrolment == (courses.visits.day == 0)).all()
-    _, courses = courses_of(300, lab_visit_share=0)
-    assert (courses.visits.has_lab == (courses.visits.day == 0)).all()
-    _, courses = courses_of(300, visit_rate_spread=0)
-    assert len(set(courses.visits.visit_chance)) == 1
-
-
-def test_background_codes_follow_zipf() -> None:
-    for exponent in (0.0, 1.0):
-        config = SimulationConfig(background_codes=20, background_per_visit=1, background_zipf=exponent)
-        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
-        codes = [code[-4:] for code in block.events["code"].to_pylist() if "//N" in code]
-        counts = np.array([codes.count(f"{b:04d}") for b in range(20)])
-        expected = np.arange(1, 21.0) ** -exponent
-        expected *= counts.sum() / expected.sum()
-        assert ((counts - expected) ** 2 / expected).sum() < 43.8  # chi-squared with 19 degrees of freedom: p = .001
-
-
-def test_the_marker_stays_standard_normal_and_remembers() -> None:
-    _, courses = courses_of(4000)
-    visits, first = courses.visits, courses.visits.day == 0
-    for values in (visits.lab[first], visits.lab[visits.has_lab & ~first]):
-        assert abs(values.mean()) < 4 / np.sqrt(len(values) / 5)  # neighbours correlate
-        assert abs(values.std() - 1) < 0.05
-    follows = np.flatnonzero(visits.has_lab[1:] & ~first[1:])
-    assert abs(np.corrcoef(visits.lab[follows], visits.lab[follows + 1])[0, 1] - 0.8) < 0.02
-
-
-def test_every_hazard_can_be_read_off_the_record() -> None:
-    """A plain loop over raw rows recovers each prediction time's state, hence its hazards; nothing later is needed."""
-    config = SimulationConfig()
-    process = Process(config)
-    block = simulate_block(process, CodeTable(config), seed=11, block=2, subjects=40)
-    rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in block.events.to_pylist():
-        rows[row["subject_id"]].append(row)
-    asked = block.prediction_times
-    true = process.hazards_per_day(asked.lives)
-    for r in range(len(asked.subject_id)):
-        p = np.datetime64(int(asked.time_us[r]), "us").item()
-        record = rows[int(asked.subject_id[r])]
-        codes = [row["code"] for row in record if row["time"] is None or row["time"] <= p]
-        birth = next(row["time"] for row in record if row["code"] == "MEDS_BIRTH")
-        days: dict[date, set[str]] = defaultdict(set)
-        marker = 0.0
-        for row in record:
-            if row["time"] is not None and row["code"] != "MEDS_BIRTH" and row["time"] <= p:
-                days[row["time"].date()].add(row["code"])
-                if row["code"] == "LAB//MARKER":
-                    marker = (row["numeric_value"] - 100) / 15
-        sizes = []  # signs of the pairs, newest first
-        for day in sorted(days, reverse=True):
-            a = [code[-2:] for code in days[day] if code.startswith("DX//A")]
-            b = [code[-2:] for code in days[day] if code.startswith("RX//B")]
-            if a:
-                assert len(a) == len(b) == 1
-                sizes.append(1 if a == b else -1)
-        gap = (p.date() - max([d for d in days if d < p.date()], default=p.date() - timedelta(10**5))).days
-        age = (p.date() - birth.date()).days / 365.25
-        male = "SEX//M" in codes
-        chronic = {int(code[-2:]) for code in codes if code.startswith("DX//CHRONIC")}
-        outcome = np.log(0.035 / 365.25) + 0.35 * (age - 60) / 10 + 0.2 * male + 0.6 * (gap < 60) + 0.3 * marker
-        outcome += sum(0.5 * 2 * (c + 1) / 9 for c in chronic)
-        outcome += sum(0.8**m * s - np.log(np.cosh(0.8**m)) for m, s in enumerate(sizes))
-        death = np.log(0.012 / 365.25) + 0.6 * (age - 60) / 10 + 0.3 * male
-        np.testing.assert_allclose(np.log(true[:, r]), [outcome, death], atol=2e-6)  # the marker is a 32-bit float
-    assert len(asked.subject_id) > 300
-
-
-def test_visits_come_each_day_with_the_subjects_own_chance() -> None:
-    """Geometric gaps: mean 1/π, and P(gap > k) = (1 − π)^k; the appointment cuts only the gap that it ends."""
-    process = Process(SimulationConfig(visit_rate_spread=0))
-    n, rng = 40_000, np.random.default_rng(0)
-    lives = one_life().take(np.zeros(n, dtype=int))
-    gaps = process.next_visit(lives, VisitDraws.fresh(rng, n)).gap_days
-    for days in (0, 1, 30, 100, 300):
-        expected = 0.99**days
-        assert abs((gaps > days).mean() - expected) <= 4 * np.sqrt(expected * (1 - expected) / n)
-    appointment = one_life(enrolment_day=100).take(np.zeros(n, dtype=int))
-    moved = process.next_visit(appointment, VisitDraws.fresh(np.random.default_rng(0), n))
-    np.testing.assert_array_equal(moved.gap_days, np.minimum(gaps, 100))
-    # On the day of the appointment chance said nothing.
-    np.testing.assert_array_equal(moved.chance_visits, gaps < 100)
-    np.testing.assert_array_equal(moved.chance_days, np.minimum(gaps, 99))
-
-
-def test_no_chance_of_a_visit_means_none() -> None:
-    lives = Process(SimulationConfig(visits_per_year=0)).next_visit(
-        one_life(visit_chance=0.0), VisitDraws.fresh(np.random.default_rng(0), 1)
-    )
-    assert lives.gap_days[0] == NEVER_DAYS
-
-
-@pytest.mark.parametrize("mutant", [False, True])
-def test_the_hidden_visit_chance_is_drawn_from_its_posterior(mutant: bool) -> None:
-    """Among lives with like records, drawn chances have the mean of the true ones; draws from the prior do not."""
-    process, courses = courses_of(20_000, visit_rate_spread=0.6)
-    lives = courses.visits.take(courses.is_at_risk)
-    lives = lives.take(np.arange(0, len(lives.day), 7))
-    rng = np.random.default_rng(1)
-    if mutant:
-        drawn = process._draw_visit_chance(rng, visits=0 * lives.day, days=0 * lives.day)
-    else:
-        drawn = process.forget_hidden(lives, rng).visit_chance
-    shown = lives.chance_visits / (lives.chance_days + 100)
-    worst = 0.0
-    for group in np.array_split(np.argsort(shown), 5):
-        difference = drawn[group] - lives.visit_chance[group]
-        worst = max(worst, abs(difference.mean() / difference.std() * np.sqrt(len(group))))
-    assert (worst > 20) if mutant else (worst < 5)  # rows of one subject correlate
-
-
-# --- A bag of codes tells nothing ------------------------------------------------------------------------------------
-
-
-def excess(courses: Courses, which: np.ndarray) -> float:
-    """(O − E) / √E of outcomes in the stretches after some at-risk visits, E from the rate over all of them."""
-    at_risk, visits = courses.is_at_risk, courses.visits
-    follow_up_end = np.minimum(courses.censoring_day, courses.death_days)[courses.subject]
-    same = np.append(courses.subject[1:] == courses.subject[:-1], False)
-    until = np.where(same, np.append(visits.day[1:], 0), follow_up_end)
-    outcome = courses.outcome_days[courses.subject]
-    struck = at_risk & (outcome < until)
-    exposure = np.where(at_risk, np.minimum(outcome, until) - visits.day - 1, 0)
-    expected = struck.sum() / exposure.sum() * exposure[which].sum()
-    return float((struck[which].sum() - expected) / np.sqrt(expected))
-
-
-@pytest.fixture(scope="module")
-def only_pairs() -> tuple[Process, Courses]:
-    effects = ("age_effect", "chronic_effect", "gap_effect", "lab_effect", "sex_effect")
-    return courses_of(20_000, pairs=6, **dict.fromkeys(effects, 0))
-
-
-def test_single_codes_tell_nothing_but_matching_does(only_pairs: tuple[Process, Courses]) -> None:
-    courses = only_pairs[1]
-    visits, rng = courses.visits, np.random.default_rng(0)
-    a = rng.integers(6, size=len(visits.day))
-    b = np.where(visits.matched, a, (a + rng.integers(1, 6, size=len(a))) % 6)
-    for k in range(6):
-        assert abs(excess(courses, visits.has_pair & (a == k))) < 3.5
-        assert abs(excess(courses, visits.has_pair & (b == k))) < 3.5
-    # The same statistic sees what there is to see.
-    assert excess(courses, visits.matched) > 15
-    assert excess(courses, visits.has_pair & ~visits.matched) < -15
-
-
-@pytest.mark.parametrize("mutant", [False, True])
-def test_the_number_of_pairs_tells_nothing_but_would_without_its_centre(
-    only_pairs: tuple[Process, Courses], mutant: bool
-) -> None:
-    process, courses = only_pairs
-    if mutant:
-        process = Process(process.config)
-        process._pair_centre = np.zeros_like(process._pair_centre)
-        courses = simulate_courses(process, np.random.default_rng(7), 20_000)
-    pairs = courses.visits.pairs
-    worst = max(abs(excess(courses, which)) for which in (courses.visits.has_pair, pairs <= 1, pairs >= 4, pairs >= 8))
-    assert (worst > 5) if mutant else (worst < 3.5)
-
-
-# --- Calibration of the defaults -------------------------------------------------------------------------------------
-
-
-def test_default_cohort_has_the_intended_shape() -> None:
-    _, courses = courses_of(4000)
-    end = np.minimum(np.minimum(courses.outcome_days, courses.death_days), courses.censoring_day)
-    assert 0.20 < (end == courses.outcome_days).mean() < 0.35
-    assert 0.05 < (end == courses.death_days).mean() < 0.10
-    after_enrolment = np.bincount(courses.subject[courses.is_at_risk], minlength=4000) - 1
-    assert 10 <= np.median(after_enrolment) <= 12
-
-
 def test_a_failed_run_can_be_run_again(tmp_path: Path) -> None:
     def fail(done: int, total: int) -> None:
         raise ZeroDivisionError
@@ -495,3 +231,79 @@ def test_a_failed_run_can_be_run_again(tmp_path: Path) -> None:
         simulate(out, subjects=5, seed=0, config=QUICK, progress=fail)
     simulate(out, subjects=5, seed=0, config=QUICK)
     assert len(rows_by_subject(out)) == 5
+
+
+# --- Stays ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stay_is_an_admission_and_a_discharge_that_holds_everything_else(tmp_path: Path) -> None:
+    config = SimulationConfig(truth_futures=4, stay_visit_share=0.3, stay_days=20, outcome_per_year=0.3)
+    simulate(tmp_path / "out", subjects=400, seed=0, config=config)
+    lengths, open_ended = [], 0
+    for shard in shards(tmp_path / "out"):
+        table = pq.read_table(shard)
+        assert table.schema.field("hadm_id").type == pa.int64()
+        stays: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        ends, visits = {}, defaultdict(set)
+        for row in table.to_pylist():
+            if row["code"] in {"MEDS_DEATH", "END_OF_FOLLOWUP"}:
+                ends[row["subject_id"]] = row["time"]
+            elif row["hadm_id"] is not None:
+                assert row["hadm_id"] // 10_000 == row["subject_id"]
+                stays[row["hadm_id"]].append(row)
+            elif row["time"] is not None and row["code"] not in {"MEDS_BIRTH", "DX//OUTCOME", "ENROLLMENT"}:
+                visits[row["subject_id"]].add(row["time"].date())
+        for rows in stays.values():
+            by_code = {row["code"]: row["time"] for row in rows}
+            admitted, discharged = by_code["STAY//ADMISSION"], by_code["STAY//DISCHARGE"]
+            subject = rows[0]["subject_id"]
+            assert {row["code"] for row in rows if row["time"].date() == admitted.date() != discharged.date()} <= {
+                "STAY//ADMISSION",
+                "LAB//OTHER",
+            }
+            assert not any(admitted.date() <= day <= discharged.date() for day in visits[subject])
+            open_ended += discharged == ends[subject]
+            if discharged != ends[subject]:
+                assert admitted.date() < discharged.date()
+                assert {row["time"].date() for row in rows} == {admitted.date(), discharged.date()}
+                assert len(rows) > 2
+                lengths.append((discharged.date() - admitted.date()).days)
+        assert {row["code"] for row in table.to_pylist() if row["hadm_id"] is None}.isdisjoint(
+            {"STAY//ADMISSION", "STAY//DISCHARGE"}
+        )
+    assert open_ended > 3
+    assert abs(np.mean(lengths) - 20) < 4 * np.std(lengths) / np.sqrt(len(lengths)) + 0.5  # the end of the study cuts
+
+
+# --- Ontology ---------------------------------------------------------------------------------------------------------
+
+
+def test_under_patterns_find_the_codes_below(data: Path) -> None:
+    parents = read_parents(data)
+    known = set(parents)
+
+    def under(group: str) -> set[str]:
+        return set(filter(CodeMatcher([f"under:GROUP//{group}"], parents=parents), known))
+
+    assert {up for ups in parents.values() for up in ups} <= known
+    assert under("EVENT") >= {"DX//OUTCOME", "MEDS_DEATH"}
+    pairs = {f"DX//A{k:02d}" for k in range(24)} | {f"RX//B{k:02d}" for k in range(24)}
+    assert {code for code in under("PAIR") if "GROUP" not in code} == pairs
+    chronic = {f"DX//CHRONIC{c:02d}" for c in range(8)}
+    order = {f"PROC//ORDER_{code}" for code in "ABC"}
+    assert {c for c in under("EFFECT") if "GROUP" not in c} == pairs | chronic | order | {"DX//FLARE"}
+    assert len([code for code in under("BACKGROUND") if "GROUP" not in code]) == 500
+    assert {c for c in under("N002x") if "GROUP" not in c} == {
+        f"{('DX', 'RX', 'PROC')[b % 3]}//N{b:04d}" for b in range(20, 30)
+    }
+
+
+def test_a_task_of_descendants_is_the_task_of_the_codes(data: Path, tmp_path: Path) -> None:
+    study = load_study(None, [])
+    task = load_task(data / "task.yaml")
+    above = task.model_copy(update={"name": "above", "outcome": {"outcome": ("under:GROUP//EVENT",)}, "competing": {}})
+    below = above.model_copy(update={"name": "below", "outcome": {"outcome": ("DX//OUTCOME", "MEDS_DEATH")}})
+    prepare(data, tmp_path / "set", study=study, tasks=[above, below])
+    tables = [pq.read_table(tmp_path / "set" / "tasks" / name / "cohort.parquet") for name in ("above", "below")]
+    assert tables[0].equals(tables[1])
+    assert sum(tables[0]["cause"].to_pylist()) > 100

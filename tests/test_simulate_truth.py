@@ -1,38 +1,44 @@
-"""The truth against closed forms, a day-by-day twin that counts events, and the records themselves."""
+"""The truth against closed forms, the population and the records themselves."""
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ehrsequencing.config import load_study, load_task
+from ehrsequencing.records.prepared import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.dataset import split_of
-from ehrsequencing.simulate.process import Lives, Process
+from ehrsequencing.simulate.hidden import Evidence
+from ehrsequencing.simulate.lives import Lives
+from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.truth import Curves, grid_days, horizons, true_curves
 
 YEAR = 365.25
 NO_EFFECTS = dict.fromkeys(
     (
         *("age_effect", "death_age_effect", "sex_effect", "death_sex_effect"),
-        *("chronic_effect", "pair_effect", "gap_effect", "lab_effect"),
+        *("chronic_effect", "pair_effect", "gap_effect", "order_effect", "decay_effect", "lab_effect"),
     ),
     0.0,
 )
 
 
-def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[Process, Courses, Lives]:
-    """Life courses and the states at their prediction times."""
+def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[Process, Courses, Lives, Evidence]:
+    """Life courses, the states at their prediction times, and what is known of the hidden."""
     process = Process(config)
     courses = simulate_courses(process, np.random.default_rng(seed), subjects)
-    return process, courses, courses.visits.take(courses.is_at_risk)
+    return process, courses, courses.visits.take(courses.is_at_risk), courses.evidence.take(courses.is_at_risk)
 
 
 # --- Closed forms -----------------------------------------------------------------------------------------------------
@@ -43,10 +49,12 @@ def test_constant_hazards_have_their_closed_form() -> None:
     config = SimulationConfig(
         **NO_EFFECTS, visits_per_year=0, truth_futures=4, outcome_per_year=0.2, death_per_year=0.1
     )
-    process, _, lives = states_of(config, 50)
+    process, _, lives, evidence = states_of(config, 50)
     fraction = np.random.default_rng(1).random(len(lives.day))
     edges = grid_days(7)
-    curves = true_curves(process, lives, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(2))
+    curves = true_curves(
+        process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(2)
+    )
     exposed = np.maximum(edges - (1 - fraction[:, None]), 0)
     survival = np.exp(-0.3 / YEAR * exposed)
     np.testing.assert_allclose(curves.survival, survival, atol=1e-12)
@@ -65,13 +73,17 @@ def test_quiet_visit_days_have_their_closed_form() -> None:
         **NO_EFFECTS,
         visits_per_year=20,
         visit_rate_spread=0,
+        stay_visit_share=0,
         outcome_per_year=0.2,
         death_per_year=0,
         truth_futures=1000,
     )
-    process, _, lives = states_of(config, 8)
-    lives, fraction, edges = lives.take(np.arange(20)), np.full(20, 0.25), np.array([0.0, 0.5, 30.75, 365.75])
-    curves = true_curves(process, lives, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(0))
+    process, _, lives, evidence = states_of(config, 8)
+    lives, evidence = lives.take(np.arange(20)), evidence.take(np.arange(20))
+    fraction, edges = np.full(20, 0.25), np.array([0.0, 0.5, 30.75, 365.75])
+    curves = true_curves(
+        process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(0)
+    )
     chance, hazard = 1 - math.exp(-20 / YEAR), 0.2 / YEAR
     survival = (chance + (1 - chance) * math.exp(-hazard)) ** np.array([0, 0, 30, 365])
     np.testing.assert_allclose(curves.survival, np.tile(survival, (20, 1)), atol=5e-4)
@@ -102,6 +114,37 @@ def test_binned_hazards_give_back_the_incidences(gains: list[tuple[float, float]
     np.testing.assert_allclose(integrate(hazards, edges), wanted, atol=1e-9)
 
 
+@pytest.mark.parametrize("mutant", [False, True])
+def test_a_known_future_of_halving_hazards_has_its_closed_form(mutant: bool) -> None:
+    """No visits to come: the acute effect halves after 10, 20 and 30 days, and is gone after 40."""
+    config = SimulationConfig(
+        **{**NO_EFFECTS, "decay_effect": 2.0},
+        visits_per_year=0,
+        decay_half_life_days=10,
+        outcome_per_year=2,
+        death_per_year=0,
+        truth_futures=4,
+        acute_visit_share=1,
+    )
+    process, courses, _, _ = states_of(config, 50)
+    first = courses.visits.take(courses.visits.day == 0)
+    first = replace(first, enrolment_day=np.zeros(50), visit_rate=np.zeros(50))
+    edges = np.array([0.0, 5, 11, 15, 21, 31, 41, 60]) + 0.5
+    edges[0] = 0
+    curves = true_curves(
+        process, first, Evidence.none(50),
+        day_fraction=np.full(50, 0.5), edges_days=edges, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    hours = np.concatenate([np.zeros(12), np.repeat([2, 1, 0.5, 0.25, 0], np.array([10, 10, 10, 10, 60]) * 24)])
+    hazard = np.exp(hours) * 2 / YEAR / 24
+    hazard[:12] = 0  # the rest of the visit's day
+    if mutant:  # an effect as of the last visit
+        hazard[12:] = np.exp(2) * 2 / YEAR / 24
+    survival = np.exp(-np.concatenate([[0], np.cumsum(hazard)]))[np.round(edges * 24).astype(int)]
+    worst = np.abs(curves.survival - survival).max()
+    assert (worst > 0.1) if mutant else (worst < 1e-12)
+
+
 def integrate(hazards: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """F_e at the edges from constant hazards per bin: (causes, rows, bins) → (causes, rows, edges)."""
     total = hazards.sum(axis=0)
@@ -111,94 +154,14 @@ def integrate(hazards: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros_like(gained[:, :, :1]), np.cumsum(gained, axis=-1)], axis=-1)
 
 
-# --- A twin that counts events ---------------------------------------------------------------------------------------
-
-
-def count_events(
-    config: SimulationConfig, lives: Lives, row: int, *, fraction: float, until: float, copies: int
-) -> np.ndarray:
-    """Live one subject's future day by day, many times; return when and from what each copy's follow-up ended.
-
-    Written from the definitions alone (the docstring of `ehrsequencing.simulate.process`). Returns (2, copies): days
-    since p of the first event, inf for none by `until`; and its cause, 1 or 2.
-    """
-    rng, one = np.random.default_rng(row), lives.take(np.array([row]))
-    mean = 1 - math.exp(-config.visits_per_year / YEAR)
-    size = (1 - mean) / (mean * config.visit_rate_spread**2) - 1
-    seen, days = one.chance_visits[0], one.chance_days[0]
-    chance = rng.beta(mean * size + seen, (1 - mean) * size + days - seen, copies)
-    base, death_base = one.steady[:, 0]
-    start = int(one.day[0])
-    age_at_visit = np.full(copies, (one.age_days[0] + start) / YEAR)
-    last_visit, gap = np.full(copies, start), np.full(copies, one.gap_days[0])
-    score, pairs, lab = (
-        np.full(copies, one.pair_score[0]),
-        np.full(copies, int(one.pairs[0])),
-        np.full(copies, one.lab[0]),
-    )
-    centre = np.concatenate(
-        [[0], np.cumsum(np.log(np.cosh(config.pair_effect * config.pair_memory ** np.arange(2000.0))))]
-    )
-    ended, cause = np.full(copies, np.inf), np.zeros(copies)
-    for day in range(start + 1, start + math.ceil(until + fraction) + 1):
-        outcome = base + config.age_effect * (age_at_visit - 60) / 10 + config.pair_effect * score - centre[pairs]
-        outcome += config.gap_effect * (gap < config.gap_days) + config.lab_effect * lab
-        rates = np.exp([outcome, death_base + config.death_age_effect * (age_at_visit - 60) / 10])
-        visit = rng.random(copies) < chance
-        wait = rng.standard_exponential(copies) / rates.sum(axis=0)
-        strikes = ~visit & (wait < 1) & np.isinf(ended)
-        ended[strikes] = day - start - fraction + wait[strikes]
-        cause[strikes] = np.where(rng.random(copies) < rates[0] / rates.sum(axis=0), 1, 2)[strikes]
-        gap = np.where(visit, day - last_visit, gap)
-        last_visit = np.where(visit, day, last_visit)
-        age_at_visit = np.where(visit, (one.age_days[0] + day) / YEAR, age_at_visit)
-        pair = visit & (rng.random(copies) < config.pair_visit_share)
-        score = np.where(pair, config.pair_memory * score + rng.choice([-1, 1], copies), score)
-        pairs = pairs + pair
-        measured = visit & (rng.random(copies) < config.lab_visit_share)
-        innovation = math.sqrt(1 - config.lab_memory**2) * rng.standard_normal(copies)
-        lab = np.where(measured, config.lab_memory * lab + innovation, lab)
-    return np.stack([ended, cause])
-
-
-def test_truth_is_what_a_day_by_day_twin_counts() -> None:
-    """Everything on, rates high, six states: within 3 standard errors at three horizons and for both causes."""
-    config = SimulationConfig(
-        outcome_per_year=0.15, death_per_year=0.1, visits_per_year=6, visit_rate_spread=0.8, truth_futures=2048
-    )
-    process, _, lives = states_of(config, 40)
-    rows = np.linspace(0, len(lives.day) - 1, 6).astype(int)
-    fraction, copies = 0.6, 6000
-    edges = np.array([0.0, 30.0, 200.0, 500.3])
-    curves = true_curves(
-        process, lives.take(rows), day_fraction=np.full(6, fraction), edges_days=edges, rng=np.random.default_rng(5)
-    )
-    z = []
-    for k, row in enumerate(rows):
-        ended, cause = count_events(config, lives, row, fraction=fraction, until=edges[-1], copies=copies)
-        for g in (1, 2, 3):
-            for e in (0, 1):
-                truth = curves.incidence[e, k, g]
-                counted = ((ended <= edges[g]) & (cause == e + 1)).mean()
-                se = math.hypot(curves.incidence_se[e, k, g], math.sqrt(truth * (1 - truth) / copies))
-                z.append((counted - truth) / se)
-    assert np.abs(z).max() < 3
-    assert len(z) == 36
-    # What the last visit says, taken to hold for ever, is no truth: the twin tells the two apart.
-    frozen = process.hazards_per_day(lives.take(rows))
-    plug_in = frozen[0] / frozen.sum(axis=0) * (1 - np.exp(-frozen.sum(axis=0) * (500.3 - 0.4)))
-    assert np.abs(plug_in - curves.incidence[0, :, 3]).max() > 10 * math.sqrt(0.25 / copies)
-
-
 def test_the_standard_error_is_honest() -> None:
     """Over repetitions with other futures, risks scatter as `incidence_se` says."""
-    process, _, lives = states_of(SimulationConfig(truth_futures=32), 30)
-    lives = lives.take(np.arange(0, len(lives.day), 8))
+    process, _, lives, evidence = states_of(SimulationConfig(truth_futures=32, frailty_spread=0.5), 30)
+    lives, evidence = lives.take(np.arange(0, len(lives.day), 8)), evidence.take(np.arange(0, len(lives.day), 8))
+    fraction = np.full(len(lives.day), 0.5)
     edges = np.array([0.0, 90.0, 1826.25])
     repeats = [
-        true_curves(
-            process, lives, day_fraction=np.full(len(lives.day), 0.5), edges_days=edges, rng=np.random.default_rng(seed)
-        )
+        true_curves(process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(seed))
         for seed in range(60)
     ]
     scatter = np.stack([curves.incidence for curves in repeats]).var(axis=0, ddof=1)[:, :, 1:]
@@ -226,10 +189,12 @@ Population = tuple[Courses, np.ndarray, np.ndarray, np.ndarray]
 @pytest.fixture(scope="module")
 def population() -> Population:
     """Courses, the at-risk visits and their true curves: default mechanisms, few futures (their noise averages out)."""
-    process, courses, lives = states_of(SimulationConfig(truth_futures=16), 6000, seed=9)
+    process, courses, lives, evidence = states_of(SimulationConfig(truth_futures=16), 3500, seed=9)
     edges = np.array([0.0, 90.0, YEAR, 2 * YEAR, 5 * YEAR])
     fraction = np.full(len(lives.day), 0.5)
-    curves = true_curves(process, lives, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(3))
+    curves = true_curves(
+        process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(3)
+    )
     return courses, np.flatnonzero(courses.is_at_risk), edges, curves.incidence[0]
 
 
@@ -338,6 +303,102 @@ def test_hazards_integrate_to_the_risks(data: Path) -> None:
     assert table["subject_id"].to_pylist()[:: shape[-1]] == truth["subject_id"].to_pylist()[::4]
     assert table["cause"].to_pylist()[:: shape[-1]] == truth["cause"].to_pylist()[::4]
     assert (truth["risk_se"].to_numpy() >= 0).all()
+
+
+def test_mechanisms_stand_beside_the_truth_and_make_up_the_first_hazards(data: Path) -> None:
+    """After the visit's day the first bin's hazard is the state's own, but for what a visit within the week changes."""
+    table, truth = pq.read_table(data / "truth_mechanisms.parquet"), pq.read_table(data / "truth.parquet")
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "subject_id": "int64",
+        "prediction_time": "timestamp[us]",
+        "mechanism": "string",
+        "log_hazard_ratio": "float",
+    }
+    times = truth.num_rows // 8
+    assert table["mechanism"].to_pylist() == list(MECHANISMS) * times
+    for name in ("subject_id", "prediction_time"):
+        np.testing.assert_array_equal(table[name].to_numpy()[:: len(MECHANISMS)], truth[name].to_numpy()[::8])
+    total = table["log_hazard_ratio"].to_numpy().reshape(times, -1).sum(axis=1)
+    hazards = pq.read_table(data / "truth_hazards.parquet")
+    first = hazards["hazard"].to_numpy().reshape(times, 2, -1)[:, 0, 0]
+    fraction = truth["prediction_time"].cast("int64").to_numpy()[::8] % 86_400_000_000 / 86_400_000_000
+    state = np.log(first * 7 / (6 + fraction) / (SimulationConfig().outcome_per_year / YEAR))
+    assert np.corrcoef(state, total)[0, 1] > 0.995
+    assert np.median(np.abs(state - total)) < 0.05
+
+
+def cohort_of(data: Path, out: Path, *overrides: str) -> pa.Table:
+    """What `prepare` makes of the simulation's own task."""
+    prepare(data, out, study=load_study(None, list(overrides)), tasks=[load_task(data / "task.yaml")])
+    return pq.read_table(out / "tasks" / "simulated" / "cohort.parquet").sort_by(
+        [("subject_id", "ascending"), ("prediction_time", "ascending")]
+    )
+
+
+def times_of(table: pa.Table) -> set[tuple[int, datetime]]:
+    return set(zip(table["subject_id"].to_pylist(), table["prediction_time"].to_pylist(), strict=True))
+
+
+def test_prepare_asks_for_exactly_the_truth(tmp_path: Path) -> None:
+    """By day, every prediction time has its truth; by encounter, all but the ends of days of admission are asked."""
+    out = tmp_path / "out"
+    simulate(out, subjects=300, seed=2, truth="all", config=SimulationConfig(truth_futures=4, stay_visit_share=0.3))
+    truth = times_of(pq.read_table(out / "truth.parquet"))
+    by_day = cohort_of(out, tmp_path / "by day")
+    assert len(by_day) == len(truth)
+    assert times_of(by_day) == truth
+    open_days, closed_days = set(), set()
+    for shard in (out / "data").glob("*/*.parquet"):
+        for row in pq.read_table(shard).to_pylist():
+            if row["code"].startswith("STAY//"):
+                (open_days if row["code"] == "STAY//ADMISSION" else closed_days).add(
+                    (row["subject_id"], row["time"].date())
+                )
+    admissions = {(subject, time) for subject, time in truth if (subject, time.date()) in open_days - closed_days}
+    by_encounter = times_of(cohort_of(out, tmp_path / "by encounter", "visits.by=encounter"))
+    assert by_encounter == truth - admissions
+    assert len(admissions) > 100
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_as_much_happens_as_the_truth_expects(held_out_world: Path, mutant: bool) -> None:
+    """Observed ÷ expected over all prediction times, and over those of high and low expectation, by subject.
+
+    Expected is Σ ∫ λ* over the time at risk: the mean of the observed where censoring depends on the record only.
+    """
+    cohort = pq.read_table(held_out_world / "cohort.parquet")
+    cohort = cohort.filter(pa.array([split == "held_out" for split in cohort["split"].to_pylist()]))
+    hazards = pq.read_table(held_out_world / "out" / "truth_hazards.parquet")
+    edges, rows = grid_days(7), len(cohort)
+    table = hazards["hazard"].to_numpy().reshape(rows, 2, -1)
+    np.testing.assert_array_equal(
+        cohort["subject_id"].to_numpy(), hazards["subject_id"].to_numpy()[:: hazards.num_rows // rows]
+    )
+    if mutant:  # the truth of another subject
+        table = np.roll(table, 100, axis=0)
+    duration, cause = cohort["duration_days"].to_numpy(), cohort["cause"].to_numpy()
+    spans = np.clip(np.minimum(duration[:, None], edges[1:]) - edges[:-1], 0, None)
+    expected = np.einsum("rek,rk->er", table, spans)
+    worst = 0.0  # z of observed against expected
+    for e in (0, 1):
+        level = table[:, e].mean(axis=1)
+        for group in (level >= 0, level < np.median(level), level >= np.quantile(level, 0.8)):
+            difference = ((cause == e + 1) - expected[e])[group]
+            by_subject = np.bincount(cohort["subject_id"].to_numpy()[group], weights=difference)
+            z = abs(by_subject.sum()) / np.sqrt((by_subject**2).sum())
+            assert mutant or not group.all() or z < 2
+            worst = max(worst, z)
+    assert (worst > 4) if mutant else (worst < 2.5)  # six comparisons
+
+
+@pytest.fixture(scope="module")
+def held_out_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Frailty and history-dependent drop-out on top of the default mechanisms, and the held-out subjects' truth."""
+    folder = tmp_path_factory.mktemp("world")
+    config = SimulationConfig(truth_futures=32, frailty_spread=0.7, drop_out_per_year=0.1, drop_out_effect=1.0)
+    simulate(folder / "out", subjects=5000, seed=1, config=config)
+    pq.write_table(cohort_of(folder / "out", folder / "set"), folder / "cohort.parquet")
+    return folder
 
 
 def test_no_possible_duration_lies_beyond_the_hazards(data: Path) -> None:

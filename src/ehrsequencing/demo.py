@@ -17,7 +17,7 @@ from ehrsequencing.storage import MANIFEST, read_json, read_manifest, sweep_temp
 from ehrsequencing.training.loop import Trainer
 
 # A small world for a small cohort: the default's 24 pairs and 500 background codes want tens of thousands of subjects.
-WORLD = SimulationConfig(pairs=3, background_codes=60, pair_effect=1.3)
+WORLD = SimulationConfig(pairs=3, background_codes=60, pair_effect=1.3, truth_futures=64)
 SETTINGS = ("model.size=small", "training.learning_rate=1e-3", "training.epochs=30", "evaluation.bootstrap=200")
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 

@@ -22,7 +22,14 @@ from ehrsequencing.evaluation.baselines import Baseline, fit_baselines
 from ehrsequencing.evaluation.bootstrap import bootstrap_subjects, percentile_interval
 from ehrsequencing.evaluation.calibration import calibration_intercept_slope
 from ehrsequencing.evaluation.metrics import integrated_brier, metric_table
-from ehrsequencing.evaluation.oracle import TRUTH, oracle_gap, oracle_nll
+from ehrsequencing.evaluation.oracle import (
+    EARLY_DAYS,
+    Truth,
+    hazard_rmse_per_year,
+    mechanism_shares,
+    oracle_gap,
+    risk_errors,
+)
 from ehrsequencing.evaluation.scored import ScoredRows
 from ehrsequencing.predict import Run, nll_of_rows, risk_of_rows
 from ehrsequencing.records.check import task_warnings
@@ -30,7 +37,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import MANIFEST, read_json, write_json, write_manifest
 from ehrsequencing.training.loop import labels_digest
 
-OURS = "ehrsequencing"
+OURS, ORACLE = "ehrsequencing", "true hazards"
 _NAMES = {"wolbers_c": "c", "auc": "auc", "brier": "brier", "ipa": "ipa", "observed_over_expected": "oe"}
 _GRID_POINTS = 12  # of the integrated Brier score
 Floats = NDArray[np.float64]
@@ -68,6 +75,7 @@ class Evaluation:
         spaced = np.linspace(0, self.horizons[-1], _GRID_POINTS + 1)[1:]
         self.grid = np.unique(np.r_[spaced, self.horizons])
         self.warnings: list[str] = []
+        self.truth = self._read_truth()
         self.scopes = self._scopes()
 
     def _scopes(self) -> list[_Scope]:
@@ -85,11 +93,7 @@ class Evaluation:
         if self.run.is_visit_head:
             return self._visit_head_result()
         progress("risk curves")
-        risks = {
-            OURS: risk_of_rows(
-                self.run.model, self.timelines, self.rows, horizons_days=self.grid, code_types=self.run.code_types
-            ).astype(np.float64)
-        }
+        risks = {OURS: self._risk(self.grid)}
         missing = int(np.isnan(risks[OURS][:, 0, 0]).sum())
         if missing:
             raise EhrseqError(
@@ -98,6 +102,8 @@ class Evaluation:
         chosen = np.arange(len(self.rows))
         for baseline in self._baselines(progress):
             risks[baseline.name] = baseline.risk(self.timelines, self.rows, chosen, self.grid)
+        if self.truth is not None and self.truth.known.all():
+            risks[ORACLE] = self.truth.risk(self.grid)
         progress("metrics and intervals")
         metrics = [row for scope in self.scopes for row in self._scope_metrics(scope, risks)]
         metrics += self._nll_metrics()
@@ -172,7 +178,7 @@ class Evaluation:
             blocks = [ScoredRows.of(duration, cause, np.clip(risk, 0, 1), self.grid, weights=w) for w in parts]
             low, high = percentile_interval(np.concatenate([integrated_brier(b) for b in blocks])[:, :, None])
         out = self._long(model, scope, "ibs", ibs, low, high, horizons=[None])
-        if model == OURS:
+        if model in (OURS, ORACLE):
             slope = calibration_intercept_slope(ScoredRows.of(duration, cause, self._at_horizons(risk), self.horizons))[
                 1
             ]
@@ -195,9 +201,13 @@ class Evaluation:
 
     def _nll_metrics(self) -> list[dict[str, Any]]:
         self.nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
+        found = {OURS: self.nll}
+        if self.truth is not None and self.truth.known.all():
+            found[ORACLE] = self.truth.nll(self.rows)
         return [
-            tables.metric_row(OURS, s.landmark_days, "nll", np.nanmean(self.nll[s.rows]), cause=self.task.causes[0])
+            tables.metric_row(name, s.landmark_days, "nll", np.nanmean(nll[s.rows]), cause=self.task.causes[0])
             for s in self.scopes
+            for name, nll in found.items()
         ]
 
     # ---- words and counts --------------------------------------------------------------------------------------
@@ -235,20 +245,41 @@ class Evaluation:
                     f"The follow-up ends before {format_days(float(horizon))}: that horizon is refused."
                 )
 
-    def _oracle(self) -> dict[str, Any] | None:
-        data = Path(self.prepared.manifest.get("data_path", ""))
-        if not (data / TRUTH).is_file():
+    def _risk(self, horizons_days: Floats) -> Floats:
+        """The run's risks (R, E, H) by some horizons."""
+        run = self.run
+        risk = risk_of_rows(
+            run.model, self.timelines, self.rows, horizons_days=horizons_days, code_types=run.code_types
+        )
+        return risk.astype(np.float64)
+
+    def _read_truth(self) -> Truth | None:
+        path = self.prepared.manifest.get("data_path")
+        if path is None or self.run.is_visit_head:
             return None
-        truth = oracle_nll(data, self.timelines, self.rows, causes=self.task.causes)
-        if np.isnan(truth).all():
+        return Truth.read(Path(path), self.timelines, self.rows, causes=self.task.causes)
+
+    def _oracle(self) -> dict[str, Any] | None:
+        """The run beside the truth of a simulation: likelihood, risks, hazards, mechanisms."""
+        truth, causes = self.truth, self.task.causes
+        if truth is None:
             return None
         gap = oracle_gap(
-            self.nll, truth, train=self.prepared.rows(self.task.name, "train"), rows=self.rows,
-            edges_days=self.run.study.model.edges_days, n_causes=len(self.task.causes),
+            self.nll, truth.nll(self.rows), train=self.prepared.rows(self.task.name, "train"), rows=self.rows,
+            edges_days=self.run.study.model.edges_days, n_causes=len(causes),
         )  # fmt: skip
         if gap["beats_oracle_z"] > 3:
             self.warnings.append("The model beats the true hazards by more than three standard errors: it is leaking.")
-        return gap
+        early = np.array([EARLY_DAYS])
+        return gap | {
+            "risks": risk_errors(
+                self._risk(self.horizons), truth.risk(self.horizons), causes=causes, horizons_days=self.horizons
+            ),
+            "hazard_rmse_per_year": hazard_rmse_per_year(self._risk(truth.edges_days[1:]), truth, causes=causes),
+            "mechanisms": mechanism_shares(
+                self._risk(early)[:, 0, 0], truth.risk(early)[:, 0, 0], truth, np.asarray(self.rows.subject)
+            ),
+        }
 
     def _visit_head_result(self) -> dict[str, Any]:
         """The `visit` head has no calendar: only its likelihood and its mean hazard can be judged."""

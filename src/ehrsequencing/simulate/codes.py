@@ -1,46 +1,85 @@
-"""The codes of a simulation: one numbered list, in which each kind has its place."""
+"""The codes of a simulation: one numbered list, in which each kind has its place, and the ontology above them."""
+
+from collections.abc import Sequence
 
 from ehrsequencing.simulate.settings import SimulationConfig
 
 BIRTH, DEATH_CODE, OUTCOME_CODE = "MEDS_BIRTH", "MEDS_DEATH", "DX//OUTCOME"
 ENROLMENT, END_OF_FOLLOW_UP = "ENROLLMENT", "END_OF_FOLLOWUP"
-FEMALE, MALE, MARKER, OTHER_LAB = "SEX//F", "SEX//M", "LAB//MARKER", "LAB//OTHER"
+ADMISSION, DISCHARGE = "STAY//ADMISSION", "STAY//DISCHARGE"
+FEMALE, MALE, ACUTE, MARKER, OTHER_LAB = "SEX//F", "SEX//M", "DX//FLARE", "LAB//MARKER", "LAB//OTHER"
+_ROOT = "GROUP//"
 
+# Rows of one instant stand in this order.
 _SINGLE = {
-    BIRTH: "Birth",
-    DEATH_CODE: "Death",
-    OUTCOME_CODE: "The outcome",
-    ENROLMENT: "Enrolment, at the end of a visit",
-    END_OF_FOLLOW_UP: "End of follow-up: the study's end or drop-out",
-    FEMALE: "Female",
-    MALE: "Male",
-    MARKER: "Laboratory marker, mean 100 and sd 15: the last value before a moment sets the hazard",
-    OTHER_LAB: "Laboratory value without meaning",
+    BIRTH: ("Birth", None),
+    OUTCOME_CODE: ("The outcome", "EVENT"),
+    ENROLMENT: ("Enrolment, at the end of a visit", None),
+    ADMISSION: ("A stay of several days begins", "STAY"),
+    DISCHARGE: ("A stay of several days ends", "STAY"),
+    DEATH_CODE: ("Death", "EVENT"),
+    END_OF_FOLLOW_UP: ("End of follow-up: the study's end or drop-out", None),
+    FEMALE: ("Female", "SEX"),
+    MALE: ("Male", "SEX"),
+    ACUTE: ("Acute event: raises the hazard, by half as much after every half-life", "EFFECT"),
+    MARKER: ("Laboratory marker, mean 100 and sd 15: the last value before a moment sets the hazard", "LAB"),
+    OTHER_LAB: ("Laboratory value without meaning", "LAB"),
 }
 _BACKGROUND_KINDS = ("DX", "RX", "PROC")
+_GROUPS = {
+    "EVENT": ("What strikes", None),
+    "STAY": ("Stays of several days", None),
+    "SEX": ("Sex", None),
+    "LAB": ("Laboratory values", None),
+    "EFFECT": ("Codes that move the outcome's hazard", None),
+    "PAIR": ("Pairs, matched or not", "EFFECT"),
+    "PAIR_A": ("First halves of pairs", "PAIR"),
+    "PAIR_B": ("Second halves of pairs", "PAIR"),
+    "ORDER": ("Codes whose order counts", "EFFECT"),
+    "CHRONIC": ("Chronic conditions", "EFFECT"),
+    "BACKGROUND": ("Background: without meaning", None),
+}
 
 
 class CodeTable:
-    """Names and descriptions by number, the number of each single code, and the first number of each family."""
+    """Names, descriptions and parents by number, the number of each single code, and the first of each family."""
 
     def __init__(self, config: SimulationConfig) -> None:
         self.names: list[str] = []
         self.descriptions: list[str] = []
-        self.single = {name: self._add({name: text}) for name, text in _SINGLE.items()}
-        self.pair_a = self._add({f"DX//A{k:02d}": f"Pair {k}: first half" for k in range(config.pairs)})
-        self.pair_b = self._add({f"RX//B{k:02d}": f"Pair {k}: second half" for k in range(config.pairs)})
+        self.parents: list[list[str]] = []
+        self.single = {name: self._add({name: text}, [group]) for name, (text, group) in _SINGLE.items()}
+        pairs, conditions, background = config.pairs, config.chronic_conditions, config.background_codes
+        self.pair_a = self._add({f"DX//A{k:02d}": f"Pair {k}: first half" for k in range(pairs)}, ["PAIR_A"])
+        self.pair_b = self._add({f"RX//B{k:02d}": f"Pair {k}: second half" for k in range(pairs)}, ["PAIR_B"])
+        self.order = self._add(
+            {f"PROC//ORDER_{here}": f"Raises the hazard after {last}, lowers it after {after}"
+             for here, last, after in ("ACB", "BAC", "CBA")},
+            ["ORDER"],
+        )  # fmt: skip
         self.chronic = self._add(
-            {f"DX//CHRONIC{c:02d}": f"Chronic condition {c}" for c in range(config.chronic_conditions)}
+            {f"DX//CHRONIC{c:02d}": f"Chronic condition {c}" for c in range(conditions)}, ["CHRONIC"]
         )
+        decades = [f"N{b // 10:03d}x" for b in range(background)]
         self.background = self._add(
-            {
-                f"{_BACKGROUND_KINDS[b % 3]}//N{b:04d}": "Background: without meaning"
-                for b in range(config.background_codes)
-            }
+            {f"{_BACKGROUND_KINDS[b % 3]}//N{b:04d}": "Background: without meaning" for b in range(background)}, decades
         )
+        self._groups = {**_GROUPS, **{name: ("Ten background codes", "BACKGROUND") for name in decades}}
 
-    def _add(self, codes: dict[str, str]) -> int:
+    def _add(self, codes: dict[str, str], groups: Sequence[str | None]) -> int:
+        """Append codes, each in its group or all in one; answers the number of the first."""
         first = len(self.names)
         self.names += codes.keys()
         self.descriptions += codes.values()
+        groups = groups if len(groups) == len(codes) else [groups[0]] * len(codes)
+        self.parents += [[_ROOT + group] if group else [] for group in groups]
         return first
+
+    def ontology(self) -> dict[str, list[object]]:
+        """Columns of `codes.parquet`: every code and every group, with its parents."""
+        tops = [[_ROOT + parent] if parent else [] for _, parent in self._groups.values()]
+        return {
+            "code": [*self.names, *(_ROOT + name for name in self._groups)],
+            "description": [*self.descriptions, *(text for text, _ in self._groups.values())],
+            "parent_codes": [parents or None for parents in (*self.parents, *tops)],
+        }

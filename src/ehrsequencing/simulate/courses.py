@@ -5,7 +5,9 @@ from datetime import date
 
 import numpy as np
 
-from ehrsequencing.simulate.process import Bools, Floats, Ints, Lives, Process, VisitDraws
+from ehrsequencing.simulate.hidden import Evidence
+from ehrsequencing.simulate.lives import Bools, Draws, Floats, Ints, Lives
+from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR
 
 STUDY_END = (date(2020, 1, 1) - date(1970, 1, 1)).days  # administrative censoring, at midnight; in days since 1970
@@ -15,7 +17,8 @@ STUDY_END = (date(2020, 1, 1) - date(1970, 1, 1)).days  # administrative censori
 class Courses:
     """The life courses of n subjects and their V visits; days are counted from each one's first visit's day.
 
-    Visits end with follow-up or death; those after the outcome are here, since records go on after it.
+    Visits end with follow-up or death; those after the outcome are here, since records go on after it. A stay is two
+    visits, the day of admission and that of discharge.
     """
 
     male: Bools  # (n,)
@@ -27,6 +30,7 @@ class Courses:
     death_days: Floats  # (n,) inf where it does not strike in follow-up
     subject: Ints  # (V,) whose visit, in order
     visits: Lives  # (V,) states just after each visit
+    evidence: Evidence  # (V,) and what is known then of the hidden
 
     @property
     def is_enrolment(self) -> Bools:
@@ -51,33 +55,39 @@ def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) 
     follow_up_years = rng.uniform(config.follow_up_min_years, config.follow_up_max_years, subjects)
     follow_up_days = np.floor(follow_up_years * DAYS_PER_YEAR)
     stay_years = rng.standard_exponential(subjects)
-    if config.drop_out_per_year > 0:
-        drop_out_days = np.ceil(stay_years / config.drop_out_per_year * DAYS_PER_YEAR)
-        observed_days = np.clip(drop_out_days, 1, follow_up_days)
-    else:
-        observed_days = follow_up_days
-    censoring_day = enrolment_day + observed_days
 
     lives = process.begin(rng, age_days=age_days, male=male, chronic=chronic, enrolment_day=enrolment_day)
+    evidence = Evidence.none(subjects)
     strikes_at = rng.standard_exponential((2, subjects))  # the cumulative hazards at which outcome and death strike
     cumulative, struck_days = np.zeros((2, subjects)), np.full((2, subjects), np.inf)
-    states = []
+    sickness_then = np.zeros(subjects)
+    whose, states, known = [], [], []
     while True:
-        states.append(lives)
-        hazards = process.hazards_per_day(lives) * (lives.day >= enrolment_day)
-        start = lives.day + 1
-        lives = process.next_visit(lives, VisitDraws.fresh(rng, subjects))
-        reached = cumulative + hazards * (lives.day - start)
+        visiting = np.flatnonzero(lives.is_visit & (lives.now < enrolment_day + follow_up_days))
+        whose.append(visiting)
+        states.append(lives.take(visiting))
+        known.append(evidence.take(visiting))
+        np.copyto(sickness_then, process.sickness(lives), where=lives.day == enrolment_day)
+        recorded_hazards = process.hazards_per_day(lives) * (lives.now >= enrolment_day)
+        hazards = recorded_hazards * process.frailty_factors(lives.frailty)
+        before, start = lives, lives.now + 1
+        lives = process.advance(before, Draws.fresh(rng, subjects))
+        days = lives.now + 1 - lives.is_visit - start  # a visit's own day is quiet
+        reached = cumulative + hazards * days
         strikes = (cumulative <= strikes_at) & (strikes_at < reached)
         np.copyto(struck_days, start + (strikes_at - cumulative) / np.where(strikes, hazards, 1), where=strikes)
         cumulative = reached
-        if np.all(lives.day >= censoring_day):
+        evidence = Evidence(
+            evidence.rate + process.visit_log_likelihood(before, lives), evidence.hazard + recorded_hazards * days
+        )
+        if np.all(lives.now >= enrolment_day + follow_up_days):
             break
 
+    censoring_day = enrolment_day + _observed_days(process, stay_years, follow_up_days, sickness_then)
     outcome_days, death_days = np.where(struck_days < censoring_day, struck_days, np.inf)
-    day = np.stack([state.day for state in states])
-    recorded = (day < censoring_day) & (day < death_days)
-    subject, nth = np.nonzero(recorded.T)
+    subject, visits = np.concatenate(whose), Lives.join(states)
+    order = np.lexsort((visits.day, subject))
+    order = order[visits.day[order] < np.minimum(censoring_day, death_days)[subject[order]]]
     first_day = (STUDY_END - enrolment_day - follow_up_days).astype(np.int64)
     return Courses(
         male=male,
@@ -87,6 +97,22 @@ def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) 
         censoring_day=censoring_day,
         outcome_days=np.where(outcome_days < death_days, outcome_days, np.inf),
         death_days=death_days,
-        subject=subject,
-        visits=Lives.join(states).take(nth * subjects + subject),
+        subject=subject[order],
+        visits=visits.take(order),
+        evidence=Evidence.join(known).take(order),
     )
+
+
+def _observed_days(process: Process, stay_years: Floats, follow_up_days: Floats, sickness_then: Floats) -> Floats:
+    """(n,) days from enrolment to the study's end or drop-out, whose rate is set by the record up to enrolment.
+
+    Up to enrolment, and not up to each visit: enrolment lies before every prediction time, so that censoring is
+    independent of what happens given the record up to any of them. Were it to follow later visits too, those still
+    observed would not be like those at risk, and a model fitted to them could rightly beat the truth.
+    """
+    config = process.config
+    if config.drop_out_per_year == 0:
+        return follow_up_days
+    rate = config.drop_out_per_year * np.exp(config.drop_out_effect * sickness_then) / DAYS_PER_YEAR
+    observed: Floats = np.clip(np.ceil(stay_years / rate), 1, follow_up_days)
+    return observed

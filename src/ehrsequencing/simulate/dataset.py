@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.simulate.codes import DEATH_CODE, END_OF_FOLLOW_UP, ENROLMENT, OUTCOME_CODE, CodeTable
-from ehrsequencing.simulate.process import Ints, Process
+from ehrsequencing.simulate.lives import Ints
+from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.records import BLOCK, TRUTH_STREAM, PredictionTimes, random_stream, simulate_block
 from ehrsequencing.simulate.settings import SimulationConfig
 from ehrsequencing.simulate.truth import grid_days, horizons, true_curves
@@ -29,11 +30,14 @@ CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of
 SPLITS = (meds.train_split, meds.tuning_split, meds.held_out_split)
 _DEFAULT = SimulationConfig()
 
-_PREDICTION = [("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("cause", pa.string())]
+_ASKED = [("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us"))]
+_PREDICTION = [*_ASKED, ("cause", pa.string())]
 _RISKS = pa.schema([*_PREDICTION, ("horizon_days", pa.float64()), ("risk", pa.float32()), ("risk_se", pa.float32())])
 _HAZARDS = pa.schema(
     [*_PREDICTION, ("start_days", pa.float64()), ("stop_days", pa.float64()), ("hazard", pa.float64())]
 )
+
+_RATIOS = pa.schema([*_ASKED, ("mechanism", pa.string()), ("log_hazard_ratio", pa.float32())])
 
 
 def simulate(
@@ -72,8 +76,9 @@ def simulate(
         raise EhrseqError("is there already and not an empty folder", where=str(out), mend="name another output folder")
     process, codes = Process(config), CodeTable(config)
     with _whole_or_empty(out):
-        shards = [_ShardWriter(out / meds.data_subdirectory / split, shard_subjects) for split in SPLITS]
         with ExitStack() as open_files:
+            data = out / meds.data_subdirectory
+            shards = [_ShardWriter(data / split, shard_subjects, open_files) for split in SPLITS]
             truths = _TruthWriter(out, config, open_files)
             for start in range(0, subjects, BLOCK):
                 number = start // BLOCK
@@ -88,8 +93,6 @@ def simulate(
                 truths.add(process, asked, random_stream(seed, number, TRUTH_STREAM))
                 if progress is not None:
                     progress(start + len(block.subject_id), subjects)
-        for shard in shards:
-            shard.flush()
         _write_text(out / "task.yaml", task_yaml(config))
         _write_metadata(out, codes, subjects)
 
@@ -119,47 +122,48 @@ landmarks:  [0d]
 
 
 class _ShardWriter:
-    """Gathers one split's subjects and writes them, so many to a file."""
+    """Writes one split's subjects as they come, so many to a file."""
 
-    def __init__(self, folder: Path, shard_subjects: int) -> None:
+    def __init__(self, folder: Path, shard_subjects: int, open_files: ExitStack) -> None:
         self._folder, self._room = folder, shard_subjects
-        self._tables: list[pa.Table] = []
+        self._file: pq.ParquetWriter | None = None
+        self._closing = open_files.enter_context(ExitStack())
         self._subjects = self._shards = 0
 
     def add(self, subject_id: Ints, events: pa.Table) -> None:
-        """Take more subjects, in the order of their rows."""
+        """Write more subjects, in the order of their rows."""
         first_row = np.searchsorted(events["subject_id"].to_numpy(), subject_id)
         while len(subject_id):
             taken = min(len(subject_id), self._room - self._subjects)
             rows = first_row[taken] - first_row[0] if taken < len(subject_id) else events.num_rows - first_row[0]
-            self._tables.append(events.slice(first_row[0], rows))
+            table = meds.DataSchema.align(events.slice(first_row[0], rows))
+            if self._file is None:
+                path = self._folder / f"{self._shards}.parquet"
+                self._file = self._closing.enter_context(_parquet_writer(path, table.schema))
+            self._file.write_table(table)
             self._subjects += taken
             subject_id, first_row = subject_id[taken:], first_row[taken:]
             if self._subjects == self._room:
-                self.flush()
-
-    def flush(self) -> None:
-        """Write what has been gathered, if anything."""
-        if self._tables:
-            _write_table(
-                self._folder / f"{self._shards}.parquet", meds.DataSchema.align(pa.concat_tables(self._tables))
-            )
-            self._tables, self._subjects, self._shards = [], 0, self._shards + 1
+                self._closing.close()
+                self._file, self._subjects, self._shards = None, 0, self._shards + 1
 
 
 class _TruthWriter:
-    """Computes and writes `truth.parquet` and `truth_hazards.parquet`, a block of subjects at a time."""
+    """Computes and writes the three files of the truth, a block of subjects at a time."""
 
     def __init__(self, out: Path, config: SimulationConfig, open_files: ExitStack) -> None:
         self._edges_days = grid_days(config.follow_up_max_years)
         self._horizons_days = np.array(list(horizons(config.follow_up_max_years).values()))
         self._risks = open_files.enter_context(_parquet_writer(out / "truth.parquet", _RISKS))
         self._hazards = open_files.enter_context(_parquet_writer(out / "truth_hazards.parquet", _HAZARDS))
+        self._ratios = open_files.enter_context(_parquet_writer(out / "truth_mechanisms.parquet", _RATIOS))
 
     def add(self, process: Process, asked: PredictionTimes, rng: np.random.Generator) -> None:
         """Compute and write the truth at more prediction times."""
         edges = self._edges_days
-        curves = true_curves(process, asked.lives, day_fraction=asked.day_fraction, edges_days=edges, rng=rng)
+        curves = true_curves(
+            process, asked.lives, asked.evidence, day_fraction=asked.day_fraction, edges_days=edges, rng=rng
+        )
         at = np.searchsorted(edges, self._horizons_days)
         self._risks.write_table(
             _long_table(
@@ -175,6 +179,21 @@ class _TruthWriter:
                 asked, _HAZARDS, start_days=edges[:-1], stop_days=edges[1:], hazard=curves.hazards_per_day(edges)
             )
         )
+        self._ratios.write_table(_ratio_table(asked, process.log_ratios(asked.lives)))
+
+
+def _ratio_table(asked: PredictionTimes, log_ratios: NDArray[np.float64]) -> pa.Table:
+    """Rows by prediction time, then mechanism, from (mechanisms, R)."""
+    count, rows = log_ratios.shape
+    return pa.table(
+        {
+            "subject_id": np.repeat(asked.subject_id, count),
+            "prediction_time": pa.array(np.repeat(asked.time_us, count)).cast(pa.timestamp("us")),
+            "mechanism": pa.array(MECHANISMS).take(pa.array(np.tile(np.arange(count), rows))),
+            "log_hazard_ratio": log_ratios.T.ravel().astype(np.float32),
+        },
+        schema=_RATIOS,
+    )
 
 
 def _long_table(asked: PredictionTimes, schema: pa.Schema, **columns: NDArray[np.float64]) -> pa.Table:
@@ -197,9 +216,8 @@ def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
     subject_id = np.arange(1, subjects + 1)
     splits = pa.table({"subject_id": subject_id, "split": pa.array(SPLITS).take(pa.array(split_of(subject_id)))})
     _write_table(out / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(splits))
-    no_parents = pa.nulls(len(codes.names), pa.list_(pa.string()))
-    code_table = pa.table({"code": codes.names, "description": codes.descriptions, "parent_codes": no_parents})
-    _write_table(out / meds.code_metadata_filepath, meds.CodeMetadataSchema.align(code_table))
+    code_table = pa.table(codes.ontology(), schema=meds.CodeMetadataSchema.schema())
+    _write_table(out / meds.code_metadata_filepath, code_table)
     card = {
         "dataset_name": "ehrsequencing simulation",
         "dataset_version": "1",

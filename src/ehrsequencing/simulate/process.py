@@ -1,103 +1,48 @@
 r"""The simulated process: what decides when a subject visits, and when the outcome and death strike.
 
-A *life* is a sequence of days counted from the first visit's day (day 0). Every later day brings a visit with the
-subject's own chance π, drawn once from a Beta distribution and never recorded. A visit draws its contents and sets the
-hazards of the days that follow, up to the next visit. With v the last visit,
+A *life* is a sequence of days counted from the first visit's day (day 0). A visit draws its contents and sets the
+hazards of the days that follow. With v the last visit, t a day after it, and z the hidden frailty of mean one,
 
-    log λ_e(v)  = log baseline_e + age_e · (age_v − 60) / 10 + sex_e · male             e = outcome, death
-    log λ_1(v) += Σ_c chronic_c + pair(v) + gap_effect · [gap_v < gap_days] + lab_effect · last marker value
-    pair(v)     = Σ_m pair_effect · memory^m · s_m − log cosh(pair_effect · memory^m)
+    log λ_e(t)  = log baseline_e + age_e · (age_v − 60) / 10 + sex_e · male + share_e · log z      e = outcome, death
+    log λ_1(t) += chronic + pair + order + gap_effect · [gap_v < gap_days] + lab_effect · last marker value + decay(t)
+    pair        = Σ_m pair_effect · memory^m · s_m − log cosh(pair_effect · memory^m)
+    order       = order_effect · o − [o ≠ 0] · log cosh(order_effect)
+    decay(t)    = decay_effect / 2^k in the k-th half-life after the last acute event (k = 0 … 3), then 0
 
 where s_m = ±1 says whether the m-th newest pair (m = 0, 1, …) was matched or mismatched. The signs are independent and
 equally likely, and `exp(x s) / cosh(x)` has mean one: however many pairs there were, and whichever codes stood in
 them, the expected hazard is the same, so that no bag of codes carries a signal.
 
+The order codes are three because two would not do: the last of two codes would tell by itself. o = +1 where the newest
+followed the one before it in the cycle A → B → C → A, −1 where it went against it, 0 where it repeats it. Codes are
+drawn independently, so that given either of the two, or all that were ever written as a bag, +1 and −1 are equally
+likely, and again the expected hazard is the same.
+
+**Visits.** Every day brings one with the chance 1 − exp(−r · exp(visit_effect · sickness)), r being the subject's own,
+never recorded rate and sickness = chronic + decay + lab: what is recorded and no part of a sign, for otherwise the
+number of codes would tell the signs of those before. Some visits begin a stay: nothing but the admission is written,
+until a discharge, which comes with a constant chance a day, holds what another visit would have held. Enrolment is a
+visit (or a discharge) by appointment, on a day that depends on nothing else.
+
 **Nothing strikes on a day with a visit.** A visit's end is a prediction time only if the outcome does not strike later
 on that day (its code would belong to the same visit). With quiet visit days, whether a prediction time exists never
 depends on what comes after it, and hazards are constant over whole days.
 
-Enrolment is a visit by appointment, on a day that depends on nothing else. Nothing is simulated to strike before it:
-subjects enrol free of the outcome and alive.
+Nothing is simulated to strike before enrolment: subjects enrol free of the outcome and alive.
 The same `Process` writes the records and simulates the futures behind the truth.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.simulate.hidden import CLASSES, Evidence, class_values, draw_classes
+from ehrsequencing.simulate.lives import NEVER_DAYS, Bools, Draws, Floats, Ints, Lives
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR, SimulationConfig
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-NEVER_DAYS = 100_000  # stands for an endless gap: longer than any life, yet finite, so that arithmetic stays finite
-
-
-@dataclass(frozen=True, slots=True)
-class Lives:
-    """The states of n lives just after a visit; the last axis of every array is the life.
-
-    `visit_chance` is hidden from the record; all else can be read off it.
-    """
-
-    steady: Floats  # (2, n) log hazards per day that never change: baseline, sex, chronic conditions
-    age_days: Floats  # (n,) age on day 0
-    visit_chance: Floats  # (n,) per day
-    enrolment_day: Floats  # (n,) a visit comes on this day, chance or no chance
-    chance_days: Floats  # (n,) days after day 0 on which a visit could have come by chance, up to the last visit
-    chance_visits: Floats  # (n,) visits on these days
-    day: Floats  # (n,) of the last visit, a whole number
-    gap_days: Floats  # (n,) between the last two visits; NEVER_DAYS at the first
-    pair_score: Floats  # (n,) Σ_m memory^m s_m
-    pairs: Ints  # (n,) pairs so far
-    lab: Floats  # (n,) last marker value, in sd
-    has_pair: Bools  # (n,) whether the last visit holds a pair
-    matched: Bools  # (n,) and whether that pair matches
-    has_lab: Bools  # (n,) whether the last visit measured the marker
-
-    def take(self, index: Ints | Bools) -> "Lives":
-        """Choose lives by number, in the order given, or by mask."""
-        return Lives(**{field.name: getattr(self, field.name)[..., index] for field in fields(self)})
-
-    @staticmethod
-    def join(parts: "list[Lives]") -> "Lives":
-        """Put lives one after another."""
-        names = [field.name for field in fields(Lives)]
-        return Lives(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
-
-
-@dataclass(frozen=True, slots=True)
-class VisitDraws:
-    """The standard random numbers that one visit of each of n lives needs: (n,) each."""
-
-    gap: Floats  # standard exponential: how long until the visit
-    pair: Floats  # uniform: is there a pair?
-    matched: Bools  # would it match?
-    measured: Floats  # uniform: is the marker measured?
-    lab: Floats  # standard normal: the marker's innovation
-
-    @classmethod
-    def fresh(cls, rng: np.random.Generator, lives: int) -> "VisitDraws":
-        """Draw anew."""
-        pair, sign, measured = rng.random((3, lives))
-        return cls(rng.standard_exponential(lives), pair, sign < 0.5, measured, rng.standard_normal(lives))
-
-    def with_mirror(self) -> "VisitDraws":
-        """Append n draws that bring the same visits with every pair and every innovation turned into its opposite.
-
-        Each half is distributed as the other. What raises the hazard in one lowers it in the other, so their mean
-        varies less than the mean of 2n independent draws (antithetic variates).
-        """
-        return VisitDraws(
-            gap=np.tile(self.gap, 2),
-            pair=np.tile(self.pair, 2),
-            matched=np.append(self.matched, ~self.matched),
-            measured=np.tile(self.measured, 2),
-            lab=np.append(self.lab, -self.lab),
-        )
+MECHANISMS = ("pair", "gap", "order", "decay", "chronic", "age", "sex", "lab")  # of the outcome's hazard
+_DECAY_STEPS = 4
 
 
 class Process:
@@ -105,12 +50,18 @@ class Process:
 
     def __init__(self, config: SimulationConfig) -> None:
         self.config = config
-        self.mean_chance = -math.expm1(-config.visits_per_year / DAYS_PER_YEAR)
         conditions = config.chronic_conditions
         self.chronic_effects: Floats = config.chronic_effect * 2 * np.arange(1, conditions + 1) / (conditions + 1)
+        self.visit_rates = config.visits_per_year / DAYS_PER_YEAR * class_values(config.visit_rate_spread)  # per day
+        self.frailties = class_values(config.frailty_spread)
+        with np.errstate(divide="ignore"):  # a rate of zero is a log hazard of −inf
+            self._baseline = np.log(np.array([config.outcome_per_year, config.death_per_year]) / DAYS_PER_YEAR)
+            self._discharge_rate = -np.log1p(-1 / config.stay_days)  # per day; infinite: always on the next day
         # Entry n is Σ_{m<n} log cosh(effect · memory^m); no life has a visit a day for NEVER_DAYS.
         sizes = config.pair_effect * config.pair_memory ** np.arange(NEVER_DAYS, dtype=np.float64)
         self._pair_centre = np.concatenate([[0.0], np.cumsum(np.logaddexp(sizes, -sizes) - math.log(2))])
+        self._order_centre = float(np.logaddexp(config.order_effect, -config.order_effect)) - math.log(2)
+        self._decay = np.append(config.decay_effect * 0.5 ** np.arange(_DECAY_STEPS), 0.0)
 
     def begin(
         self, rng: np.random.Generator, *, age_days: Floats, male: Bools, chronic: Bools, enrolment_day: Floats
@@ -118,94 +69,174 @@ class Process:
         """Start n lives at their first visit.
 
         Args:
-            rng: Source of the visit chances and of the first visit's contents.
+            rng: Source of what is hidden and of the first visit's contents.
             age_days: (n,) age on day 0.
             male: (n,) sex.
             chronic: (n, conditions) which conditions each has.
             enrolment_day: (n,) whole days after day 0, 0 or more.
         """
-        config, n = self.config, len(age_days)
-        with np.errstate(divide="ignore"):  # a rate of zero is a log hazard of −inf
-            baseline = np.log(np.array([config.outcome_per_year, config.death_per_year]) / DAYS_PER_YEAR)
-        steady = baseline[:, None] + np.outer([config.sex_effect, config.death_sex_effect], male)
-        steady[0] += chronic @ self.chronic_effects
-        zeros = np.zeros(n)
+        n = len(age_days)
+        zeros, none, nobody = np.zeros(n), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.bool_)
         before = Lives(
-            steady=steady,
+            male=male,
+            chronic=np.sum(chronic * self.chronic_effects, axis=1),
             age_days=age_days,
-            visit_chance=self._draw_visit_chance(rng, visits=zeros, days=zeros),
+            visit_rate=self.visit_rates[rng.integers(CLASSES, size=n)],
+            frailty=self.frailties[rng.integers(CLASSES, size=n)],
             enrolment_day=enrolment_day,
-            chance_days=zeros,
-            chance_visits=zeros,
+            now=zeros,
             day=zeros,
             gap_days=np.full(n, float(NEVER_DAYS)),
+            in_stay=nobody,
+            discharged=nobody,
             pair_score=zeros,
-            pairs=np.zeros(n, dtype=np.int64),
+            pairs=none,
+            has_pair=nobody,
+            matched=nobody,
+            order_code=none - 1,
+            order_sign=none,
+            has_order=nobody,
+            acute_day=np.full(n, -float(NEVER_DAYS)),
             lab=rng.standard_normal(n),
-            has_pair=np.zeros(n, dtype=np.bool_),
-            matched=np.zeros(n, dtype=np.bool_),
-            has_lab=np.zeros(n, dtype=np.bool_),
+            has_lab=nobody,
         )
+        first = self._contents(before, Draws.fresh(rng, n), np.ones(n, dtype=np.bool_))
         # The first visit always measures the marker: otherwise its last value would be hidden.
-        return replace(self._contents(before, VisitDraws.fresh(rng, n)), has_lab=np.ones(n, dtype=np.bool_))
+        return replace(first, has_lab=np.ones(n, dtype=np.bool_))
 
-    def next_visit(self, lives: Lives, draws: VisitDraws) -> Lives:
-        """Move each life to its next visit: a geometric number of days on, at least one, or to its enrolment."""
-        with np.errstate(divide="ignore"):  # a chance of one: a visit every day
-            rate = np.maximum(-np.log1p(-lives.visit_chance), 1e-12)
-        gap = np.minimum(1.0 + np.floor(draws.gap / rate), NEVER_DAYS)
-        to_enrolment = lives.enrolment_day - lives.day
-        enrols = (to_enrolment > 0) & (to_enrolment <= gap)
-        gap = np.where(enrols, to_enrolment, gap)
-        arrived = replace(
-            lives,
-            chance_days=lives.chance_days + gap - enrols,
-            chance_visits=lives.chance_visits + ~enrols,
-            day=lives.day + gap,
-            gap_days=gap,
+    # --- Hazards ---
+
+    def log_ratios(self, lives: Lives) -> Floats:
+        """What each of `MECHANISMS` adds to the outcome's log hazard on the day after `now`: (8, n).
+
+        With a knob at zero its row is zero: a row is the state's log hazard with the knob on minus that with it off.
+        """
+        config = self.config
+        return np.stack(
+            [
+                config.pair_effect * lives.pair_score - self._pair_centre[lives.pairs],
+                config.gap_effect * (lives.gap_days < config.gap_days),
+                config.order_effect * lives.order_sign - self._order_centre * np.abs(lives.order_sign),
+                self._decay[self._half_lives(lives)],
+                lives.chronic,
+                config.age_effect * self._decades(lives),
+                config.sex_effect * lives.male,
+                config.lab_effect * lives.lab,
+            ]
         )
-        return self._contents(arrived, draws)
 
     def hazards_per_day(self, lives: Lives) -> Floats:
-        """Hazards of the days from the last visit (not its own day) to the next: (2, n), outcome and death."""
+        """Hazards of the days after `now`, up to the next visit or step of the decay, at a frailty of one: (2, n)."""
         config = self.config
-        decades = ((lives.age_days + lives.day) / DAYS_PER_YEAR - 60) / 10
-        log_hazards: Floats = lives.steady + np.outer([config.age_effect, config.death_age_effect], decades)
-        log_hazards[0] += config.pair_effect * lives.pair_score - self._pair_centre[lives.pairs]
-        log_hazards[0] += config.gap_effect * (lives.gap_days < config.gap_days)
-        log_hazards[0] += config.lab_effect * lives.lab
-        return np.exp(log_hazards)
+        outcome = self._baseline[0] + self.log_ratios(lives).sum(axis=0)
+        death = (
+            self._baseline[1] + config.death_age_effect * self._decades(lives) + config.death_sex_effect * lives.male
+        )
+        hazards: Floats = np.exp(np.stack([outcome, death]))
+        return hazards
 
-    def forget_hidden(self, lives: Lives, rng: np.random.Generator) -> Lives:
-        """Draw what the record hides anew, given all that it shows: the visit chance given the visits so far.
+    def frailty_factors(self, frailty: Floats) -> Floats:
+        """What a frailty multiplies the hazards of outcome and death by: (n,) → (2, n)."""
+        return np.stack([frailty, frailty**self.config.frailty_death_share])
 
-        The record shows whether a visit came on each day, so Beta(a, b) becomes Beta(a + visits, b + days − visits).
-        Being alive adds nothing: hazards depend on the chance through recorded visits only.
+    def sickness(self, lives: Lives) -> Floats:
+        """(n,) what sets the visits and the drop-out: chronic conditions, the acute event and the marker."""
+        sickness: Floats = lives.chronic + self._decay[self._half_lives(lives)] + self.config.lab_effect * lives.lab
+        return sickness
+
+    def _decades(self, lives: Lives) -> Floats:
+        decades: Floats = ((lives.age_days + lives.day) / DAYS_PER_YEAR - 60) / 10
+        return decades
+
+    def _half_lives(self, lives: Lives) -> Ints:
+        """(n,) whole half-lives between the last acute event and the day after `now`, four standing for more."""
+        passed = (lives.now - lives.acute_day) / self.config.decay_half_life_days
+        return np.minimum(passed, _DECAY_STEPS).astype(np.int64)
+
+    # --- Visits ---
+
+    def advance(self, lives: Lives, draws: Draws) -> Lives:
+        """Move each life to its next visit, or to the day before which the acute effect halves, if that is earlier.
+
+        Waiting anew from there is no other process, since chances are constant between the two (no memory).
         """
-        chance = self._draw_visit_chance(rng, visits=lives.chance_visits, days=lives.chance_days)
-        return replace(lives, visit_chance=chance)
+        rate = np.where(lives.in_stay, self._discharge_rate, lives.visit_rate * self._visit_multiplier(lives))
+        gap = np.minimum(1.0 + np.floor(draws.gap / np.maximum(rate, 1e-12)), NEVER_DAYS)
+        to_enrolment = lives.enrolment_day - lives.now
+        enrols = (to_enrolment > 0) & (to_enrolment <= gap)
+        gap = np.where(enrols, to_enrolment, gap)
+        to_step = self._days_to_step(lives)
+        comes = gap <= to_step
+        moved = replace(lives, now=lives.now + np.minimum(gap, to_step))
 
-    def _contents(self, lives: Lives, draws: VisitDraws) -> Lives:
-        """Draw what the visit holds of consequence: a pair or none, a marker value or none."""
+        discharged = comes & lives.in_stay
+        admitted = comes & ~lives.in_stay & ~enrols & (draws.stay < self.config.stay_visit_share)
+        arrived = replace(
+            moved,
+            day=np.where(comes, moved.now, lives.day),
+            gap_days=np.where(comes & ~discharged, moved.now - lives.day, lives.gap_days),
+            in_stay=np.where(comes, admitted, lives.in_stay),
+            discharged=np.where(comes, discharged, lives.discharged),
+        )
+        return self._contents(arrived, draws, comes & ~admitted)
+
+    def visit_log_likelihood(self, before: Lives, after: Lives) -> Floats:
+        """Of one advance, for each visit rate: (CLASSES, n). The days of a stay and an appointment say nothing."""
+        by_chance = after.is_visit & (after.day != after.enrolment_day)
+        quiet_days = after.now - before.now - after.is_visit
+        rate = self.visit_rates[:, None] * self._visit_multiplier(before)
+        came = np.log(-np.expm1(-np.maximum(rate, 1e-12)))
+        return np.where(before.in_stay, 0.0, by_chance * came - rate * quiet_days)
+
+    def draw_hidden(self, lives: Lives, evidence: Evidence, rng: np.random.Generator, *, draws: int) -> Lives:
+        """Repeat n lives so many times, each with a visit rate and a frailty drawn from their posteriors.
+
+        Args:
+            lives: n states just after a visit, at risk.
+            evidence: What is known of them.
+            rng: Source of the draws.
+            draws: How many; draw m of life i is life m · n + i of the answer.
+        """
+        survived = -np.einsum("ek,en->kn", self.frailty_factors(self.frailties), evidence.hazard)
+        return replace(
+            lives.take(np.tile(np.arange(len(lives.now)), draws)),
+            visit_rate=self.visit_rates[draw_classes(rng, evidence.rate, draws)],
+            frailty=self.frailties[draw_classes(rng, survived, draws)],
+        )
+
+    def _visit_multiplier(self, lives: Lives) -> Floats:
+        return np.exp(self.config.visit_effect * self.sickness(lives))
+
+    def _days_to_step(self, lives: Lives) -> Floats:
+        """(n,) days after `now` on which the acute effect is what it is on the first of them."""
+        if self.config.decay_effect == 0:
+            return np.full(len(lives.now), np.inf)
+        steps = self._half_lives(lives)
+        left = (steps + 1) * self.config.decay_half_life_days + lives.acute_day - lives.now
+        return np.where(steps < _DECAY_STEPS, left, np.inf)
+
+    def _contents(self, lives: Lives, draws: Draws, writes: Bools) -> Lives:
+        """Draw what is written of consequence at the visits that write: a pair, order code, acute event and marker."""
         config = self.config
-        has_pair = draws.pair < config.pair_visit_share
+        has_pair = writes & (draws.pair < config.pair_visit_share)
         score = config.pair_memory * lives.pair_score + np.where(draws.matched, 1.0, -1.0)
-        has_lab = draws.measured < config.lab_visit_share
+        has_order = writes & (draws.order < config.order_visit_share)
+        first = lives.order_code < 0
+        # The very first one follows none, and its step says which it is.
+        order_code = np.where(first, draws.order_step + 1, (lives.order_code + draws.order_step) % 3)
+        has_acute = writes & (draws.acute < config.acute_visit_share)
+        has_lab = writes & (draws.measured < config.lab_visit_share)
         lab = config.lab_memory * lives.lab + math.sqrt(1 - config.lab_memory**2) * draws.lab
         return replace(
             lives,
             pair_score=np.where(has_pair, score, lives.pair_score),
             pairs=lives.pairs + has_pair,
-            lab=np.where(has_lab, lab, lives.lab),
             has_pair=has_pair,
             matched=has_pair & draws.matched,
+            order_code=np.where(has_order, order_code, lives.order_code),
+            order_sign=np.where(has_order, np.where(first, 0, draws.order_step), lives.order_sign),
+            has_order=has_order,
+            acute_day=np.where(has_acute, lives.now, lives.acute_day),
+            lab=np.where(has_lab, lab, lives.lab),
             has_lab=has_lab,
         )
-
-    def _draw_visit_chance(self, rng: np.random.Generator, *, visits: Floats, days: Floats) -> Floats:
-        """Draw π given so many visits on so many days; with no days, from the prior."""
-        mean, spread = self.mean_chance, self.config.visit_rate_spread
-        if mean == 0 or spread == 0:
-            return np.full(len(visits), mean)
-        size = (1 - mean) / (mean * spread**2) - 1  # Beta's a + b, from its mean and standard deviation
-        return rng.beta(mean * size + visits, (1 - mean) * size + days - visits)

@@ -10,8 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.simulate.codes import (
+    ACUTE,
+    ADMISSION,
     BIRTH,
     DEATH_CODE,
+    DISCHARGE,
     END_OF_FOLLOW_UP,
     ENROLMENT,
     FEMALE,
@@ -22,11 +25,15 @@ from ehrsequencing.simulate.codes import (
     CodeTable,
 )
 from ehrsequencing.simulate.courses import Courses, simulate_courses
-from ehrsequencing.simulate.process import Bools, Floats, Ints, Lives, Process
+from ehrsequencing.simulate.hidden import Evidence
+from ehrsequencing.simulate.lives import Bools, Floats, Ints, Lives
+from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import SimulationConfig
 
 BLOCK = 256  # subjects; another number makes another simulation
+ENCOUNTER = "hadm_id"  # the extra column that names the stay a row belongs to
 _COURSES_STREAM, _RECORDS_STREAM, TRUTH_STREAM = range(3)
+_MOST_STAYS = 10_000  # of one subject: no life lasts 20,000 days
 
 _SECOND_US, _MINUTE_US, _DAY_US = 1_000_000, 60_000_000, 86_400_000_000
 _STATIC = np.iinfo(np.int64).min  # stands for the null time of static rows, which come first
@@ -39,6 +46,7 @@ class PredictionTimes:
     subject_id: Ints  # (R,)
     time_us: Ints  # (R,) since 1970
     lives: Lives  # (R,) states just after the visit
+    evidence: Evidence  # (R,) what is known of the hidden
 
     @property
     def day_fraction(self) -> Floats:
@@ -48,7 +56,9 @@ class PredictionTimes:
 
     def take(self, rows: Bools) -> "PredictionTimes":
         """Choose rows by mask."""
-        return PredictionTimes(self.subject_id[rows], self.time_us[rows], self.lives.take(rows))
+        return PredictionTimes(
+            self.subject_id[rows], self.time_us[rows], self.lives.take(rows), self.evidence.take(rows)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +90,26 @@ def simulate_block(process: Process, codes: CodeTable, *, seed: int, block: int,
             subject_id=first_id + courses.subject[at_risk],
             time_us=end_us[at_risk],
             lives=courses.visits.take(at_risk),
+            evidence=courses.evidence.take(at_risk),
         ),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows to be: subject number within the block, time, code number and value (NaN: none)."""
+    """Rows to be: subject number within the block, time, code number, value (NaN: none) and stay (0: none)."""
 
     subject: Ints
     time_us: Ints
     code: Ints
     value: Floats
+    stay: Ints
 
     @classmethod
-    def of(cls, subject: Ints, time_us: Ints | int, code: Ints | int) -> "_Rows":
+    def of(cls, subject: Ints, time_us: Ints | int, code: Ints | int, stay: Ints | int = 0) -> "_Rows":
         """Rows without values; a single time or code stands for all."""
         everyone = np.zeros(len(subject), dtype=np.int64)
-        return cls(subject, everyone + time_us, everyone + code, np.full(len(subject), np.nan))
+        return cls(subject, everyone + time_us, everyone + code, np.full(len(subject), np.nan), everyone + stay)
 
     @classmethod
     def join(cls, parts: "list[_Rows]") -> "_Rows":
@@ -107,13 +119,16 @@ class _Rows:
         """Sort by subject, time and code number, and drop subjects beyond the number asked for."""
         order = np.lexsort((self.code, self.time_us, self.subject))
         order = order[: np.searchsorted(self.subject[order], subjects)]
-        time_us, value = self.time_us[order], self.value[order]
+        subject_id, time_us, value, stay = (
+            column[order] for column in (first_id + self.subject, self.time_us, self.value, self.stay)
+        )
         return pa.table(
             {
-                "subject_id": first_id + self.subject[order],
+                "subject_id": subject_id,
                 "time": pa.array(time_us, type=pa.timestamp("us"), mask=time_us == _STATIC),
                 "code": pa.array(codes.names).take(pa.array(self.code[order])),
                 "numeric_value": pa.array(value.astype(np.float32), mask=np.isnan(value)),
+                ENCOUNTER: pa.array(subject_id * _MOST_STAYS + stay, mask=stay == 0),
             }
         )
 
@@ -122,19 +137,32 @@ def _single_rows(codes: CodeTable, courses: Courses, end_us: Ints) -> list[_Rows
     """Rows that belong to no visit's contents: birth, sex, enrolment, outcome, death and the end of follow-up."""
     subjects = np.arange(len(courses.male))
 
-    def timed(code: str, days: Floats, where: Bools) -> _Rows:
+    def timed(code: str, days: Floats, where: Bools, stay: Ints | int = 0) -> _Rows:
         seconds = np.floor((courses.first_day[where] + days[where]) * 86_400).astype(np.int64)
-        return _Rows.of(subjects[where], seconds * _SECOND_US, codes.single[code])
+        return _Rows.of(subjects[where], seconds * _SECOND_US, codes.single[code], stay)
 
     enrols, sex = courses.is_enrolment, np.where(courses.male, codes.single[MALE], codes.single[FEMALE])
+    # Death or the end of follow-up ends a stay; were its admission left alone, it would tell that something followed.
+    last_visit = np.searchsorted(courses.subject, subjects, side="right") - 1
+    in_stay = courses.visits.in_stay[last_visit]
+    stays = _stays(courses)[last_visit][in_stay]
     return [
         _Rows.of(subjects, _STATIC, sex),
         _Rows.of(subjects, courses.birth_day * _DAY_US, codes.single[BIRTH]),
         _Rows.of(courses.subject[enrols], end_us[enrols], codes.single[ENROLMENT]),
         timed(OUTCOME_CODE, courses.outcome_days, np.isfinite(courses.outcome_days)),
+        timed(DISCHARGE, np.minimum(courses.death_days, courses.censoring_day), in_stay, stays),
         timed(DEATH_CODE, courses.death_days, np.isfinite(courses.death_days)),
         timed(END_OF_FOLLOW_UP, courses.censoring_day, np.isinf(courses.death_days)),
     ]
+
+
+def _stays(courses: Courses) -> Ints:
+    """(V,) which of its subject's stays a visit begins or ends, from 1; 0 for any other."""
+    admissions = np.cumsum(courses.visits.in_stay)
+    before = np.append(0, admissions)[np.searchsorted(courses.subject, courses.subject)]
+    belongs = courses.visits.in_stay | courses.visits.discharged
+    return np.where(belongs, admissions - before, 0)
 
 
 def _visit_rows(
@@ -151,7 +179,7 @@ def _visit_rows(
     time_us = midnight_us[visit] + minute * _MINUTE_US
     end_us = np.zeros(count, dtype=np.int64)
     np.maximum.at(end_us, visit, time_us)
-    return _Rows(courses.subject[visit], time_us, code, value), end_us
+    return _Rows(courses.subject[visit], time_us, code, value, _stays(courses)[visit]), end_us
 
 
 def _contents(
@@ -159,6 +187,7 @@ def _contents(
 ) -> tuple[Ints, Ints, Floats]:
     """What each visit holds, every code at most once: visit number, code number, value (NaN: none)."""
     visits, everything = courses.visits, np.arange(len(courses.subject))
+    writes = ~visits.in_stay  # an admission leaves the writing to its discharge
 
     paired = everything[visits.has_pair]
     a = rng.integers(config.pairs, size=len(paired))
@@ -167,18 +196,23 @@ def _contents(
 
     # A condition is written at the first visit, and at four in ten of the later ones.
     written = (visits.day[:, None] == 0) | (rng.random((len(everything), config.chronic_conditions)) < 0.4)
-    chronic_visit, condition = np.nonzero(written & courses.chronic[courses.subject])
+    chronic_visit, condition = np.nonzero(written & courses.chronic[courses.subject] & writes[:, None])
 
     weights = np.arange(1, config.background_codes + 1, dtype=np.float64) ** -config.background_zipf
-    count = 1 + rng.poisson(config.background_per_visit - 1, len(everything))
+    count = writes * (1 + rng.poisson(config.background_per_visit - 1, len(everything)))
     drawn = rng.choice(config.background_codes, size=count.sum(), p=weights / weights.sum())
     background = np.unique(np.repeat(everything, count) * config.background_codes + drawn)
 
+    order, acute = everything[visits.has_order], everything[visits.has_acute]
     marker = everything[visits.has_lab]
     other_lab = everything[rng.random(len(everything)) < 0.4]
     parts: list[tuple[Ints, Ints | int, Floats | float]] = [
         (paired, codes.pair_a + a, np.nan),
         (paired, codes.pair_b + b, np.nan),
+        (order, codes.order + visits.order_code[order], np.nan),
+        (acute, codes.single[ACUTE], np.nan),
+        (everything[visits.in_stay], codes.single[ADMISSION], np.nan),
+        (everything[visits.discharged], codes.single[DISCHARGE], np.nan),
         (chronic_visit, codes.chronic + condition, np.nan),
         (background // config.background_codes, codes.background + background % config.background_codes, np.nan),
         (marker, codes.single[MARKER], 100 + 15 * visits.lab[marker]),

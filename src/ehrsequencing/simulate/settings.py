@@ -8,7 +8,8 @@ DAYS_PER_YEAR = 365.25
 class SimulationConfig(BaseModel):
     """The simulated world. Effects are log-hazard ratios; a rate is per year.
 
-    The process is written out in `ehrsequencing.simulate.process`.
+    Sickness is what chronic conditions, the acute event and the marker add to the outcome's log hazard. The process is
+    written out in `ehrsequencing.simulate.process`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -18,14 +19,24 @@ class SimulationConfig(BaseModel):
     follow_up_min_years: float = Field(3.0, ge=0.5, le=40)  # staggered entry: enrolment to the study's end is
     follow_up_max_years: float = Field(7.0, ge=0.5, le=40)  # ... uniform between these two
     drop_out_per_year: float = Field(0.03, ge=0, le=10)  # random censoring before the study's end
+    drop_out_effect: float = Field(0.5, ge=-3, le=3)  # on the log rate of drop-out, per unit of sickness at enrolment
 
-    # Visits: on each day with the subject's own chance, a Poisson process in whole days
-    visits_per_year: float = Field(3.4, ge=0, le=50)
-    visit_rate_spread: float = Field(0.4, ge=0, le=2)  # sd ÷ mean of that chance over subjects; hidden from the record
+    # Visits: on each day with a chance of 1 − exp(−rate), a Poisson process in whole days
+    visits_per_year: float = Field(2.8, ge=0, le=50)  # mean rate of the healthy
+    visit_rate_spread: float = Field(0.4, ge=0, le=2)  # sd ÷ mean of the rate over subjects; hidden from the record
+    visit_effect: float = Field(0.3, ge=-2, le=2)  # informative visiting: on the log rate, per unit of sickness
+
+    # Stays of several days: an admission, and all that an ordinary visit would hold written at the discharge
+    stay_visit_share: float = Field(0.05, ge=0, le=1)  # visits (but the first and the enrolment) that begin a stay
+    stay_days: float = Field(6.0, ge=1, le=365)  # mean; geometric
 
     # Baseline hazards: at age 60, female, without any of what follows
-    outcome_per_year: float = Field(0.035, gt=0, le=10)
+    outcome_per_year: float = Field(0.027, gt=0, le=10)
     death_per_year: float = Field(0.012, ge=0, le=10)
+
+    # Frailty: a hidden multiplier of the outcome's hazard, and to the power of a share of death's
+    frailty_spread: float = Field(0.0, ge=0, le=3)  # sd ÷ mean over subjects
+    frailty_death_share: float = Field(0.5, ge=0, le=2)
 
     # Age (per ten years, as of the last visit) and sex (male)
     age_effect: float = 0.35
@@ -45,8 +56,17 @@ class SimulationConfig(BaseModel):
     pair_memory: float = Field(0.8, ge=0, le=1)  # what is left of an effect at each later pair; 0: until the next pair
 
     # Relapse: two visits close together raise the hazard until the next visit
-    gap_effect: float = 0.6
+    gap_effect: float = 0.8
     gap_days: float = Field(60.0, ge=0, le=10_000)
+
+    # Order: of three codes, A then B, B then C, C then A raise the hazard until the next of them; B then A … lower it
+    order_effect: float = 0.8
+    order_visit_share: float = Field(0.3, ge=0, le=1)  # visits that hold one of the three, each as often as the others
+
+    # An acute event: its effect halves with every half-life since the last one, and is gone after four
+    decay_effect: float = 1.2
+    decay_half_life_days: int = Field(60, ge=1, le=3650)
+    acute_visit_share: float = Field(0.12, ge=0, le=1)
 
     # A laboratory marker, measured at some visits; its last value counts, per sd
     lab_effect: float = 0.3

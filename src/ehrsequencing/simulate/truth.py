@@ -5,8 +5,9 @@ At p, with the record up to p known, and e running over the causes,
     S(u) = E[exp(−Σ_e ∫_0^u λ_e)]          F_e(u) = E[∫_0^u λ_e(w) exp(−Σ_e ∫_0^w λ_e) dw]
 
 where the expectation is over what may still be recorded (visits, their contents, the gaps) and over what never is (the
-visit chance). It is the mean over simulated futures of the *exact* survival and incidence along each, not of simulated
-events, and futures come in mirrored pairs, so the noise is small; its standard error is that of the pairs' means.
+visit rate, the frailty), both given the record and survival so far. It is the mean over simulated futures of the
+*exact* survival and incidence along each, not of simulated events, and futures come in mirrored pairs, so the noise is
+small; its standard error is that of the pairs' means.
 
 λ*_e(u) = E[λ_e(u) exp(−…)] / S(u) is given as a constant per bin [a, b) of a grid, chosen so that the bin's
 incidences are exactly the averaged ones:
@@ -19,7 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.simulate.process import Floats, Lives, Process, VisitDraws
+from ehrsequencing.simulate.hidden import Evidence
+from ehrsequencing.simulate.lives import Draws, Floats, Lives
+from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR
 
 HORIZONS_DAYS = {"90d": 90.0, "1y": DAYS_PER_YEAR, "2y": 2 * DAYS_PER_YEAR, "5y": 5 * DAYS_PER_YEAR}
@@ -62,6 +65,7 @@ def grid_days(follow_up_max_years: float) -> Floats:
 def true_curves(
     process: Process,
     lives: Lives,
+    evidence: Evidence,
     *,
     day_fraction: Floats,
     edges_days: Floats,
@@ -72,13 +76,14 @@ def true_curves(
     Args:
         process: The mechanisms.
         lives: R states, each just after the visit at whose end p falls.
+        evidence: What is known of the hidden, of each.
         day_fraction: (R,) time of day of p, in [0, 1).
         edges_days: (G,) times since p, rising from 0.
         rng: Source of the futures.
     """
     rows_at_once = max(1, _LIVES_AT_ONCE // process.config.truth_futures)
     parts = [
-        _curves_of_chunk(process, lives.take(rows), day_fraction[rows], edges_days, rng)
+        _curves_of_chunk(process, lives.take(rows), evidence.take(rows), day_fraction[rows], edges_days, rng)
         for rows in np.array_split(np.arange(len(day_fraction)), max(1, math.ceil(len(day_fraction) / rows_at_once)))
     ]
     return Curves(
@@ -89,11 +94,16 @@ def true_curves(
 
 
 def _curves_of_chunk(
-    process: Process, known: Lives, day_fraction: Floats, edges_days: Floats, rng: np.random.Generator
+    process: Process,
+    known: Lives,
+    evidence: Evidence,
+    day_fraction: Floats,
+    edges_days: Floats,
+    rng: np.random.Generator,
 ) -> Curves:
     """Average the futures of R prediction times at once; future m of row r is life m · R + r."""
     rows, futures = len(day_fraction), process.config.truth_futures
-    half = process.forget_hidden(known.take(np.tile(np.arange(rows), futures // 2)), rng)
+    half = process.draw_hidden(known, evidence, rng, draws=futures // 2)
     lives = Lives.join([half, half])
     shape = (2, 2, futures // 2, rows, len(edges_days))  # cause, half, mirrored pair, row, edge
     incidence = _follow(process, lives, np.tile(day_fraction, futures), edges_days, rng).reshape(shape)
@@ -108,22 +118,23 @@ def _follow(
 ) -> Floats:
     """Simulate each life's future and return its exact incidences at the edges: (2, n, G).
 
-    A future is a row of stretches of constant hazard, from the midnight after a visit to the midnight before the next.
-    The second half of the lives mirrors the first.
+    A future is a row of stretches of constant hazard, from the midnight after a visit, or a step of the decay, to the
+    midnight before the next visit or at the next step. The second half of the lives mirrors the first.
     """
     n = len(day_fraction)
     at_edges = np.empty((2, n, len(edges_days)))
     # Of the lives still followed: where they are written, the next edge to write, and what has accumulated.
     slot, edge = np.arange(n), np.zeros(n, dtype=np.int64)
     prediction_day = lives.day + day_fraction
+    factors = process.frailty_factors(lives.frailty)
     survival, incidence = np.ones(n), np.zeros((2, n))
     while len(slot):
-        hazards = process.hazards_per_day(lives)
+        hazards = process.hazards_per_day(lives) * factors
         rate = hazards.sum(axis=0)
         share = hazards / rate
-        start = lives.day + 1 - prediction_day
-        lives = process.next_visit(lives, VisitDraws.fresh(rng, len(slot) // 2).with_mirror())
-        end = lives.day - prediction_day
+        start = lives.now + 1 - prediction_day
+        lives = process.advance(lives, Draws.fresh(rng, len(slot) // 2).with_mirror())
+        end = lives.now + 1 - lives.is_visit - prediction_day
 
         # Write the edges before this stretch's end; one on the quiet day before its start gains nothing.
         next_edge = np.searchsorted(edges_days, end)
@@ -142,4 +153,5 @@ def _follow(
         if followed.mean() < 0.8:
             lives, survival, incidence = lives.take(followed), survival[followed], incidence[:, followed]
             slot, edge, prediction_day = slot[followed], edge[followed], prediction_day[followed]
+            factors = factors[:, followed]
     return at_edges

@@ -1,0 +1,103 @@
+"""The state of a life, all that its future depends on, and the random numbers that move it on."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NEVER_DAYS = 100_000  # stands for an endless gap: longer than any life, yet finite, so that arithmetic stays finite
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """The states of n lives at the midnight after day `now`; the last axis of every array is the life.
+
+    `visit_rate` and `frailty` are hidden from the record; all else can be read off it.
+    """
+
+    male: Bools  # (n,)
+    chronic: Floats  # (n,) Σ effects of the conditions, on the log hazard of the outcome
+    age_days: Floats  # (n,) on day 0
+    visit_rate: Floats  # (n,) per day, of a life without sickness
+    frailty: Floats  # (n,) multiplier of the outcome's hazard
+    enrolment_day: Floats  # (n,) a visit comes on this day, chance or no chance
+    now: Floats  # (n,) the last day that is over, a whole number
+    day: Floats  # (n,) of the last visit; today's where it is `now`
+    gap_days: Floats  # (n,) between the last two visits, a stay being one; NEVER_DAYS at the first
+    in_stay: Bools  # (n,) admitted and not yet discharged
+    discharged: Bools  # (n,) whether the last visit ended a stay
+    pair_score: Floats  # (n,) Σ_m memory^m s_m
+    pairs: Ints  # (n,) pairs so far
+    has_pair: Bools  # (n,) whether the last visit holds a pair
+    matched: Bools  # (n,) and whether that pair matches
+    order_code: Ints  # (n,) the last order code, 0, 1 or 2; −1 before any
+    order_sign: Ints  # (n,) +1 where it followed the one before it in the cycle 0 → 1 → 2 → 0, −1 against it, else 0
+    has_order: Bools  # (n,) whether the last visit holds an order code
+    acute_day: Floats  # (n,) of the last acute event; −NEVER_DAYS before any
+    lab: Floats  # (n,) last marker value, in sd
+    has_lab: Bools  # (n,) whether the last visit measured the marker
+
+    @property
+    def is_visit(self) -> Bools:
+        """(n,) whether `now` is the day of a visit."""
+        return np.equal(self.now, self.day)
+
+    @property
+    def has_acute(self) -> Bools:
+        """(n,) whether the last visit holds the acute event."""
+        return np.equal(self.acute_day, self.day)
+
+    def take(self, index: Ints | Bools) -> "Lives":
+        """Choose lives by number, in the order given, or by mask."""
+        return Lives(**{field.name: getattr(self, field.name)[..., index] for field in fields(self)})
+
+    @staticmethod
+    def join(parts: "list[Lives]") -> "Lives":
+        """Put lives one after another."""
+        names = [field.name for field in fields(Lives)]
+        return Lives(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The standard random numbers with which n lives move on to their next visit: (n,) each."""
+
+    gap: Floats  # standard exponential: how long until the visit
+    stay: Floats  # uniform: does it begin a stay?
+    pair: Floats  # uniform: is there a pair?
+    matched: Bools  # would it match?
+    order: Floats  # uniform: is there an order code?
+    order_step: Ints  # −1, 0 or 1: where it would stand in the cycle, from the one before
+    acute: Floats  # uniform: is there an acute event?
+    measured: Floats  # uniform: is the marker measured?
+    lab: Floats  # standard normal: the marker's innovation
+
+    @classmethod
+    def fresh(cls, rng: np.random.Generator, lives: int) -> "Draws":
+        """Draw anew."""
+        stay, pair, sign, order, step, acute, measured = rng.random((7, lives))
+        return cls(
+            gap=rng.standard_exponential(lives),
+            stay=stay,
+            pair=pair,
+            matched=sign < 0.5,
+            order=order,
+            order_step=np.floor(3 * step).astype(np.int64) - 1,
+            acute=acute,
+            measured=measured,
+            lab=rng.standard_normal(lives),
+        )
+
+    def with_mirror(self) -> "Draws":
+        """Append n draws in which every pair, order and innovation is turned into its opposite.
+
+        Each half is distributed as the other. What raises the hazard in one lowers it in the other, so their mean
+        varies less than the mean of 2n independent draws (antithetic variates).
+        """
+        turned = {"matched": ~self.matched, "order_step": -self.order_step, "lab": -self.lab}
+        same = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Draws(**{name: np.concatenate([values, turned.get(name, values)]) for name, values in same.items()})

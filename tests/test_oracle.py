@@ -1,0 +1,141 @@
+"""One model beside the truth: each number against a model whose error is known."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.evaluation import evaluate as module
+from ehrsequencing.evaluation.evaluate import ORACLE, OURS, evaluate
+from ehrsequencing.evaluation.oracle import (
+    EARLY_DAYS,
+    Truth,
+    hazard_rmse_per_year,
+    mechanism_shares,
+    risk_errors,
+)
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.training.loop import Trainer
+
+EDGES = np.array([0.0, 30.0, 90.0, 365.25, 1000.0])
+CAUSES = ("outcome", "death")
+
+
+def world(rows: int = 600, seed: int = 0) -> Truth:
+    """Two causes; the outcome's hazard is moved by three mechanisms, one of which never varies."""
+    rng = np.random.default_rng(seed)
+    mechanisms = {"pair": rng.choice([-1.0, 1.0], rows), "age": rng.normal(0, 0.5, rows), "off": np.zeros(rows)}
+    outcome = 0.0005 * np.exp(sum(mechanisms.values()))
+    hazards = np.stack([np.repeat(outcome[:, None], 4, 1), np.full((rows, 4), 0.0002)], axis=1)
+    return Truth(EDGES, hazards, mechanisms)
+
+
+def without(truth: Truth, mechanism: str, *, keep: float) -> Truth:
+    """A model that knows only a part of one mechanism."""
+    hazards = truth.hazards.copy()
+    hazards[:, 0] *= np.exp((keep - 1) * truth.mechanisms[mechanism])[:, None]
+    return Truth(truth.edges_days, hazards, truth.mechanisms)
+
+
+def early(truth: Truth) -> np.ndarray:
+    return truth.risk(np.array([EARLY_DAYS]))[:, 0, 0]
+
+
+def test_risks_of_constant_hazards_are_exponential() -> None:
+    truth = world()
+    both = truth.hazards[:, :, 0].sum(axis=1)
+    found = truth.risk(np.array([10.0, 500.0]))
+    for h, days in enumerate((10.0, 500.0)):
+        for e in range(2):
+            expected = truth.hazards[:, e, 0] / both * -np.expm1(-both * days)
+            np.testing.assert_allclose(found[:, e, h], expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("mechanism", ["pair", "age"])
+@pytest.mark.parametrize("keep", [0.0, 0.4, 1.0, 1.3])
+def test_the_share_of_a_mechanism_is_what_a_model_knows_of_it(mechanism: str, keep: float) -> None:
+    truth = world()
+    found = mechanism_shares(early(without(truth, mechanism, keep=keep)), early(truth), truth, np.arange(600))
+    shares = {row["mechanism"]: row["share"] for row in found}
+    assert set(shares) == {"pair", "age"}  # what never varies cannot be learned
+    other = ({"pair", "age"} - {mechanism}).pop()
+    assert shares[mechanism] == pytest.approx(keep, abs=0.01)
+    assert shares[other] == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_error_of_a_share_is_its_spread_over_worlds() -> None:
+    shares, errors = [], []
+    for seed in range(60):
+        truth = world(300, seed)
+        noise = np.exp(np.random.default_rng(seed).normal(0, 0.8, 100)).repeat(3)  # three rows a subject
+        found = mechanism_shares(early(truth) * noise * 0.1, early(truth), truth, np.arange(100).repeat(3))
+        share = next(row for row in found if row["mechanism"] == "pair")
+        shares.append(share["share"])
+        errors.append(share["share_se"])
+    assert np.mean(shares) == pytest.approx(1.0, abs=0.02)
+    assert np.mean(errors) == pytest.approx(np.std(shares), rel=0.35)
+
+
+def test_errors_of_risks() -> None:
+    truth = world()
+    horizons = np.array([90.0, 365.25])
+    true = truth.risk(horizons)
+    exact = risk_errors(true, true, causes=CAUSES, horizons_days=horizons)
+    assert [row["rmse"] for row in exact] == [0.0] * 4
+    assert [row["slope"] for row in exact] == pytest.approx([1.0] * 4)
+    half = risk_errors(0.1 + true / 2, true, causes=CAUSES, horizons_days=horizons)[1]
+    assert (half["cause"], half["horizon_days"]) == ("outcome", 365.25)
+    assert half["slope"] == pytest.approx(2.0)
+    assert half["slope_reversed"] == pytest.approx(0.5)
+    assert half["rmse"] == pytest.approx(float(np.sqrt(np.mean((0.1 - true[:, 0, 1] / 2) ** 2))))
+    true[3] = np.nan  # a row without a truth does not count
+    assert risk_errors(truth.risk(horizons), true, causes=CAUSES, horizons_days=horizons)[0]["rmse"] == 0.0
+    constant = risk_errors(true * 0 + 0.2, true, causes=CAUSES, horizons_days=horizons)[0]
+    assert constant["slope"] is None
+
+
+def test_errors_of_hazards() -> None:
+    truth = world()
+    exact = hazard_rmse_per_year(truth.risk(EDGES[1:]), truth, causes=CAUSES)
+    assert exact == pytest.approx({"outcome": 0.0, "death": 0.0}, abs=1e-9)
+    shifted = Truth(EDGES, truth.hazards + np.array([0.0, 0.001])[:, None], truth.mechanisms)
+    found = hazard_rmse_per_year(shifted.risk(EDGES[1:]), truth, causes=CAUSES)
+    assert found == pytest.approx({"outcome": 0.0, "death": 0.36525}, abs=1e-9)
+
+
+@pytest.fixture(scope="module")
+def own_task_run(sim_data: Path, tmp_path_factory: pytest.TempPathFactory, tiny_study: StudyConfig) -> Path:
+    """A run on the simulation's own task, so that every prediction time has a truth."""
+    folder = tmp_path_factory.mktemp("oracle")
+    prepare(sim_data, folder / "set", study=tiny_study, tasks=[load_task(sim_data / "task.yaml")])
+    study = load_study(None, ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1"])
+    Trainer(Prepared(folder / "set"), "simulated", folder / "run", study=study).fit()
+    return folder / "run"
+
+
+def test_the_truth_passes_every_metric(own_task_run: Path) -> None:
+    """The true hazards go through `evaluate` as one more model: the best NLL, and calibrated."""
+    result = evaluate(own_task_run, settings=EvaluationConfig(baselines="none", bootstrap=200))
+    assert result["models"] == [OURS, ORACLE]
+    rows = [row for row in result["metrics"] if row["model"] == ORACLE]
+    ours = [row for row in result["metrics"] if row["model"] == OURS]
+    for mine, other in zip(*([r for r in part if r["metric"] == "nll"] for part in (ours, rows)), strict=True):
+        assert other["value"] < mine["value"]
+    checked = [row for row in rows if row["metric"] == "oe" and row["cause"] == "outcome" and row["low"] is not None]
+    assert checked
+    for row in checked:
+        wide = 0.75 * (row["high"] - row["low"])  # three standard errors
+        assert abs(row["value"] - 1) < wide
+    oracle = result["oracle"]
+    assert {row["mechanism"] for row in oracle["mechanisms"]} >= {"pair", "age", "chronic", "lab"}
+    assert oracle["gain_share"] < 1
+    assert set(oracle["hazard_rmse_per_year"]) == {"outcome", "death"}
+
+
+def test_a_model_that_is_the_truth_has_no_error(own_task_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.Evaluation, "_risk", lambda self, horizons_days: self.truth.risk(horizons_days))
+    oracle = evaluate(own_task_run, settings=EvaluationConfig(baselines="none", bootstrap=0))["oracle"]
+    assert all(row["rmse"] < 1e-12 and row["slope"] == pytest.approx(1.0) for row in oracle["risks"])
+    assert all(value < 1e-6 for value in oracle["hazard_rmse_per_year"].values())
+    assert all(row["share"] == pytest.approx(1.0) for row in oracle["mechanisms"])
