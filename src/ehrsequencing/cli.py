@@ -223,6 +223,7 @@ def evaluate(
     with _errors(debug):
         given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
         settings = _study(config, given).evaluation
+        from ehrsequencing.evaluation.audit import saved_audit
         from ehrsequencing.evaluation.evaluate import add_to_run
         from ehrsequencing.evaluation.evaluate import evaluate as judge
         from ehrsequencing.reporting.report import write_report
@@ -236,7 +237,8 @@ def evaluate(
                 done.append(name)
 
             result = judge(run, split=split, prepared=prepared, settings=settings, progress=stage)
-        add_to_run(run, "report.html", lambda path: write_report(result, path))
+        report = result | {"audit": saved_audit(run)}
+        add_to_run(run, "report.html", lambda path: write_report(report, path))
         typer.echo("\n".join(metric_lines(result)))
         typer.echo(f"report: {run / 'report.html'}")
 
@@ -265,6 +267,38 @@ def predict(
             facts = _study(config, overrides).data
             count = write(run, data, out, at=at, horizons_days=days, facts=facts, progress=tick)
         typer.echo(f"risks at {count} prediction times are in {out}")
+
+
+@app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="What ehrseq train made")],
+    split: Annotated[str, typer.Option("--split", help="Whose subjects to ask the model about")] = "held_out",
+    subjects: Annotated[int, typer.Option("--subjects", help="How many subjects of each split to draw")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw")] = 0,
+    shuffled_labels: Annotated[
+        bool, typer.Option("--shuffled-labels", help="Also train a small model on shuffled labels")
+    ] = False,
+    prepared: Annotated[Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="The MEDS records, if they have moved")] = None,
+    debug: Debug = False,
+) -> None:
+    """Test a run, and the data that it was made from, for leaks of the future.
+
+    Exits with 1 where a leak is found.
+    """
+    with _errors(debug):
+        from ehrsequencing.evaluation.audit import audit as make
+        from ehrsequencing.reporting.terminal import audit_lines
+
+        with _bar("auditing") as tick:
+            result = make(
+                run, split=split, subjects=subjects, seed=seed, shuffled_labels=shuffled_labels, prepared=prepared,
+                data=data, progress=tick,
+            )  # fmt: skip
+        typer.echo("\n".join(audit_lines(result)))
+        typer.echo(f"details: {run / 'audit.json'}")
+        if result["leaks"]:
+            raise typer.Exit(1)
 
 
 def _tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:

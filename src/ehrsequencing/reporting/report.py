@@ -91,6 +91,7 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
         "calibrations": _by_cause(m, _calibrations(m, table.models, shown)), "risks": _by_cause(m, _risks(m, shown)),
         "trajectories": [_trajectory(m, t) for t in m["trajectories"] if t["times_days"]],
         "training": _training(m["history"]), "limits": _limits(m, table), "oracle": _oracle(m.get("oracle")),
+        "audit": m.get("audit"),
         "settings": _flat(m["config"]),
     }  # fmt: skip
 
@@ -321,7 +322,10 @@ def _oracle(oracle: Mapping[str, Any] | None) -> dict[str, Any] | None:
         figure = Markup(figures.oracle_bar(*values, title="NLL between no knowledge and the truth"))
     share, se, z = oracle["gain_share"], oracle.get("gain_share_se"), oracle.get("beats_oracle_z")
     reached = "undefined" if share is None else f"{share:.1%}" + ("" if se is None else f" (standard error {se:.1%})")
-    return {"figure": figure, "reached": reached, "z": z, "leak": z is not None and z > 3}
+    return {
+        "figure": figure, "reached": reached, "z": z, "leak": z is not None and z > 3,
+        "risks": oracle.get("risks", []), "mechanisms": oracle.get("mechanisms", []),
+    }  # fmt: skip
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -1,0 +1,119 @@
+"""`ehrseq audit RUN`: does a trained model, or anything it was made from, see the future?
+
+Reading order: `data` (what every check looks at), `source` (the records, read again), `copies` (people with another
+past or future), then the checks: `model_checks`, `prefix`, `input_checks`, `label_checks`, `fit_checks`, `suspicion`,
+`shuffled`. `docs/trust.md` says in plain words what they prove and what they cannot.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing import __version__
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.audit import (
+    fit_checks,
+    input_checks,
+    label_checks,
+    model_checks,
+    prefix,
+    shuffled,
+    suspicion,
+)
+from ehrsequencing.evaluation.audit.data import AuditData, Check
+from ehrsequencing.evaluation.evaluate import add_to_run
+from ehrsequencing.predict import Run
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.storage import digest, read_json, write_json
+from ehrsequencing.training.loop import labels_digest
+
+FILE = "audit.json"
+CHECKS: tuple[Check, ...] = (
+    *model_checks.CHECKS,
+    *prefix.CHECKS,
+    *input_checks.CHECKS,
+    *label_checks.CHECKS,
+    *fit_checks.CHECKS,
+    *suspicion.CHECKS,
+)
+
+
+def audit(
+    run_folder: Path,
+    *,
+    split: str = "held_out",
+    subjects: int = 200,
+    seed: int = 0,
+    shuffled_labels: bool = False,
+    prepared: Path | None = None,
+    data: Path | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> dict[str, Any]:
+    """Make every check on a run and write its `audit.json`.
+
+    Args:
+        run_folder: A finished run.
+        split: Whose subjects the model is asked about; labels and fits are checked in all splits.
+        subjects: How many subjects of each split to draw.
+        seed: Of the draw, and of all noise.
+        shuffled_labels: Whether to train a small model on shuffled labels, too.
+        prepared: The prepared set, where it is no longer where training found it.
+        data: The MEDS records, where they are no longer where `prepare` found them.
+        progress: Called with (steps done, steps, what comes next).
+
+    Returns:
+        What was written: `leaks`, `not_tested` (counts), and `checks`, each with its name, question, verdict
+        (`passed`, `leak`, `not_tested`), reason, what was tested, the measured number and its bound.
+
+    Raises:
+        EhrseqError: The run, its prepared set, or records that were named cannot be used.
+    """
+    run = Run(run_folder)
+    folder = prepared or Path(run.manifest["prepared"])
+    if not folder.is_dir():
+        raise EhrseqError("the prepared set has moved", where=str(folder), mend="name it with --prepared")
+    store = Prepared(folder)
+    known = run.task.name in store.tasks and labels_digest(store, run.task.name) == run.manifest["labels"]
+    if not known or store.vocabulary.digest != run.vocabulary.digest:
+        mend = "audit with the prepared set that the run was trained on"
+        raise EhrseqError("is not what this run was trained on", where=str(folder), mend=mend)
+    checks = [*CHECKS, shuffled.CHECK] if shuffled_labels else list(CHECKS)
+    total = len(checks) + 1
+    progress(0, total, "reading the records")
+    facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
+    facts.read_source(data)
+    answers = []
+    for number, check in enumerate(checks, start=1):
+        progress(number, total, check.name)
+        started = time.monotonic()
+        finding = check.make(facts)
+        seconds = round(time.monotonic() - started, 2)
+        answers.append({"name": check.name, "question": check.question, **asdict(finding), "seconds": seconds})
+    progress(total, total, "done")
+    result = {
+        "fingerprint": fingerprint(run), "created": date.today().isoformat(), "version": __version__,
+        "task": run.task.name, "split": split, "subjects": subjects, "seed": seed,
+        "records": facts.source is not None,
+        "leaks": sum(a["verdict"] == "leak" for a in answers),
+        "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
+        "checks": answers,
+    }  # fmt: skip
+    add_to_run(run_folder, FILE, lambda path: write_json(path, result))
+    return result
+
+
+def fingerprint(run: Run) -> str:
+    """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
+    return digest([run.manifest.get("fingerprint"), run.manifest["files"].get("model.safetensors")])
+
+
+def saved_audit(run_folder: Path) -> dict[str, Any] | None:
+    """The audit of this very run, None where it has not been made (or was made of another)."""
+    run = Run(run_folder)
+    if FILE not in run.manifest["files"]:
+        return None
+    result: dict[str, Any] = read_json(run_folder / FILE)
+    return result if result.get("fingerprint") == fingerprint(run) else None

@@ -1,0 +1,267 @@
+"""Is anything among the inputs that was not known yet? Prepared arrays against their stamps, and the records."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.evaluation.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
+from ehrsequencing.evaluation.audit.source import Source
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.meds import DAY_US, STATIC, Events
+from ehrsequencing.records.timelines import MAX_AGE_YEARS, TaskRows, Timelines
+from ehrsequencing.records.visits import count_at_or_before
+from ehrsequencing.records.vocabulary import SUMMARIES
+
+NUMBERS_DIFFER = 1e-4  # relative to max(1, |number|): ages, gaps, ranks and values are stored in float32
+MAX_TOKENS = 5_000  # of one subject, compared with its events
+_US_PER_YEAR = 365.25 * DAY_US
+
+
+def stamps(data: AuditData) -> Finding:
+    """Every visit that a prediction time sees has ended by then; a visit's own prediction time is its end."""
+    late = misplaced = total = 0
+    for name in SPLITS:
+        timelines, rows = data.timelines[name], data.rows[name]
+        first, seen, p = _views(timelines, rows)
+        end, start = np.asarray(timelines.end_us), np.asarray(timelines.start_us)
+        owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
+        unsorted = (np.diff(owner) == 0) & (np.diff(end) < 0)
+        late += int(unsorted.sum()) + int((start > end).sum())
+        last = np.where(seen > 0, end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else STATIC, STATIC)
+        beyond = first + seen > np.asarray(timelines.subject_offsets)[rows.subject + 1]
+        late += int(((last > p) | beyond).sum())
+        misplaced += int((~np.asarray(rows.is_query) & (last != p)).sum())
+        misplaced += int((np.asarray(rows.index_us) > p).sum())
+        total += len(p)
+    finding = judge(
+        late, of=total, what="prediction times see a visit that had not ended", tested={"rows": total},
+        clean="every visit that is seen had ended",
+    )  # fmt: skip
+    if finding.verdict == "passed" and misplaced:
+        why = f"{misplaced:,} of {total:,} prediction times are not the end of the visit that answers for them"
+        return Finding("leak", why, {"rows": total}, float(misplaced), 0.0)
+    return finding
+
+
+def tokens_in_records(data: AuditData) -> Finding:
+    """Each token of a visible visit has an event in the records, stamped within the visit; each static one, a row."""
+    if data.source is None:
+        return no_source(data)
+    unexplained = later = static = total = subjects = 0
+    for name in SPLITS:
+        timelines, rows = data.timelines[name], data.rows[name]
+        for subject in data.sample[name].tolist():
+            found = _explain(data, data.source, timelines, rows, subject)
+            subjects += 1
+            unexplained, later, static, total = (
+                a + b for a, b in zip((unexplained, later, static, total), found, strict=True)
+            )
+    tested = {"subjects": subjects, "tokens": total}
+    parts = [
+        f"{n:,} {what}"
+        for n, what in (
+            (later, "stand in a visit that ended before they were recorded"),
+            (unexplained, "have no event in the records"),
+            (static, "are said to have no time, and have no such row in the records"),
+        )
+        if n
+    ]
+    bad = unexplained + later + static
+    return judge(
+        bad, of=total, what=f"tokens do not follow from the records: {', '.join(parts)}", tested=tested,
+        clean="every token stands for an event that was recorded within its visit",
+    )  # fmt: skip
+
+
+def _explain(
+    data: AuditData, source: Source, timelines: Timelines, rows: TaskRows, subject: int
+) -> tuple[int, int, int, int]:
+    """Tokens of one subject: without an event, with a later one only, static without a row; and how many in all."""
+    events = source.records[int(timelines.subject_id[subject])]
+    token, number = _encoded(data, source, events)
+    first, last_row = int(timelines.subject_offsets[subject]), int(rows.row_offsets[subject + 1]) - 1
+    stop = first + int(rows.visits_before[last_row])
+    low, high = int(timelines.visit_offsets[first]), int(timelines.visit_offsets[stop])
+    high = min(high, low + MAX_TOKENS)
+    of_token: dict[int, NDArray[np.int64]] = {
+        int(code): np.flatnonzero((token == code) & (events.time_us != STATIC)) for code in np.unique(token)
+    }
+    visit = np.searchsorted(np.asarray(timelines.visit_offsets), np.arange(low, high), side="right") - 1
+    nowhere = late = 0
+    for k, v in zip(range(low, high), visit.tolist(), strict=True):
+        place = of_token.get(int(timelines.codes[k]), np.zeros(0, np.int64))
+        rank = float(timelines.values[k, 0])
+        same = np.isnan(number[place]) if np.isnan(rank) else np.abs(number[place] - rank) <= NUMBERS_DIFFER
+        moment = events.time_us[place[same]]
+        if not np.any((moment >= timelines.start_us[v]) & (moment <= timelines.end_us[v])):
+            late, nowhere = late + bool(np.any(moment > timelines.end_us[v])), nowhere + 1
+    a, b = int(timelines.static_offsets[subject]), int(timelines.static_offsets[subject + 1])
+    still = set(token[events.time_us == STATIC].tolist())
+    wrong_static = sum(code not in still for code in np.asarray(timelines.static_codes[a:b]).tolist())
+    return nowhere - late, late, wrong_static, high - low + b - a
+
+
+def _encoded(data: AuditData, source: Source, events: Events) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Token and rank of each event as the vocabulary makes them; -1 for events that make none."""
+    if not len(events):
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
+    token, numbers = data.vocabulary.encode_values(data.vocabulary.ids(events.codes)[events.code], events.value)
+    excluded = source.excluded.mask(events.codes)[events.code]
+    return np.where(excluded, -1, token.astype(np.int64)), numbers[:, 0]
+
+
+def summaries(data: AuditData) -> Finding:
+    """The summaries that a query carries, computed again by plain means from the events stamped up to its moment."""
+    settings = data.vocabulary.settings
+    if not settings.carry or settings.mode == "none":
+        return Finding("not_tested", "this run carries no summaries of the past")
+    if data.source is None:
+        return no_source(data)
+    wrong = total = summed = 0
+    for name in SPLITS:
+        timelines, rows = data.timelines[name], data.rows[name]
+        for subject in data.sample[name].tolist():
+            events = data.source.records[int(timelines.subject_id[subject])]
+            numeric = _numeric(data, data.source, events)
+            for row in range(int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])):
+                a, b = int(rows.carry_offsets[row]), int(rows.carry_offsets[row + 1])
+                found = _sorted(np.asarray(rows.carry_codes[a:b]), np.asarray(rows.carry_values[a:b]))
+                expected = np.zeros((0, 3))
+                if rows.is_query[row]:
+                    expected = _summaries_at(data, events, numeric, int(rows.prediction_us[row]))
+                    total, summed = total + 1, summed + b - a
+                wrong += found.shape != expected.shape or bool(np.any(_differ(found, expected)))
+    tested = {"queries": total, "summaries": summed}
+    if not summed and not wrong:
+        return Finding("not_tested", "no sampled query carries a summary", tested)
+    return judge(
+        wrong, of=max(total, wrong), what="queries carry summaries that the record until then does not give",
+        tested=tested, clean="every summary follows from the record until then",
+    )  # fmt: skip
+
+
+def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, NDArray[np.int64]]:
+    """Events with a number, by the token that has summaries."""
+    if not len(events):
+        return {}
+    token = data.vocabulary.ids(events.codes)[events.code]
+    usable = (data.vocabulary.summary_ids("LAST")[token] >= 0) & ~np.isnan(events.value)
+    usable &= (events.time_us != STATIC) & ~source.excluded.mask(events.codes)[events.code]
+    return {int(code): np.flatnonzero(usable & (token == code)) for code in np.unique(token[usable])}
+
+
+def _summaries_at(
+    data: AuditData, events: Events, numeric: dict[int, NDArray[np.int64]], moment_us: int
+) -> NDArray[np.float64]:
+    names, numbers = list[int](), list[float]()
+    for code, place in numeric.items():
+        known = place[events.time_us[place] <= moment_us]
+        if len(known):
+            values = events.value[known].astype(np.float64)
+            since = (moment_us - int(events.time_us[known[-1]])) / DAY_US
+            made = {
+                "LAST": values[-1], "FIRST": values[0], "MEAN": values.mean(), "MIN": values.min(),
+                "MAX": values.max(), "SINCE": since, "COUNT": float(len(values)),
+            }  # fmt: skip
+            names += [data.vocabulary.index[f"{s}//{data.vocabulary.tokens[code]}"] for s in SUMMARIES]
+            numbers += [float(made[s]) for s in SUMMARIES]
+    return _sorted(*data.vocabulary.encode_values(np.array(names, dtype=np.int32), np.array(numbers)))
+
+
+def _sorted(codes: NDArray[np.int32], values: NDArray[np.float32]) -> NDArray[np.float64]:
+    table = np.column_stack([codes, values]).astype(np.float64).reshape(len(codes), 3)
+    return table[np.lexsort((table[:, 1], table[:, 0]))]
+
+
+def _differ(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which numbers differ; both NaN is equal."""
+    apart = np.abs(found - expected) > NUMBERS_DIFFER * np.maximum(1.0, np.abs(expected))
+    return np.asarray(apart | (np.isnan(found) != np.isnan(expected)))
+
+
+def time_signals(data: AuditData) -> Finding:
+    """Ages and gaps of visits and queries, computed again from the stamps."""
+    wrong = total = next_gap = gaps = 0
+    for name in SPLITS:
+        timelines, rows = data.timelines[name], data.rows[name]
+        start, end = np.asarray(timelines.start_us), np.asarray(timelines.end_us)
+        count = np.diff(timelines.subject_offsets)
+        birth = np.repeat(np.asarray(timelines.birth_us), count)
+        owner = np.repeat(np.arange(len(timelines)), count)
+        has_previous = np.r_[False, np.diff(owner) == 0][: len(owner)]
+        gap = np.zeros(len(start))
+        gap[1:] = np.maximum(start[1:] - end[:-1], 0) / DAY_US
+        gap[~has_previous] = 0.0
+        stored = np.asarray(timelines.delta_days, dtype=np.float64)
+        following = np.r_[gap[1:], 0.0][: len(gap)]
+        bad = _differ(stored, gap)
+        next_gap += int((bad & ~_differ(stored, following)).sum())
+        gaps += int(bad.sum())
+        wrong += int(bad.sum() + _differ(np.asarray(timelines.age_years, np.float64), _age(start, birth)).sum())
+
+        first, seen, p = _views(timelines, rows)
+        last = end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else p
+        since = np.where(seen > 0, (p - last) / DAY_US, 0.0)
+        wrong += int(_differ(np.asarray(rows.delta_days, np.float64), since).sum())
+        wrong += int(
+            _differ(np.asarray(rows.age_years, np.float64), _age(p, np.asarray(timelines.birth_us)[rows.subject])).sum()
+        )
+        total += 2 * (len(start) + len(p))
+    what = "ages and gaps are not those of the stamps"
+    if next_gap and next_gap > gaps / 2:
+        what += "; the gaps are those to the NEXT visit"
+    clean = "every age and gap is that of the stamps up to its visit"
+    return judge(wrong, of=total, what=what, clean=clean, tested={"numbers": total})
+
+
+def _age(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> NDArray[np.float64]:
+    known = birth_us != STATIC
+    age = np.full(len(moment_us), np.nan)
+    age[known] = (moment_us[known] - birth_us[known]) / _US_PER_YEAR
+    return np.where(age > MAX_AGE_YEARS, np.nan, age)
+
+
+def outcome_in_input(data: AuditData) -> Finding:
+    """Codes of the outcome, or of a competing cause, in visits after the index that an at-risk row sees."""
+    parents = data.source.parents if data.source is not None else {}
+    patterns = [pattern for some in data.task.patterns.values() for pattern in some]
+    matches = CodeMatcher(patterns, parents=parents).mask(data.vocabulary.tokens)[data.base_token]
+    tested, bad, still = {"rows": 0}, 0, 0
+    for name in SPLITS:
+        timelines, rows = data.timelines[name], data.rows[name]
+        first, seen, _ = _views(timelines, rows)
+        owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
+        up_to_index, _ = count_at_or_before(
+            owner, np.asarray(timelines.end_us), rows.subject, np.asarray(rows.index_us)
+        )
+        hits = np.r_[0, np.cumsum(matches[np.asarray(timelines.codes)])][np.asarray(timelines.visit_offsets)]
+        bad += int((hits[first + seen] > hits[np.minimum(first + up_to_index, first + seen)]).sum())
+        of_static = np.r_[0, np.cumsum(matches[np.asarray(timelines.static_codes)])][
+            np.asarray(timelines.static_offsets)
+        ]
+        still += int((np.diff(of_static)[rows.subject] > 0).sum())
+        tested["rows"] += len(rows)
+    if still and not bad:
+        why = f"{still:,} prediction times see a code of the outcome among the codes without a time"
+        return Finding("leak", why, tested, float(still), 0.0)
+    under = any(p.startswith("under:") for p in patterns)
+    if under and data.source is None and not bad:
+        return no_source(data)
+    return judge(
+        bad, of=tested["rows"], what="at-risk prediction times see a code of the outcome after the index",
+        tested=tested, clean="no at-risk prediction time sees a code of an outcome after its index",
+    )  # fmt: skip
+
+
+def _views(timelines: Timelines, rows: TaskRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """First visit of each row's subject, how many visits the row sees, and its moment."""
+    first = np.asarray(timelines.subject_offsets)[rows.subject]
+    return first, np.asarray(rows.visits_before, dtype=np.int64), np.asarray(rows.prediction_us)
+
+
+CHECKS = (
+    Check("stamps", "Had every visit that an answer uses ended by the moment of the answer?", stamps),
+    Check("tokens_in_records", "Was every code recorded when the model is said to know it?", tokens_in_records),
+    Check("summaries", "Do summaries (last value, mean …) stop at the moment of the question?", summaries),
+    Check("time_signals", "Are ages and time gaps those of the past, not of the next visit?", time_signals),
+    Check("outcome_in_input", "Is the outcome itself, under any of its codes, among the inputs?", outcome_in_input),
+)

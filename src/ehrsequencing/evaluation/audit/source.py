@@ -1,0 +1,170 @@
+"""The records behind a prepared set, read once: a refit of the vocabulary, and the events of the sampled subjects."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.meds import BIRTH, STATIC, Events, MedsReader, parse_date_us
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.vocabulary import Vocabulary, VocabularyFit
+
+
+@dataclass(frozen=True)
+class Source:
+    """The MEDS records that a set was prepared from.
+
+    Attributes:
+        prepared: The set.
+        folder: Where the records are.
+        parents: Parents of each code.
+        excluded: Codes that make no token.
+        training_fit: The vocabulary that the training subjects of the prepared set give.
+        records: Events of each sampled subject, by id.
+        dataset_end_us: Last timestamp, or the date of extraction.
+    """
+
+    prepared: Prepared
+    folder: Path
+    parents: dict[str, list[str]]
+    excluded: CodeMatcher
+    training_fit: Vocabulary
+    records: dict[int, Events]
+    dataset_end_us: int
+
+    @classmethod
+    def read(
+        cls,
+        prepared: Prepared,
+        folder: Path,
+        *,
+        wanted: NDArray[np.int64],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "Source":
+        """One pass over the shards.
+
+        Args:
+            prepared: What was made of the records.
+            folder: Their folder.
+            wanted: Ids of the subjects whose events to keep.
+            progress: Called with (shards read, shards).
+
+        Raises:
+            EhrseqError: The records cannot be read, or are not those that were prepared.
+        """
+        reader, parents = _reader(prepared, folder), read_parents(folder)
+        excluded = CodeMatcher(prepared.manifest["excluded"], parents=parents)
+        fit = VocabularyFit(prepared.study.vocabulary, prepared.study.values, excluded=excluded)
+        training = np.asarray(prepared.timelines("train").subject_id)
+        records: dict[int, Events] = {}
+        subjects, end_us = 0, int(STATIC)
+        for number, events in enumerate(reader, start=1):
+            ids, row = np.unique(events.subject_id, return_inverse=True)
+            fit.update(events, row, np.isin(ids, training)[row])
+            subjects, end_us = subjects + len(ids), max(end_us, int(events.time_us.max(initial=STATIC)))
+            records |= _split(events.take(np.isin(events.subject_id, wanted)))
+            if progress is not None:
+                progress(number, len(reader.shards))
+        if prepared.study.data.extracted:
+            end_us = parse_date_us(prepared.study.data.extracted)
+        manifest = prepared.manifest
+        if subjects != manifest["subjects"] or end_us != manifest["dataset_end_us"] or len(records) < len(wanted):
+            mend = "name the records that were prepared with --data"
+            raise EhrseqError("these are not the records that were prepared", where=str(folder), mend=mend)
+        return cls(prepared, folder, parents, excluded, fit.finish(), records, end_us)
+
+    def fit_on_everyone(self) -> Vocabulary:
+        """The vocabulary that all subjects would give: what a leak would look like. One more pass."""
+        fit = VocabularyFit(self.prepared.study.vocabulary, self.prepared.study.values, excluded=self.excluded)
+        for events in _reader(self.prepared, self.folder):
+            _, row = np.unique(events.subject_id, return_inverse=True)
+            fit.update(events, row, np.ones(len(events), dtype=bool))
+        return fit.finish()
+
+
+def _reader(prepared: Prepared, folder: Path) -> MedsReader:
+    visits = prepared.study.visits
+    return MedsReader(folder, prepared.study.data, encounter_column=visits.column if visits.by == "encounter" else None)
+
+
+def _split(events: Events) -> dict[int, Events]:
+    """Events sorted by subject, by the subject's id."""
+    ids, first = np.unique(events.subject_id, return_index=True)
+    bounds = np.r_[first, len(events)].tolist()
+    return {
+        int(who): events.take(np.arange(low, high))
+        for who, low, high in zip(ids.tolist(), bounds, bounds[1:], strict=False)
+    }
+
+
+def join(parts: list[Events]) -> Events:
+    """Records under new ids 0, 1, 2 … in one; they may come from shards that number their codes differently."""
+    number: dict[str, int] = {}
+    codes = [
+        np.array([number.setdefault(code, len(number)) for code in part.codes] or [0], dtype=np.int32)[part.code]
+        for part in parts
+    ]
+    encounters = [part.encounter for part in parts if part.encounter is not None]
+    return Events(
+        subject_id=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+        time_us=np.concatenate([part.time_us for part in parts]),
+        code=np.concatenate(codes),
+        codes=tuple(number),
+        value=np.concatenate([part.value for part in parts]),
+        encounter=np.concatenate(encounters) if encounters else None,
+    )
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """One subject's outcome, read off the record by plain means.
+
+    Attributes:
+        event_us: T, the first time of any cause; None without one.
+        cause: Its number, 0 without one.
+        marks_us: Times of the censoring codes.
+        last_us: The record's last event but birth.
+    """
+
+    event_us: int | None
+    cause: int
+    marks_us: list[int]
+    last_us: int
+
+    def end(self, index_us: int, task: TaskConfig, *, dataset_end_us: int) -> tuple[int, int]:
+        """End of follow-up `min(T, C)` after an index, and its cause (0: censored).
+
+        At one instant the outcome comes before censoring.
+        """
+        if task.censoring.date is not None:
+            censoring_us = parse_date_us(task.censoring.date)
+        elif task.censoring.dataset_end:
+            censoring_us = dataset_end_us
+        else:
+            censoring_us = min((mark for mark in self.marks_us if mark >= index_us), default=self.last_us)
+        if self.event_us is not None and self.event_us <= censoring_us:
+            return self.event_us, self.cause
+        return censoring_us, 0
+
+
+def follow_up(events: Events, causes: Collection[CodeMatcher], censoring: CodeMatcher | None) -> FollowUp:
+    """Outcome and censoring of one subject, by a loop over its events."""
+    first: tuple[int, int] | None = None
+    marks, last_us = [], int(STATIC)
+    for moment, number in zip(events.time_us.tolist(), events.code.tolist(), strict=True):
+        code = events.codes[number]
+        if moment == STATIC:
+            continue
+        if code != BIRTH:
+            last_us = max(last_us, moment)
+        for cause, matches in enumerate(causes, start=1):
+            if matches(code) and (first is None or (moment, cause) < first):
+                first = (moment, cause)
+        if censoring is not None and censoring(code):
+            marks.append(moment)
+    return FollowUp(first[0] if first else None, first[1] if first else 0, marks, last_us)

@@ -1,0 +1,405 @@
+"""The planted-leak suite: pipelines with one thing broken, each found by the check that is there for it."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ehrsequencing.records.timelines as timelines_room
+import ehrsequencing.training.loop as loop_room
+from audit_helpers import (
+    FIRST_ID,
+    assemble,
+    broken_model,
+    broken_set,
+    hospital_rows,
+    leaks,
+    load,
+    make_set,
+    rewrite_manifest,
+    save,
+    verdicts,
+)
+from ehrsequencing.evaluation.audit import CHECKS
+from ehrsequencing.loader import Step, SubjectLoader
+from ehrsequencing.models import plans
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.meds import STATIC
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.vocabulary import VocabularyFit
+from meds_helpers import DAY_US, SPLITS, Row
+
+Make = Callable[[Path, Path, pytest.MonkeyPatch], Path]
+PLANTED: dict[str, tuple[Make, set[str]]] = {}
+
+
+def planted(*found_by: str) -> Callable[[Make], Make]:
+    """Register a leaky pipeline: (honest prepared set, scratch folder, monkeypatch) → run; and who must find it."""
+
+    def register(make: Make) -> Make:
+        PLANTED[make.__name__] = (make, set(found_by))
+        return make
+
+    return register
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_set(tmp_path_factory.mktemp("hospital"), hospital_rows())
+
+
+# ---- models that look ahead ------------------------------------------------------------------------------------------
+
+
+@planted("future_perturbation", "gradient", "prefix_equality")
+def bidirectional_timeline(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    return broken_model(assemble(honest, tmp / "run"), attention="bidirectional")
+
+
+@planted("future_perturbation", "gradient", "prefix_equality")
+def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    return broken_model(assemble(honest, tmp / "run", "model.architecture=flat"), attention="bidirectional")
+
+
+@planted("future_perturbation", "gradient")
+def window_off_by_one(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Each visit sees the one after it, too: the visit mask is shifted by one."""
+    see = plans.visits_plan
+
+    def ahead(batch: Any, *, window: int, bidirectional: bool = False) -> Any:
+        return see(batch, window=2, bidirectional=True)  # itself, one back, one ahead
+
+    patch.setattr(plans, "visits_plan", ahead)
+    return assemble(honest, tmp / "run")
+
+
+@planted("queries_are_silent")
+def queries_visible(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    see = plans.visits_plan
+
+    def as_visits(batch: Any, **settings: Any) -> Any:
+        return see(replace(batch, is_query=torch.zeros_like(batch.is_query)), **settings)
+
+    patch.setattr(plans, "visits_plan", as_visits)
+    return assemble(honest, tmp / "run")
+
+
+# ---- loaders that mix moments ----------------------------------------------------------------------------------------
+
+
+def patched_loader(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    collate = SubjectLoader.collate
+
+    def leaky(self: SubjectLoader, subjects: Any) -> Step:
+        step = collate(self, subjects)
+        return replace(step, batch=change(step.batch))
+
+    patch.setattr(SubjectLoader, "collate", leaky)
+
+
+@planted("future_perturbation", "prefix_equality")
+def gap_of_the_next_visit_in_the_batch(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    patched_loader(patch, lambda batch: replace(batch, delta_days=batch.delta_days.roll(-1)))
+    return assemble(honest, tmp / "run")
+
+
+@planted("future_perturbation", "prefix_equality")
+def values_standardised_by_the_whole_record(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    def standardise(batch: Any) -> Any:
+        owner = batch.subject_of_visit[batch.visit_of_code]
+        values = batch.values.nan_to_num(0.0)
+        count = torch.zeros(batch.n_subjects).index_add(0, owner, (~batch.values[:, 0].isnan()).float()).clamp(min=1)
+        mean = torch.zeros(batch.n_subjects, 2).index_add(0, owner, values) / count.unsqueeze(1)
+        return replace(batch, values=batch.values - mean[owner])
+
+    patched_loader(patch, standardise)
+    return assemble(honest, tmp / "run")
+
+
+# ---- inputs that were not known yet ----------------------------------------------------------------------------------
+
+
+@planted("outcome_in_input")
+def outcome_code_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """The newest visit that a person with the event has before it says so."""
+
+    def change(folder: Path) -> None:
+        token = Prepared(honest).vocabulary.index["DX//RELAPSE"]
+        for split in SPLITS:
+            visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
+            codes, first = load(visits, "codes"), load(visits, "visit_offsets")
+            owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
+            chosen = np.flatnonzero((load(rows, "cause") == 1) & ~load(rows, "is_query"))
+            newest = load(visits, "subject_offsets")[owner[chosen]] + load(rows, "visits_before")[chosen] - 1
+            codes[first[newest]] = token
+            save(visits, "codes", codes)
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("tokens_in_records", "prefix_equality")
+def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A visit is said to be known in full at its start: codes of the outcome's day come before the outcome."""
+    group = timelines_room.group_visits
+
+    def early(*arguments: Any, **settings: Any) -> Any:
+        visits = group(*arguments, **settings)
+        return replace(visits, end_us=visits.start_us)
+
+    with patch.context() as during:
+        during.setattr(timelines_room, "group_visits", early)
+        prepared = make_set(tmp, hospital_rows())
+    return assemble(prepared, tmp / "run")
+
+
+@planted("stamps")
+def visits_seen_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Queries see a visit that begins within a month of them."""
+
+    def change(folder: Path) -> None:
+        for split in SPLITS:
+            visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
+            owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
+            seen, start = load(rows, "visits_before"), load(visits, "start_us")
+            following = load(visits, "subject_offsets")[owner] + seen
+            exists = following < load(visits, "subject_offsets")[owner + 1]
+            soon = start[np.minimum(following, len(start) - 1)] < load(rows, "prediction_us") + 30 * DAY_US
+            save(rows, "visits_before", seen + (exists & soon & load(rows, "is_query")))
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("time_signals")
+def gap_to_the_next_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    def change(folder: Path) -> None:
+        for split in SPLITS:
+            gap = load(folder / "visits" / split, "delta_days")
+            save(folder / "visits" / split, "delta_days", np.r_[gap[1:], 0.0])
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("summaries", "prefix_equality")
+def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    summarise = timelines_room.summarise
+
+    def ahead(*arguments: Any, query_us: Any, **settings: Any) -> Any:
+        return summarise(*arguments, query_us=query_us + 200 * DAY_US, **settings)
+
+    with patch.context() as during:
+        during.setattr(timelines_room, "summarise", ahead)
+        prepared = make_set(tmp, hospital_rows())
+    return assemble(prepared, tmp / "run")
+
+
+@planted("tokens_in_records")
+def static_code_made_from_the_outcome(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Who will have the event is marked by a static code that the records do not have."""
+
+    def change(folder: Path) -> None:
+        index = Prepared(honest).vocabulary.index
+        for split in SPLITS:
+            visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
+            owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
+            static = load(visits, "static_codes")
+            marked = np.unique(owner[load(rows, "cause") == 1])
+            static[:] = index["SEX//F"]
+            static[load(visits, "static_offsets")[marked]] = index["SEX//M"]
+            save(visits, "static_codes", static)
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+# ---- labels, cohorts and splits --------------------------------------------------------------------------------------
+
+
+@planted("labels_in_records")
+def rows_after_censoring(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """The end of follow-up is forgotten: people go on to be asked, and have events, after it."""
+
+    def last(self: Any, events: Any, subject: Any, timed: Any, owner: Any, moment: Any, *others: Any) -> Any:
+        end = np.full(int(subject.max()) + 1, STATIC)
+        np.maximum.at(end, subject[timed], events.time_us[timed])
+        return end[owner]
+
+    with patch.context() as during:
+        during.setattr(CohortBuilder, "_censoring", last)
+        prepared = make_set(tmp, hospital_rows())
+    return assemble(prepared, tmp / "run")
+
+
+@planted("labels_in_records")
+def index_chosen_by_the_future(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Time zero is the last admission instead of the first one."""
+    candidates = CohortBuilder._candidates
+
+    def last(self: Any, *arguments: Any) -> Any:
+        owner, moment = candidates(self, *arguments)
+        newest = np.r_[owner[1:] != owner[:-1], True]
+        return owner[newest], moment[newest]
+
+    rows = hospital_rows()
+    rows += [Row(row.subject, row.time + 300 * DAY_US, "INDEX") for row in rows if row.code == "INDEX" and row.time]
+    with patch.context() as during:
+        during.setattr(CohortBuilder, "_candidates", last)
+        prepared = make_set(tmp, rows, index={"code": "INDEX", "which": "every"})
+    store = prepared / "tasks" / "hospital" / "task.yaml"
+    store.write_text(store.read_text().replace("which: every", "which: first"))
+
+    rewrite_manifest(prepared)
+    return assemble(prepared, tmp / "run")
+
+
+@planted("labels_agree")
+def labels_of_dropped_visits(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Truncation dropped each person's first row, and kept its label: all labels stand one row late."""
+
+    def change(folder: Path) -> None:
+        for split in SPLITS:
+            rows = folder / "tasks" / "hospital" / split
+            offsets, duration = load(rows, "row_offsets"), load(rows, "duration_days")
+            late = np.r_[duration[:1], duration[:-1]]
+            first = offsets[:-1][np.diff(offsets) > 0]
+            late[first] = duration[first]
+            save(rows, "duration_days", late)
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("same_instant")
+def asked_at_the_instant_of_the_outcome(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    def change(folder: Path) -> None:
+        for split in SPLITS:
+            rows = folder / "tasks" / "hospital" / split
+            duration, last = load(rows, "duration_days"), load(rows, "row_offsets")[1:] - 1
+            duration[last[load(rows, "cause")[last] == 1]] = 0.0
+            save(rows, "duration_days", duration)
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("splits")
+def split_by_row(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """People of the tuning split are held out, too."""
+
+    def change(folder: Path) -> None:
+        for place in ("visits", "tasks/hospital"):
+            shutil.rmtree(folder / place / "held_out")
+            shutil.copytree(folder / place / "tuning", folder / place / "held_out")
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+# ---- things fitted on everyone ---------------------------------------------------------------------------------------
+
+
+@planted("vocabulary_refit", "tokens_of_training")
+def vocabulary_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    update = VocabularyFit.update
+    with patch.context() as during:
+        during.setattr(VocabularyFit, "update", lambda self, e, s, training: update(self, e, s, training | True))
+        prepared = make_set(tmp, hospital_rows())
+    return assemble(prepared, tmp / "run")
+
+
+@planted("vocabulary_refit")
+def scales_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Codes are counted on training subjects, but the scales of their values come from all."""
+    update = VocabularyFit.update
+
+    def leaky(self: Any, events: Any, subject: Any, is_training: Any) -> None:
+        if not hasattr(self, "honest"):
+            self.honest = VocabularyFit(self.settings, self.value_settings, excluded=self.excluded)
+        update(self.honest, events, subject, is_training)
+        update(self, events, subject, is_training | True)
+        self.subjects = self.honest.subjects
+
+    with patch.context() as during:
+        during.setattr(VocabularyFit, "update", leaky)
+        prepared = make_set(tmp, hospital_rows())
+    return assemble(prepared, tmp / "run")
+
+
+@planted("grid")
+def grid_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    edges = loop_room.grid_edges
+    rows = [Prepared(honest).rows("hospital", split) for split in SPLITS]
+
+    def of_all(duration: Any, cause: Any, **settings: Any) -> Any:
+        return edges(
+            np.concatenate([r.duration_days for r in rows]), np.concatenate([r.cause for r in rows]), **settings
+        )
+
+    with patch.context() as during:
+        during.setattr(loop_room, "grid_edges", of_all)
+        return assemble(honest, tmp / "run")
+
+
+# ---- inputs that know too much ---------------------------------------------------------------------------------------
+
+
+def relapsed(rows: list[Row]) -> set[int]:
+    ends = {row.subject: row.time for row in rows if row.code == "END"}
+    return {row.subject for row in rows if row.code == "DX//RELAPSE" and row.time <= ends.get(row.subject, row.time)}
+
+
+@planted("telling_token")
+def target_encoded_token(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A risk score, computed by somebody who knew the outcomes, is in the records from the index on."""
+    rows = hospital_rows()
+    high = relapsed(rows)
+    rows += [
+        Row(row.subject, row.time, "SCORE//HIGH" if row.subject in high else "SCORE//LOW")
+        for row in rows
+        if row.code == "INDEX" and row.time
+    ]
+    return assemble(make_set(tmp, rows), tmp / "run")
+
+
+@planted("telling_token")
+def target_encoded_number(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    rows, rng = hospital_rows(), np.random.default_rng(0)
+    high = relapsed(rows)
+    rows += [
+        Row(row.subject, row.time, "SCORE//RISK", float(rng.normal() + 6 * (row.subject in high)))
+        for row in rows
+        if row.code == "INDEX" and row.time
+    ]
+    return assemble(make_set(tmp, rows), tmp / "run")
+
+
+@planted("telling_token")
+def death_flag_in_the_records(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A static code that somebody filled in at the end of the study."""
+    rows = hospital_rows(subjects=400)
+    dead = {row.subject for row in rows if row.code == "MEDS_DEATH"}
+    ends = {row.subject: row.time for row in rows if row.code in ("END", "DX//RELAPSE")}
+    dead = {subject for subject in dead if subject not in ends}
+    rows += [Row(subject, None, "VITAL//DECEASED") for subject in sorted(dead)]
+    return assemble(make_set(tmp, rows), tmp / "run")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_leak_is_found_by_the_right_check(
+    name: str, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, found_by = PLANTED[name]
+    run = make(honest, tmp_path, monkeypatch)
+    assert found_by <= leaks(run)
+
+
+def test_every_check_finds_something() -> None:
+    """A check that no planted leak sets off could be empty."""
+    assert {check.name for check in CHECKS} == set().union(*(found_by for _, found_by in PLANTED.values()))
+
+
+@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
+def test_the_honest_hospital_passes_every_check(architecture: str, honest: Path, tmp_path: Path) -> None:
+    run = assemble(honest, tmp_path / "run", f"model.architecture={architecture}")
+    assert set(verdicts(run).values()) == {"passed"}
+    assert str(FIRST_ID)[:5] not in (run / "audit.json").read_text()  # nobody's id
