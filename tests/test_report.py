@@ -615,3 +615,18 @@ def test_points_stand_where_the_numbers_are() -> None:
     top = 0.5 * 1.08
     assert share[0] == pytest.approx((0.1 / top, 0.2 / top), abs=1e-3)
     assert share[1] == pytest.approx((0.4 / top, 0.4 / top), abs=1e-3)
+
+
+def test_the_truth_of_a_simulation_is_no_rival() -> None:
+    metrics = example()
+    truth = [
+        {**row, "model": "true hazards", "value": 0.99}
+        for row in metrics["metrics"]
+        if row["model"] == metrics["models"][0]
+    ]
+    seen = {
+        **metrics, "models": [metrics["models"][0], "true hazards"], "oracle": {**ORACLE, "name": "true hazards"},
+        "metrics": [row for row in metrics["metrics"] if row["model"] == metrics["models"][0]] + truth,
+    }  # fmt: skip
+    assert "no baseline was evaluated" in Page(render(seen)).text
+    assert "no baseline was evaluated" not in Page(render({**seen, "oracle": ORACLE})).text

@@ -272,6 +272,7 @@ class Evaluation:
             self.warnings.append("The model beats the true hazards by more than three standard errors: it is leaking.")
         early = np.array([EARLY_DAYS])
         return gap | {
+            "name": ORACLE,
             "risks": risk_errors(
                 self._risk(self.horizons), truth.risk(self.horizons), causes=causes, horizons_days=self.horizons
             ),

@@ -83,6 +83,8 @@ class Scores:
             key = (row["model"], row["landmark_days"], row["cause"], row["horizon_days"], row["metric"])
             self.values[key] = row
         self.models: list[str] = list(dict.fromkeys([*m["models"], *(row["model"] for row in m["metrics"])]))
+        truth = (m.get("oracle") or {}).get("name")
+        self.rivals = [name for name in self.models[1:] if name != truth]  # the truth of a simulation is no baseline
         self.causes: list[str | None] = list(dict.fromkeys([*m["causes"], *(row["cause"] for row in m["metrics"])]))
         present = dict.fromkeys(row["landmark_days"] for row in m["metrics"])
         self.landmarks: list[float | None] = sorted(present, key=lambda x: (x is None, x))
@@ -216,17 +218,18 @@ class Scores:
     def compared(self) -> str:
         """Our model against the strongest baseline; a verdict only where intervals allow one."""
         landmark, horizon = self._main()
-        if len(self.models) < 2:
+        if not self.rivals:
             return "With nothing: no baseline was evaluated, so these numbers have no yardstick."
-        others = f"On the very same subjects: {listed(self.models[1:])}."
-        ours, rival = (self.number(name, landmark, horizon, "c") for name in self.models[:2])
+        others = f"On the very same subjects: {listed(self.rivals)}."
+        pair = (self.models[0], self.rivals[0])
+        ours, rival = (self.number(name, landmark, horizon, "c") for name in pair)
         if ours.value is None or rival.value is None:
             return (
                 f"{others} The strongest is {rival.name}; C is undefined for one of the two, so no verdict is possible."
             )
         gap = f"C {ours.value:.3f} against {rival.value:.3f} for {rival.name}, the strongest of them"
         key = (landmark, self.m["causes"][0], horizon)
-        two = [_span("c", self.values[name, *key, "c"], 1) for name in self.models[:2]]
+        two = [_span("c", self.values[name, *key, "c"], 1) for name in pair]
         if two[0] is None or two[1] is None:
             return f"{others} {gap}; without intervals, no verdict is possible."
         if two[0][0] > two[1][1]:
