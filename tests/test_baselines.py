@@ -7,17 +7,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ehrsequencing.config import TaskConfig
-from ehrsequencing.evaluation import baselines
+from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation import baselines, landmark_cox, trained
 from ehrsequencing.evaluation.baselines import (
     AgeAndSex,
+    Baseline,
     BoostedVisits,
     MarginalIncidence,
+    RunToRival,
     _periods,
     fit_baselines,
     incidence,
 )
-from ehrsequencing.evaluation.censoring import aalen_johansen
+from ehrsequencing.evaluation.censoring import aalen_johansen, censoring_survival
+from ehrsequencing.evaluation.censoring_cox import HistoryCensoring
+from ehrsequencing.evaluation.history import LinearDesign, fit_feature_spec, history_features
+from ehrsequencing.evaluation.landmark_cox import LandmarkCox
+from ehrsequencing.evaluation.trained import FLAT, LSTM, TrainedBaseline, is_variant, train_baseline, variant
+from ehrsequencing.predict import Run, risk_of_rows
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure, grid_edges
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
@@ -43,6 +51,18 @@ def train(prepared: Prepared) -> Split:
 @pytest.fixture(scope="module")
 def tuning(prepared: Prepared) -> Split:
     return prepared.timelines("tuning"), prepared.rows("simulated", "tuning")
+
+
+def fit(kind: type, task: TaskConfig, prepared: Prepared, train: Split, tuning: Split) -> Baseline:
+    """Any of the fast baselines."""
+    vocabulary = prepared.vocabulary
+    if kind is MarginalIncidence:
+        return MarginalIncidence(task, train[1])
+    if kind is AgeAndSex:
+        return AgeAndSex(task, vocabulary, train)
+    if kind is LandmarkCox:
+        return LandmarkCox(task, vocabulary, train, tuning, seed=0)
+    return BoostedVisits(task, vocabulary, train, tuning, seed=0)
 
 
 def test_incidence_of_constant_hazards_is_the_closed_form() -> None:
@@ -94,19 +114,17 @@ def test_aalen_johansen_is_that_of_the_training_subjects_at_the_landmark(task: T
     np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape))
 
 
-@pytest.mark.parametrize("kind", [AgeAndSex, BoostedVisits])
+@pytest.mark.parametrize("kind", [AgeAndSex, LandmarkCox, BoostedVisits])
 def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
-    kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split
+    kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind is AgeAndSex:
-        model = AgeAndSex(task, prepared.vocabulary, train)
-    else:
-        model = BoostedVisits(task, prepared.vocabulary, train, tuning, seed=0)
-    at = np.arange(len(train[1]))  # a supermodel is calibrated over all prediction times
+    monkeypatch.setattr(baselines, "MOST_PERIODS", 20_000)
+    model = fit(kind, task, prepared, train, tuning)
+    at = np.arange(0, len(train[1]), 4)  # of all prediction times: there a supermodel is calibrated
     days = np.array([30.0, 365.25, 730.5])
     risk = model.risk(*train, at, days)
     assert np.all(np.diff(risk, axis=2) >= 0)
-    assert np.all((risk >= 0) & (risk.sum(axis=1, keepdims=True) <= 1))
+    assert np.all((risk >= 0) & (risk.sum(axis=1, keepdims=True) <= 1 + 1e-12))
     observed = aalen_johansen(train[1].duration_days[at], train[1].cause[at].astype(np.int64), n_causes=2).at(days)
     np.testing.assert_allclose(risk.mean(axis=0)[0], observed[0], atol=0.04)  # competing deaths are not censored away
 
@@ -120,7 +138,7 @@ def test_the_same_seed_gives_the_same_baselines_strongest_first(
         fit_baselines("fast", task=task, vocabulary=prepared.vocabulary, train=train, tuning=tuning, seed=3)
         for _ in range(2)
     ]
-    assert [b.name for b in made[0]] == ["boosted visits", "age + sex", "Aalen–Johansen"]
+    assert [b.name for b in made[0]] == ["boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"]
     for a, b in zip(*made, strict=True):
         np.testing.assert_array_equal(a.risk(*tuning, chosen, days), b.risk(*tuning, chosen, days))
     assert fit_baselines("none", task=task, vocabulary=prepared.vocabulary, train=train, tuning=tuning, seed=3) == []
@@ -151,11 +169,11 @@ def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
         assert model.risk(*train, nobody, days).shape == (0, 2, 2)
 
 
-@pytest.mark.parametrize("kind", [AgeAndSex, BoostedVisits])
+@pytest.mark.parametrize("kind", [AgeAndSex, LandmarkCox, BoostedVisits])
 def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_censoring(
     kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "MOST_PERIODS", 20_000)
+    monkeypatch.setattr(baselines, "MOST_PERIODS", 10_000)
     hazards, days = np.array([1 / 500, 1 / 250]), np.array([200.0, 500.0])
 
     def redrawn(split: Split, seed: int) -> Split:
@@ -166,12 +184,220 @@ def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_c
         return split[0], replace(split[1], duration_days=np.minimum(event, censored), cause=cause)
 
     def mean_risk(made: Split, judge: Split) -> np.ndarray:
-        args = (task, prepared.vocabulary, made)
-        model = AgeAndSex(*args) if kind is AgeAndSex else BoostedVisits(*args, judge, seed=0)
-        return model.risk(*made, np.arange(len(made[1])), days).mean(axis=0)[0]
+        model = fit(kind, task, prepared, made, judge)
+        return model.risk(*made, np.arange(0, len(made[1]), 4), days).mean(axis=0)[0]
 
     made, judge = redrawn(train, 1), redrawn(tuning, 2)
     truth = hazards[0] / hazards.sum() * (1 - np.exp(-hazards.sum() * days))
     np.testing.assert_allclose(mean_risk(made, judge), truth, atol=0.03)
     mutant = mean_risk(without(made, 2), without(judge, 2))  # competing events as censoring
     assert (mutant > truth + 0.06).all()
+
+
+# ---- landmark Cox and blanking -----------------------------------------------------------------------------------
+
+
+def blanked(split: Split, days: float) -> Split:
+    """The same prediction times, exposure starting some days later; events until then drop out."""
+    rows = split[1]
+    kept = np.asarray(rows.duration_days) > days
+    entry = np.full(len(rows), days, np.float32)
+    duration = np.where(kept, rows.duration_days, days + 1e-3)
+    cause = np.where(kept, rows.cause, 0).astype(np.int8)
+    return split[0], replace(rows, entry_days=entry, duration_days=duration, cause=cause)
+
+
+@pytest.mark.parametrize("kind", [MarginalIncidence, AgeAndSex, LandmarkCox, BoostedVisits])
+def test_risks_given_survival_are_conditional_and_know_nothing_of_the_blanking(
+    kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "MOST_PERIODS", 5000)
+    days, chosen, start = np.array([100.0, 200.0, 730.5]), np.arange(0, len(train[1]), 7), 200.0
+    model = fit(kind, task, prepared, train, tuning)
+    plain, at_start = (model.risk(*train, chosen, d) for d in (days, np.array([start])))
+    given = model.risk(*train, chosen, days, start_days=start)
+    expected = (plain - at_start) / (1 - at_start.sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(given, np.where(days > start, expected, 0.0), atol=1e-12)
+
+    late, judges = blanked(train, start), blanked(tuning, start)
+    risk = fit(kind, task, prepared, late, judges).risk(*late, chosen, days, start_days=start)
+    survivors = np.flatnonzero(np.asarray(train[1].duration_days) > start)
+    duration = np.asarray(train[1].duration_days)[survivors] - start
+    observed = aalen_johansen(duration, train[1].cause[survivors].astype(np.int64), n_causes=2).at(530.5)
+    assert risk[:, 0, 2].mean() == pytest.approx(observed[0], abs=0.05)
+
+
+def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
+    prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    static = np.isin(
+        np.arange(len(train[0])), np.repeat(np.arange(len(train[0])), np.diff(train[0].static_offsets))[
+            np.asarray(train[0].static_codes) == train[0].static_codes[0]]
+    )  # fmt: skip
+
+    def planted(split: Split, seed: int) -> Split:
+        """Only the code of a static group matters: four times the hazard."""
+        rng = np.random.default_rng(seed)
+        owner = np.repeat(np.arange(len(split[0])), np.diff(split[0].static_offsets))
+        has = np.isin(split[1].subject, owner[np.asarray(split[0].static_codes) == train[0].static_codes[0]])
+        event = rng.exponential(np.where(has, 250.0, 1000.0))
+        return split[0], replace(
+            split[1], duration_days=np.minimum(event, 900.0), cause=(event < 900.0).astype(np.int8)
+        )
+
+    assert 0 < static.sum() < len(static)
+    made, judges = planted(train, 1), planted(tuning, 2)
+    model = LandmarkCox(task, prepared.vocabulary, made, judges, seed=0)
+    risk = model.risk(*made, np.arange(len(made[1])), np.array([300.0]))[:, 0, 0]
+    has = static[made[1].subject]
+    assert risk[has].mean() == pytest.approx(1 - np.exp(-300 / 250), abs=0.08)
+    assert risk[~has].mean() == pytest.approx(1 - np.exp(-300 / 1000), abs=0.08)
+    assert model.fits[1] is None
+    monkeypatch.setattr(landmark_cox, "MOST_CELLS", 50 * (len(model.columns) + 1))
+    few = LandmarkCox(task, prepared.vocabulary, made, judges, seed=0)
+    assert few.fits[0] is not None
+    assert len(few.fits[0].baseline.times_days) <= 50
+
+
+def test_a_linear_design_is_finite_never_extrapolates_and_is_fitted_on_training_rows_only(
+    prepared: Prepared, train: Split, tuning: Split
+) -> None:
+    columns = fit_feature_spec(*train, prepared.vocabulary)
+
+    def features(split: Split) -> np.ndarray:
+        return history_features(*split, prepared.vocabulary, chosen=np.arange(len(split[1])), columns=columns)
+
+    known = features(train)
+    design = LinearDesign.fit(known, columns)
+    x, other = design(known), design(features(tuning))
+    assert np.isfinite(x).all()
+    assert np.isfinite(other).all()
+    assert (x.std(axis=0)[: len(design.used)] > 0).all()
+    assert (other >= x.min(axis=0) - 1e-9).all()
+    assert (other <= x.max(axis=0) + 1e-9).all()
+    unknown = design(np.full((1, known.shape[1]), np.nan, np.float32))[0]
+    np.testing.assert_allclose(unknown[: len(design.used)], design.fill)
+    marks = slice(len(design.used), len(design.used) + len(design.marked))
+    assert (unknown[marks] == 1).all()
+    assert len(np.unique(x[:, marks], axis=1).T) == len(design.marked)  # no mark twice
+    extreme = design(np.full((1, known.shape[1]), 1e9, np.float32))[0]
+    np.testing.assert_allclose(extreme[: len(design.used)], design.high)
+
+
+def test_censoring_by_history_follows_who_drops_out(
+    prepared: Prepared, task: TaskConfig, train: Split, tuning: Split
+) -> None:
+    def dropping(split: Split, seed: int) -> Split:
+        """Those over the median age leave four times as early."""
+        rng, age = np.random.default_rng(seed), np.asarray(split[1].age_years)
+        old = age > np.median(np.asarray(train[1].age_years))
+        left = rng.exponential(np.where(old, 200.0, 800.0))
+        event = rng.exponential(2000.0, len(age))
+        cause = np.where(event < left, 1, 0).astype(np.int8)
+        return split[0], replace(split[1], duration_days=np.minimum(event, left), cause=cause)
+
+    made, judges = dropping(train, 1), dropping(tuning, 2)
+    model = HistoryCensoring(task, prepared.vocabulary, made, judges)
+    for landmark in (0.0, None, 12345.0):  # the last: nobody is at risk there in training
+        rows = judges[1]
+        chosen = np.arange(len(rows)) if landmark != 0.0 else np.flatnonzero(rows.at_landmark(0.0))
+        g = model.of_rows(*judges, chosen, landmark_days=landmark).before(200.0)
+        old = np.asarray(rows.age_years)[chosen] > np.median(np.asarray(train[1].age_years))
+        assert g[old].mean() < g[~old].mean() - 0.12  # the ridge shrinks what few subjects say
+        km = censoring_survival(rows.duration_days[chosen], rows.cause[chosen]).before(200.0)
+        assert g.mean() == pytest.approx(float(km), abs=0.12)
+
+
+# ---- our own architectures ---------------------------------------------------------------------------------------
+
+
+def test_a_variant_keeps_what_it_can_and_drops_what_it_has_not() -> None:
+    odd = ModelConfig(
+        dim=64, visit_encoder="transformer", visit_layers=2, visit_pool="cls", delta_bins="linear", delta_bin_days=30.0,
+        code_position=True, dropout=0.3, code_types=True, n_code_types=3, frozen=("age",), wide_head=True,
+    )  # fmt: skip
+    flat, lstm = variant(odd, FLAT), variant(odd, LSTM)
+    assert (flat.architecture, flat.dim, flat.dropout, flat.code_types, flat.frozen) == (
+        "flat",
+        64,
+        0.3,
+        True,
+        ("age",),
+    )
+    assert (lstm.timeline, lstm.visit_layers, lstm.delta_bin_days) == ("lstm", 2, 30.0)
+    assert variant(ModelConfig(architecture="flat", max_tokens=99), LSTM).timeline == "lstm"
+    assert is_variant(lstm, LSTM)
+    assert is_variant(flat, FLAT)
+    assert not is_variant(odd, LSTM)
+    for name in ModelConfig.model_fields:  # whatever else a run sets, both variants are legal
+        default = ModelConfig.model_fields[name].default
+        assert variant(odd, FLAT).model_dump()[name] is not None or default is None
+
+
+def rival(run: Path, prepared: Prepared) -> RunToRival:
+    return RunToRival(run, prepared, Run(run).study)
+
+
+def test_all_trains_lstm_and_flat_once_into_the_run(
+    sim_run: Path, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "MOST_PERIODS", 2000)
+    common = {"task": task, "vocabulary": prepared.vocabulary, "train": train, "tuning": tuning, "seed": 0}
+    with pytest.raises(EhrseqError, match="need the run's own data"):
+        fit_baselines("all", **common)
+    made = fit_baselines("all", run=rival(sim_run, prepared), **common)
+    names = ["boosted visits", "LSTM", "flat BEHRT", "landmark Cox", "age + sex", "Aalen–Johansen"]
+    assert [model.name for model in made] == names
+    Run(sim_run)  # still a valid run
+    assert sorted(p.name for p in (sim_run / "baselines").iterdir()) == ["flat-behrt", "lstm"]
+    days, rows = np.array([90.0, 365.25]), tuning[1]
+    order = np.random.default_rng(0).permutation(len(rows))[:40]
+    for model in made[1:3]:
+        assert isinstance(model, TrainedBaseline)
+        every = risk_of_rows(model.run.model, *tuning, horizons_days=days)
+        np.testing.assert_allclose(model.risk(*tuning, order, days), every[order], atol=1e-6)
+        given = model.risk(*tuning, order, days, start_days=90.0)
+        expected = (every[:, :, 1] - every[:, :, 0]) / (1 - every[:, :, 0].sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(given[:, :, 1], expected[order], atol=1e-5)
+        assert (given[:, :, 0] == 0).all()
+        assert model.risk(*tuning, order[:0], days).shape == (0, 2, 2)
+    manifests = {p: p.stat().st_mtime_ns for p in sim_run.glob("baselines/*/manifest.json")}
+    again = fit_baselines("all", run=rival(sim_run, prepared), **common)
+    assert {p: p.stat().st_mtime_ns for p in manifests} == manifests  # taken, not trained again
+    np.testing.assert_array_equal(made[1].risk(*tuning, order, days), again[1].risk(*tuning, order, days))
+
+
+def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
+    sim_run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Run(sim_run).study
+
+    def train(changed: StudyConfig) -> TrainedBaseline:
+        return train_baseline(LSTM, prepared=prepared, task_name="simulated", study=changed, run_folder=tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trained.Trainer, "_write_run", fail)
+        with pytest.raises(RuntimeError):
+            train(study)
+    assert not list((tmp_path / "baselines").iterdir())
+    (tmp_path / "baselines" / ".tmp-1-lstm").mkdir()  # a killed process leaves this
+    first = train(study)
+    assert [p.name for p in (tmp_path / "baselines").iterdir()] == ["lstm"]
+    assert first.run.manifest["seed"] == 0
+    for changed in ({"seed": 9}, {"epochs": 1}, {"members": 2}):
+        settings = TrainingConfig.model_validate(study.training.model_dump() | changed)
+        again = train(study.model_copy(update={"training": settings}))
+        assert again.run.study.training == settings
+        assert np.isfinite(again.risk(prepared.timelines("tuning"), prepared.rows("simulated", "tuning"),
+                                      np.arange(3), np.array([365.25]))).all()  # fmt: skip
+
+
+def test_a_run_is_not_its_own_rival(
+    sim_run: Path, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, tmp_path: Path
+) -> None:
+    study = Run(sim_run).study
+    own = RunToRival(tmp_path, prepared, study.model_copy(update={"model": variant(study.model, LSTM)}))
+    assert list(baselines._trained(own, task.name)) == [FLAT]

@@ -10,156 +10,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.reporting import figures, small_counts
-from ehrsequencing.reporting.figures import CalibrationPoint, Estimate
-from ehrsequencing.reporting.report import HUMAN_ITEMS, render, write_report
-from ehrsequencing.reporting.scores import METRICS, Scores, duration
-from ehrsequencing.reporting.small_counts import Count, hide_small, merge_bins, pool_groups, publish
-
-YEAR = 365.25
-MODELS = ["ehrsequencing", "boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"]
-
-
-def example(
-    *,
-    causes: tuple[str, ...] = ("death",),
-    landmarks: tuple[float, ...] = (0.0,),
-    horizons: tuple[float, ...] = (YEAR, 3 * YEAR),
-    subjects: int = 2000,
-    seed: int = 0,
-    undefined: bool = False,
-    oracle: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Metrics of an invented evaluation, whose counts come from invented subjects and so fit together."""
-    rng = np.random.default_rng(seed)
-    split = rng.choice(["train", "tuning", "held_out"], size=subjects, p=[0.7, 0.15, 0.15])
-    score = rng.normal(size=subjects)
-    times = [rng.exponential(12 * YEAR * (1 + k) * np.exp(-score)) for k in range(len(causes))]
-    censored = rng.uniform(0.2 * YEAR, 12 * YEAR, size=subjects)
-    first = np.min(times, axis=0)
-    cause = np.where(first < censored, 1 + np.argmin(times, axis=0), 0)
-    last = np.minimum(first, censored)
-    outcome = np.array([*causes, "censored"])[cause - 1]
-    judged = split == "held_out"
-    at_risk, risks, calibration = [], [], []
-    for landmark in landmarks:
-        here = judged & (last > landmark)
-        by = {c: [int((here & (outcome == c) & (last <= landmark + h)).sum()) for h in horizons] for c in causes}
-        at_risk.append({
-            "landmark_days": landmark, "subjects": int(here.sum()), "followup_median_days": 2400.0 - landmark / 2,
-            "events": by,
-        })  # fmt: skip
-        for k, c in enumerate(causes):
-            for h in horizons:
-                risk = 1 - np.exp(-h / (12 * YEAR * (1 + k)) * np.exp(score))
-                event = here & (outcome == c) & (last <= landmark + h)
-                unknown = here & (outcome == "censored") & (last <= landmark + h)
-                edges = np.linspace(0, 1, 21)
-                place = {"landmark_days": landmark, "cause": c, "horizon_days": h}
-                groups = (("event", event), ("no_event", here & ~event & ~unknown), ("unknown", unknown))
-                counts = {name: np.histogram(risk[who], edges)[0].tolist() for name, who in groups}
-                risks.append({**place, "edges": edges.tolist(), **counts})
-                for model, blur in zip(MODELS[:2], (0.0, 0.4), strict=True):
-                    calibration.append({"model": model, **place, **_groups(risk * np.exp(-blur * score), event, here)})
-    return {
-        "title": "death_after_icu", "run": "/home/somebody/runs/17", "split": "held_out", "created": "2026-11-20",
-        "versions": {"ehrsequencing": "0.1.0", "torch": "2.13.0"},
-        "task": {
-            "name": "death_after_icu", "index": {"code": ["ICU_ADMISSION"], "which": "first", "after": 2.0},
-            "outcome": {causes[0]: ["MEDS_DEATH"]}, "competing": {c: [f"{c.upper()}//*"] for c in causes[1:]},
-            "censoring": {"code": ["END_OF_FOLLOWUP"], "date": None, "dataset_end": False},
-            "horizons": list(horizons), "landmarks": list(landmarks), "blanking": 0.0,
-        },
-        "question": "For adults 48 hours after their first admission to intensive care: will they die?",
-        "data": {
-            "name": "invented records", "span": None,
-            "subjects": {s: int((split == s).sum()) for s in ("train", "tuning", "held_out")},
-            "visits": {"train": 81234, "tuning": 17345, "held_out": 17456},
-        },
-        "causes": list(causes), "horizons_days": list(horizons), "landmarks_days": list(landmarks),
-        "attrition": [
-            {"step": "all subjects", "subjects": subjects + 431},
-            {"step": "with an index", "subjects": subjects + 120, "excluded": 311, "reason": "no ICU_ADMISSION"},
-            {"step": "index inside the record", "subjects": subjects + 113, "excluded": 7,
-             "reason": "the index falls after the last event"},
-            {"step": "alive and without the outcome", "subjects": subjects, "excluded": 113,
-             "reason": "an outcome at or before the index"},
-        ],
-        "events": {
-            s: {o: int(((split == s) & (outcome == o)).sum()) for o in (*causes, "censored")}
-            for s in ("train", "tuning", "held_out")
-        },
-        "models": MODELS,
-        "metrics": _values(causes, landmarks, horizons, rng, undefined=undefined),
-        "at_risk": at_risk, "calibration": calibration, "risk_distribution": risks,
-        "trajectories": list(_trajectories(causes, horizons)),
-        "history": [
-            {"epoch": e, "train_loss": 2 * np.exp(-e / 5) + 1, "tuning_nll": 1 + 0.4 * np.exp(-e / 3) + 0.004 * e,
-             "best": e in (1, 4, 9), "seconds": 3.2}
-            for e in range(1, 16)
-        ],
-        "config": {"model": {"dim": 64, "visit_encoder": "attention"}, "splits": {"by": "file"},
-                   "training": {"seed": 0, "learning_rate": 0.0005}, "data": {}},
-        "warnings": ["Deaths occur after the last other event: survival after it goes unseen."] if undefined else [],
-        "oracle": oracle,
-    }  # fmt: skip
-
-
-def _groups(risk: np.ndarray, event: np.ndarray, here: np.ndarray) -> dict[str, list[float]]:
-    order = [g for g in np.array_split(np.flatnonzero(here)[np.argsort(risk[here])], 10) if len(g)]
-    n, observed = [len(g) for g in order], [float(event[g].mean()) for g in order]
-    half = [1.96 * (o * (1 - o) / k) ** 0.5 for o, k in zip(observed, n, strict=True)]
-    return {
-        "predicted": [float(risk[g].mean()) for g in order], "observed": observed, "n": n,
-        "low": [max(o - w, 0.0) for o, w in zip(observed, half, strict=True)],
-        "high": [min(o + w, 1.0) for o, w in zip(observed, half, strict=True)],
-    }  # fmt: skip
-
-
-def _values(
-    causes: tuple[str, ...], landmarks: tuple[float, ...], horizons: tuple[float, ...], rng: Any, *, undefined: bool
-) -> list[dict[str, Any]]:
-    rows = []
-    for model, landmark, cause, horizon in itertools.product(MODELS, landmarks, causes, [*horizons, None]):
-        place = {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": horizon}
-        rank, flat = MODELS.index(model), model == MODELS[-1]
-        means = {"c": 0.88 - 0.02 * rank, "auc": 0.89 - 0.02 * rank, "ipa": 0.3 - 0.07 * rank,
-                 "brier": 0.09 + 0.01 * rank, "oe": 1.02 + 0.11 * rank}  # fmt: skip
-        for name, mean in means.items() if horizon else (("ibs", 0.081 + 0.01 * rank), ("nll", 1.21 + 0.05 * rank)):
-            value, half = float(mean + rng.normal(0, 0.005)), 0.015 + 0.03 * (cause != causes[0])
-            row: dict[str, Any] = {"value": value, "low": value - half, "high": value + half}
-            if (flat and name in ("c", "auc")) or (undefined and horizon == horizons[0]):
-                row = dict.fromkeys(row)
-            elif flat and name == "ipa":
-                row = {"value": 0.0, "low": None, "high": None}
-            rows.append({**place, "metric": name, **row})
-    return rows
-
-
-def _trajectories(causes: tuple[str, ...], horizons: tuple[float, ...]) -> Iterator[dict[str, Any]]:
-    for label, outcome, count in (
-        ("A", f"{causes[0]} at 3.2 y", 24),
-        ("B", "event-free, 6.0 y seen", 7),
-        ("C", "?", 1),
-    ):
-        times = (np.linspace(0, 3.1, count) ** 1.2 * YEAR).tolist()
-        rising = {
-            cause: [[float(1 - np.exp(-h / YEAR * 0.05 / (1 + k) * (1 + t / 400))) for h in horizons] for t in times]
-            for k, cause in enumerate(causes)
-        }
-        kinds = ["query", *(["visit"] * (count - 1))]
-        yield {"label": label, "outcome": outcome, "times_days": times, "kind": kinds, "curves": rising,
-               "horizons_days": list(horizons)}  # fmt: skip
-
-
-WIDE = {"causes": ("death", "transplant"), "landmarks": (YEAR, 3 * YEAR), "horizons": (YEAR, 3 * YEAR, 5 * YEAR)}
-ORACLE = {"nll_null": 1.412, "nll_model": 1.103, "nll_oracle": 1.061, "gain_share": 0.881, "gain_share_se": 0.021}
+from ehrsequencing.reporting import figures, published, small_counts, svg
+from ehrsequencing.reporting.figures import CalibrationPoint
+from ehrsequencing.reporting.published import publish, subgroup_rows
+from ehrsequencing.reporting.report import render, write_report
+from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.small_counts import Count, hide_small, merge_bins, pool_groups
+from ehrsequencing.reporting.svg import Estimate
+from ehrsequencing.reporting.wording import METRICS, duration
+from ehrsequencing.reporting.words import HUMAN_ITEMS
+from report_metrics import MODELS, ORACLE, WIDE, YEAR, complete, example
 
 
 class Page(HTMLParser):
@@ -206,9 +71,10 @@ def svgs(html: str) -> list[ElementTree.Element]:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
+@pytest.mark.parametrize("make", [example, complete])
 @pytest.mark.parametrize("kind", [{}, WIDE, {**WIDE, "subjects": 312, "undefined": True}, {"oracle": ORACLE}])
-def test_page_is_whole_and_asks_for_nothing(kind: dict[str, Any]) -> None:
-    html = render(example(**kind))
+def test_page_is_whole_and_asks_for_nothing(kind: dict[str, Any], make: Any) -> None:
+    html = render(make(**kind))
     page = Page(html)
     assert len(html) < 1_000_000
     assert not {"script", "img", "iframe", "object", "embed", "base", "form", "audio", "video"} & set(page.tags)
@@ -231,24 +97,24 @@ def test_page_is_whole_and_asks_for_nothing(kind: dict[str, Any]) -> None:
 
 
 def test_every_figure_is_valid_and_described() -> None:
-    drawn = [svg for svg in svgs(render(example(**WIDE))) if svg.get("class") == "fig"]
+    drawn = [figure for figure in svgs(render(complete(**WIDE))) if figure.get("class") == "fig"]
     assert len(drawn) > 20
-    for svg in drawn:
-        assert svg.find("title") is not None
-        assert svg.findtext("title")
-        assert svg.findtext("desc")
-        assert svg.get("role") == "img"
+    for figure in drawn:
+        assert figure.find("title") is not None
+        assert figure.findtext("title")
+        assert figure.findtext("desc")
+        assert figure.get("role") == "img"
 
 
 @pytest.mark.parametrize("kind", [{}, WIDE])
 def test_all_numbers_appear(kind: dict[str, Any]) -> None:
-    metrics = example(subjects=20000, **kind)
+    metrics = complete(subjects=20000, **kind)
     text = Page(render(metrics)).text
     for row in metrics["metrics"]:
-        digits = METRICS[row["metric"]].digits
+        digits, scale = METRICS[row["metric"]].digits, METRICS[row["metric"]].scale
         for value in (row["value"], row["low"], row["high"]):
             if value is not None:
-                assert f"{value:.{digits}f}" in text
+                assert f"{scale * value:.{digits}f}" in text
     for row in metrics["at_risk"]:
         assert f"{row['subjects']:,}" in text
         for cause in metrics["causes"]:
@@ -260,6 +126,10 @@ def test_all_numbers_appear(kind: dict[str, Any]) -> None:
     for item in HUMAN_ITEMS:
         assert item in text
     assert text.count("NOT PROVIDED") == len(HUMAN_ITEMS)
+    for row in subgroup_rows(metrics):
+        assert row["level"] in text
+    for name, value in metrics["checks"]["split_overlap"]["hash"].items():
+        assert value[:16] in text, name
     for model in MODELS:
         assert model in text
     for name, setting in (("model.dim", "64"), ("training.learning_rate", "0.0005"), ("splits.by", '"file"')):
@@ -288,8 +158,12 @@ def test_what_is_hostile_is_shown_as_text() -> None:
 
 
 def test_nobody_is_named() -> None:
-    metrics = example(**WIDE)
+    metrics = complete(**WIDE)
     metrics["data"]["span"] = "2031-07-05"
+    metrics["instability"]["points"][0]["subject_id"] = 987654321
+    metrics["checks"]["subject_ids"] = [987654321]
+    metrics["subgroups"][0]["subject_id"] = metrics["decision"][0]["subject_id"] = 987654321
+    metrics["external"] = {"data": "elsewhere", "subjects": 300, "subject_ids": [987654321]}
     metrics["trajectories"][0].update(subject_id=987654321, index_time="2031-07-06T08:00:00")
     html = render(metrics)
     for canary in ("987654321", "2031-07", "/home/somebody"):
@@ -474,10 +348,10 @@ def test_hand_counted_tables() -> None:
 
 def differences(metrics: dict[str, Any], texts: dict[Any, str]) -> list[int]:
     """What a reader of the printed tables gets by subtracting: plain arithmetic, apart from the code under test."""
+    horizons = metrics["horizons_days"]
     number = {key: int(text.replace(",", "")) for key, text in texts.items() if text.replace(",", "").isdigit()}
     pairs = [(("flow", i), ("flow", j)) for i in range(9) for j in range(i + 1, 9)]
     wholes = [(("subjects", s), [("events", s, o) for o in events]) for s, events in metrics["events"].items()]
-    horizons = metrics["horizons_days"]
     for row in metrics["at_risk"]:
         landmark = row["landmark_days"]
         for cause in metrics["causes"]:
@@ -486,6 +360,17 @@ def differences(metrics: dict[str, Any], texts: dict[Any, str]) -> list[int]:
             for h in horizons:
                 sizes = [("risk", landmark, cause, h, name) for name in ("event", "no_event", "unknown")]
                 wholes.append((("at_risk", landmark), sizes))
+    shown = subgroup_rows(metrics)
+    for row in shown:  # n less events; the same group at a later landmark; all subjects less the other levels
+        key = ("group", row["landmark_days"], row["group"], row["level"])
+        later = [("group", r["landmark_days"], *key[2:]) for r in shown if r["landmark_days"] > row["landmark_days"]]
+        pairs += [((*key, "n"), (*key, "events"))]
+        pairs += [((*key, "n"), (*other, "n")) for other in later if row["group"] != "age"]
+    for landmark, group in dict.fromkeys((row["landmark_days"], row["group"]) for row in shown):
+        levels = [r for r in shown if (r["landmark_days"], r["group"]) == (landmark, group)]
+        by = ("by", landmark, metrics["causes"][0], levels[0]["horizon_days"])
+        for whole, what in ((("at_risk", landmark), "n"), (by, "events")):
+            wholes.append((whole, [("group", landmark, group, r["level"], what) for r in levels]))
     steps = [("flow", i) for i in range(len(metrics["attrition"]))]
     wholes += [(a, [b, ("out", i + 1)]) for i, (a, b) in enumerate(itertools.pairwise(steps))]
     found = [number[a] - number[b] for a, b in pairs if a in number and b in number]
@@ -498,8 +383,9 @@ def differences(metrics: dict[str, Any], texts: dict[Any, str]) -> list[int]:
 
 @pytest.mark.parametrize("subjects", [60, 312, 1500, 9000])
 def test_no_small_count_is_left_in_the_tables(subjects: int) -> None:
-    metrics = example(subjects=subjects, **WIDE)
+    metrics = complete(subjects=subjects, **WIDE)
     texts = publish(metrics)
+    assert any(key[0] == "group" for key in texts)
     assert not [text for text in texts.values() if text.isdigit() and 1 <= int(text) <= 10]
     assert not [d for d in differences(metrics, texts) if 1 <= abs(d) <= 10]
     if subjects > 60:
@@ -507,13 +393,13 @@ def test_no_small_count_is_left_in_the_tables(subjects: int) -> None:
 
 
 def test_naive_hiding_leaves_small_counts_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_counts, "hide_small", lambda counts, implied: only_small_ones(counts))
+    monkeypatch.setattr(published, "hide_small", lambda counts, implied, links: only_small_ones(counts))
     metrics = example(subjects=1500, **WIDE)
     assert [d for d in differences(metrics, publish(metrics)) if 1 <= abs(d) <= 10]
 
 
 def test_the_page_prints_no_small_count() -> None:
-    metrics = example(subjects=312, **WIDE)
+    metrics = complete(subjects=312, **WIDE)
     html = render(metrics)
     for row in re.findall(r"<tr.*?</tr>", html, flags=re.DOTALL):
         cells = re.findall(r"<t[dh][^>]*>([\d,]+)</t[dh]>", row)
@@ -599,7 +485,7 @@ def test_figures_are_valid_for_any_numbers(data: st.DataObject) -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_inside_and_even(low: float, span: float) -> None:
-    found = figures.ticks(low, low + span)
+    found = svg.ticks(low, low + span)
     assert all(low - 1e-6 * span <= t <= low + span * (1 + 1e-6) + 1e-9 for t in found)
     assert len(found) <= 7
 

@@ -81,10 +81,10 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     assert losses(tmp_path / "run") == losses(reference)
 
 
-def kill_and_resume(prepared: Path, out: Path, *, kills: int, seed: int) -> int:
+def kill_and_resume(prepared: Path, out: Path, *settings: str, kills: int, seed: int) -> int:
     """Start `ehrseq train --resume` again and again, killing it at random moments; returns how often it was killed."""
     command = [sys.executable, "-c", "from ehrsequencing.cli import main; main()", "train", str(prepared), *TINY]
-    command += ["--task", "simulated", "--out", str(out), "--resume", "training.checkpoint_steps=1"]
+    command += ["--task", "simulated", "--out", str(out), "--resume", "training.checkpoint_steps=1", *settings]
     draw, killed = random.Random(seed), 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     while killed < kills:

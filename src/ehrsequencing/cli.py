@@ -72,6 +72,19 @@ def _bar(label: str) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
+def _stages(label: str) -> Iterator[Callable[[str], None]]:
+    """A bar for work that only tells the names of its stages."""
+    done: list[str] = []
+    with _bar(label) as tick:
+
+        def stage(name: str) -> None:
+            tick(len(done), max(len(done) + 1, 6), name)
+            done.append(name)
+
+        yield stage
+
+
+@contextmanager
 def _training_bar() -> Iterator[Callable[["Progress"], None]]:
     """The training's bar: epoch, loss, tuning NLL and subjects per second."""
     with _bar("training") as tick:
@@ -79,12 +92,14 @@ def _training_bar() -> Iterator[Callable[["Progress"], None]]:
 
         def show(p: "Progress") -> None:
             nll = "" if p.tuning_nll is None else f"  tuning NLL {p.tuning_nll:.4f}"
-            text = f"training  loss {p.loss:.4f}{nll}  {p.subjects_per_second:.0f} subjects/s"
-            tick((p.epoch - 1) * p.steps + p.step, p.epochs * p.steps, text)
+            who = f"member {p.member} of {p.members}  " if p.members > 1 else ""
+            text = f"training  {who}loss {p.loss:.4f}{nll}  {p.subjects_per_second:.0f} subjects/s"
+            epoch = (p.member - 1) * p.epochs + p.epoch
+            tick((epoch - 1) * p.steps + p.step, p.members * p.epochs * p.steps, text)
             if before and before[0].epoch != p.epoch and p.tuning_nll is not None:
                 last = before[0]
                 typer.echo(
-                    f"epoch {last.epoch:3d}  loss {last.loss:.4f}  tuning NLL {p.tuning_nll:.4f}  "
+                    f"{who}epoch {last.epoch:3d}  loss {last.loss:.4f}  tuning NLL {p.tuning_nll:.4f}  "
                     f"{last.subjects_per_second:.0f} subjects/s",
                     err=True,
                 )
@@ -215,32 +230,62 @@ def evaluate(
     overrides: Overrides = None,
     split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
     prepared: Annotated[Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")] = None,
-    baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
+    baselines: Annotated[str | None, typer.Option("--baselines", help="fast, all or none")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="Other MEDS data: external validation. With --splits: the records, if moved"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")] = None,
+    recalibrate: Annotated[
+        bool, typer.Option("--recalibrate", help="Fit a recalibration on the tuning split; say what it changes")
+    ] = False,
+    splits: Annotated[
+        int | None, typer.Option("--splits", help="Train and judge again on so many random 80/20 splits, as in 25")
+    ] = None,
+    split_seed: Annotated[int, typer.Option("--split-seed", help="Seed of the first of the --splits")] = 1234,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Judge a run on a split: metrics.json and report.html, with baselines on the same subjects."""
+    """Judge a run: metrics.json and report.html, with baselines on the same subjects.
+
+    On a split of its own data, or with --data on data that it has never seen.
+    """
     with _errors(debug):
         given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-        settings = _study(config, given).evaluation
+        study = _study(config, [*given, *(["evaluation.recalibrate=true"] if recalibrate else [])])
+        settings = study.evaluation
+        external = data is not None and splits is None
+        if (out is not None and not external) or (external and split != "held_out"):
+            what = "--out belongs to --data" if not external else "--split and --data exclude each other"
+            raise EhrseqError(what, where="ehrseq evaluate", mend="leave one of them out")
         from ehrsequencing.evaluation.audit import saved_audit
         from ehrsequencing.evaluation.evaluate import add_to_run
         from ehrsequencing.evaluation.evaluate import evaluate as judge
+        from ehrsequencing.evaluation.external import validate
+        from ehrsequencing.evaluation.splits import add_splits, repeated_splits
         from ehrsequencing.reporting.report import write_report
         from ehrsequencing.reporting.terminal import metric_lines
 
-        done: list[str] = []
-        with _bar("evaluating") as tick:
-
-            def stage(name: str) -> None:
-                tick(len(done), max(len(done) + 1, 6), name)
-                done.append(name)
-
-            result = judge(run, split=split, prepared=prepared, settings=settings, progress=stage)
-        report = result | {"audit": saved_audit(run)}
-        add_to_run(run, "report.html", lambda path: write_report(report, path))
+        with _stages("evaluating") as stage:
+            if data is not None and external:
+                result, folder = validate(
+                    run, data, out=out, prepared=prepared, settings=settings, facts=study.data, progress=stage
+                )
+            else:
+                result, folder = judge(run, split=split, prepared=prepared, settings=settings, progress=stage), run
+        if splits is not None:
+            with _bar("splits") as tick:
+                repeated_splits(
+                    run, splits=splits, first_seed=split_seed, data=data, prepared=prepared, settings=settings,
+                    progress=tick,
+                )  # fmt: skip
+        report = (result if external else add_splits(run, result)) | {"audit": saved_audit(run)}
+        if external:
+            write_report(report, folder / "report.html")
+        else:
+            add_to_run(run, "report.html", lambda path: write_report(report, path))
         typer.echo("\n".join(metric_lines(result)))
-        typer.echo(f"report: {run / 'report.html'}")
+        typer.echo(f"report: {folder / 'report.html'}")
 
 
 @app.command()
@@ -251,6 +296,9 @@ def predict(
     out: Annotated[Path, typer.Option("--out", help="Parquet file to write")] = Path("predictions.parquet"),
     at: Annotated[str, typer.Option("--at", help="all prediction times, each subject's last, or a date")] = "all",
     horizons: Annotated[str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")] = None,
+    recalibrate: Annotated[
+        bool, typer.Option("--recalibrate", help="Use what ehrseq evaluate --recalibrate has fitted")
+    ] = False,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -265,7 +313,9 @@ def predict(
             raise EhrseqError(str(error), where="--horizons", mend="write them as 90d,2y") from error
         with _bar("predicting") as tick:
             facts = _study(config, overrides).data
-            count = write(run, data, out, at=at, horizons_days=days, facts=facts, progress=tick)
+            count = write(
+                run, data, out, at=at, horizons_days=days, facts=facts, recalibrated=recalibrate, progress=tick
+            )
         typer.echo(f"risks at {count} prediction times are in {out}")
 
 

@@ -208,6 +208,7 @@ class ModelConfig(Settings):
     values: Literal["polynomial", "interpolate", "none"] = "polynomial"
     value_bins: int = Field(5, ge=2)  # knots of `interpolate`
     frozen: tuple[Literal["age", "visit"], ...] = ()  # embeddings that training leaves as they are
+    members: int = Field(1, ge=1)  # of an ensemble (models/ensemble.py); `train` fills it in from training.members
 
     @model_validator(mode="before")
     @classmethod
@@ -261,6 +262,7 @@ class TrainingConfig(Settings):
 
     epochs: int = Field(60, ge=1)
     seed: int = 0
+    members: int = Field(1, ge=1)  # models with the seeds seed, seed + 1 …; their mean hazard is the run's
     visit_budget: int = Field(2048, ge=1)  # visits (and queries) in a step of randomly drawn subjects
     min_steps: int = Field(10, ge=1)  # per epoch: small cohorts get a smaller budget
     learning_rate: float = Field(5e-4, gt=0)
@@ -278,10 +280,14 @@ class TrainingConfig(Settings):
 class EvaluationConfig(Settings):
     """How a run is judged."""
 
-    baselines: Literal["fast", "none"] = "fast"
+    baselines: Literal["fast", "all", "none"] = "fast"  # all: also LSTM and flat BEHRT, trained as the run was
+    censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: where censoring depends on the record
     bootstrap: int = Field(500, ge=0)  # resamples of subjects
     seed: int = 0
     trajectories: int = Field(4, ge=0)  # de-identified example curves in the report
+    decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # none: spread over the predicted risks
+    subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
+    recalibrate: bool = False  # per-cause recalibration on the tuning split, reported before and after
 
 
 # Cohort presets, after the tuning notes of the embeddings seed (docs/models.md). What a study sets itself wins.

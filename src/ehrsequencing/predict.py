@@ -22,14 +22,16 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
+from ehrsequencing.models.recalibrated import Recalibrated
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder, CohortRows
 from ehrsequencing.records.meds import STATIC, MedsReader, parse_date_us
 from ehrsequencing.records.prepared import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, encode_rows, encode_timelines, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.storage import atomic_path, read_manifest
+from ehrsequencing.storage import atomic_path, read_json, read_manifest
 
+RECALIBRATION = "recalibration.json"  # in a run: what `ehrseq evaluate --recalibrate` fitted
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
 _PREDICTIONS = pa.schema([
     ("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("cause", pa.string()),
@@ -71,6 +73,20 @@ class Run:
         return model
 
     @property
+    def recalibrated(self) -> SurvivalModel:
+        """The model with what `ehrseq evaluate --recalibrate` fitted.
+
+        Raises:
+            EhrseqError: Nothing has been fitted.
+        """
+        if RECALIBRATION not in self.manifest["files"]:
+            mend = f"run ehrseq evaluate {self.folder} --recalibrate first"
+            raise EhrseqError("has not been recalibrated", where=str(self.folder), mend=mend)
+        fitted = read_json(self.folder / RECALIBRATION)["fitted"]
+        pairs = [(fitted[name]["intercept"], fitted[name]["slope"]) for name in self.task.causes]
+        return Recalibrated(self.model, [a for a, _ in pairs], [b for _, b in pairs]).eval()
+
+    @property
     def code_types(self) -> NDArray[np.int64] | None:
         """Type of each token, where the model has an embedding for it."""
         return self.vocabulary.code_types if self.model.config.code_types else None
@@ -92,6 +108,7 @@ def risk_of_rows(
     *,
     horizons_days: Sequence[float] | NDArray[np.float64],
     code_types: NDArray[np.int64] | None = None,
+    start_days: float = 0.0,
 ) -> NDArray[np.float32]:
     """Risk at every prediction time.
 
@@ -101,6 +118,7 @@ def risk_of_rows(
         rows: Prediction times of the same subjects.
         horizons_days: Days after the prediction time; ignored by the `visit` head.
         code_types: (V,) type of each token, where the model wants types (`Run.code_types`).
+        start_days: Given no event for so long after the prediction time (a task's blanking).
 
     Returns:
         (R, causes, horizons) cumulative incidence; for the `visit` head (R, 1, 1), the hazard before the next visit,
@@ -115,7 +133,8 @@ def risk_of_rows(
             if is_visit:
                 answers = model(step.batch).double().sigmoid()[:, None, None]
             else:
-                answers = model.risk(step.batch, horizons_days=[float(days) for days in horizons_days])
+                days = [float(horizon) for horizon in horizons_days]
+                answers = model.risk(step.batch, horizons_days=days, start_days=start_days)
             out[step.rows] = answers.numpy()[step.positions]
     return out
 
@@ -185,6 +204,7 @@ def predict(
     at: str = "all",
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
+    recalibrated: bool = False,
     progress: Progress | None = None,
 ) -> int:
     """Write `predictions.parquet` for any MEDS data, seen or not.
@@ -196,6 +216,7 @@ def predict(
         at: `all` prediction times, each subject's `last`, or a date ("as of that day").
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
         progress: Called with (shards done, shards).
 
     Returns:
@@ -208,10 +229,10 @@ def predict(
     horizons = tuple(horizons_days or run.task.horizons)
     if min(horizons) <= 0:
         raise EhrseqError("horizons must be positive", where="--horizons", mend="write them as 90d,2y")
-    count = 0
+    model, count = run.recalibrated if recalibrated else run.model, 0
     with atomic_path(out) as temporary, pq.ParquetWriter(temporary, _PREDICTIONS) as writer:
         for timelines, rows in encode_for_prediction(run, data, moment=moment, facts=facts, progress=progress):
-            risk = risk_of_rows(run.model, timelines, rows, horizons_days=horizons, code_types=run.code_types)
+            risk = risk_of_rows(model, timelines, rows, horizons_days=horizons, code_types=run.code_types)
             answered = ~np.isnan(risk[:, 0, 0])
             writer.write_table(long_table(run, timelines, rows, risk, horizons, chosen=np.flatnonzero(answered)))
             count += int(answered.sum())

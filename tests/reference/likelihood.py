@@ -35,6 +35,6 @@ def horizon_term(logits: Tensor, edges_days: tuple[float, ...], entry: float, st
     for k in range(len(edges) - 1):
         days = max(0.0, min(stop, edges[k + 1]) - max(entry, edges[k]))
         nll = nll + logits[:, k].exp().sum() * days
-        if cause and edges[k] <= stop < edges[k + 1]:
+        if cause and edges[k] < stop <= edges[k + 1]:
             nll = nll - logits[cause - 1, k]
     return nll

@@ -1,8 +1,9 @@
 """Baselines on the very same subjects, prediction times and history: what a model has to beat.
 
-Three, from weakest to strongest: Aalen–Johansen (the same curve for everybody), age + sex, and a boosted visit
-supermodel on hand-made history features. The last two are landmark supermodels (van Houwelingen 2007) fitted on all
-training prediction times, with cause-specific piecewise-constant hazards on the time after the prediction:
+From weakest to strongest: Aalen–Johansen (the same curve for everybody), age + sex, landmark Cox (landmark_cox.py) and
+a boosted visit supermodel, the last two on hand-made history features; with `all` also our own LSTM and flat BEHRT
+(trained.py). All but the first are landmark supermodels (van Houwelingen 2007) fitted on all training prediction times.
+Age + sex and boosted visits have cause-specific piecewise-constant hazards on the time after the prediction:
 
     λ_e(k | x) = base_e(k) · f_e(x, k)      k a bin, base_e the cohort's own hazard, f_e fitted by Poisson likelihood
 
@@ -13,6 +14,8 @@ competing event ends the exposure of every cause.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -20,11 +23,15 @@ from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import PoissonRegressor
 
-from ehrsequencing.config import TaskConfig
-from ehrsequencing.evaluation.censoring import StepFunction, aalen_johansen
-from ehrsequencing.evaluation.history import FeatureSpec, fit_feature_spec, history_features
+from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.censoring import StepFunction, aalen_johansen, conditional_risk
+from ehrsequencing.evaluation.history import AGE_KNOTS_YEARS, FeatureSpec, fit_feature_spec, history_features
+from ehrsequencing.evaluation.landmark_cox import LandmarkCox
+from ehrsequencing.evaluation.trained import FLAT, LSTM, is_variant, train_baseline
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure, grid_edges
 from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -34,7 +41,6 @@ Predict = Callable[[NDArray[np.float32]], Floats]
 BINS = 8  # quantile bins of the event durations; the horizons are edges too
 # What the boosting sees at most, prediction times × bins and those × features; prediction times are drawn at random.
 MOST_PERIODS, MOST_CELLS = 400_000, 40_000_000
-AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 _PREDICT_ROWS = 20_000
 
@@ -44,44 +50,87 @@ class Baseline(Protocol):
 
     name: str
 
-    def risk(self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats) -> Floats:
-        """Cumulative incidence (r, causes, horizons) from the chosen rows on; of any split."""
+    def risk(
+        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
+        """Cumulative incidence (r, causes, horizons) from the chosen rows on; of any split.
+
+        `start_days`: given no event for so long after the prediction time (a task's blanking).
+        """
         ...
 
 
+@dataclass(frozen=True)
+class RunToRival:
+    """The run that `all` trains rivals for: they are trained as it was, into its folder.
+
+    Attributes:
+        folder: The run.
+        prepared: What it was trained on.
+        study: Its settings.
+    """
+
+    folder: Path
+    prepared: Prepared
+    study: StudyConfig
+
+
 def fit_baselines(
-    kind: Literal["fast", "none"],
+    kind: Literal["fast", "all", "none"],
     *,
     task: TaskConfig,
     vocabulary: Vocabulary,
     train: tuple[Timelines, TaskRows],
     tuning: tuple[Timelines, TaskRows],
     seed: int,
+    run: RunToRival | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Baseline]:
     """Fit the baselines, the strongest first.
 
     Args:
-        kind: `fast`: boosted visits, age + sex, Aalen–Johansen. `none`: nothing.
+        kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `all`: after the boosted visits also LSTM
+            and flat BEHRT, less the one that the run is itself. `none`: nothing.
         task: The question.
         vocabulary: Names of the tokens.
         train: Visits and prediction times to fit on.
         tuning: Other subjects; they decide how long the boosting goes on.
         seed: Of the boosting.
+        run: Needed by `all`.
         progress: Called with the name of each baseline before it is fitted.
+
+    Raises:
+        EhrseqError: `all` without a run.
     """
     if kind == "none":
         return []
+    fits: dict[str, Callable[[], Baseline]] = {
+        BoostedVisits.name: lambda: BoostedVisits(task, vocabulary, train, tuning, seed=seed)
+    }
+    if kind == "all":
+        fits |= _trained(run, task.name)
+    fits |= {
+        LandmarkCox.name: lambda: LandmarkCox(task, vocabulary, train, tuning, seed=seed),
+        AgeAndSex.name: lambda: AgeAndSex(task, vocabulary, train),
+        MarginalIncidence.name: lambda: MarginalIncidence(task, train[1]),
+    }
     out: list[Baseline] = []
-    fits: list[Callable[[], Baseline]] = [
-        lambda: BoostedVisits(task, vocabulary, train, tuning, seed=seed),
-        lambda: AgeAndSex(task, vocabulary, train),
-        lambda: MarginalIncidence(task, train[1]),
-    ]
-    for name, fit in zip((BoostedVisits.name, AgeAndSex.name, MarginalIncidence.name), fits, strict=True):
+    for name, fit in fits.items():
         progress(name)
         out.append(fit())
     return out
+
+
+def _trained(run: RunToRival | None, task_name: str) -> dict[str, Callable[[], Baseline]]:
+    """How to get LSTM and flat BEHRT, as far as the run is another one."""
+    if run is None:
+        mend = "evaluate a run whose prepared set is still there, or use --baselines fast"
+        raise EhrseqError("LSTM and flat BEHRT need the run's own data", where="evaluation.baselines=all", mend=mend)
+
+    def train(name: str) -> Baseline:
+        return train_baseline(name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder)
+
+    return {name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)}
 
 
 class MarginalIncidence:
@@ -101,11 +150,18 @@ class MarginalIncidence:
     def _fit(self, rows: TaskRows, at: NDArray[np.bool_]) -> StepFunction:
         return aalen_johansen(rows.duration_days[at], rows.cause[at].astype(np.int64), n_causes=self.n_causes)
 
-    def risk(self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats) -> Floats:
+    def risk(
+        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
         """See `Baseline`."""
         since = _days_since_index(rows, chosen)
         nearest = np.abs(since[:, None] - np.array(self.landmarks)).argmin(axis=1)
-        answers: Floats = np.stack([curve.at(horizons_days) for curve in self.curves])[nearest]
+        curves = self.curves
+
+        def cumulative(days: Floats) -> Floats:
+            return np.stack([curve.at(days) for curve in curves])
+
+        answers: Floats = conditional_risk(cumulative, horizons_days, start_days=start_days)[nearest]
         return answers
 
 
@@ -130,8 +186,7 @@ def _periods(rows: TaskRows, chosen: Ints, edges_days: Sequence[float]) -> _Peri
     duration, cause = np.asarray(rows.duration_days)[chosen], np.asarray(rows.cause)[chosen].astype(np.int64)
     days = exposure(edges_days, np.asarray(rows.entry_days)[chosen], duration)
     row, bin_ = np.nonzero(days > 0)
-    # An event exactly on an edge ends the bin before it: there the exposure was.
-    last = np.minimum(event_bin(edges_days, duration), np.searchsorted(np.asarray(edges_days), duration, side="left"))
+    last = event_bin(edges_days, duration)
     return _Periods(row, bin_, days[row, bin_], np.where(last[row] == bin_, cause[row], 0))
 
 
@@ -149,13 +204,19 @@ class _HazardModel(ABC):
     def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins)."""
 
-    def risk(self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats) -> Floats:
+    def risk(
+        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
         """See `Baseline`."""
         out = np.empty((len(chosen), len(self.base), len(horizons_days)))
         for start in range(0, len(chosen), _PREDICT_ROWS):
             part = slice(start, start + _PREDICT_ROWS)
             hazards = self.base * self.factor(timelines, rows, chosen[part])
-            out[part] = incidence(hazards, self.edges, horizons_days)
+
+            def cumulative(days: Floats, hazards: Floats = hazards) -> Floats:
+                return incidence(hazards, self.edges, days)
+
+            out[part] = conditional_risk(cumulative, horizons_days, start_days=start_days)
         return out
 
 

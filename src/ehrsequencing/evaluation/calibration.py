@@ -77,10 +77,12 @@ def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
     for e, h in np.ndindex(*rows.risk.shape[1:]):
         x = clipped_logit(rows.risk[:, e, h])
         y, known = rows.has_event_by(h)[e].astype(np.float64), rows.known_weights(h)
+        counts = known.any(axis=0)  # whoever was censored before the horizon counts in no resample
+        x, y, known = x[counts], y[counts], known[:, counts]
         ones = np.ones_like(x)[:, None]
-        intercept[:, e, h] = fit_logistic(ones, y, known, offset=x)[:, 0]
-        if np.ptp(x) > 0:  # one risk for everyone has no slope
-            slope[:, e, h] = fit_logistic(np.column_stack([ones, x]), y, known)[:, 1]
+        intercept[:, e, h] = _fit_from_all(ones, y, known, offset=x)[:, 0]
+        if len(x) and np.ptp(x) > 0:  # one risk for everyone has no slope
+            slope[:, e, h] = _fit_from_all(np.column_stack([ones, x]), y, known)[:, 1]
     return rows.finish(rows.where_covered(intercept)), rows.finish(rows.where_covered(slope))
 
 
@@ -106,7 +108,10 @@ def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibrati
         predicted[e, h] = np.linspace(np.quantile(risk, 0.01), np.quantile(risk, 0.99), points)
         knots = spline_knots(risk)
         design = spline_design(clipped_logit(risk), knots)
-        beta = fit_logistic(design, rows.has_event_by(h)[e].astype(np.float64), rows.known_weights(h))
+        known = rows.known_weights(h)
+        counts = known.any(axis=0)
+        outcome = rows.has_event_by(h)[e].astype(np.float64)
+        beta = _fit_from_all(design[counts], outcome[counts], known[:, counts])
         observed[:, e, h] = expit(beta @ spline_design(clipped_logit(predicted[e, h]), knots).T)
         distance = np.abs(expit(beta @ design.T) - risk)
         indices[:, :, e, h] = distance_indices(distance, rows.weights)
@@ -196,7 +201,9 @@ def spline_design(x: Floats, knots: Floats) -> Floats:
     return np.column_stack([np.ones_like(x), x - t.mean(), *inner])
 
 
-def fit_logistic(design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0) -> Floats:
+def fit_logistic(
+    design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0, start: Floats | None = None
+) -> Floats:
     """Weighted logistic regressions by Newton's method, one for each row of the weights.
 
     Args:
@@ -204,6 +211,7 @@ def fit_logistic(design: Floats, outcome: Floats, weights: Floats, *, offset: Fl
         outcome: (n,) or (resamples, n), 0 or 1.
         weights: (resamples, n), not negative.
         offset: (n,) added to the linear predictor.
+        start: (columns,) where to begin, say the fit without resampling; what is found does not depend on it.
 
     Returns:
         (resamples, columns) coefficients; NaN where the likelihood has no maximum (only events, only non-events,
@@ -212,18 +220,22 @@ def fit_logistic(design: Floats, outcome: Floats, weights: Floats, *, offset: Fl
     n_columns = design.shape[1]
     squares = (design[:, :, None] * design[:, None, :]).reshape(len(design), -1)
     beta, step = np.zeros((2, len(weights), n_columns))
+    if start is not None and np.isfinite(start).all():
+        beta[:] = start
     loss, found = np.full(len(weights), np.inf), np.zeros(len(weights), dtype=bool)
     todo = np.flatnonzero(weights.sum(axis=1) > 0)
     for _ in range(50):
         trial, w = beta[todo] + step[todo], weights[todo]
         y = outcome[todo] if outcome.ndim == 2 else outcome
         eta = trial @ design.T + offset
-        now = (w * (np.logaddexp(0.0, eta) - y * eta)).sum(axis=1)
+        small_side = np.exp(-np.abs(eta))  # one exponential serves the loss and the mean
+        softplus = np.maximum(eta, 0.0) + np.log1p(small_side)
+        now = np.einsum("rn,rn->r", w, softplus - y * eta)
         accepted = now <= loss[todo] * (1.0 + 1e-12)
-        step[todo[~accepted]] *= 0.5  # overshot
+        step[todo[~accepted]] /= 2.0
         moved = todo[accepted]
         beta[moved], loss[moved] = trial[accepted], now[accepted]
-        mean = expit(eta)
+        mean = np.where(eta >= 0, 1.0, small_side) / (1.0 + small_side)
         gradient = ((w * (y - mean)) @ design)[accepted]
         curvature = ((w * mean * (1.0 - mean)) @ squares)[accepted].reshape(-1, n_columns, n_columns)
         # Curvature vanishes as the fitted probabilities reach 0 or 1: there is no maximum, give this one up.
@@ -231,13 +243,22 @@ def fit_logistic(design: Floats, outcome: Floats, weights: Floats, *, offset: Fl
         curved = scale[:, 0] > 1e-9 * w[accepted].sum(axis=1)
         moved, scale, axes, gradient = moved[curved], scale[curved], axes[curved], gradient[curved]
         step[moved] = np.einsum("rij,rj->ri", axes, np.einsum("rji,rj->ri", axes, gradient) / scale)
-        small = np.abs(step[moved]).max(axis=1, initial=0.0) < 1e-10
+        small = np.abs(step[moved]).max(axis=1, initial=0.0) < 1e-7
+        beta[moved[small]] += step[moved[small]]  # the next step would be of the size of this one's square
         found[moved[small]] = True
         todo = np.concatenate([todo[~accepted], moved[~small]])
         if todo.size == 0:
             break
     beta[~found] = np.nan
     return beta
+
+
+def _fit_from_all(design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0) -> Floats:
+    """`fit_logistic` in every resample, begun at the fit to the mean of all resamples."""
+    if len(weights) == 1:
+        return fit_logistic(design, outcome, weights, offset=offset)
+    start = fit_logistic(design, outcome, weights.mean(axis=0, keepdims=True), offset=offset)[0]
+    return fit_logistic(design, outcome, weights, offset=offset, start=start)
 
 
 def distance_indices(distance: Floats, weights: Floats) -> Floats:

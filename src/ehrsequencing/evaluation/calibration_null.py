@@ -16,7 +16,7 @@ from ehrsequencing.evaluation.calibration import (
     spline_design,
     spline_knots,
 )
-from ehrsequencing.evaluation.censoring import Bools, Floats, Ints, RiskSets, divide
+from ehrsequencing.evaluation.censoring import Bools, Floats, Ints, RiskSets, StepFunction, divide
 from ehrsequencing.evaluation.scored import ScoredRows
 
 #: Elements of one (simulations, n) work array.
@@ -94,7 +94,9 @@ class _World:
         pooled = np.broadcast_to(incidence.sum(axis=0), incidence.shape)
         incidence = np.where(incidence[:, -1:] > 0, incidence, pooled)
         censoring = np.atleast_2d(rows.censoring.at(grid))[0]
-        fixed = None if rows.fixed_censoring is None else np.r_[rows.fixed_censoring.before(grid), censoring[-1]]
+        fixed = None  # where each row has its own G, the simulated censoring is that of all rows
+        if isinstance(rows.fixed_censoring, StepFunction):
+            fixed = np.r_[rows.fixed_censoring.before(grid), censoring[-1]]
         return cls(grid, horizon, divide(incidence, incidence[:, -1:], undefined=1.0), 1.0 - censoring, fixed)
 
     def simulate(self, risk: Floats, n_block: int, rng: np.random.Generator) -> tuple[Ints, Floats]:

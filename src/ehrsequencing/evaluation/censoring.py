@@ -11,6 +11,7 @@ of the weights becomes the leading axis of every result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -209,6 +210,34 @@ def median_follow_up_days(duration_days: ArrayLike, cause: ArrayLike, *, weights
     reached = censoring.values <= 0.5
     first = np.maximum(reached.argmax(axis=-1) - 1, 0)
     return np.where(reached.any(axis=-1), censoring.times_days[first], np.nan)
+
+
+def conditional_risk(
+    cumulative: Callable[[Floats], Floats], horizons_days: ArrayLike, *, start_days: float = 0.0
+) -> Floats:
+    """Incidence by each horizon given no event until `start_days`, of any model of the incidence from 0 on.
+
+        F_e(t | s) = (F_e(t) − F_e(s)) / S(s),     S(s) = 1 − Σ_e F_e(s),     0 for t ≤ s
+
+    Args:
+        cumulative: Days (h,) → F (n, causes, h).
+        horizons_days: (horizons,).
+        start_days: s.
+
+    Returns:
+        (n, causes, horizons); NaN where S(s) is 0.
+
+    Example:
+        >>> conditional_risk(lambda days: 1 - np.exp(-days)[None, None], [1.0, 3.0], start_days=1.0).round(4).tolist()
+        [[[0.0, 0.8647]]]
+    """
+    horizons = np.asarray(horizons_days, dtype=np.float64)
+    if start_days <= 0:
+        return cumulative(horizons)
+    risk = cumulative(np.r_[start_days, horizons])
+    at_start, later = risk[..., :1], risk[..., 1:]
+    survival = 1.0 - at_start.sum(axis=-2, keepdims=True)
+    return np.where(horizons > start_days, divide(np.maximum(later - at_start, 0.0), survival), 0.0)
 
 
 def aalen_johansen_se(

@@ -17,7 +17,7 @@ class DecisionCurve:
     """Net benefit of treating by the model, and of treating everyone; treating nobody is 0.
 
     Attributes:
-        thresholds: (thresholds,) risk from which one would act.
+        thresholds: (thresholds,) or (causes, horizons, thresholds) risk from which one would act.
         net_benefit: (..., causes, horizons, thresholds) true positives per row, less weighted false positives.
         treat_all: (..., causes, horizons, thresholds) the same when acting on everyone.
     """
@@ -37,7 +37,7 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
 
     Args:
         rows: The scored rows.
-        thresholds: (thresholds,) strictly between 0 and 1.
+        thresholds: (thresholds,), or (causes, horizons, thresholds) of each cell; strictly between 0 and 1.
 
     Returns:
         The curves, with a leading resample axis for a block of weights.
@@ -48,14 +48,15 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
     at = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
     if not ((at > 0) & (at < 1)).all():
         raise EhrseqError("outside (0, 1)", where="thresholds", mend="a threshold is a risk between 0 and 1")
-    odds = at / (1.0 - at)
-    net_benefit = np.empty((len(rows.weights), *rows.risk.shape[1:], len(at)))
+    of_cell = np.broadcast_to(at, (*rows.risk.shape[1:], at.shape[-1]))
+    odds = of_cell / (1.0 - of_cell)
+    net_benefit = np.empty((len(rows.weights), *of_cell.shape))
     total = rows.total_weight[:, None]
     for e, h in np.ndindex(*rows.risk.shape[1:]):
-        flagged = (rows.risk[:, e, h, None] >= at).astype(np.float64)
+        flagged = (rows.risk[:, e, h, None] >= of_cell[e, h]).astype(np.float64)
         share = divide(rows.weights @ flagged, total)
         true = divide((rows.known_weights(h) * rows.has_event_by(h)[e]) @ flagged, total)
-        net_benefit[:, e, h] = true - (share - true) * odds
+        net_benefit[:, e, h] = true - (share - true) * odds[e, h]
     observed = rows.observed_risk[..., None]
     treat_all = observed - (1.0 - observed) * odds
     return DecisionCurve(at, rows.finish(rows.where_covered(net_benefit)), rows.finish(treat_all))

@@ -1,249 +1,166 @@
 """Judge a run: every metric with intervals over subjects, beside baselines on the very same subjects.
 
 The result is one JSON mapping (`metrics.json`), long where it is a table; the report is drawn from nothing else.
+Reading order: `judged` (who), `scope` (rows that are compared together), `estimates` (metrics and differences),
+`curves`, `subgroups`, `tables`, `facts` (with `inputs` and `checks`), `instability`, `oracle`; this file puts them
+together.
 """
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import date
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from ehrsequencing import __version__
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.baselines import Baseline, fit_baselines
-from ehrsequencing.evaluation.bootstrap import bootstrap_subjects, percentile_interval
-from ehrsequencing.evaluation.calibration import calibration_intercept_slope
-from ehrsequencing.evaluation.metrics import integrated_brier, metric_table
-from ehrsequencing.evaluation.oracle import (
-    EARLY_DAYS,
-    Truth,
-    hazard_rmse_per_year,
-    mechanism_shares,
-    oracle_gap,
-    risk_errors,
+from ehrsequencing.evaluation.baselines import Baseline, RunToRival, fit_baselines
+from ehrsequencing.evaluation.censoring import Floats, StepFunction, censoring_survival, conditional_risk
+from ehrsequencing.evaluation.censoring_cox import HistoryCensoring, RowCensoring
+from ehrsequencing.evaluation.checks import question
+from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
+from ehrsequencing.evaluation.estimates import (
+    difference_rows,
+    integrated_brier_rows,
+    metric_rows,
+    nll_row,
+    scope_estimates,
 )
-from ehrsequencing.evaluation.scored import ScoredRows
-from ehrsequencing.predict import Run, nll_of_rows, risk_of_rows
+from ehrsequencing.evaluation.facts import Facts
+from ehrsequencing.evaluation.instability import instability
+from ehrsequencing.evaluation.judged import Judged
+from ehrsequencing.evaluation.oracle import Truth
+from ehrsequencing.evaluation.oracle_table import oracle_table
+from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.scope import ORACLE, OURS, Scope, draw_subjects
+from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
+from ehrsequencing.predict import RECALIBRATION, Run, nll_of_rows, risk_of_rows
 from ehrsequencing.records.check import task_warnings
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import MANIFEST, read_json, write_json, write_manifest
 from ehrsequencing.training.loop import labels_digest
 
-OURS, ORACLE = "ehrsequencing", "true hazards"
-_NAMES = {"wolbers_c": "c", "auc": "auc", "brier": "brier", "ipa": "ipa", "observed_over_expected": "oe"}
-_GRID_POINTS = 12  # of the integrated Brier score
-Floats = NDArray[np.float64]
+__all__ = ["ORACLE", "OURS", "Evaluation", "add_to_run", "evaluate", "question", "require_own"]
 
-
-@dataclass(frozen=True)
-class _Scope:
-    """The rows that are compared together: one landmark, or all prediction times (landmark None)."""
-
-    landmark_days: float | None
-    rows: NDArray[np.int64]
+GRID_POINTS = 12  # of the integrated Brier score
+FEW_EVENTS = 50
+Say = Callable[[str], None]
 
 
 class Evaluation:
-    """One run on one split.
+    """One run on the subjects that it is judged on.
 
     Args:
         run: The trained run.
-        prepared: The prepared set that it was trained on.
-        split: Which split to judge it on.
+        judged: Whom to judge it on.
+        prepared: The prepared set that it was trained on, where baselines are fitted; None where it is gone, and then
+            there are none.
         settings: Baselines, resamples, seed.
+        train_censoring: Whether the censoring weights come from the training subjects at risk at the same landmark,
+            and not from those judged.
+
+    Raises:
+        EhrseqError: The prepared set is another one, or nobody has a prediction time.
     """
 
-    def __init__(self, run: Run, prepared: Prepared, split: str, *, settings: EvaluationConfig) -> None:
-        self.run, self.prepared, self.split, self.settings = run, prepared, split, settings
+    def __init__(
+        self,
+        run: Run,
+        judged: Judged,
+        *,
+        prepared: Prepared | None,
+        settings: EvaluationConfig,
+        train_censoring: bool = False,
+    ) -> None:
+        self.run, self.judged, self.prepared, self.settings = run, judged, prepared, settings
         self.task: TaskConfig = run.task
-        if prepared.vocabulary.digest != run.vocabulary.digest or _labels_changed(run, prepared):
-            mend = "evaluate with the prepared set that the run was trained on"
-            raise EhrseqError("is not what this run was trained on", where=str(prepared.folder), mend=mend)
-        self.timelines, self.rows = prepared.timelines(split), prepared.rows(self.task.name, split)
+        if prepared is not None:
+            require_own(run, prepared)
+        elif train_censoring or settings.censoring == "cox":
+            mend = "name the prepared set of the run, or weight by those judged"
+            raise EhrseqError("the training subjects are gone", where=str(run.folder), mend=mend)
+        self.train_censoring, self.facts = train_censoring, Facts(run, judged, prepared)
+        self.timelines, self.rows = judged.timelines, judged.rows
         if not len(self.rows):
-            raise EhrseqError(f"nobody in {split} has a prediction time", where=self.task.name, mend="see ehrseq check")
+            where = f"task {self.task.name}, {judged.split}"
+            raise EhrseqError("nobody has a prediction time", where=where, mend="see ehrseq check")
         self.duration, self.cause = np.asarray(self.rows.duration_days), np.asarray(self.rows.cause).astype(np.int64)
         self.horizons = np.array(self.task.horizons)
-        spaced = np.linspace(0, self.horizons[-1], _GRID_POINTS + 1)[1:]
+        spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.grid = np.unique(np.r_[spaced, self.horizons])
         self.warnings: list[str] = []
-        self.truth = self._read_truth()
-        self.scopes = self._scopes()
+        self.truth: Truth | None = None
+        if judged.source is not None and not run.is_visit_head:
+            self.truth = Truth.read(judged.source, self.timelines, self.rows, causes=self.task.causes)
 
-    def _scopes(self) -> list[_Scope]:
-        scopes = [_Scope(days, np.flatnonzero(self.rows.at_landmark(days))) for days in self.task.landmarks]
-        for scope in scopes:
-            if not len(scope.rows):
-                self.warnings.append(f"Nobody was at risk {format_days(scope.landmark_days or 0)} after the index.")
-        scopes = [scope for scope in scopes if len(scope.rows)]
-        if any(len(scope.rows) == len(self.rows) for scope in scopes):
-            return scopes
-        return [*scopes, _Scope(None, np.arange(len(self.rows)))]
+    # ---- what metrics.json holds -------------------------------------------------------------------------------
 
-    def result(self, *, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-        """Everything that `metrics.json` holds."""
+    def result(self, *, progress: Say = lambda _: None) -> dict[str, Any]:
+        """Everything that `metrics.json` holds.
+
+        Args:
+            progress: Called with the name of each stage.
+        """
         if self.run.is_visit_head:
             return self._visit_head_result()
-        progress("risk curves")
-        risks = {OURS: self._risk(self.grid)}
-        missing = int(np.isnan(risks[OURS][:, 0, 0]).sum())
-        if missing:
-            raise EhrseqError(
-                f"{missing} prediction times have no prediction", where=self.split, mend="report this as a bug"
-            )
-        chosen = np.arange(len(self.rows))
-        for baseline in self._baselines(progress):
-            risks[baseline.name] = baseline.risk(self.timelines, self.rows, chosen, self.grid)
-        if self.truth is not None and self.truth.known.all():
-            risks[ORACLE] = self.truth.risk(self.grid)
-        progress("metrics and intervals")
-        metrics = [row for scope in self.scopes for row in self._scope_metrics(scope, risks)]
-        metrics += self._nll_metrics()
-        self._warn()
-        at_horizons = {name: self._at_horizons(risk) for name, risk in risks.items()}
-        scored = [self._scored(scope, at_horizons) for scope in self.scopes]
-        return self._frame() | {
+        risks = self._risks(progress)
+        scopes = self._scopes(risks, self.horizons)
+        causes, strongest = self.task.causes, [name for name in risks if name != ORACLE][:2]
+        metrics, differences = self._metrics(risks, scopes, progress)
+        smooth: list[dict[str, Any]] = []
+        progress("calibration and decision curves")
+        for scope in scopes:
+            curves, indices = smooth_rows(scope, causes, models=strongest, seed=self.settings.seed)
+            smooth += curves
+            metrics += indices
+        at = self.settings.decision_thresholds
+        decision = [row for s in scopes for row in decision_rows(s, causes, models=strongest, thresholds=at)]
+        progress("subgroups, inputs, checks")
+        found = self.facts.frame() | self._context(scopes) | {
             "models": list(risks),
             "metrics": metrics,
-            "at_risk": [tables.at_risk(s, self.task.causes) for s in scored if s.landmark_days is not None],
-            "calibration": [row for s in scored for row in tables.calibration(s, self.task.causes)],
-            "risk_distribution": [row for s in scored for row in tables.distribution(s, self.task.causes, model=OURS)],
+            "differences": differences,
+            "at_risk": [tables.at_risk(scope, causes) for scope in scopes if scope.landmark_days is not None],
+            "calibration": [row for s in scopes for row in tables.calibration(s, causes, models=strongest)],
+            "smooth_calibration": smooth,
+            "decision": decision,
+            "subgroups": [row for scope in scopes for row in self._subgroups(scope)],
+            "risk_distribution": [row for s in scopes for row in tables.distribution(s, causes, model=OURS)],
             "trajectories": tables.trajectories(
-                self.rows, at_horizons[OURS], self.task, wanted=self.settings.trajectories
+                self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self.settings.trajectories
             ),
             "oracle": self._oracle(),
-            "warnings": self.warnings,
-        }
-
-    def _scored(self, scope: _Scope, at_horizons: dict[str, Floats]) -> tables.Scored:
-        risk = {name: values[scope.rows] for name, values in at_horizons.items()}
-        return tables.Scored(
-            scope.landmark_days, self.duration[scope.rows], self.cause[scope.rows], self.horizons, risk
-        )
-
-    def _baselines(self, progress: Callable[[str], None]) -> list[Baseline]:
-        splits = [(self.prepared.timelines(s), self.prepared.rows(self.task.name, s)) for s in ("train", "tuning")]
-        return fit_baselines(
-            self.settings.baselines, task=self.task, vocabulary=self.run.vocabulary,
-            train=splits[0], tuning=splits[1], seed=self.settings.seed,
-            progress=lambda name: progress(f"baseline: {name}"),
-        )  # fmt: skip
-
-    # ---- metrics -----------------------------------------------------------------------------------------------
-
-    def _resamples(self, scope: _Scope) -> NDArray[np.int32]:
-        """(resamples, n) multiplicities of the scope's rows; the same subjects are drawn for every model and scope."""
-        subjects = np.arange(len(self.timelines))
-        blocks = list(bootstrap_subjects(subjects, self.settings.bootstrap, self.settings.seed))
-        return np.concatenate(blocks)[:, self.rows.subject[scope.rows]]
-
-    def _at_horizons(self, risk: Floats) -> Floats:
-        return np.clip(risk[:, :, np.searchsorted(self.grid, self.horizons)], 0.0, 1.0)
-
-    def _scope_metrics(self, scope: _Scope, risks: dict[str, Floats]) -> list[dict[str, Any]]:
-        """Long rows: point and interval of every metric, model, cause and horizon at one landmark."""
-        duration, cause = self.duration[scope.rows], self.cause[scope.rows]
-        weights = self._resamples(scope) if self.settings.bootstrap else None
-        out: list[dict[str, Any]] = []
-        for model, risk in risks.items():
-            here = risk[scope.rows]
-            point = metric_table(duration, cause, self._at_horizons(here), self.horizons)
-            block = None
-            if weights is not None:
-                block = metric_table(duration, cause, self._at_horizons(here), self.horizons, weights=weights)
-            for name, short in _NAMES.items():
-                low, high = percentile_interval(block[name]) if block is not None else (np.nan * point[name],) * 2
-                out += self._long(model, scope, short, point[name], low, high)
-            out += self._curve_metrics(model, scope, here, weights)
-        return out
-
-    def _curve_metrics(
-        self, model: str, scope: _Scope, risk: Floats, weights: NDArray[np.int32] | None
-    ) -> list[dict[str, Any]]:
-        """Integrated Brier score and calibration slope."""
-        duration, cause = self.duration[scope.rows], self.cause[scope.rows]
-        grid = ScoredRows.of(duration, cause, np.clip(risk, 0.0, 1.0), self.grid)
-        ibs = integrated_brier(grid)[:, None]
-        low = high = np.full_like(ibs, np.nan)
-        if weights is not None and scope.landmark_days is not None:
-            parts = np.array_split(weights, max(1, len(weights) * len(duration) // 2_000_000))
-            blocks = [ScoredRows.of(duration, cause, np.clip(risk, 0, 1), self.grid, weights=w) for w in parts]
-            low, high = percentile_interval(np.concatenate([integrated_brier(b) for b in blocks])[:, :, None])
-        out = self._long(model, scope, "ibs", ibs, low, high, horizons=[None])
-        if model in (OURS, ORACLE):
-            slope = calibration_intercept_slope(ScoredRows.of(duration, cause, self._at_horizons(risk), self.horizons))[
-                1
-            ]
-            out += self._long(model, scope, "slope", slope, np.nan * slope, np.nan * slope)
-        return out
-
-    def _long(
-        self, model: str, scope: _Scope, metric: str, value: Floats, low: Floats, high: Floats,
-        horizons: Sequence[float | None] | None = None,
-    ) -> list[dict[str, Any]]:  # fmt: skip
-        chosen = list(self.horizons) if horizons is None else horizons
-        return [
-            tables.metric_row(
-                model, scope.landmark_days, metric, value[e, h], cause=name, horizon_days=horizon,
-                low=low[e, h], high=high[e, h],
-            )
-            for e, name in enumerate(self.task.causes)
-            for h, horizon in enumerate(chosen)
-        ]  # fmt: skip
-
-    def _nll_metrics(self) -> list[dict[str, Any]]:
-        self.nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
-        found = {OURS: self.nll}
-        if self.truth is not None and self.truth.known.all():
-            found[ORACLE] = self.truth.nll(self.rows)
-        return [
-            tables.metric_row(name, s.landmark_days, "nll", np.nanmean(nll[s.rows]), cause=self.task.causes[0])
-            for s in self.scopes
-            for name, nll in found.items()
-        ]
-
-    # ---- words and counts --------------------------------------------------------------------------------------
-
-    def _frame(self) -> dict[str, Any]:
-        attrition = self.prepared.attrition(self.task.name)
-        history = [json.loads(line) for line in (self.run.folder / "history.jsonl").read_text().splitlines()]
-        splits = {name: part["steps"][-1]["subjects"] for name, part in attrition["splits"].items()}
-        return {
-            "title": self.task.name, "run": self.run.folder.name, "split": self.split,
-            "created": date.today().isoformat(),
-            "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
-            "task": self.task.model_dump(mode="json"), "question": question(self.task),
-            "data": {
-                "name": self.run.manifest["data"], "subjects": splits,
-                "visits": {name: len(self.prepared.timelines(name).start_us) for name in splits},
-                "prediction_times": {name: part["prediction_times"] for name, part in attrition["splits"].items()},
-            },
-            "causes": list(self.task.causes), "horizons_days": self.horizons.tolist(),
-            "landmarks_days": list(self.task.landmarks), "attrition": attrition["steps"],
-            "events": {name: part["events"] for name, part in attrition["splits"].items()},
-            "history": [{**row, "train_loss": row["train_nll"]} for row in history],
-            "config": self.run.study.model_dump(mode="json"), "oracle": None,
         }  # fmt: skip
+        self._warn(scopes)
+        return found | {"warnings": self.warnings}
 
-    def _warn(self) -> None:
-        attrition = self.prepared.attrition(self.task.name)
-        self.warnings += task_warnings(self.task, attrition)
-        if attrition["splits"][self.split]["events"][self.task.causes[0]] < 50:
-            self.warnings.append(f"Fewer than 50 subjects of {self.split} had the event: the intervals are wide.")
-        for scope in self.scopes:
-            last = float(self.duration[scope.rows].max())
-            for horizon in self.horizons[self.horizons > last]:
-                self.warnings.append(
-                    f"The follow-up ends before {format_days(float(horizon))}: that horizon is refused."
-                )
+    def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
+        """Only the long rows of `metrics`, without the indices of the smooth curves."""
+        risks = self._risks(progress)
+        return self._metrics(risks, self._scopes(risks, self.horizons), progress)[0]
+
+    # ---- risks -------------------------------------------------------------------------------------------------
+
+    def _risks(self, progress: Say) -> dict[str, Floats]:
+        """Model → (R, causes, grid), given no event in the blanking period; ours first, then the strongest baseline."""
+        progress("risk curves")
+        start, every = self.task.blanking, np.arange(len(self.rows))
+        risks = {OURS: conditional_risk(self._risk, self.grid, start_days=start)}
+        for baseline in self._baselines(progress):
+            risks[baseline.name] = baseline.risk(self.timelines, self.rows, every, self.grid, start_days=start)
+        if self.truth is not None and self.truth.known.all():
+            risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
+        for name, risk in risks.items():
+            missing = int(np.isnan(risk).any(axis=(1, 2)).sum())
+            if missing:
+                raise EhrseqError(
+                    f"{missing} of {len(self.rows)} prediction times have no prediction by {name}",
+                    where=self.judged.split, mend="report this as a bug",
+                )  # fmt: skip
+        return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
 
     def _risk(self, horizons_days: Floats) -> Floats:
         """The run's risks (R, E, H) by some horizons."""
@@ -253,34 +170,151 @@ class Evaluation:
         )
         return risk.astype(np.float64)
 
-    def _read_truth(self) -> Truth | None:
-        path = self.prepared.manifest.get("data_path")
-        if path is None or self.run.is_visit_head:
+    def _baselines(self, progress: Say) -> list[Baseline]:
+        if self.prepared is None:
+            return []
+        return fit_baselines(
+            self.settings.baselines, task=self.task, vocabulary=self.run.vocabulary,
+            train=self.facts.arrays("train"), tuning=self.facts.arrays("tuning"), seed=self.settings.seed,
+            run=RunToRival(self.run.folder, self.prepared, self.run.study),
+            progress=lambda name: progress(f"baseline: {name}"),
+        )  # fmt: skip
+
+    def _at_horizons(self, risk: Floats) -> Floats:
+        return risk[:, :, np.searchsorted(self.grid, self.horizons)]
+
+    # ---- metrics -----------------------------------------------------------------------------------------------
+
+    def _scopes(self, risks: Mapping[str, Floats], days: Floats) -> list[Scope]:
+        """Rows that are compared together, with the risks by `days` (the horizons, or the grid)."""
+        places: list[tuple[float | None, NDArray[np.int64]]] = []
+        for landmark in self.task.landmarks:
+            at = np.flatnonzero(self.rows.at_landmark(landmark))
+            if len(at):
+                places.append((landmark, at))
+        if not any(len(at) == len(self.rows) for _, at in places):
+            places.append((None, np.arange(len(self.rows))))
+        draws = draw_subjects(len(self.timelines), self.settings.bootstrap, self.settings.seed)
+        column = np.searchsorted(self.grid, days)
+        return [
+            Scope(
+                landmark, np.asarray(self.rows.subject)[at], self.duration[at], self.cause[at], days,
+                {name: risk[at][:, :, column] for name, risk in risks.items()}, draws, self._censoring(landmark, at),
+            )
+            for landmark, at in places
+        ]  # fmt: skip
+
+    def _censoring(self, landmark_days: float | None, chosen: NDArray[np.int64]) -> StepFunction | RowCensoring | None:
+        """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
+        if self.settings.censoring == "cox":
+            return self._censoring_cox.of_rows(self.timelines, self.rows, chosen, landmark_days=landmark_days)
+        if not self.train_censoring:
             return None
-        return Truth.read(Path(path), self.timelines, self.rows, causes=self.task.causes)
+        rows = self.facts.arrays("train")[1]
+        at = np.ones(len(rows), dtype=bool) if landmark_days is None else rows.at_landmark(landmark_days)
+        if not at.any():
+            return None
+        return censoring_survival(np.asarray(rows.duration_days)[at], np.asarray(rows.cause)[at])
+
+    @cached_property
+    def _censoring_cox(self) -> HistoryCensoring:
+        train, tuning = self.facts.arrays("train"), self.facts.arrays("tuning")
+        return HistoryCensoring(self.task, self.run.vocabulary, train, tuning, seed=self.settings.seed)
+
+    def _metrics(
+        self, risks: Mapping[str, Floats], scopes: list[Scope], progress: Say
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Rows of `metrics` and of `differences`."""
+        metrics: list[dict[str, Any]] = []
+        differences: list[dict[str, Any]] = []
+        rivals = [name for name in risks if name not in (OURS, ORACLE)]
+        for scope, on_grid in zip(scopes, self._scopes(risks, self.grid), strict=True):
+            where = "all prediction times" if scope.landmark_days is None else format_days(scope.landmark_days)
+            progress(f"metrics and intervals: {where}")
+            estimates = scope_estimates(scope, self.task.causes)
+            metrics += metric_rows(scope, estimates) + integrated_brier_rows(on_grid, self.task.causes)
+            differences += difference_rows(scope, estimates, ours=OURS, rivals=rivals)
+        return metrics + self._nll_metrics(scopes), differences
+
+    def _nll_metrics(self, scopes: list[Scope]) -> list[dict[str, Any]]:
+        self.nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
+        found = {OURS: self.nll}
+        if self.truth is not None and self.truth.known.all():
+            found[ORACLE] = self.truth.nll(self.rows)
+        return [
+            nll_row(scope, nll[self._rows_of(scope)], model=name, cause=self.task.causes[0])
+            for scope in scopes
+            for name, nll in found.items()
+        ]
+
+    def _rows_of(self, scope: Scope) -> NDArray[np.int64]:
+        if scope.landmark_days is None:
+            return np.arange(len(self.rows))
+        return np.flatnonzero(self.rows.at_landmark(scope.landmark_days))
+
+    def _subgroups(self, scope: Scope) -> list[dict[str, Any]]:
+        if scope.landmark_days is None:
+            return []
+        groups = groups_of_rows(
+            self.timelines, self.rows, self.run.vocabulary, chosen=self._rows_of(scope), kinds=self.settings.subgroups
+        )
+        return subgroup_rows(scope, groups, self.task.causes, model=OURS)
+
+    # ---- words and counts --------------------------------------------------------------------------------------
+
+    def _context(self, scopes: list[Scope]) -> dict[str, Any]:
+        """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
+        at_landmarks = [scope for scope in scopes if scope.landmark_days is not None]
+        first = at_landmarks[0] if at_landmarks else None
+        found = {
+            "censoring": tables.censoring(scopes, model=self.settings.censoring),
+            "follow_up": [tables.follow_up(scope) for scope in at_landmarks],
+            "inputs": self.facts.inputs(
+                landmark_days=None if first is None else first.landmark_days, seed=self.settings.seed
+            ),
+            "checks": self.facts.checks(),
+            "instability": None,
+        }  # fmt: skip
+        if first is not None:
+            found["instability"] = instability(
+                self.run, self.timelines, self.rows, chosen=self._rows_of(first), horizon_days=self._longest(first)
+            )
+        return found
+
+    def _longest(self, scope: Scope) -> float:
+        """The longest horizon that the follow-up reaches; else the shortest."""
+        covered = self.horizons[scope.scored(OURS).covered[0]]
+        return float(covered[-1] if len(covered) else self.horizons[0])
+
+    def _warn(self, scopes: list[Scope]) -> None:
+        if self.prepared is not None:
+            self.warnings += task_warnings(self.task, self.prepared.attrition(self.task.name))
+        if self.judged.counts["events"][self.task.causes[0]] < FEW_EVENTS:
+            self.warnings.append(
+                f"Fewer than {FEW_EVENTS} subjects of {self.judged.split} had the event: the intervals are wide."
+            )
+        asked = {scope.landmark_days for scope in scopes}
+        for landmark in self.task.landmarks:
+            if scopes and landmark not in asked:
+                self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
+        for scope in scopes:
+            where = "" if scope.landmark_days is None else f", asked {format_days(scope.landmark_days)} after the index"
+            for horizon in self.horizons[~scope.scored(OURS).covered[0]]:
+                self.warnings.append(
+                    f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused."
+                )
 
     def _oracle(self) -> dict[str, Any] | None:
-        """The run beside the truth of a simulation: likelihood, risks, hazards, mechanisms."""
-        truth, causes = self.truth, self.task.causes
-        if truth is None:
+        if self.truth is None or self.prepared is None:
             return None
-        gap = oracle_gap(
-            self.nll, truth.nll(self.rows), train=self.prepared.rows(self.task.name, "train"), rows=self.rows,
-            edges_days=self.run.study.model.edges_days, n_causes=len(causes),
+        train = self.facts.arrays("train")[1]
+        found = oracle_table(
+            self.truth, self._risk, self.nll, self.rows, train=train, edges_days=self.run.study.model.edges_days,
+            task=self.task,
         )  # fmt: skip
-        if gap["beats_oracle_z"] > 3:
+        if found["beats_oracle_z"] > 3:
             self.warnings.append("The model beats the true hazards by more than three standard errors: it is leaking.")
-        early = np.array([EARLY_DAYS])
-        return gap | {
-            "name": ORACLE,
-            "risks": risk_errors(
-                self._risk(self.horizons), truth.risk(self.horizons), causes=causes, horizons_days=self.horizons
-            ),
-            "hazard_rmse_per_year": hazard_rmse_per_year(self._risk(truth.edges_days[1:]), truth, causes=causes),
-            "mechanisms": mechanism_shares(
-                self._risk(early)[:, 0, 0], truth.risk(early)[:, 0, 0], truth, np.asarray(self.rows.subject)
-            ),
-        }
+        return found
 
     def _visit_head_result(self) -> dict[str, Any]:
         """The `visit` head has no calendar: only its likelihood and its mean hazard can be judged."""
@@ -295,12 +329,19 @@ class Evaluation:
             "The visit head gives the risk of the event before the next visit. It has no calendar, so that metrics at "
             "horizons do not apply; use head=horizon for them."
         )
-        self._warn()
+        self._warn([])
         metrics = [
             tables.metric_row(OURS, None, name, value, cause=self.task.causes[0]) for name, value in rows.items()
         ]
-        empty: dict[str, Any] = {k: [] for k in ("at_risk", "calibration", "risk_distribution", "trajectories")}
-        return self._frame() | empty | {"models": [OURS], "metrics": metrics, "warnings": self.warnings}
+        empty: dict[str, Any] = {
+            name: []
+            for name in (
+                "differences", "at_risk", "calibration", "smooth_calibration", "decision", "subgroups",
+                "risk_distribution", "trajectories",
+            )
+        }  # fmt: skip
+        found = self.facts.frame() | self._context([]) | empty
+        return found | {"models": [OURS], "metrics": metrics, "warnings": self.warnings}
 
 
 def evaluate(
@@ -330,9 +371,13 @@ def evaluate(
     folder = prepared or Path(run.manifest["prepared"])
     if not folder.is_dir():
         raise EhrseqError("the prepared set has moved", where=str(folder), mend="name it with --prepared")
-    result = Evaluation(run, Prepared(folder), split, settings=settings or run.study.evaluation).result(
-        progress=progress
-    )
+    store = Prepared(folder)
+    judged, settings = Judged.of_split(store, run.task, split), settings or run.study.evaluation
+    fitted = recalibrate(run, store) if settings.recalibrate else None
+    result = Evaluation(run, judged, prepared=store, settings=settings).result(progress=progress)
+    if fitted is not None:
+        recalibration = result["recalibration"] = before_and_after(run, fitted, judged)
+        add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
     add_to_run(run_folder, "metrics.json", lambda path: write_json(path, result))
     return result
 
@@ -346,21 +391,13 @@ def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
     write_manifest(folder, manifest, files=[*listed, folder / name])
 
 
-def question(task: TaskConfig) -> str:
-    """The task as a sentence."""
-    index = task.index
-    if index.code is not None:
-        start = f"{'each' if index.which == 'every' else 'the first'} {' or '.join(index.code)}"
-        start = f"{format_days(index.after)} after {start}" if index.after else start
-    elif index.first_visit:
-        start = "the first visit"
-    else:
-        start = f"age {format_days(index.age)}" if index.age is not None else str(index.date)
-    horizons = ", ".join(format_days(days) for days in task.horizons)
-    competing = f", with {' and '.join(task.competing)} as competing event" if task.competing else ""
-    who = f"Who will have {' or '.join(task.outcome)} within {horizons}"
-    return f"{who}, asked from {start} on and at every later visit{competing}?"
+def require_own(run: Run, prepared: Prepared) -> None:
+    """Refuse a prepared set that is not the one a run was trained on.
 
-
-def _labels_changed(run: Run, prepared: Prepared) -> bool:
-    return run.task.name not in prepared.tasks or labels_digest(prepared, run.task.name) != run.manifest["labels"]
+    Raises:
+        EhrseqError: Vocabulary or labels differ.
+    """
+    known = run.task.name in prepared.tasks and labels_digest(prepared, run.task.name) == run.manifest["labels"]
+    if not known or prepared.vocabulary.digest != run.vocabulary.digest:
+        mend = "evaluate with the prepared set that the run was trained on"
+        raise EhrseqError("is not what this run was trained on", where=str(prepared.folder), mend=mend)

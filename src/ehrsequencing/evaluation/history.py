@@ -20,9 +20,12 @@ TIMING = ("age_years", "days_since_index", "days_since_visit", "days_between_vis
 OF_CODE = ("count", "days_since")  # of every code
 OF_NUMBER = ("last", "mean", "min", "max")  # of a code with numbers: ranks among training values
 CHUNK_ITEMS = 2_000_000  # tokens, or rows, held at a time
+AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
+_SKEWED = ("days_", "visits", "count ")  # features, by the start of their names, whose logarithm is used
 
 Ints = NDArray[np.int64]
 Floats32 = NDArray[np.float32]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,68 @@ def history_features(
         out[where] = _features(timelines, rows, vocabulary, part, columns)
         done += len(part)
     return out
+
+
+@dataclass(frozen=True)
+class LinearDesign:
+    """History features made fit for a linear model; everything fitted on training rows. Make it with `fit`.
+
+    Counts and times become log(1 + ·), what is not known becomes the training median with a mark of its own (marks that
+    are alike in all training rows share one), age gets hinges, and nothing is extrapolated beyond the training range.
+
+    Attributes:
+        columns: The features that it takes.
+        used: (U,) numbers of the features that vary among training rows.
+        fill: (U,) training medians.
+        low: (U,) training minima.
+        high: (U,) training maxima.
+        marked: Numbers of the features, one for each distinct pattern of what is not known.
+    """
+
+    columns: FeatureSpec
+    used: Ints
+    fill: Floats
+    low: Floats
+    high: Floats
+    marked: tuple[int, ...]
+
+    @classmethod
+    def fit(cls, features: Floats32, columns: FeatureSpec) -> "LinearDesign":
+        """Choose and scale by training rows.
+
+        Args:
+            features: (r, F) from `history_features`.
+            columns: What they are.
+        """
+        values = _logarithms(features, columns)
+        unknown = np.isnan(values)
+        known = np.flatnonzero(~unknown.all(axis=0))
+        fill = np.nanmedian(values[:, known], axis=0)
+        filled = np.where(unknown[:, known], fill, values[:, known])
+        low, high = filled.min(axis=0, initial=np.inf), filled.max(axis=0, initial=-np.inf)
+        varies = high > low
+        patterns: dict[bytes, int] = {}
+        for column in np.flatnonzero(unknown.any(axis=0) & ~unknown.all(axis=0)).tolist():
+            patterns.setdefault(np.packbits(unknown[:, column]).tobytes(), column)
+        return cls(columns, known[varies], fill[varies], low[varies], high[varies], tuple(patterns.values()))
+
+    def __call__(self, features: Floats32) -> Floats:
+        """(r, F) history features → (r, D) finite covariates."""
+        values = _logarithms(features, self.columns)
+        used = values[:, self.used]
+        parts = [np.clip(np.where(np.isnan(used), self.fill, used), self.low, self.high)]
+        parts.append(np.isnan(values[:, list(self.marked)]).astype(np.float64))
+        if 0 in self.used:
+            age = parts[0][:, list(self.used).index(0), None]
+            parts.append(np.maximum(age - np.array(AGE_KNOTS_YEARS), 0.0))
+        return np.concatenate(parts, axis=1)
+
+
+def _logarithms(features: Floats32, columns: FeatureSpec) -> Floats:
+    values = features.astype(np.float64)
+    skewed = [number for number, name in enumerate(columns.names) if name.startswith(_SKEWED)]
+    values[:, skewed] = np.log1p(np.maximum(values[:, skewed], 0.0))
+    return values
 
 
 def _features(

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.censoring import Bools, Floats, Ints, StepFunction, divide
+from ehrsequencing.evaluation.censoring_cox import RowCensoring
 from ehrsequencing.evaluation.scored import ScoredRows
 
 #: Elements of one (resamples, n) work array: what fits the cache; what 16 resamples that share a sorting may take.
@@ -142,7 +143,7 @@ def metric_table(
     horizons_days: ArrayLike,
     *,
     weights: ArrayLike | None = None,
-    censoring: StepFunction | None = None,
+    censoring: StepFunction | RowCensoring | None = None,
     null_risk: ArrayLike | None = None,
 ) -> dict[str, Floats]:
     """The whole table of one landmark, as a point estimate or for a block of bootstrap weights, by the same code.
@@ -168,21 +169,26 @@ def metric_table(
     blocks = []
     for block in _blocks(None if weights is None else np.asarray(weights)):
         rows = ScoredRows.of(duration_days, cause, risk, horizons_days, weights=block, censoring=censoring)
-        score, null = brier(rows), null_brier(rows, null_risk=null_risk)
-        observed, expected = rows.finish(rows.observed_risk), rows.finish(rows.mean_risk)
-        blocks.append({
-            "wolbers_c": wolbers_c(rows),
-            "auc": cumulative_dynamic_auc(rows),
-            "brier": score,
-            "null_brier": null,
-            "ipa": _skill(score, null),
-            "observed": observed,
-            "expected": expected,
-            "observed_over_expected": divide(observed, expected),
-        })  # fmt: skip
+        blocks.append(table_of_rows(rows, null_risk=null_risk))
     if len(blocks) == 1:
         return blocks[0]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def table_of_rows(rows: ScoredRows, *, null_risk: ArrayLike | None = None) -> dict[str, Floats]:
+    """The table of `metric_table` for rows that are scored already."""
+    score, null = brier(rows), null_brier(rows, null_risk=null_risk)
+    observed, expected = rows.finish(rows.observed_risk), rows.finish(rows.mean_risk)
+    return {
+        "wolbers_c": wolbers_c(rows),
+        "auc": cumulative_dynamic_auc(rows),
+        "brier": score,
+        "null_brier": null,
+        "ipa": _skill(score, null),
+        "observed": observed,
+        "expected": expected,
+        "observed_over_expected": divide(observed, expected),
+    }
 
 
 def _skill(score: Floats, null: Floats) -> Floats:
@@ -226,6 +232,8 @@ def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
     turn = 2 * np.searchsorted(np.unique(duration[event]), duration, side="right")
     turn[event] -= 1
 
+    if isinstance(rows.fixed_censoring, RowCensoring):
+        return _concordance_by_pairs(rows, rows.fixed_censoring, e, h, turn)
     # 1 / G(T−) of an event, shared by all its pairs; pairs with a later row have it twice, pairs with an earlier
     # competing event have that row's own factor instead.
     weighted = rows.weights * rows.inverse_at_duration
@@ -240,6 +248,25 @@ def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
         group, is_late = turn >> (bit + 1), (turn >> bit) & 1 == 1
         wins += _wins(doubly, rows.weights, rank, event & ~is_late, is_late, group)
         wins += _wins(weighted, weighted, rank, event & is_late, competing & ~is_late, group)
+    return divide(wins, pairs)
+
+
+def _concordance_by_pairs(rows: ScoredRows, censoring: RowCensoring, e: int, h: int, turn: Ints) -> Floats:
+    """Wolbers' C where each row has its own G: 1 / (G_i(T_i−) G_j(T_i−)) does not come apart into two factors."""
+    score, competing = rows.risk[:, e, h], (rows.cause > 0) & (rows.cause != e + 1)
+    cases = np.flatnonzero(turn % 2 == 1)
+    inverse = rows.inverse_at_duration[0]
+    wins, pairs = np.zeros(len(rows.weights)), np.zeros(len(rows.weights))
+    step = max(1, BLOCK_ELEMENTS // len(score))
+    for i in (cases[start : start + step] for start in range(0, len(cases), step)):
+        later = turn[:, None] > turn[i]
+        weight = later * divide(1.0, censoring.before(rows.duration_days[i]), undefined=0.0)
+        weight += (~later & competing[:, None]) * inverse[:, None]
+        weight *= inverse[i]
+        better = (score[i] > score[:, None]) + 0.5 * (score[i] == score[:, None])
+        own = rows.weights[:, i]
+        pairs += np.einsum("rc,rc->r", own, rows.weights @ weight)
+        wins += np.einsum("rc,rc->r", own, rows.weights @ (weight * better))
     return divide(wins, pairs)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.censoring import Bools, Floats, Ints, RiskSets, StepFunction, checked_outcome, divide
+from ehrsequencing.evaluation.censoring_cox import RowCensoring
 
 #: Risks may leave [0, 1] by this much (float32 sums do) and are cut back.
 ROUNDING = 1e-6
@@ -25,7 +26,8 @@ class ScoredRows:
         risk: (n, causes, horizons) predicted cumulative incidence.
         horizons_days: (horizons,) increasing.
         weights: (resamples, n) multiplicities; one row of ones without weights.
-        fixed_censoring: G where it was fitted on other rows; None: on these rows, again for each resample.
+        fixed_censoring: G where it was fitted on other rows, one for all or one for each row; None: on these rows,
+            again for each resample.
         is_block: Whether results keep a leading resample axis.
     """
 
@@ -34,7 +36,7 @@ class ScoredRows:
     risk: Floats
     horizons_days: Floats
     weights: Floats
-    fixed_censoring: StepFunction | None
+    fixed_censoring: StepFunction | RowCensoring | None
     is_block: bool
 
     @classmethod
@@ -46,7 +48,7 @@ class ScoredRows:
         horizons_days: ArrayLike,
         *,
         weights: ArrayLike | None = None,
-        censoring: StepFunction | None = None,
+        censoring: StepFunction | RowCensoring | None = None,
     ) -> ScoredRows:
         """Check the inputs and bring them into one form.
 
@@ -57,7 +59,8 @@ class ScoredRows:
             horizons_days: (horizons,) increasing, not negative.
             weights: (n,) or (resamples, n) multiplicities, as `bootstrap_subjects` draws them.
             censoring: Distribution G of censoring times, as `censoring_survival` fits it on other rows (say the
-                training subjects at risk). Default: fitted on these rows, again for each resample.
+                training subjects at risk), or of each row's own censoring time. Default: fitted on these rows, again
+                for each resample.
 
         Raises:
             EhrseqError: Shapes that do not fit, risks outside [0, 1] or missing, horizons not increasing.
@@ -77,8 +80,10 @@ class ScoredRows:
             )
         if not ((risks >= -ROUNDING) & (risks <= 1 + ROUNDING)).all():
             raise EhrseqError("missing or outside 0..1", where="risk", mend="predict a probability for every row")
-        if censoring is not None and censoring.values.ndim != 1:
+        if isinstance(censoring, StepFunction) and censoring.values.ndim != 1:
             raise EhrseqError("one curve per resample", where="censoring", mend="fit it without a block of weights")
+        if isinstance(censoring, RowCensoring) and len(censoring) != duration.size:
+            raise EhrseqError("not one curve per row", where="censoring", mend="predict it for the rows evaluated")
         risks = np.clip(risks, 0.0, 1.0)
         return cls(duration, codes, risks, horizons, np.atleast_2d(weight), censoring, weight.ndim == 2)
 
@@ -108,22 +113,42 @@ class ScoredRows:
 
     @cached_property
     def censoring(self) -> StepFunction:
-        """G, values (m + 1,) where it is fixed, else (resamples, m + 1)."""
-        return self.fixed_censoring or self.counts.censoring
+        """G as one curve, values (m + 1,) where it is fixed, else (resamples, m + 1).
+
+        Where each row has its own G this is the Kaplan–Meier curve of these rows, which weighs nothing.
+        """
+        return self.fixed_censoring if isinstance(self.fixed_censoring, StepFunction) else self.counts.censoring
 
     @cached_property
     def covered(self) -> Bools:
         """(resamples, horizons) whether follow-up reaches the horizon (see `check_horizons`)."""
-        return self.counts.reaches(self.horizons_days) & (self.censoring.before(self.horizons_days) > 0)
+        return self.counts.reaches(self.horizons_days) & (self.smallest_g > 0)
+
+    @cached_property
+    def smallest_g(self) -> Floats:
+        """(resamples or 1, horizons) the smallest G that divides anything at each horizon: look at it."""
+        if isinstance(self.fixed_censoring, RowCensoring):
+            outcome = {"duration_days": self.duration_days, "cause": self.cause}
+            return self.fixed_censoring.smallest(self.horizons_days, **outcome)[None]
+        return np.atleast_2d(self.censoring.before(self.horizons_days))
 
     @cached_property
     def inverse_at_duration(self) -> Floats:
         """(resamples or 1, n) 1 / G(T−), the weight of an event at T; 0 where G(T−) is 0."""
+        if isinstance(self.fixed_censoring, RowCensoring):
+            return divide(1.0, self.fixed_censoring.before_own(self.duration_days)[None], undefined=0.0)
         return divide(1.0, np.atleast_2d(self.censoring.before(self.duration_days)), undefined=0.0)
 
     @cached_property
     def observed_risk(self) -> Floats:
-        """(resamples, causes, horizons) Aalen–Johansen incidence; NaN where follow-up ends before."""
+        """(resamples, causes, horizons) observed incidence; NaN where follow-up ends before.
+
+        Aalen–Johansen's; where each row has its own G, the weighted share of events Σ ω y / n, since Aalen–Johansen
+        takes censoring for independent.
+        """
+        if isinstance(self.fixed_censoring, RowCensoring):
+            shares = [self.known_weights(h) @ self.has_event_by(h).T for h in range(len(self.horizons_days))]
+            return self.where_covered(divide(np.stack(shares, axis=2), self.total_weight[:, None, None]))
         return self.where_covered(self.counts.incidence.at(self.horizons_days))
 
     @cached_property
@@ -156,7 +181,10 @@ class ScoredRows:
     def _known_weights(self) -> list[Floats]:
         blocks = []
         for h, horizon in enumerate(self.horizons_days):
-            at_horizon = divide(1.0, np.atleast_1d(self.censoring.before(horizon)), undefined=0.0)[:, None]
+            if isinstance(self.fixed_censoring, RowCensoring):
+                at_horizon = divide(1.0, self.fixed_censoring.before(horizon), undefined=0.0)[None, :]
+            else:
+                at_horizon = divide(1.0, np.atleast_1d(self.censoring.before(horizon)), undefined=0.0)[:, None]
             inverse = self.inverse_at_duration * self.has_event_by(h).any(axis=0)
             inverse += at_horizon * self.is_event_free_at(h)
             blocks.append(self.weights * inverse)

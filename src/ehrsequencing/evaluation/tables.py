@@ -1,40 +1,22 @@
 """What the report's tables and figures show, as plain JSON: who was at risk, calibration, distributions, examples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.evaluation.bootstrap import percentile_interval
 from ehrsequencing.evaluation.calibration import grouped_calibration
 from ehrsequencing.evaluation.censoring import median_follow_up_days
-from ehrsequencing.evaluation.scored import ScoredRows
+from ehrsequencing.evaluation.scope import Scope
 from ehrsequencing.records.meds import DAY_US
 from ehrsequencing.records.timelines import TaskRows
 
 Floats = NDArray[np.float64]
 LONGEST_TRAJECTORY = 40  # prediction times
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Rows of one landmark (None: all prediction times together) with the risks of every model.
-
-    Attributes:
-        landmark_days: Days after the index.
-        duration_days: (n,).
-        cause: (n,) int, 0 = censored.
-        horizons_days: (H,).
-        risk: Model name → (n, causes, H), ours first, then the strongest baseline.
-    """
-
-    landmark_days: float | None
-    duration_days: Floats
-    cause: NDArray[np.int64]
-    horizons_days: Floats
-    risk: dict[str, Floats]
+THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
 
 
 def number(value: Any) -> float | None:
@@ -58,33 +40,64 @@ def metric_row(
     return place | {"metric": metric, "value": number(value), "low": number(low), "high": number(high)}
 
 
-def at_risk(scored: Scored, causes: Sequence[str]) -> dict[str, Any]:
+def at_risk(scope: Scope, causes: Sequence[str]) -> dict[str, Any]:
     """How many were at risk at a landmark, how long they were followed, and who had which event by when."""
-    duration, cause = scored.duration_days, scored.cause
+    duration, cause = scope.duration_days, scope.cause
     return {
-        "landmark_days": scored.landmark_days,
+        "landmark_days": scope.landmark_days,
         "subjects": len(duration),
         "followup_median_days": number(median_follow_up_days(duration, cause)),
         "events": {
-            name: [int(np.sum((cause == e) & (duration <= horizon))) for horizon in scored.horizons_days]
+            name: [int(np.sum((cause == e) & (duration <= horizon))) for horizon in scope.horizons_days]
             for e, name in enumerate(causes, start=1)
         },
     }
 
 
-def calibration(scored: Scored, causes: Sequence[str]) -> list[dict[str, Any]]:
-    """Observed against predicted risk in groups, for our model and the strongest baseline."""
-    groups = 10 if np.sum(scored.cause == 1) >= 200 else 5
+def censoring(scopes: Sequence[Scope], *, model: str) -> dict[str, Any]:
+    """How censoring is made up for, and the smallest chance of being followed that divides anything (1 / G)."""
+    places = [
+        (scope.landmark_days, float(horizon), float(g))
+        for scope in scopes
+        for horizon, g in zip(scope.horizons_days, scope.smallest_g(), strict=True)
+    ]
+    thin = [(g, horizon) for _, horizon, g in places if g < THIN_FOLLOW_UP]
+    note = ""
+    if thin:
+        g, horizon = min(thin)
+        each = f"each of those left stands for {1 / g:.0f}" if g else "nobody is left"
+        note = (
+            f"Few subjects are followed long enough: at {len(thin)} of {len(places)} combinations of landmark and "
+            f"horizon the chance of still being followed falls below {THIN_FOLLOW_UP:.0%}. At the worst, "
+            f"{format_days(horizon)}, it is {g:.1%}: {each}. Trust shorter horizons more."
+        )
+    smallest = [{"landmark_days": landmark, "horizon_days": horizon, "g": number(g)} for landmark, horizon, g in places]
+    return {"model": model, "smallest_g": smallest, "note": note}
+
+
+def follow_up(scope: Scope) -> dict[str, Any]:
+    """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
+    samples = [median_follow_up_days(scope.duration_days, scope.cause, weights=weights) for weights in scope.blocks()]
+    low, high = percentile_interval(np.concatenate(samples)) if samples else (np.nan, np.nan)
+    return {
+        "landmark_days": scope.landmark_days,
+        "median_days": number(median_follow_up_days(scope.duration_days, scope.cause)),
+        "low": number(low), "high": number(high),
+    }  # fmt: skip
+
+
+def calibration(scope: Scope, causes: Sequence[str], *, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Observed against predicted risk in groups."""
+    groups = 10 if np.sum(scope.cause == 1) >= 200 else 5
     out = []
-    for model, risk in list(scored.risk.items())[:2]:
-        rows = ScoredRows.of(scored.duration_days, scored.cause, risk, scored.horizons_days)
-        found = grouped_calibration(rows, groups=groups)
-        for e, h in np.ndindex(len(causes), len(scored.horizons_days)):
+    for model in models:
+        found = grouped_calibration(scope.scored(model), groups=groups)
+        for e, h in np.ndindex(len(causes), len(scope.horizons_days)):
             use = (found.n[e, h] > 0) & ~np.isnan(found.observed[e, h])
             observed, spread = found.observed[e, h][use], 1.96 * found.standard_error[e, h][use]
             out.append({
-                "model": model, "landmark_days": scored.landmark_days, "cause": causes[e],
-                "horizon_days": float(scored.horizons_days[h]),
+                "model": model, "landmark_days": scope.landmark_days, "cause": causes[e],
+                "horizon_days": float(scope.horizons_days[h]),
                 "predicted": found.predicted[e, h][use].tolist(), "observed": observed.tolist(),
                 "low": np.clip(observed - spread, 0, 1).tolist(), "high": np.clip(observed + spread, 0, 1).tolist(),
                 "n": found.n[e, h][use].astype(int).tolist(),
@@ -92,18 +105,18 @@ def calibration(scored: Scored, causes: Sequence[str]) -> list[dict[str, Any]]:
     return out
 
 
-def distribution(scored: Scored, causes: Sequence[str], *, model: str) -> list[dict[str, Any]]:
+def distribution(scope: Scope, causes: Sequence[str], *, model: str) -> list[dict[str, Any]]:
     """Histograms of the predicted risk: those with the event by the horizon, without it, and not known."""
-    duration, cause, risk = scored.duration_days, scored.cause, scored.risk[model]
+    duration, cause, risk = scope.duration_days, scope.cause, scope.risk[model]
     out = []
-    for e, h in np.ndindex(len(causes), len(scored.horizons_days)):
-        horizon = scored.horizons_days[h]
+    for e, h in np.ndindex(len(causes), len(scope.horizons_days)):
+        horizon = scope.horizons_days[h]
         edges = np.linspace(0, max(float(risk[:, e, h].max()), 1e-6), 21)
         event = (cause == e + 1) & (duration <= horizon)
         free = ~event & ((duration > horizon) | (cause > 0))
         groups = {"event": event, "no_event": free, "unknown": ~event & ~free}
         out.append({
-            "landmark_days": scored.landmark_days, "cause": causes[e], "horizon_days": float(horizon),
+            "landmark_days": scope.landmark_days, "cause": causes[e], "horizon_days": float(horizon),
             "edges": edges.tolist(),
             **{name: np.histogram(risk[which, e, h], bins=edges)[0].tolist() for name, which in groups.items()},
         })  # fmt: skip

@@ -37,6 +37,8 @@ class SurvivalModel(nn.Module):
                 where="ModelConfig.architecture",
                 mend="use the class of that architecture",
             )
+        if config.members != 1:
+            raise EhrseqError("is one model", where=f"ModelConfig.members={config.members}", mend="use Ensemble")
         self.config = config
 
     def _add_head(self) -> None:
@@ -177,7 +179,7 @@ class SurvivalModel(nn.Module):
         config = read_config(folder)
         weights = _read_weights(folder / WEIGHTS_FILE)
         where, mend = str(folder / WEIGHTS_FILE), "save the model again"
-        if config.layers > len(weights):  # before anything of that size is built
+        if config.layers * config.members > len(weights):  # before anything of that size is built
             raise EhrseqError("holds fewer tensors than the configuration has layers", where=where, mend=mend)
         try:
             with torch.device("meta"):  # shapes only: a hostile configuration allocates nothing

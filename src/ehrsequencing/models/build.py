@@ -4,19 +4,18 @@ from pathlib import Path
 
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models.base import SurvivalModel, read_config
-from ehrsequencing.models.behrt import BEHRTForSurvival
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-
-_CLASSES: dict[str, type[SurvivalModel]] = {
-    model.architecture: model for model in (HierarchicalBEHRTForSurvival, BEHRTForSurvival)
-}
+from ehrsequencing.models.ensemble import SINGLE, Ensemble
 
 
 def build_model(config: ModelConfig) -> SurvivalModel:
-    """A new model of the configured architecture."""
-    return _CLASSES[config.architecture](config)
+    """A new model of the configured architecture, or an ensemble of them."""
+    return _class_of(config)(config)
 
 
 def load_model(path: str | Path) -> SurvivalModel:
     """The model in a folder, in evaluation mode; errors as `SurvivalModel.from_pretrained`."""
-    return _CLASSES[read_config(Path(path)).architecture].from_pretrained(path)
+    return _class_of(read_config(Path(path))).from_pretrained(path)
+
+
+def _class_of(config: ModelConfig) -> type[SurvivalModel]:
+    return SINGLE[config.architecture] if config.members == 1 else Ensemble

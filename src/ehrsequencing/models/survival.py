@@ -141,6 +141,8 @@ def horizon_nll(
 
         NLL_p = Σ_e Σ_k λ_{e,k} · |[τ_{k−1}, τ_k) ∩ [entry, duration)|  −  Σ_e 1[cause = e] · log λ_{e, k(duration)}
 
+    with k(t) the bin of `τ_{k−1} < t ≤ τ_k`: an event at an edge counts where its exposure lies.
+
     Args:
         logits: (N, E, K) log-hazards. Above 20 the exponential goes on as its tangent.
         edges_days: The K − 1 inner edges τ_1 < … < τ_{K−1}.
@@ -167,7 +169,7 @@ def horizon_nll(
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     exposure = _overlap(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)  # (N, K)
     cumulative = torch.einsum("nek,nk->n", _tangent_exp(logits), exposure)
-    bin_of = torch.bucketize(duration_days.double(), _inner(edges_days, duration_days), right=True)
+    bin_of = torch.bucketize(duration_days.double(), _inner(edges_days, duration_days))  # τ_{k−1} < T ≤ τ_k
     at_event = logits.flatten(1).gather(1, ((cause - 1).clamp(min=0) * logits.shape[2] + bin_of).unsqueeze(1))
     return cumulative - at_event.squeeze(1) * (cause > 0)
 

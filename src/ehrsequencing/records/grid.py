@@ -42,8 +42,12 @@ def exposure(
 
 
 def event_bin(edges_days: Sequence[float], duration_days: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Bin k(duration) of each row, (R,): bins are `[τ_{k−1}, τ_k)`."""
-    return np.searchsorted(np.asarray(edges_days), duration_days, side="right")
+    """Bin k(duration) of each row, (R,): `τ_{k−1} < duration ≤ τ_k`.
+
+    An event at an edge belongs to the bin that ends there: there its exposure was, and metrics count it as an event by
+    that horizon.
+    """
+    return np.searchsorted(np.asarray(edges_days), duration_days, side="left")
 
 
 def cohort_hazards(

@@ -131,7 +131,7 @@ def prepare(
             _write_cohort(folder, builder.task.name)
             write_json(task_folder / "attrition.json", tally.as_json())
         write_manifest(folder, {
-            "kind": "prepared", "version": __version__, "data": _data_name(data),
+            "kind": "prepared", "version": __version__, "data": data_name(data),
             "data_path": str(data.resolve()), "subjects": len(subject_ids),
             "dataset_end_us": dataset_end_us, "vocabulary": vocabulary.digest, "tasks": names,
             "config": digest(study.model_dump(mode="json", include=SECTIONS)),
@@ -139,7 +139,7 @@ def prepare(
         })  # fmt: skip
 
 
-def _data_name(data: Path) -> str:
+def data_name(data: Path) -> str:
     """What the data set calls itself, else its folder's name."""
     card = data / "metadata" / "dataset.json"
     name = read_json(card).get("dataset_name") if card.is_file() else None

@@ -1,66 +1,14 @@
 """The metric table, its marks and its forest plots, and what they say in plain words."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
-from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting import figures
-from ehrsequencing.reporting.figures import Estimate
-
-
-@dataclass(frozen=True)
-class _Metric:
-    """How a metric is printed: `better` is +1, -1, or 0 where neither more nor less is better."""
-
-    name: str
-    better: int
-    digits: int
-    meaning: str
-
-
-METRICS = {
-    "c": _Metric("C", 1, 3, "of two subjects, how often the one with the earlier event was given the higher risk"),
-    "auc": _Metric("AUC", 1, 3, "how often a subject with the event by the horizon was given more risk than others"),
-    "ipa": _Metric("IPA", 1, 3, "share of the prediction error removed, against giving everyone the same average risk"),
-    "brier": _Metric("Brier", -1, 4, "mean squared error of the predicted risk; lower is better"),
-    "oe": _Metric("O/E", 0, 2, "events observed for each event expected; 1 is right, above 1 the risks are too low"),
-    "slope": _Metric("slope", 0, 2, "calibration slope; 1 is right, below 1 the risks are too extreme"),
-    "ici": _Metric("ICI", -1, 4, "mean distance between predicted and observed risk; lower is better"),
-    "ibs": _Metric("IBS", -1, 4, "Brier score averaged over time; lower is better"),
-    "nll": _Metric("NLL", -1, 4, "negative log-likelihood per prediction; lower is better"),
-}  # fmt: skip
-
-
-def duration(days: float) -> str:
-    """Days in words.
-
-    >>> duration(365.25), duration(730.5), duration(30.0), duration(0.25), duration(1234.0)
-    ('1 year', '2 years', '30 days', '6 hours', '3.4 years')
-    """
-    years = days / DAYS_PER_YEAR
-    if years >= 2 or (years >= 1 and years % 0.5 == 0):
-        amount, unit = f"{round(years, 1):g}", "year"
-    elif 0 < days < 1:
-        amount, unit = f"{round(days * 24, 1):g}", "hour"
-    else:
-        amount, unit = f"{round(days, 1):g}", "day"
-    return f"{amount} {unit}" + ("" if amount == "1" else "s")
-
-
-def from_landmark(days: float | None) -> str:
-    """Where the clock of a prediction starts."""
-    if days is None:
-        return "all prediction times together"
-    return "at the index" if days == 0 else f"{duration(days)} after the index"
-
-
-def listed(words: Iterable[str], last: str = "and") -> str:
-    """Words as in a sentence: `a, b and c`."""
-    *most, final = list(words)
-    return f"{', '.join(most)} {last} {final}" if most else final
+from ehrsequencing.reporting.svg import Estimate
+from ehrsequencing.reporting.wording import METRICS, RIGHT, difference, duration, from_landmark, listed, size, verdict
 
 
 @dataclass(frozen=True)
@@ -83,6 +31,10 @@ class Scores:
             key = (row["model"], row["landmark_days"], row["cause"], row["horizon_days"], row["metric"])
             self.values[key] = row
         self.models: list[str] = list(dict.fromkeys([*m["models"], *(row["model"] for row in m["metrics"])]))
+        self.gaps: dict[tuple[Any, ...], Mapping[str, Any]] = {
+            (row["model"], row["landmark_days"], row["cause"], row["horizon_days"], row["metric"]): row
+            for row in m.get("differences") or []
+        }
         truth = (m.get("oracle") or {}).get("name")
         self.rivals = [name for name in self.models[1:] if name != truth]  # the truth of a simulation is no baseline
         self.causes: list[str | None] = list(dict.fromkeys([*m["causes"], *(row["cause"] for row in m["metrics"])]))
@@ -96,9 +48,10 @@ class Scores:
         kind = self.models.index(model)
         return Estimate(kind, model, row.get("value"), row.get("low"), row.get("high"))
 
-    def _columns(self, landmark: float | None, cause: str | None, *, overall: bool) -> list[str]:
+    def _columns(self, landmark: float | None, cause: str | None, *, overall: bool, part: str) -> list[str]:
         names = {k[4] for k in self.values if (k[1], k[2], k[3] is None) == (landmark, cause, overall)}
-        return [*(name for name in METRICS if name in names), *sorted(names - set(METRICS))]
+        known = [name for name, metric in METRICS.items() if name in names and metric.part == part]
+        return [*known, *(sorted(names - set(METRICS)) if part == "accuracy" else [])]
 
     def _row(
         self, model: str, key: tuple[Any, ...], columns: Sequence[str], best: Mapping[str, str | None]
@@ -109,12 +62,17 @@ class Scores:
             if row is None or row["value"] is None:
                 cells.append(Cell("absent" if row is None else "undefined"))
                 continue
-            digits = METRICS[metric].digits if metric in METRICS else 4
+            digits, scale = (METRICS[metric].digits, METRICS[metric].scale) if metric in METRICS else (4, 1.0)
             low, high = row["low"], row["high"]
-            interval = "" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
-            off = metric in ("oe", "slope") and bool(interval) and not low <= 1 <= high
-            cells.append(Cell("value", f"{row['value']:.{digits}f}", interval, best.get(metric) == model, off))
+            interval = "" if low is None or high is None else f"{scale * low:z.{digits}f} to {scale * high:z.{digits}f}"
+            off = metric in RIGHT and bool(interval) and not low <= RIGHT[metric] <= high
+            off = off or (metric == "ks_p" and row["value"] < 0.05) or self._beyond_chance(model, key, metric, row)
+            cells.append(Cell("value", f"{scale * row['value']:z.{digits}f}", interval, best.get(metric) == model, off))
         return cells
+
+    def _beyond_chance(self, model: str, key: tuple[Any, ...], metric: str, row: Mapping[str, Any]) -> bool:
+        chance = self.values.get((model, *key, "ici_null"), {}).get("value") if metric == "ici" else None
+        return chance is not None and row["value"] > chance
 
     def _rows(self, key: tuple[Any, ...], columns: Sequence[str]) -> list[tuple[int, str, list[Cell]]]:
         best = {metric: self.best(key, metric) for metric in columns}
@@ -133,18 +91,22 @@ class Scores:
         top = max(known, key=lambda name: known[name][0])
         return top if all(known[top][0] > span[1] for name, span in known.items() if name != top) else None
 
-    def blocks(self) -> list[dict[str, Any]]:
-        """A table per cause and landmark, with a group of rows per horizon."""
+    def blocks(self, part: str = "accuracy") -> list[dict[str, Any]]:
+        """A table per cause and landmark, with a group of rows per horizon.
+
+        Args:
+            part: `accuracy` or `calibration`.
+        """
         blocks = []
         for cause in self.causes:
             for landmark in self.landmarks:
-                columns = self._columns(landmark, cause, overall=False)
+                columns = self._columns(landmark, cause, overall=False, part=part)
                 horizons = [
                     (horizon, rows)
                     for horizon in self.m["horizons_days"]
                     if (rows := self._rows((landmark, cause, horizon), columns))
                 ]
-                over = self._columns(landmark, cause, overall=True)
+                over = self._columns(landmark, cause, overall=True, part=part)
                 overall = self._rows((landmark, cause, None), over)
                 if horizons or overall:
                     where = {"cause": cause, "cause_place": self.causes.index(cause), "landmark": landmark}
@@ -152,8 +114,8 @@ class Scores:
                     blocks.append({**where, **tables})
         return blocks
 
-    def forests(self) -> list[tuple[str, list[Markup]]]:
-        """Forest plots of C and IPA, per cause."""
+    def forests(self, shown: Mapping[Any, str]) -> list[tuple[str, list[Markup]]]:
+        """Forest plots of C and IPA, per cause, with the number at risk."""
         drawn = []
         for cause in self.m["causes"]:
             plots = []
@@ -167,9 +129,7 @@ class Scores:
                             if (row := self.values.get((name, landmark, cause, horizon, metric))) is not None
                         ]
                         if rows:
-                            where = "all times" if landmark is None else from_landmark(landmark)
-                            where = where.replace("after the index", "after index")
-                            groups.append((f"{where}\nby {duration(horizon)}", rows))
+                            groups.append((_where(landmark, horizon, shown), rows))
                 if groups:
                     title = f"{METRICS[metric].name} of each model for {cause}"
                     name = METRICS[metric].name
@@ -178,6 +138,32 @@ class Scores:
             if plots:
                 drawn.append((cause, plots))
         return drawn
+
+    def gap_forests(self, shown: Mapping[Any, str]) -> list[Markup]:
+        """Our model less each baseline in C and IPA, for the cause of interest."""
+        plots = []
+        for metric in ("c", "ipa"):
+            groups = []
+            for landmark, horizon in self._places():
+                rows = [
+                    Estimate(self.models.index(name), name, gap["value"], gap["low"], gap["high"])
+                    for name in self.rivals
+                    if (gap := self.gap(name, landmark, horizon, metric)) is not None
+                ]
+                if rows:
+                    groups.append((_where(landmark, horizon, shown), rows))
+            if groups:
+                name = METRICS[metric].name
+                title, label = f"Difference in {name} to each baseline", f"difference in {name} (right: ours is better)"
+                plots.append(Markup(figures.forest(groups, title=title, label=label, reference=0.0, floor=-0.5)))
+        return plots
+
+    def _places(self) -> list[tuple[float | None, float]]:
+        return [(landmark, horizon) for landmark in self.landmarks for horizon in self.m["horizons_days"]]
+
+    def gap(self, rival: str, landmark: float | None, horizon: float | None, metric: str) -> Mapping[str, Any] | None:
+        """Our model less a baseline, paired over subjects, for the cause of interest."""
+        return self.gaps.get((rival, landmark, self.m["causes"][0], horizon, metric))
 
     # The words of the summary rest on one cell: the first landmark, the longest horizon at which C is defined.
 
@@ -188,11 +174,22 @@ class Scores:
         ]
         return landmark, (defined or self.m["horizons_days"] or [None])[-1]
 
+    def strongest(self) -> str | None:
+        """The baseline with the highest C in that cell; the first one where none has a C."""
+        landmark, horizon = self._main()
+        found = {name: self.number(name, landmark, horizon, "c").value for name in self.rivals}
+        defined = {name: value for name, value in found.items() if value is not None}
+        return max(defined, key=lambda name: defined[name]) if defined else next(iter(self.rivals), None)
+
     def headline(self) -> dict[str, Any]:
         """The small table of the summary: our model beside the strongest baseline at the first landmark."""
         landmark = self._main()[0]
         columns = ["c", "ipa", "oe"]
-        horizons = [(h, self._rows((landmark, self.m["causes"][0], h), columns)[:2]) for h in self.m["horizons_days"]]
+        two = [*self.models[:1], self.strongest()]
+        horizons = [
+            (h, [row for row in self._rows((landmark, self.m["causes"][0], h), columns) if row[1] in two])
+            for h in self.m["horizons_days"]
+        ]
         return {"landmark": landmark, "columns": columns, "horizons": [(h, rows) for h, rows in horizons if rows]}
 
     def how_well(self) -> str:
@@ -208,9 +205,9 @@ class Scores:
             words.append(f"of two subjects it ranks the one with the earlier event first in {c.value:.0%} of pairs"
                          f"{_interval(c, 0)}; a coin would reach 50%.")  # fmt: skip
         if (ipa := ours["ipa"]).value is not None:
-            change = "smaller" if ipa.value >= 0 else "LARGER"
-            words.append(f"Its prediction error is {abs(ipa.value):.0%} {change} than that of giving everyone the same "
-                         "average risk.")  # fmt: skip
+            change = f"{abs(ipa.value):.0%} {'smaller' if ipa.value >= 0 else 'LARGER'} than"
+            change = "no smaller than" if abs(ipa.value) < 0.005 else change
+            words.append(f"Its prediction error is {change} that of giving everyone the same average risk.")
         if (oe := ours["oe"]).value is not None:
             words.append(f"For every 100 events it expects, {100 * oe.value:.0f} happened{_interval(oe, 2)}.")
         return " ".join(words)
@@ -221,22 +218,40 @@ class Scores:
         if not self.rivals:
             return "With nothing: no baseline was evaluated, so these numbers have no yardstick."
         others = f"On the very same subjects: {listed(self.rivals)}."
-        pair = (self.models[0], self.rivals[0])
-        ours, rival = (self.number(name, landmark, horizon, "c") for name in pair)
-        if ours.value is None or rival.value is None:
-            return (
-                f"{others} The strongest is {rival.name}; C is undefined for one of the two, so no verdict is possible."
-            )
-        gap = f"C {ours.value:.3f} against {rival.value:.3f} for {rival.name}, the strongest of them"
+        rival = self.strongest() or ""
+        pair = (self.models[0], rival)
+        ours, theirs = (self.number(name, landmark, horizon, "c") for name in pair)
+        if ours.value is None or theirs.value is None:
+            return f"{others} The strongest is {rival}; C is undefined for one of the two, so no verdict is possible."
+        told = f"C {ours.value:.3f} against {theirs.value:.3f} for {rival}, the strongest of them"
+        if any(self.gap(rival, landmark, horizon, metric) for metric in ("c", "ipa")):
+            return f"{others} {told}. {self._verdicts(rival, landmark, horizon)}"
         key = (landmark, self.m["causes"][0], horizon)
         two = [_span("c", self.values[name, *key, "c"], 1) for name in pair]
         if two[0] is None or two[1] is None:
-            return f"{others} {gap}; without intervals, no verdict is possible."
+            return f"{others} {told}; without intervals, no verdict is possible."
         if two[0][0] > two[1][1]:
-            return f"{others} {gap}: clearly better."
+            return f"{others} {told}: clearly better."
         if two[0][1] < two[1][0]:
-            return f"{others} {gap}: clearly WORSE; prefer {rival.name}."
-        return f"{others} {gap}: the intervals overlap, so these subjects cannot tell the two apart."
+            return f"{others} {told}: clearly WORSE; prefer {rival}."
+        return f"{others} {told}: the intervals overlap, so these subjects cannot tell the two apart."
+
+    def _verdicts(self, rival: str, landmark: float | None, horizon: float | None) -> str:
+        """Ranking and error against a baseline in words, then how often over all landmarks and horizons."""
+        words = []
+        for metric, what in (("c", "Ranking"), ("ipa", "Prediction error (IPA)")):
+            gap = self.gap(rival, landmark, horizon, metric)
+            if gap is not None and gap["value"] is not None:
+                words.append(f"{what}: {verdict(gap, metric)} {rival} ({difference(gap, metric)}).")
+        cells = [self.gap(rival, *place, "c") for place in self._places()]
+        judged = [verdict(gap, "c") for gap in cells if gap is not None and gap["low"] is not None]
+        if len(judged) > 1:
+            better, worse = judged.count("better than"), judged.count("WORSE than")
+            rest = f"worse in {worse}, not told apart in {len(judged) - better - worse}"
+            words.append(
+                f"In C over all {len(judged)} combinations of landmark and horizon: better in {better}, {rest}."
+            )
+        return " ".join(words)
 
     def not_for(self) -> str:
         """Uses that these numbers do not support."""
@@ -251,10 +266,20 @@ class Scores:
             oe = self.number(self.models[0], landmark, horizon, "oe")
             if oe.low is not None and oe.high is not None and not oe.low <= 1 <= oe.high:
                 off.setdefault("too low" if oe.low > 1 else "too high", []).append(duration(horizon))
+        rival = self.strongest()
+        gap = None if rival is None else self.gap(rival, *self._main(), "c")
+        if gap is not None and gap["low"] is not None and verdict(gap, "c") != "better than":
+            out.append(f"Not as a reason to leave {rival}: these subjects do not show that the model ranks better.")
         if off:
             told = listed(f"{how} at {listed(where)}" for how, where in off.items())
             out.append(f"Not for reading the risks as probabilities without recalibration: they are {told}.")
         return " ".join(out)
+
+
+def _where(landmark: float | None, horizon: float, shown: Mapping[Any, str]) -> str:
+    where = "all times" if landmark is None else from_landmark(landmark).replace("after the index", "after index")
+    people = shown.get(("at_risk", landmark))
+    return f"{where}\nby {duration(horizon)}" + ("" if people is None else f", {size(people)}")
 
 
 def _interval(estimate: Estimate, digits: int) -> str:

@@ -3,14 +3,14 @@
 A count is a sum over disjoint groups of people, so everything printed in the report is a system of linear equations
 about those groups. `hide_small` is the one gate: it hides the small counts, then more counts wherever subtraction
 (or any other reasoning about sums) would still pin a small one down. `publish` writes the report's tables as such a
-system; `merge_bins` and `pool_groups` coarsen the figures. The threshold is that of the US CMS cell size policy, in
-which nobody (0) is not a small group.
+system (`published.py`); `merge_bins` and `pool_groups` coarsen the figures. The threshold is that of the US CMS cell
+size policy, in which nobody (0) is not a small group.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,11 @@ class InconsistentCounts(ValueError):
     """The counts cannot be sums over the same groups."""
 
 
-def hide_small(counts: Mapping[Key, Count], implied: Iterable[frozenset[Hashable]] = ()) -> dict[Key, str]:
+def hide_small(
+    counts: Mapping[Key, Count],
+    implied: Iterable[frozenset[Hashable]] = (),
+    links: Iterable[tuple[frozenset[Hashable], frozenset[Hashable]]] = (),
+) -> dict[Key, str]:
     """How each count may be printed so that no number of people from 1 to 10 can be worked out.
 
     Counts from 1 to 10 print as `<11`. A reader then knows equalities (printed numbers) and bounds (`<11`, `≥11`); the
@@ -49,6 +53,7 @@ def hide_small(counts: Mapping[Key, Count], implied: Iterable[frozenset[Hashable
     Args:
         counts: What the report prints. Zeros are printed.
         implied: Further sets of groups that nobody may count to 1..10 by subtraction.
+        links: Pairs of sets of groups that hold the same people, cut in two ways (by sex, and by age).
 
     Returns:
         The text for every key of `counts`.
@@ -58,28 +63,32 @@ def hide_small(counts: Mapping[Key, Count], implied: Iterable[frozenset[Hashable
     """
     if not counts:
         return {}
-    groups = sorted({g for count in counts.values() for g in count.groups}, key=repr)
+    links = list(links)
+    members = [count.groups for count in counts.values()] + [side for pair in links for side in pair]
+    groups = sorted({group for some in members for group in some}, key=repr)
     rows: dict[tuple[frozenset[Hashable], int], int] = {}  # counts of the same people share a row, and a fate
     for count in counts.values():
         rows[count.groups, count.value] = max(count.weight, rows.get((count.groups, count.value), 0))
     costs = [(weight, value) for (_, value), weight in rows.items()]
     matrix = _indicators([members for members, _ in rows], groups)
     values = np.array([value for _, value in rows], dtype=float)
-    inverse = np.linalg.pinv(matrix)
-    if np.abs(matrix @ (inverse @ values) - values).max(initial=0.0) > 1e-6:
+    same = _indicators([a for a, _ in links], groups) - _indicators([b for _, b in links], groups)
+    full, known = np.vstack([matrix, same]), np.concatenate([values, np.zeros(len(same))])
+    inverse = np.linalg.pinv(full)
+    if np.abs(full @ (inverse @ known) - known).max(initial=0.0) > 1e-6:
         raise InconsistentCounts
     low, high = values.copy(), values.copy()  # what is told about each count
-    _deduce(np.zeros(len(groups)), matrix, low, high)  # refuses counts that need negative groups
+    _deduce(np.zeros(len(groups)), matrix, low, high, same)  # refuses counts that need negative groups
     small = (values >= 1) & (values < SMALLEST)
     low[small], high[small] = 1, SMALLEST - 1
     sets = dict.fromkeys([*(members for members, _ in rows), *implied])
     targets = _indicators([members for members in sets if members and members <= set(groups)], groups)
-    told = np.abs(targets @ inverse @ matrix - targets).max(axis=1, initial=0.0) < 1e-7  # by the full tables, that is
-    derived = np.round(targets @ inverse @ values)
+    told = np.abs(targets @ inverse @ full - targets).max(axis=1, initial=0.0) < 1e-7  # by the full tables, that is
+    derived = np.round(targets @ inverse @ known)
     targets = targets[told & (derived >= 1) & (derived < SMALLEST)]
     trouble = np.zeros(len(targets))
     for t, target in enumerate(targets):
-        while (deduced := _deduce(target, matrix, low, high)).possible < _POSSIBLE:
+        while (deduced := _deduce(target, matrix, low, high, same)).possible < _POSSIBLE:
             _withhold(costs, low, high, deduced.used)
             trouble[t] += 1
     targets = targets[np.argsort(-trouble, kind="stable")]
@@ -87,7 +96,7 @@ def hide_small(counts: Mapping[Key, Count], implied: Iterable[frozenset[Hashable
     for k in sorted(withheld, key=lambda k: costs[k], reverse=True):  # some turn out to be withheld for nothing
         before = low[k], high[k]
         low[k] = high[k] = values[k]
-        if any(_deduce(target, matrix, low, high).possible < _POSSIBLE for target in targets):
+        if any(_deduce(target, matrix, low, high, same).possible < _POSSIBLE for target in targets):
             low[k], high[k] = before
     texts = {row: _printed(row[1], *told) for row, *told in zip(rows, low, high, strict=True)}
     return {key: texts[count.groups, count.value] for key, count in counts.items()}
@@ -104,8 +113,8 @@ class _Deduction:
     used: NDArray[np.bool_]  # the counts that this rests on
 
 
-def _deduce(target: Matrix, matrix: Matrix, low: Matrix, high: Matrix) -> _Deduction:
-    """Range of `target · groups` for all groups ≥ 0 that agree with what is told."""
+def _deduce(target: Matrix, matrix: Matrix, low: Matrix, high: Matrix, same: Matrix) -> _Deduction:
+    """Range of `target · groups` for all groups ≥ 0 that agree with what is told and with the links (`same`)."""
     bounded = np.flatnonzero(np.isfinite(high))
     rows, bounds = np.vstack([matrix[bounded], -matrix]), np.concatenate([high[bounded], -low])
     origin = np.concatenate([bounded, np.arange(len(low))])
@@ -116,6 +125,8 @@ def _deduce(target: Matrix, matrix: Matrix, low: Matrix, high: Matrix) -> _Deduc
             sign * target,
             A_ub=rows,
             b_ub=bounds,
+            A_eq=same if len(same) else None,
+            b_eq=np.zeros(len(same)) if len(same) else None,
             bounds=(0, most_people),
             method="highs-ds",
             options={"presolve": False},
@@ -150,149 +161,6 @@ def _printed(value: int, low: float, high: float) -> str:
     if np.isfinite(high):
         return f"<{SMALLEST}"
     return f"≥{low:,.0f}" if low else "hidden"
-
-
-# ---------------------------------------------------------------------- the report's tables as one system of counts
-
-_WEIGHTS: dict[Hashable, int] = {
-    "unknown": 0, "no_event": 0, "event": 1, "by": 1, "out": 2, "events": 2, "flow": 3, "at_risk": 3, "subjects": 3
-}  # fmt: skip
-
-
-@dataclass
-class _System:
-    """Collects counts; `join` decides which tables are about the same people."""
-
-    join: Callable[[str], Hashable]
-    counts: dict[tuple[Hashable, ...], Count] = field(default_factory=dict)
-    implied: list[frozenset[Hashable]] = field(default_factory=list)
-
-    def add(self, table: str, key: tuple[Hashable, ...], value: int | None, names: Iterable[Hashable]) -> None:
-        if value is not None:
-            scope = self.join(table)
-            weight = _WEIGHTS.get(key[-1], _WEIGHTS.get(key[0], 0))
-            self.counts[key] = Count(value, frozenset((scope, name) for name in names), weight)
-
-    def imply(self, table: str, names: Iterable[Hashable]) -> None:
-        scope = self.join(table)
-        self.implied.append(frozenset((scope, name) for name in names))
-
-
-def publish(metrics: Mapping[str, Any]) -> dict[tuple[Hashable, ...], str]:
-    """Texts of every count that the report prints.
-
-    All tables together are one system: the splits add up to the cohort flow's last step, the held-out subjects' events
-    to those of the landmarks, and so on. Where the tables turn out not to be about the same people, each is judged
-    alone.
-
-    Returns:
-        Texts under `("flow", i)`, `("out", i)`, `("subjects", split)`, `("events", split, cause or "censored")`,
-        `("at_risk", landmark)`, `("by", landmark, cause, horizon)` and
-        `("risk", landmark, cause, horizon, "event" | "no_event" | "unknown")`.
-    """
-    joins: list[Callable[[str], Hashable]] = [lambda table: "", lambda table: table, lambda table: object()]
-    for join in joins:
-        system = _System(join)
-        _add_splits(system, metrics)
-        _add_flow(system, metrics)
-        _add_landmarks(system, metrics)
-        _add_risks(system, metrics)
-        try:
-            return hide_small(system.counts, system.implied)
-        except InconsistentCounts:
-            continue
-    raise InconsistentCounts  # pragma: no cover (counts that share nothing always agree)
-
-
-def _instants(metrics: Mapping[str, Any]) -> list[float]:
-    """Days since the index at which some printed count of the evaluated split begins or ends."""
-    blanking = float(metrics["task"].get("blanking", 0.0))
-    starts = [row["landmark_days"] + blanking for row in metrics["at_risk"]]
-    ends = [row["landmark_days"] + h for row in metrics["at_risk"] for h in metrics["horizons_days"]]
-    return sorted({0.0, *(round(t, 6) for t in (*starts, *ends))})
-
-
-def _split_names(metrics: Mapping[str, Any], split: str, outcome: str) -> list[Hashable]:
-    """Groups of a split's subjects by how they end; those of the evaluated split also by when."""
-    pieces = len(_instants(metrics)) if split == metrics["split"] else 1
-    return [(split, outcome, piece) for piece in range(pieces)]
-
-
-def _add_splits(system: _System, metrics: Mapping[str, Any]) -> None:
-    for split, events in metrics["events"].items():
-        table, everyone = f"split {split}", [n for o in events for n in _split_names(metrics, split, o)]
-        for outcome, count in events.items():
-            names = _split_names(metrics, split, outcome)
-            system.add(table, ("events", split, outcome), count, names)
-            system.imply(table, set(everyone) - set(names))
-        subjects = metrics["data"]["subjects"].get(split)
-        rest = [] if subjects == sum(events.values()) else [(split, "outside")]
-        system.add(table, ("subjects", split), subjects, [*everyone, *rest])
-        system.imply(table, rest)
-
-
-def _add_flow(system: _System, metrics: Mapping[str, Any]) -> None:
-    steps, table = metrics["attrition"], "flow"
-    everyone = [n for s, events in metrics["events"].items() for o in events for n in _split_names(metrics, s, o)]
-    total = sum(count for events in metrics["events"].values() for count in events.values())
-    last: list[Hashable] = everyone if steps and steps[-1]["subjects"] == total else ["at the end"]
-    for i, step in enumerate(steps):
-        system.add(table, ("flow", i), step["subjects"], [*last, *(("out", j) for j in range(i + 1, len(steps)))])
-        if i:
-            system.add(table, ("out", i), excluded(steps, i), [("out", i)])
-            for j in range(i):
-                system.imply(table, [("out", k) for k in range(j + 1, i + 1)])
-
-
-def excluded(steps: Sequence[Mapping[str, Any]], place: int) -> int:
-    """How many subjects a step of the cohort flow leaves out."""
-    stated = steps[place].get("excluded")
-    return int(steps[place - 1]["subjects"] - steps[place]["subjects"] if stated is None else stated)
-
-
-def _between(metrics: Mapping[str, Any], start: float, end: float | None, *outcomes: str) -> set[Hashable]:
-    """Groups of the evaluated split's subjects who leave in [start, end) days after the index in one of these ways."""
-    instants = _instants(metrics)
-    first = instants.index(round(start, 6))
-    last = len(instants) if end is None else instants.index(round(end, 6))
-    return {(metrics["split"], outcome, piece) for outcome in outcomes for piece in range(first, last)}
-
-
-def _add_landmarks(system: _System, metrics: Mapping[str, Any]) -> None:
-    blanking, causes = float(metrics["task"].get("blanking", 0.0)), metrics["causes"]
-    outcomes, instants = [*causes, "censored"], _instants(metrics)
-    for row in metrics["at_risk"]:
-        landmark, table = row["landmark_days"], f"landmark {row['landmark_days']}"
-        start = landmark + blanking
-        everyone = _between(metrics, start, None, *outcomes)
-        system.add(table, ("at_risk", landmark), row["subjects"], everyone)
-        for k, horizon in enumerate(metrics["horizons_days"]):
-            for cause in causes:
-                names = _between(metrics, start, landmark + horizon, cause)
-                system.add(table, ("by", landmark, cause, horizon), row["events"][cause][k], names)
-                system.imply(table, everyone - names)
-            system.imply(table, everyone - _between(metrics, start, landmark + horizon, *causes))
-        for who in [*([o] for o in outcomes), outcomes]:  # every stretch of time, per way to leave and altogether
-            for i, a in enumerate(instants):
-                for b in instants[i + 1 :]:
-                    system.imply(table, _between(metrics, a, b, *who))
-
-
-def _add_risks(system: _System, metrics: Mapping[str, Any]) -> None:
-    """Sizes of the three histograms: had the event, lost before the horizon, all others."""
-    blanking, outcomes = float(metrics["task"].get("blanking", 0.0)), [*metrics["causes"], "censored"]
-    landmarks = [row["landmark_days"] for row in metrics["at_risk"]]
-    for shown in metrics["risk_distribution"]:
-        landmark, cause, horizon = shown["landmark_days"], shown["cause"], shown["horizon_days"]
-        key, table = ("risk", landmark, cause, horizon), f"landmark {landmark}"
-        people: dict[str, Iterable[Hashable]] = {name: [(*key, name)] for name in ("event", "no_event", "unknown")}
-        if landmark in landmarks:
-            start, end = landmark + blanking, landmark + horizon
-            event, unknown = _between(metrics, start, end, cause), _between(metrics, start, end, "censored")
-            others = _between(metrics, start, None, *outcomes) - event - unknown
-            people = {"event": event, "no_event": others, "unknown": unknown}
-        for name, names in people.items():
-            system.add(table, (*key, name), sum(shown[name]), names)
 
 
 # ------------------------------------------------------------------------------------------------------- the figures
@@ -378,6 +246,3 @@ def _pooled(points: Sequence[_Group]) -> _Group:
         )
         low, high = max(observed - below, 0.0), min(observed + above, 1.0)
     return _Group(predicted, observed, low, high, n)
-
-
-__all__ = ["SMALLEST", "Count", "InconsistentCounts", "excluded", "hide_small", "merge_bins", "pool_groups", "publish"]

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ehrsequencing.config import format_days
+from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.wording import METRICS, said
 
 COLUMNS = ("c", "auc", "ipa", "brier", "oe")
 
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """One line per landmark, cause, horizon and model, each metric with its interval.
+    """The cause of interest at each landmark and horizon: a line per model, and how ours differs from the strongest.
 
     Args:
         metrics: Content of `metrics.json`.
@@ -17,20 +19,38 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     found = {
         (m["landmark_days"], m["cause"], m["horizon_days"], m["model"], m["metric"]): m for m in metrics["metrics"]
     }
-    places = dict.fromkeys(key[:3] for key in found if key[2] is not None)
+    table, wide = Scores(metrics), max([18, *(len(name) for name in metrics["models"])])
+    places = [place for place in dict.fromkeys(key[:3] for key in found) if place[2] is not None]
+    shown = [place for place in places if place[1] == metrics["causes"][0]]
     lines = []
-    for landmark, cause, horizon in places:
+    for landmark, cause, horizon in shown:
         lines += [
             f"{cause} within {format_days(horizon)}, {_place(landmark)}",
-            f"  {'':18}" + "".join(f"{c:^21}" for c in COLUMNS),
+            f"  {'':{wide}}" + "".join(f"{METRICS[c].name:^21}" for c in COLUMNS),
         ]
         for model in metrics["models"]:
             cells = [_cell(found.get((landmark, cause, horizon, model, column))) for column in COLUMNS]
-            lines.append(f"  {model:18}" + "".join(f"{cell:^21}" for cell in cells))
+            lines.append(f"  {model:{wide}}" + "".join(f"{cell:^21}" for cell in cells).rstrip())
+        lines += _gap_line(table, landmark, horizon)
     for m in metrics["metrics"]:
-        if m["metric"] == "nll":
+        if m["metric"] == "nll" and m["cause"] == metrics["causes"][0] and m["value"] is not None:
             lines.append(f"NLL of {m['model']}, {_place(m['landmark_days'])}: {m['value']:.4f}")
+    others = dict.fromkeys(place[1] for place in places if place not in shown)
+    if others:
+        lines.append(f"{', '.join(map(str, others))}: in the report and in metrics.json")
     return lines + _oracle_lines(metrics.get("oracle"))
+
+
+def _gap_line(table: Scores, landmark: float | None, horizon: float) -> list[str]:
+    """Ours less the strongest baseline, in one line; none where it was not computed."""
+    rival = table.strongest()
+    words = []
+    for metric in ("c", "ipa"):
+        gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
+        if gap is not None and gap["value"] is not None:
+            between = "" if gap["low"] is None or gap["high"] is None else f" ({gap['low']:+.3f} to {gap['high']:+.3f})"
+            words.append(f"{METRICS[metric].name} {gap['value']:+.3f}{between} {said(gap, metric)}")
+    return [f"  against {rival}: {', '.join(words)}"] if words else []
 
 
 def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:

@@ -1,5 +1,6 @@
 """The training loop: random subjects up to a visit budget, AdamW, averaged weights, early stop on tuning NLL.
 
+With `training.members=M` a run is M such models, one after another, saved as one (`models/ensemble.py`).
 A run is a function of its data, settings and seed alone: each step seeds its dropout from its own number, and each
 epoch its order of subjects, so that an interrupted run goes on to the same bits.
 """
@@ -10,7 +11,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingC
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import build_model
+from ehrsequencing.models.build import build_model, load_model
+from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.records.grid import cohort_hazards, grid_edges
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
@@ -60,10 +62,12 @@ class Progress:
     loss: float  # mean training NLL of the epoch so far
     tuning_nll: float | None  # of the last epoch
     subjects_per_second: float
+    member: int = 1
+    members: int = 1
 
 
 class Trainer:
-    """Fits one model to one task of a prepared set.
+    """Fits one model, or `training.members` of them, to one task of a prepared set.
 
     Args:
         prepared: The data.
@@ -94,7 +98,7 @@ class Trainer:
         self.rows_per_step = max(1.0, self.budget * len(self.train_rows) / max(total, 1))
 
         torch.manual_seed(self.settings.seed)
-        self.model = build_model(self.config)
+        self.model = build_model(self.config.model_copy(update={"members": 1}))
         if queries:
             self.model.head.set_bias(torch.from_numpy(hazards))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
@@ -124,17 +128,24 @@ class Trainer:
     @property
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
-        settings = self.settings.model_dump(exclude=_MAY_CHANGE)
+        settings = self.settings.model_dump(exclude={*_MAY_CHANGE, "members"})
+        members = [self.settings.members] if self.settings.members > 1 else []  # one model: as before there were more
         labels = [
             h for name, h in self.prepared.manifest["files"].items() if name.startswith(f"tasks/{self.task.name}/")
         ]
-        return digest([self.config.model_dump(), settings, self.prepared.vocabulary.digest, labels])
+        config = self.config.model_dump(exclude={"members"})
+        return digest([config, settings, self.prepared.vocabulary.digest, labels, *members])
 
     def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Train to the early stop and write the run."""
         checkpoints = self.out / "checkpoints"
         if resume and (self.out / MANIFEST).is_file():
             self._check_finished()
+            shutil.rmtree(checkpoints, ignore_errors=True)
+            return
+        self._refuse_another_beginning(checkpoints, resume=resume)
+        if self.settings.members > 1:
+            self._fit_members(checkpoints, on_progress)
             shutil.rmtree(checkpoints, ignore_errors=True)
             return
         state = self._start(checkpoints, resume=resume)
@@ -144,7 +155,8 @@ class Trainer:
             self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
             save_checkpoint(checkpoints, state, self._tensors())
             write_history(self.out, state.history)
-        self._write_run(state)
+        facts = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
+        self._write_run(self.best.cpu(), state.history, facts)
         shutil.rmtree(checkpoints, ignore_errors=True)
 
     def _check_finished(self) -> None:
@@ -153,10 +165,42 @@ class Trainer:
             mend = "name another folder for a run with other settings or data"
             raise EhrseqError("holds a finished run made with other settings or data", where=str(self.out), mend=mend)
 
-    def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
+    def _refuse_another_beginning(self, checkpoints: Path, *, resume: bool) -> None:
+        """A folder in use, or one where the other kind of run (one model, or several) was begun."""
         if not resume and self.out.is_dir() and any(self.out.iterdir()):
             mend = "name another folder, or add --resume to go on with this run"
             raise EhrseqError("is not empty", where=str(self.out), mend=mend)
+        if any(checkpoints.glob("member-*" if self.settings.members == 1 else "step-*")):
+            mend = "resume with the training.members it was started with, or start in an empty folder"
+            raise EhrseqError("was started with other settings", where=str(self.out), mend=mend)
+
+    def _fit_members(self, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> None:
+        """One member after another, each a run of its own in `checkpoints/member-…`; then all of them as one run.
+
+        A finished member is kept, an interrupted one goes on from its own checkpoints.
+        """
+        count, history, facts = self.settings.members, [], []
+        ensemble = Ensemble(self.config)
+        for number, model in enumerate(ensemble.members):
+            settings = self.settings.model_copy(update={"seed": self.settings.seed + number, "members": 1})
+            single = self.config.model_copy(update={"members": 1})
+            study = self.study.model_copy(update={"training": settings, "model": single})
+            member = Trainer(self.prepared, self.task.name, checkpoints / f"member-{number + 1:03d}", study=study)
+
+            def show(progress: Progress, member: int = number + 1) -> None:
+                if on_progress is not None:
+                    on_progress(replace(progress, member=member, members=count))
+
+            member.fit(resume=True, on_progress=show)
+            model.load_state_dict(load_model(member.out).state_dict())
+            rows = (member.out / "history.jsonl").read_text().splitlines()
+            history += [{"member": number + 1, **json.loads(row)} for row in rows]
+            manifest = read_manifest(member.out, what="a run")
+            facts.append({key: manifest[key] for key in ("seed", "best_epoch", "tuning_nll")})
+        nll = self.tuning_nll(ensemble.to(self.fabric.device))
+        self._write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll})
+
+    def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
         found = load_checkpoint(checkpoints, fingerprint=self.fingerprint) if resume else None
         if found is None:
             return TrainingState(self.fingerprint)
@@ -249,11 +293,11 @@ class Trainer:
                 total, count = total + float(nll[step.positions[here]].sum()), count + int(here.sum())
         return total / max(count, 1)
 
-    def _write_run(self, state: TrainingState) -> None:
+    def _write_run(self, model: SurvivalModel, history: list[dict[str, Any]], facts: dict[str, Any]) -> None:
         """Write everything that prediction needs; the manifest comes last."""
         sweep_temporaries(self.out)
-        write_history(self.out, state.history)
-        self.best.cpu().save_pretrained(self.out)
+        write_history(self.out, history)
+        model.save_pretrained(self.out)
         self.prepared.vocabulary.save(self.out)
         write_settings(self.out / "config.yaml", self.study)
         files = [p for p in self.out.iterdir() if p.is_file() and p.name != MANIFEST]
@@ -263,8 +307,8 @@ class Trainer:
             "task": self.task.name, "prepared": str(self.prepared.folder.resolve()), "data": manifest["data"],
             "excluded": manifest["excluded"],
             "vocabulary": self.prepared.vocabulary.digest, "labels": labels_digest(self.prepared, self.task.name),
-            "parameters": sum(p.numel() for p in self.best.parameters()), "seed": self.settings.seed,
-            "fingerprint": self.fingerprint, "best_epoch": state.best_epoch, "tuning_nll": state.best_nll,
+            "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
+            "fingerprint": self.fingerprint, **facts,
         }, files=files)  # fmt: skip
 
 
@@ -272,10 +316,13 @@ def resolve_model(
     model: ModelConfig, prepared: Prepared, task: TaskConfig, rows: TaskRows, settings: TrainingConfig
 ) -> tuple[ModelConfig, np.ndarray[Any, np.dtype[np.float64]]]:
     """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
+    if model.members not in (1, settings.members):
+        raise EhrseqError("is decided by training.members", where="model.members", mend="set training.members")
     modes = {"polynomial": "polynomial", "interpolate": "interpolate", "bins": "none", "none": "none"}
     values = prepared.study.values
     filled: dict[str, Any] = {
         "vocab_size": len(prepared.vocabulary), "values": modes[values.mode], "value_bins": values.bins,
+        "members": settings.members,
     }  # fmt: skip
     if model.code_types:
         filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1

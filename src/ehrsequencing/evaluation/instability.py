@@ -1,0 +1,65 @@
+"""How much a subject's risk depends on the luck of training: the spread over the members of an ensemble."""
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ehrsequencing.evaluation.censoring import Floats
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.predict import Run, risk_of_rows
+from ehrsequencing.records.timelines import TaskRows, Timelines
+
+SHOWN = 200
+
+
+def members_of(run: Run) -> list[SurvivalModel]:
+    """The members of an ensemble; none of a single model."""
+    members = getattr(run.model, "members", None)
+    if not isinstance(members, nn.ModuleList):
+        return []
+    return [member for member in members if isinstance(member, SurvivalModel)]
+
+
+def instability(
+    run: Run, timelines: Timelines, rows: TaskRows, *, chosen: np.ndarray[Any, np.dtype[np.int64]], horizon_days: float
+) -> dict[str, Any] | None:
+    """Content of `instability`, or None for a single model: each member was trained with a seed of its own.
+
+    Args:
+        run: The trained run.
+        timelines: Visits.
+        rows: Prediction times of the same subjects.
+        chosen: (n,) the rows that are looked at.
+        horizon_days: By when.
+    """
+    members = members_of(run)
+    if len(members) < 2:
+        return None
+    risks = [
+        risk_of_rows(member, timelines, rows, horizons_days=[horizon_days], code_types=run.code_types)[chosen, 0, 0]
+        for member in members
+    ]
+    return spread(np.stack(risks).astype(np.float64)) | {"horizon_days": horizon_days}
+
+
+def spread(risk: Floats) -> dict[str, Any]:
+    """The mean absolute difference from the members' mean, and the range for subjects from low to high risk.
+
+        mape = (1 / (M n)) Σ_m Σ_i |r_{m,i} − r̄_i|
+
+    (Riley & Collins 2023 call it the mean absolute prediction error.)
+
+    Args:
+        risk: (members, n).
+    """
+    mean = risk.mean(axis=0)
+    order = np.argsort(mean, kind="stable")
+    shown = order[np.unique(np.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().astype(int))]
+    return {
+        "resamples": len(risk),
+        "mape": float(np.abs(risk - mean).mean()),
+        "points": [
+            {"risk": float(mean[i]), "low": float(risk[:, i].min()), "high": float(risk[:, i].max())} for i in shown
+        ],
+    }

@@ -1,0 +1,120 @@
+"""The same scores in groups of subjects: by sex, by age, by any other code that has no time."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.evaluation import tables
+from ehrsequencing.evaluation.censoring import Bools
+from ehrsequencing.evaluation.curves import cells
+from ehrsequencing.evaluation.estimates import estimate
+from ehrsequencing.evaluation.metrics import brier, cumulative_dynamic_auc, observed_over_expected
+from ehrsequencing.evaluation.scope import Scope
+from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.vocabulary import Vocabulary
+
+AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
+MOST_LEVELS = 12  # of one family of codes, the most frequent ones
+NOT_RECORDED = "not recorded"
+_METRICS = {"oe": observed_over_expected, "auc": cumulative_dynamic_auc, "brier": brier}
+
+
+def subgroup_rows(
+    scope: Scope, groups: dict[str, NDArray[np.str_]], causes: Sequence[str], *, model: str
+) -> list[dict[str, Any]]:
+    """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
+
+    Censoring weights are fitted within the level, so that groups may be followed up for different times.
+
+    Args:
+        scope: The rows.
+        groups: Of `groups_of_rows`, for these rows.
+        causes: Names.
+        model: Whose risks.
+    """
+    out = []
+    for group, level_of in groups.items():
+        for level, inside in _levels(level_of):
+            part = scope.among(inside)
+            found = estimate(part, model, lambda rows: {name: metric(rows) for name, metric in _METRICS.items()})
+            intervals = {name: one.interval() for name, one in found.items()}
+            for cell in cells(part, causes):
+                place = cell.pop("place")
+                values = {
+                    name: {
+                        "value": tables.number(one.value[place]),
+                        "low": tables.number(intervals[name][0][place]),
+                        "high": tables.number(intervals[name][1][place]),
+                    }
+                    for name, one in found.items()
+                }
+                out.append({**cell, "group": group, "level": level, **values})
+    return out
+
+
+def _levels(level_of: NDArray[np.str_]) -> Iterator[tuple[str, Bools]]:
+    for level in np.unique(level_of).tolist():
+        yield level, level_of == level
+
+
+def groups_of_rows(
+    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, chosen: NDArray[np.int64], kinds: Sequence[str]
+) -> dict[str, NDArray[np.str_]]:
+    """What group each row belongs to, by age at the prediction time and by each family of static codes.
+
+    A family is what stands before the last `//` of a code: `GENDER//F` and `GENDER//M` are one. `GENDER` or `SEX` is
+    called sex. A code without `//` is a family of its own, with the levels yes and no. A subject with two levels of a
+    family counts in the first of them by token. Groups that have one level only are left out.
+
+    Args:
+        timelines: Static codes.
+        rows: Prediction times of the same subjects.
+        vocabulary: Names of the tokens.
+        chosen: (r,) which rows.
+        kinds: Of `sex`, `age`, `static`.
+
+    Returns:
+        Group → (r,) name of each row's level.
+    """
+    out: dict[str, NDArray[np.str_]] = {}
+    subject = rows.subject[chosen]
+    if "age" in kinds:
+        out["age"] = age_bands(np.asarray(rows.age_years)[chosen])
+    for family, level_of in _families(timelines, vocabulary):
+        kind = "sex" if family.upper().startswith(("GENDER", "SEX")) else "static"
+        if kind in kinds:
+            out["sex" if kind == "sex" and "sex" not in out else family] = level_of[subject]
+    return {group: levels for group, levels in out.items() if len(np.unique(levels)) > 1}
+
+
+def age_bands(age_years: NDArray[np.floating[Any]]) -> NDArray[np.str_]:
+    """Decades of age, as `60-69`; `unknown` where it is.
+
+    >>> age_bands(np.array([19.9, 60.0, 69.99, 95.0, np.nan])).tolist()
+    ['0-19', '60-69', '60-69', '90 and over', 'unknown']
+    """
+    names = ["0-19", *(f"{low}-{low + 9}" for low in AGE_EDGES_YEARS[:-1]), "90 and over", "unknown"]
+    band = np.searchsorted(AGE_EDGES_YEARS, age_years, side="right")
+    return np.array(names)[np.where(np.isnan(age_years), len(names) - 1, band)]
+
+
+def _families(timelines: Timelines, vocabulary: Vocabulary) -> Iterator[tuple[str, NDArray[np.str_]]]:
+    """Each family of static codes, in order of name, with every subject's level."""
+    codes = np.asarray(timelines.static_codes)
+    owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets))
+    tokens, counts = np.unique(codes, return_counts=True)
+    members: dict[str, list[tuple[int, int]]] = {}
+    for token, count in zip(tokens.tolist(), counts.tolist(), strict=True):
+        name = vocabulary.tokens[token]
+        if not name.startswith("["):  # codes that training did not know are no group
+            members.setdefault(name.rpartition("//")[0] or name, []).append((count, token))
+    for family in sorted(members):
+        kept = sorted(token for _, token in sorted(members[family], reverse=True)[:MOST_LEVELS])
+        alone = [vocabulary.tokens[token] for token in kept] == [family]
+        level_of = np.full(len(timelines), "no" if alone else NOT_RECORDED, dtype=object)
+        for token in reversed(kept):
+            level = "yes" if alone else vocabulary.tokens[token].rpartition("//")[2]
+            level_of[owner[codes == token]] = level
+        yield family, level_of.astype(np.str_)

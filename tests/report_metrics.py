@@ -1,0 +1,364 @@
+"""An invented `metrics.json`: with the keys of every run (`example`), or with all that issue 5 added (`complete`)."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+YEAR = 365.25
+MODELS = ["ehrsequencing", "boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"]
+
+
+class Cohort:
+    """Invented subjects: split, log hazard ratio, outcome, time of leaving, sex, age and ethnicity."""
+
+    def __init__(self, causes: tuple[str, ...], subjects: int, seed: int) -> None:
+        self.rng = rng = np.random.default_rng(seed)
+        self.split = rng.choice(["train", "tuning", "held_out"], size=subjects, p=[0.7, 0.15, 0.15])
+        self.score = rng.normal(size=subjects)
+        scale = [12 * YEAR * (1 + k) for k in range(len(causes))]
+        times = [rng.exponential(s * np.exp(-self.score)) for s in scale]
+        censored = rng.uniform(0.2 * YEAR, 12 * YEAR, size=subjects)
+        first = np.min(times, axis=0)
+        cause = np.where(first < censored, 1 + np.argmin(times, axis=0), 0)
+        self.last = np.minimum(first, censored)
+        self.outcome = np.array([*causes, "censored"])[cause - 1]
+        other = np.random.default_rng(seed + 1)
+        self.levels = {
+            "sex": other.choice(["F", "M"], size=subjects, p=[0.55, 0.45]),
+            "ETHNICITY": other.choice(["ASIAN", "BLACK", "HISPANIC", "WHITE"], size=subjects, p=[0.04, 0.16, 0.1, 0.7]),
+        }  # fmt: skip
+        self.judged = self.split == "held_out"
+        self.age = other.normal(60, 11, size=subjects)
+
+    def groups(self, landmark: float) -> dict[str, np.ndarray]:
+        """Levels at a landmark: age moves on, the others stay."""
+        band = np.searchsorted([40, 50, 60, 70, 80], self.age + landmark / YEAR, side="right")
+        return {**self.levels, "age": np.array(["18-39", "40-49", "50-59", "60-69", "70-79", "80+"])[band]}
+
+    def risk(self, place: int, horizon: float, blur: float = 0.0) -> np.ndarray:
+        """Risk of the cause in this place; `blur` makes it worse."""
+        return 1 - np.exp(-horizon / (12 * YEAR * (1 + place)) * np.exp((1 - blur) * self.score))
+
+
+def example(
+    *,
+    causes: tuple[str, ...] = ("death",),
+    landmarks: tuple[float, ...] = (0.0,),
+    horizons: tuple[float, ...] = (YEAR, 3 * YEAR),
+    subjects: int = 2000,
+    seed: int = 0,
+    undefined: bool = False,
+    oracle: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Metrics of an invented evaluation, whose counts come from invented subjects and so fit together."""
+    people = Cohort(causes, subjects, seed)
+    rng, split, score = people.rng, people.split, people.score
+    outcome, last = people.outcome, people.last
+    judged = split == "held_out"
+    at_risk, risks, calibration = [], [], []
+    for landmark in landmarks:
+        here = judged & (last > landmark)
+        by = {c: [int((here & (outcome == c) & (last <= landmark + h)).sum()) for h in horizons] for c in causes}
+        at_risk.append({
+            "landmark_days": landmark, "subjects": int(here.sum()), "followup_median_days": 2400.0 - landmark / 2,
+            "events": by,
+        })  # fmt: skip
+        for k, c in enumerate(causes):
+            for h in horizons:
+                risk = people.risk(k, h)
+                event = here & (outcome == c) & (last <= landmark + h)
+                unknown = here & (outcome == "censored") & (last <= landmark + h)
+                edges = np.linspace(0, 1, 21)
+                place = {"landmark_days": landmark, "cause": c, "horizon_days": h}
+                groups = (("event", event), ("no_event", here & ~event & ~unknown), ("unknown", unknown))
+                counts = {name: np.histogram(risk[who], edges)[0].tolist() for name, who in groups}
+                risks.append({**place, "edges": edges.tolist(), **counts})
+                for model, blur in zip(MODELS[:2], (0.0, 0.4), strict=True):
+                    calibration.append({"model": model, **place, **_groups(risk * np.exp(-blur * score), event, here)})
+    return {
+        "title": "death_after_icu", "run": "/home/somebody/runs/17", "split": "held_out", "created": "2026-11-20",
+        "versions": {"ehrsequencing": "0.1.0", "torch": "2.13.0"},
+        "task": {
+            "name": "death_after_icu", "index": {"code": ["ICU_ADMISSION"], "which": "first", "after": 2.0},
+            "outcome": {causes[0]: ["MEDS_DEATH"]}, "competing": {c: [f"{c.upper()}//*"] for c in causes[1:]},
+            "censoring": {"code": ["END_OF_FOLLOWUP"], "date": None, "dataset_end": False},
+            "horizons": list(horizons), "landmarks": list(landmarks), "blanking": 0.0,
+        },
+        "question": "For adults 48 hours after their first admission to intensive care: will they die?",
+        "data": {
+            "name": "invented records", "span": None,
+            "subjects": {s: int((split == s).sum()) for s in ("train", "tuning", "held_out")},
+            "visits": {"train": 81234, "tuning": 17345, "held_out": 17456},
+        },
+        "causes": list(causes), "horizons_days": list(horizons), "landmarks_days": list(landmarks),
+        "attrition": [
+            {"step": "all subjects", "subjects": subjects + 431},
+            {"step": "with an index", "subjects": subjects + 120, "excluded": 311, "reason": "no ICU_ADMISSION"},
+            {"step": "index inside the record", "subjects": subjects + 113, "excluded": 7,
+             "reason": "the index falls after the last event"},
+            {"step": "alive and without the outcome", "subjects": subjects, "excluded": 113,
+             "reason": "an outcome at or before the index"},
+        ],
+        "events": {
+            s: {o: int(((split == s) & (outcome == o)).sum()) for o in (*causes, "censored")}
+            for s in ("train", "tuning", "held_out")
+        },
+        "models": MODELS,
+        "metrics": _values(causes, landmarks, horizons, rng, undefined=undefined),
+        "at_risk": at_risk, "calibration": calibration, "risk_distribution": risks,
+        "trajectories": list(_trajectories(causes, horizons)),
+        "history": [
+            {"epoch": e, "train_loss": 2 * np.exp(-e / 5) + 1, "tuning_nll": 1 + 0.4 * np.exp(-e / 3) + 0.004 * e,
+             "best": e in (1, 4, 9), "seconds": 3.2}
+            for e in range(1, 16)
+        ],
+        "config": {"model": {"dim": 64, "visit_encoder": "attention"}, "splits": {"by": "file"},
+                   "training": {"seed": 0, "learning_rate": 0.0005}, "data": {}},
+        "warnings": ["Deaths occur after the last other event: survival after it goes unseen."] if undefined else [],
+        "oracle": oracle,
+    }  # fmt: skip
+
+
+def _groups(risk: np.ndarray, event: np.ndarray, here: np.ndarray) -> dict[str, list[float]]:
+    order = [g for g in np.array_split(np.flatnonzero(here)[np.argsort(risk[here])], 10) if len(g)]
+    n, observed = [len(g) for g in order], [float(event[g].mean()) for g in order]
+    half = [1.96 * (o * (1 - o) / k) ** 0.5 for o, k in zip(observed, n, strict=True)]
+    return {
+        "predicted": [float(risk[g].mean()) for g in order], "observed": observed, "n": n,
+        "low": [max(o - w, 0.0) for o, w in zip(observed, half, strict=True)],
+        "high": [min(o + w, 1.0) for o, w in zip(observed, half, strict=True)],
+    }  # fmt: skip
+
+
+def _values(
+    causes: tuple[str, ...], landmarks: tuple[float, ...], horizons: tuple[float, ...], rng: Any, *, undefined: bool
+) -> list[dict[str, Any]]:
+    rows = []
+    for model, landmark, cause, horizon in itertools.product(MODELS, landmarks, causes, [*horizons, None]):
+        place = {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": horizon}
+        rank, flat = MODELS.index(model), model == MODELS[-1]
+        means = {"c": 0.88 - 0.02 * rank, "auc": 0.89 - 0.02 * rank, "ipa": 0.3 - 0.07 * rank,
+                 "brier": 0.09 + 0.01 * rank, "oe": 1.02 + 0.11 * rank}  # fmt: skip
+        for name, mean in means.items() if horizon else (("ibs", 0.081 + 0.01 * rank), ("nll", 1.21 + 0.05 * rank)):
+            value, half = float(mean + rng.normal(0, 0.005)), 0.015 + 0.03 * (cause != causes[0])
+            row: dict[str, Any] = {"value": value, "low": value - half, "high": value + half}
+            if (flat and name in ("c", "auc")) or (undefined and horizon == horizons[0]):
+                row = dict.fromkeys(row)
+            elif flat and name == "ipa":
+                row = {"value": 0.0, "low": None, "high": None}
+            rows.append({**place, "metric": name, **row})
+    return rows
+
+
+def _trajectories(causes: tuple[str, ...], horizons: tuple[float, ...]) -> Iterator[dict[str, Any]]:
+    for label, outcome, count in (
+        ("A", f"{causes[0]} at 3.2 y", 24),
+        ("B", "event-free, 6.0 y seen", 7),
+        ("C", "?", 1),
+    ):
+        times = (np.linspace(0, 3.1, count) ** 1.2 * YEAR).tolist()
+        rising = {
+            cause: [[float(1 - np.exp(-h / YEAR * 0.05 / (1 + k) * (1 + t / 400))) for h in horizons] for t in times]
+            for k, cause in enumerate(causes)
+        }
+        kinds = ["query", *(["visit"] * (count - 1))]
+        yield {"label": label, "outcome": outcome, "times_days": times, "kind": kinds, "curves": rising,
+               "horizons_days": list(horizons)}  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ what issue 5 added
+
+
+def complete(**kind: Any) -> dict[str, Any]:
+    """All keys of the contract, about the same invented subjects as `example`."""
+    metrics = example(**kind)
+    causes, horizons = tuple(metrics["causes"]), metrics["horizons_days"]
+    people = Cohort(causes, kind.get("subjects", 2000), kind.get("seed", 0))
+    places = [
+        (landmark, k, cause, h)
+        for landmark in metrics["landmarks_days"]
+        for k, cause in enumerate(causes)
+        for h in horizons
+    ]
+    metrics["metrics"] += [row for place in places for row in _more_values(place, people.rng)]
+    if len(causes) > 1:
+        metrics["metrics"] += [
+            {**row, "cause": "any cause"}
+            for row in metrics["metrics"]
+            if row["cause"] == causes[0] and row["metric"] in ("c", "auc", "brier", "ipa", "oe")
+        ]
+    found = {tuple(row[k] for k in KEY): row["value"] for row in metrics["metrics"]}
+    differences = []
+    for (landmark, _, cause, h), model, metric in itertools.product(places, MODELS[1:], ("c", "auc", "ipa", "brier")):
+        two = [found[name, landmark, cause, h, metric] for name in (MODELS[0], model)]
+        gap = None if None in two else two[0] - two[1]
+        half = 0.012 + 0.02 * (cause != causes[0])
+        span = {"value": gap, "low": None if gap is None else gap - half, "high": None if gap is None else gap + half}
+        place = {"landmark_days": landmark, "cause": cause, "horizon_days": h}
+        differences.append({"model": model, **place, "metric": metric, **span})
+    return metrics | {
+        "differences": differences,
+        "smooth_calibration": [r for place in places for r in _smooth(place, people)],
+        "decision": [r for place in places for r in _decision(place, people)],
+        "subgroups": [r for place in places for r in _subgroups(place, people)],
+        "censoring": {
+            "model": "kaplan-meier", "note": "At 5 years fewer than one in ten are still followed.",
+            "smallest_g": [{"landmark_days": d, "horizon_days": h, "g": max(0.03, 0.9 - h / YEAR / 6)}
+                           for d in metrics["landmarks_days"] for h in horizons],
+        },
+        "follow_up": [{"landmark_days": d, "median_days": 2400.0 - d / 2, "low": 2250.0 - d / 2, "high": 2500.0 - d / 2}
+                      for d in metrics["landmarks_days"]],
+        "inputs": _inputs(metrics),
+        "checks": {
+            "split_overlap": {"shared_subjects": 0, "hash": {s: f"{k}f3a9c{k}d77e21b4" for k, s in
+                                                             enumerate(metrics["data"]["subjects"])}},
+            "time_zero": "Time zero is 48 hours after the first ICU_ADMISSION, known when it is reached.",
+            "predictor_cutoff": "Every token at a prediction time is stamped at or before it. Audited: no.",
+            "audit": {"passed": 17, "failed": 0, "date": "2026-11-20"}, "events_per_parameter": 0.0042,
+            "parameters": 187_204, "tuning_trials": 12, "seeds": [0, 1, 2], "members": 3,
+        },
+        "instability": {"resamples": 3, "horizon_days": horizons[-1], "mape": 0.021,
+                        "points": _points(people, horizons)},
+        "external": None, "recalibration": _recalibration(causes, horizons), "repeated_splits": _splits(metrics),
+    }  # fmt: skip
+
+
+KEY = ("model", "landmark_days", "cause", "horizon_days", "metric")
+
+
+def _more_values(place: tuple[Any, ...], rng: Any) -> Iterator[dict[str, Any]]:
+    landmark, _, cause, h = place
+    for rank, model in enumerate(MODELS):
+        where = {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": h}
+        means = {"intercept": 0.04 - 0.1 * rank, "slope": 0.97 - 0.06 * rank, "ici": 0.012 + 0.01 * rank,
+                 "e50": 0.009 + 0.008 * rank, "e90": 0.03 + 0.01 * rank, "ici_null": 0.017, "ks": 0.011 + 0.01 * rank,
+                 "ks_p": 0.41 / (1 + 8 * rank)}  # fmt: skip
+        for metric, mean in means.items():
+            half = 0.1 if metric in ("slope", "intercept") else mean / 2
+            bare = metric in ("ici_null", "ks", "ks_p")
+            value = mean if bare else mean + float(rng.normal(0, half / 5))
+            if model == MODELS[-1] and metric == "slope":
+                value, bare = None, True
+            span = {"low": None, "high": None} if bare else {"low": value - half, "high": value + half}
+            yield {**where, "metric": metric, "value": value, **span}
+
+
+def _here(place: tuple[Any, ...], people: Cohort) -> tuple[np.ndarray, np.ndarray]:
+    landmark, _, cause, h = place
+    here = people.judged & (people.last > landmark)
+    return here, here & (people.outcome == cause) & (people.last <= landmark + h)
+
+
+def _smooth(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
+    landmark, k, cause, h = place
+    here, event = _here(place, people)
+    for model, blur in zip(MODELS[:2], (0.0, 0.4), strict=True):
+        if not here.any():
+            continue
+        risk = people.risk(k, h, blur)[here]
+        x = np.linspace(*np.quantile(risk, [0.01, 0.99]), 50)
+        y = x ** (1.04 - 0.12 * (blur > 0)) * (0.97 + 0.1 * (blur > 0))
+        half = 1.96 * np.sqrt(x * (1 - x) / max(len(risk), 1)) * (1 + 4 * x)
+        yield {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": h, "predicted": x.tolist(),
+               "observed": y.tolist(),
+               "low": np.maximum(y - half, 0).tolist(), "high": np.minimum(y + half, 1).tolist(),
+               "n": int(here.sum()), "events": int(event.sum())}  # fmt: skip
+
+
+def _decision(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
+    landmark, k, cause, h = place
+    here, event = _here(place, people)
+    at = np.linspace(0.01, 0.6, 60)
+    share = event[here].mean() if here.any() else np.nan
+    for model, blur in zip(MODELS[:2], (0.0, 0.6), strict=True):
+        flagged = people.risk(k, h, blur)[here][:, None] >= at
+        true = (flagged & event[here][:, None]).sum(0) / max(here.sum(), 1)
+        benefit = true - (flagged.mean(0) if len(flagged) else np.nan * at - true) * at / (1 - at)
+        half = 0.4 * np.sqrt(np.maximum(true, 0) / max(here.sum(), 1)) + 0.002
+        yield {"model": model, "landmark_days": landmark, "cause": cause, "horizon_days": h, "thresholds": at.tolist(),
+               "net_benefit": benefit.tolist(), "low": (benefit - half).tolist(), "high": (benefit + half).tolist(),
+               "treat_all": (share - (1 - share) * at / (1 - at)).tolist(), "n": int(here.sum()),
+               "events": int(event.sum())}  # fmt: skip
+
+
+def _subgroups(place: tuple[Any, ...], people: Cohort) -> Iterator[dict[str, Any]]:
+    landmark, _, cause, h = place
+    here, event = _here(place, people)
+    for group, of in people.groups(landmark).items():
+        for level in sorted(set(of.tolist())):
+            n, events = int((here & (of == level)).sum()), int((event & (of == level)).sum())
+            wide = 1 / max(events, 1) ** 0.5
+            means = {"oe": 1.03, "auc": 0.84, "brier": 0.09}
+            spans = {m: {"value": v, "low": v - 0.8 * v * wide, "high": v + 0.8 * v * wide} for m, v in means.items()}
+            if not events:
+                spans = {m: dict.fromkeys(("value", "low", "high")) for m in means}
+            yield {"landmark_days": landmark, "cause": cause, "horizon_days": h, "group": group, "level": level,
+                   "n": n, "events": events, **spans}  # fmt: skip
+
+
+def _inputs(metrics: dict[str, Any]) -> dict[str, Any]:
+    subjects, names = (
+        metrics["data"]["subjects"],
+        [
+            "age at the index, years",
+            "share of women",
+            "LAB//bilirubin recorded",
+            "DX//ascites",
+            "RX//spironolactone",
+            "visits in the last year",
+        ],
+    )
+    rates = {
+        "unknown_token_rate": 0.0123,
+        "unknown_age_rate": 0.0021,
+        "no_visit_before_rate": 0.18,
+        "codes_per_visit": 11.4,
+        "visits_per_subject": 27.9,
+        "numeric_value_rate": 0.63,
+    }
+    values = [
+        (49.8, 52.1, 0.21),
+        (0.62, 0.55, -0.14),
+        (0.81, 0.86, 0.13),
+        (0.004, 0.011, 0.08),
+        (0.12, 0.1, -0.06),
+        (3.1, 3.2, 0.03),
+    ]
+    drift = [
+        dict(zip(("feature", "train", "judged", "smd"), (n, *v), strict=True))
+        for n, v in zip(names, values, strict=True)
+    ]
+    by = {s: {"subjects": n, "prediction_times": 17 * n, **rates} for s, n in subjects.items()}
+    return {"by_split": by, "drift": drift}  # fmt: skip
+
+
+def _points(people: Cohort, horizons: list[float]) -> list[dict[str, float]]:
+    risk = people.risk(0, horizons[-1])[people.judged][:200]
+    return [{"risk": float(r), "low": float(r * 0.85), "high": float(min(1, r * 1.2))} for r in risk]
+
+
+def _recalibration(causes: tuple[str, ...], horizons: list[float]) -> dict[str, Any]:
+    before = {c: {"slope": 0.83, "intercept": -0.21, "oe": {str(h): 0.81 for h in horizons}} for c in causes}
+    after = {c: {"slope": 0.99, "intercept": -0.02, "oe": {str(h): 0.98 for h in horizons}} for c in causes}
+    return {"before": before, "after": after, "fitted_on": "tuning"}
+
+
+def _splits(metrics: dict[str, Any]) -> dict[str, Any]:
+    rng, rows, gaps = np.random.default_rng(7), [], []
+    for rank, model in enumerate(MODELS):
+        for metric, mean in (("c", 0.84 - 0.01 * rank), ("ipa", 0.3 - 0.03 * rank), ("brier", 0.1 + 0.01 * rank)):
+            values = (mean + rng.normal(0, 0.02, 25)).tolist()
+            place = {"model": model, "landmark_days": None, "cause": metrics["causes"][0], "horizon_days": None}
+            rows.append({**place, "metric": metric, "mean": mean, "low": mean - 0.03, "high": mean + 0.03,
+                         "values": values})  # fmt: skip
+            if rank:
+                gap = {"c": 0.01, "ipa": 0.03, "brier": -0.01}[metric] * rank
+                gaps.append({**place, "metric": metric, "mean": gap, "low": gap - 0.015, "high": gap + 0.015,
+                             "values": values})  # fmt: skip
+    return {"splits": 25, "seeds": list(range(1234, 1259)), "rows": rows, "differences": gaps}
+
+
+WIDE = {"causes": ("death", "transplant"), "landmarks": (YEAR, 3 * YEAR), "horizons": (YEAR, 3 * YEAR, 5 * YEAR)}
+ORACLE = {"nll_null": 1.412, "nll_model": 1.103, "nll_oracle": 1.061, "gain_share": 0.881, "gain_share_se": 0.021}
