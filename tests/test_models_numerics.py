@@ -4,8 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.models import plans
+from ehrsequencing.models.attention import attention
 from ehrsequencing.models.base import SurvivalModel as Model
 from ehrsequencing.models.segments import dropout
+from ehrsequencing.models.transformer import TransformerLayer
 from strategies import pack, sample_records
 from test_models_invariance import every_model, outputs_and_gradients
 from test_models_reference import MODELS, make_model
@@ -52,6 +56,36 @@ def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
     (gradient,) = torch.autograd.grad(out.sum(), ones)
     assert torch.equal(gradient, out.detach())
     assert dropout(ones, 0.3, training=False) is ones
+
+
+def test_history_dropout_drops_whole_rows_of_what_the_past_offers() -> None:
+    """A layer in training equals itself in evaluation on values of which whole rows are gone."""
+    config = ModelConfig(dim=16, heads=2, layers=1, dropout=0)
+    batch = pack(sample_records())
+    plan = plans.visits_plan(batch, window=512, bidirectional=False)
+    x = torch.randn(batch.n_visits, 16, dtype=torch.float64)
+    layer = TransformerLayer(config, value_dropout=0.4).double()
+    torch.manual_seed(3)
+    found = layer.train()(x, plan)
+    torch.manual_seed(3)
+    kept = dropout(torch.ones(batch.n_visits, 1, dtype=torch.float64), 0.4, training=True)
+    assert 0 < int((kept == 0).sum()) < batch.n_visits
+    q, k, v = layer.qkv(layer.attention_norm(x)).chunk(3, dim=1)
+    wanted = x + layer.attention_scale * layer.out(attention(q, k, v * kept, plan, heads=2))
+    wanted = wanted + layer.mlp_scale * layer.W2(torch.nn.functional.gelu(layer.W1(layer.mlp_norm(wanted))))
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(found, layer.eval()(x, plan))
+
+
+@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
+def test_history_dropout_reaches_attention_over_time(architecture: str) -> None:
+    torch.manual_seed(0)
+    model = make_model(architecture=architecture, dropout=0, history_dropout=0.5)
+    batch = pack(sample_records())
+    still = model(batch)
+    assert torch.equal(model(batch), still)
+    model.train()
+    assert not torch.equal(model(batch), still)
 
 
 # ---- rounding --------------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ class ModelConfig(Settings):
     heads: int = Field(4, ge=1)
     layers: int = Field(4, ge=1)  # of the timeline, or of the flat encoder
     dropout: float = Field(0.1, ge=0, lt=1)  # residual and feed-forward; never on attention weights
+    history_dropout: float = Field(0.0, ge=0, lt=1)  # of whole visits (flat: codes) as values of attention over time
     visit_encoder: Literal["attention", "mean", "transformer", "sum", "scaled_sum", "max"] = "attention"
     visit_mlp: bool = True  # residual MLP after the pooling; off = the seeds' encoder
     scorer: Literal["query", "bottleneck"] = "query"  # of attention pooling: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
@@ -229,6 +230,8 @@ class ModelConfig(Settings):
             raise ValueError("edges_days must be positive, finite and rising")
         if self.timeline == "lstm" and self.attention == "bidirectional":
             raise ValueError("timeline=lstm reads forward only: attention must be causal")
+        if self.timeline == "lstm" and self.history_dropout:
+            raise ValueError(f"history_dropout={self.history_dropout} belongs to timeline=transformer")
         self._refuse_idle()
         return self
 

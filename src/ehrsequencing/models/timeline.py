@@ -16,7 +16,8 @@ class TransformerTimeline(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.window, self.bidirectional = config.max_visits, config.attention == "bidirectional"
-        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.layers))
+        layers = (TransformerLayer(config, value_dropout=config.history_dropout) for _ in range(config.layers))
+        self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, x: Tensor, batch: VisitBatch) -> Tensor:

@@ -12,9 +12,13 @@ LAYER_SCALE = 0.1  # start of the learned scale of each residual branch
 
 
 class TransformerLayer(nn.Module):
-    """Pre-LN block: `x + s1·Attn(LN x)`, then `x + s2·W2 gelu(W1 LN x)`, s learned per channel (LayerScale)."""
+    """Pre-LN block: `x + s1·Attn(LN x)`, then `x + s2·W2 gelu(W1 LN x)`, s learned per channel (LayerScale).
 
-    def __init__(self, config: ModelConfig) -> None:
+    With `value_dropout` p, training drops the whole value of a row, for everybody who sees it, with probability p, and
+    divides what is left by 1 − p.
+    """
+
+    def __init__(self, config: ModelConfig, *, value_dropout: float = 0.0) -> None:
         super().__init__()
         d = config.dim
         self.heads = config.heads
@@ -23,11 +27,13 @@ class TransformerLayer(nn.Module):
         self.W1, self.W2 = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
         self.attention_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
         self.mlp_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
-        self.dropout = config.dropout
+        self.dropout, self.value_dropout = config.dropout, value_dropout
 
     def forward(self, x: Tensor, plan: AttentionPlan) -> Tensor:
         """(N, d) packed rows → (N, d)."""
         q, k, v = self.qkv(self.attention_norm(x)).chunk(3, dim=1)
+        if self.value_dropout and self.training:
+            v = v * dropout(v.new_ones(len(v), 1), self.value_dropout, training=True)
         x = x + self._residual(self.attention_scale * self.out(attention(q, k, v, plan, heads=self.heads)))
         return x + self._residual(self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x)))))
 
