@@ -13,13 +13,12 @@ from ehrsequencing.config import TaskConfig, load_study, validated
 from ehrsequencing.evaluation.audit import audit
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.storage import MANIFEST, write_manifest
-from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.loop import Trainer
 from meds_helpers import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
 
 FIRST_ID = 7_310_500  # ids that nothing else in a report would look like
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.min_steps=1")
-TASK = {
+TASK: dict[str, Any] = {
     "name": "hospital", "index": {"code": "INDEX"}, "outcome": {"relapse": "DX//RELAPSE"},
     "competing": {"death": "MEDS_DEATH"}, "censoring": {"code": "END"}, "horizons": ["1y", "3y"],
     "landmarks": ["0d", "180d"],
@@ -82,9 +81,7 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
         for parameter in trainer.best.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=noise)
     out.mkdir(parents=True)
-    state = TrainingState(trainer.fingerprint)
-    state.best_nll = 0.0
-    trainer._write_run(state)
+    trainer._write_run(trainer.best, [], {"best_epoch": 0, "tuning_nll": 0.0})
     return out
 
 

@@ -1,52 +1,38 @@
 """Cohorts in the prepared store against plain loops over raw rows: who, from when, which event, after how long.
 
-Hand-counted records first (the oracle and the store must both agree with the hand), then tables drawn by Hypothesis
-(the store must agree with the oracle, row by row); the oracle's rules are also broken one by one (they must differ).
+Hand-counted records: the oracle and the store must both agree with the hand. `test_cohort_drawn.py` compares them on
+drawn tables, `test_cohort_mutants.py` breaks the oracle's rules one by one, `test_task_language.py` adds what tasks can
+say beyond index, outcome and censoring.
 """
 
-import itertools
-import json
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ehrsequencing.config import StudyConfig, TaskConfig, VisitsConfig, load_study, validated
-from ehrsequencing.records.prepared import prepare
-from meds_helpers import (
-    CODES,
-    DAY_US,
-    HOUR_US,
-    LABS,
-    SPLITS,
-    STARTS,
-    YEAR_US,
-    Row,
-    data_sets,
-    everything,
-    load_arrays,
-    record,
-    scratch,
-    stored_subjects,
-    token_names,
-    us,
-    write_meds,
+from cohort_helpers import (
+    EVERYTHING,
+    Case,
+    HandMade,
+    Q,
+    V,
+    a_task,
+    check_arrays,
+    check_attrition,
+    check_summaries,
+    differences,
+    moment,
+    stored_cohort,
+    study,
 )
-from reference.records import CohortRow, Records, Summary, Visit
+from ehrsequencing.records.prepared import prepare
+from meds_helpers import CODES, LABS, SPLITS, Row, everything, load_arrays, record, stored_subjects, us, write_meds
+from reference.records import Records, Summary
 
-EVERYTHING = 900  # the subject with all codes, long before the others
-LAST = 901  # the subject with the data set's last event, on day 100
-
-# task (index, outcome … as in a task file; outcome OUT and index IDX unless given), record, and its rows as
-# (index day, prediction day, kind, days to the end, cause). Day 0 is 2020-02-27; visits by day; IGN ignored.
-Q, V = "query", "visit"
-HAND_COUNTED: list[tuple[str, dict[str, Any], str, list[tuple[float, float, str, float, int]]]] = [
+HAND_COUNTED: list[Case] = [
     ("plain", {}, "0 A, 1 IDX, 2.5 A, 2.75 B, 4 OUT, 5 A", [(1, 1, Q, 3, 1), (1, 2.75, V, 1.25, 1)]),
     ("event ends its visit", {}, "1 IDX, 3 A, 3.25 OUT", [(1, 1, Q, 2.25, 1)]),
     ("event within a visit", {}, "1 IDX, 3 A, 3.25 OUT, 3.5 B", [(1, 1, Q, 2.25, 1)]),
@@ -59,8 +45,15 @@ HAND_COUNTED: list[tuple[str, dict[str, Any], str, list[tuple[float, float, str,
         "death is no visit end",
         {"censoring": {"dataset_end": True}},
         "1 IDX, 2 A, 2.5 MEDS_DEATH",
-        [(1, 1, Q, 99, 0), (1, 2, V, 98, 0)],
+        [(1, 1, Q, 1.5, 0), (1, 2, V, 0.5, 0)],
     ),
+    (
+        "death at the index, by a date",
+        {"index": {"date": "2020-02-28"}, "censoring": {"dataset_end": True}},
+        "0 A, 1 MEDS_DEATH",
+        [],
+    ),
+    ("death before the date", {"censoring": {"date": "2020-03-09"}}, "1 IDX, 3 MEDS_DEATH", [(1, 1, Q, 2, 0)]),
     ("event at death", {"competing": {"c": "MEDS_DEATH"}}, "1 IDX, 3 MEDS_DEATH, 3 OUT", [(1, 1, Q, 2, 1)]),
     ("index is all there is", {}, "1 IDX", []),
     ("index at the record's end", {}, "0 A, 1 IDX, 1 A", []),
@@ -237,213 +230,30 @@ HAND_COUNTED: list[tuple[str, dict[str, Any], str, list[tuple[float, float, str,
         [(1, 1, Q, 3, 1), (1, 2, V, 2, 1), (1, 3, V, 1, 1)],
     ),
 ]
-PARENTS = {"DX//1": ["MIDDLE"], "MIDDLE": ["ROOT", "OTHER"], "DX//2": ["OTHER"], "ROOT": []}
-
-
-def study(*more: str) -> StudyConfig:
-    return load_study(None, ["vocabulary.min_subjects=1", *more])
-
-
-def a_task(name: str = "t", **settings_: Any) -> TaskConfig:
-    given_ = {"name": name, "index": {"code": "IDX"}, "outcome": {"out": "OUT"}, "horizons": ["30d"], **settings_}
-    return validated(TaskConfig, given_, where="test")
-
-
-def moment(day: float) -> int:
-    return STARTS[1] + round(day * DAY_US)
-
-
-# ------------------------------------------------------------------------------------------------ reading what was made
-
-
-def stored_cohort(store: Path, name: str) -> list[tuple[CohortRow, str]]:
-    """Read the contract's own file, and check that its types are the contract's."""
-    path = store / "tasks" / name / "cohort.parquet"
-    types = {field.name: str(field.type).removeprefix("large_") for field in pq.read_schema(path)}
-    assert types == {
-        "subject_id": "int64",
-        "index_time": "timestamp[us]",
-        "prediction_time": "timestamp[us]",
-        "kind": "string",
-        "duration_days": "double",
-        "cause": "int8",
-        "split": "string",
-    }
-    table = pq.read_table(path)
-    columns = {name: table[name].to_pylist() for name in table.column_names}
-    for name in ("index_time", "prediction_time"):
-        columns[name] = table[name].cast("int64").to_pylist()
-    *fields, splits = (columns[name] for name in types)
-    return sorted((CohortRow(*row[:-1]), row[-1]) for row in zip(*fields, splits, strict=True))
-
-
-def differences(store: Path, task: TaskConfig, records: Records, splits: dict[int, str]) -> list[str]:
-    """Name what differs between a stored cohort and the oracle's."""
-    stored = stored_cohort(store, task.name)
-    expected = [(row, splits[row.subject]) for row in records.cohort(task)]
-    return [
-        *(f"{task.name}: not in the store: {row}" for row in expected if row not in stored),
-        *(f"{task.name}: only in the store: {row}" for row in stored if row not in expected),
-        *([f"{task.name}: rows twice"] if len(set(stored)) < len(stored) else []),
-    ]
-
-
-def check_arrays(store: Path, task: TaskConfig, records: Records) -> None:
-    """Compare the arrays that training reads with the oracle: labels, and what a query knows about time."""
-    cohort = records.cohort(task)
-    for split in SPLITS:
-        subjects = load_arrays(store / "visits" / split)["subject_id"].tolist()
-        arrays = load_arrays(store / "tasks" / task.name / split)
-        offsets = arrays["row_offsets"]
-        assert len(offsets) == len(subjects) + 1
-        assert offsets[-1] == len(arrays["prediction_us"])
-        for n, subject in enumerate(subjects):
-            expected = [row for row in cohort if row.subject == subject]
-            at = slice(offsets[n], offsets[n + 1])
-            visits = [records.visits_before(subject, row.prediction_us) for row in expected]
-            for name, want in {
-                "prediction_us": [row.prediction_us for row in expected],
-                "index_us": [row.index_us for row in expected],
-                "is_query": [row.kind == "query" for row in expected],
-                "duration_days": [row.duration_days for row in expected],
-                "cause": [row.cause for row in expected],
-                "visits_before": [len(before) for before in visits],
-            }.items():
-                assert arrays[name][at].tolist() == want, (task.name, subject, name)
-            assert np.all(arrays["entry_days"][at] == np.float32(task.blanking))
-            birth = records.birth(subject)
-            for got_age, got_gap, row, before in zip(
-                arrays["age_years"][at], arrays["delta_days"][at], expected, visits, strict=True
-            ):
-                if row.kind == "visit":
-                    continue  # a visit has its own age and gap, with the visits
-                age = np.nan if birth is None else (row.prediction_us - birth) / YEAR_US
-                gap = (row.prediction_us - before[-1].end) / DAY_US if before else 0.0
-                np.testing.assert_array_equal(got_age, np.float32(age if not age > 120 else np.nan))
-                np.testing.assert_array_equal(got_gap, np.float32(gap))
-
-
-def check_attrition(store: Path, task: TaskConfig, records: Records) -> None:
-    """Compare the counts of `attrition.json`, step by step."""
-    attrition = json.loads((store / "tasks" / task.name / "attrition.json").read_text(encoding="utf-8"))
-    *steps, prediction_times, queries = records.flow(task)
-    assert [step["subjects"] for step in attrition["steps"]] == steps
-    assert [step["excluded"] for step in attrition["steps"]] == [0, *(a - b for a, b in itertools.pairwise(steps))]
-    assert (attrition["prediction_times"], attrition["queries"]) == (prediction_times, queries)
-    firsts = {row.subject: row.cause for row in reversed(records.cohort(task))}  # the cause at each subject's first row
-    events = {name: list(firsts.values()).count(n) for n, name in enumerate(("censored", *task.causes))}
-    assert attrition["events"] == events
-
-
-FIELDS = ("LAST", "FIRST", "MEAN", "MIN", "MAX", "SINCE", "COUNT")
-
-
-def check_summaries(store: Path, task: TaskConfig, records: Records, splits: dict[int, str]) -> None:
-    """Compare what queries carry: the tokens exactly, their standardised values through the code's training values."""
-    names = token_names(store)
-    training: dict[str, list[float]] = {}
-    for subject in records.records:
-        for _, row in records.tokens(subject):
-            if row.value is not None and splits[subject] == "train":
-                training.setdefault(row.code, []).append(row.value)
-    scales: dict[str, list[tuple[float, float, float]]] = {}  # raw number, rank, standardised value
-    for split in SPLITS:
-        arrays = load_arrays(store / "tasks" / task.name / split)
-        subjects = load_arrays(store / "visits" / split)["subject_id"].tolist()
-        asked = [row for row in records.cohort(task) if row.subject in subjects]
-        asked.sort(key=lambda row: subjects.index(row.subject))
-        assert len(arrays["carry_offsets"]) == len(asked) + 1
-        for query, (first, last) in zip(asked, itertools.pairwise(arrays["carry_offsets"].tolist()), strict=True):
-            carried = [names[code] for code in arrays["carry_codes"][first:last]]
-            stored = dict(zip(carried, arrays["carry_values"][first:last].tolist(), strict=True))
-            assert len(stored) == len(carried), "a token twice"
-            expected: dict[str, float] = {}
-            if query.kind == "query":
-                for code, summary in records.summaries(query.subject, query.prediction_us).items():
-                    expected |= {f"{field}//{code}": number for field, number in zip(FIELDS, summary, strict=True)}
-            assert sorted(stored) == sorted(expected), (task.name, query)
-            for token, number in expected.items():
-                field, code = token.split("//", 1)
-                if field in ("SINCE", "COUNT"):
-                    scales.setdefault(token, []).append((number, *stored[token]))
-                    continue
-                z = np.clip((number - np.mean(training[code])) / np.std(training[code]), -4, 4)
-                np.testing.assert_allclose(stored[token][1], z, rtol=1e-4, atol=1e-5, err_msg=f"{token} {query}")
-                if field != "MEAN":  # which may fall beside a tie of ranks by rounding
-                    scales.setdefault(code, []).append((number, *stored[token]))
-    for scale, triples in scales.items():  # one rising function of the raw number
-        raw, rank, z = np.array(sorted(triples)).T
-        for stored_number in (rank, z):
-            assert np.all(np.isfinite(stored_number)), scale
-            assert np.all(np.diff(stored_number) >= -1e-6), scale
-            assert np.all((np.diff(raw) > 0) | (np.diff(stored_number) <= 1e-6)), scale
-
-
-# --------------------------------------------------------------------------------------------------------- hand-counted
-
-
-@cache
-def hand_made() -> tuple[list[Row], list[TaskConfig], dict[int, str]]:
-    """All hand-counted records as one data set, and all their tasks (equal ones once), to be prepared together."""
-    rows = everything(EVERYTHING, codes=CODES, labs=LABS, start=us("1950-05-05"))
-    rows += record(LAST, "0 A, 100 A")
-    for subject, (_, _, text, _) in enumerate(HAND_COUNTED):
-        rows += record(subject, text)
-    tasks = [hand_task(subject) for subject in range(len(HAND_COUNTED))]
-    splits = {subject: SPLITS[subject % 3] for subject in sorted({row.subject for row in rows})}
-    return rows, list({task.name: task for task in tasks}.values()), splits
-
-
-def hand_task(subject: int) -> TaskConfig:
-    """Make the task of a hand-counted record, with the name of the first record that has the same."""
-    settings_ = [case[1] for case in HAND_COUNTED]
-    return a_task(f"task{settings_.index(settings_[subject])}", **settings_[subject])
-
-
-HAND_VISITS = VisitsConfig(ignore=("IGN",))
+HAND = HandMade(HAND_COUNTED)
 
 
 @pytest.fixture(scope="module")
 def hand_store() -> Iterator[Path]:
-    rows, tasks, splits = hand_made()
-    with scratch() as folder:
-        data = write_meds(Path(folder) / "data", rows, splits=splits, shards=3, parents=PARENTS)
-        prepare(data, Path(folder) / "out", study=study("visits.ignore=[IGN]"), tasks=tasks)
-        yield Path(folder) / "out"
-
-
-@cache
-def true_records() -> Records:
-    return hand_records(Records)
-
-
-def hand_records(kind: type[Records]) -> Records:
-    rows, tasks, _ = hand_made()
-    return kind(rows, tasks, HAND_VISITS, parents=PARENTS)
-
-
-def hand_count(subject: int) -> list[CohortRow]:
-    rows = HAND_COUNTED[subject][3]
-    return [CohortRow(subject, moment(i), moment(p), kind, days, cause) for i, p, kind, days, cause in rows]
+    with HAND.prepared() as store:
+        yield store
 
 
 @pytest.mark.parametrize("subject", range(len(HAND_COUNTED)), ids=[case[0] for case in HAND_COUNTED])
 def test_oracle_agrees_with_hand_counts(subject: int) -> None:
-    assert [row for row in true_records().cohort(hand_task(subject)) if row.subject == subject] == hand_count(subject)
+    assert [row for row in HAND.truth.cohort(HAND.task(subject)) if row.subject == subject] == HAND.count(subject)
 
 
 @pytest.mark.parametrize("subject", range(len(HAND_COUNTED)), ids=[case[0] for case in HAND_COUNTED])
 def test_store_agrees_with_hand_counts(subject: int, hand_store: Path) -> None:
-    stored = [row for row, _ in stored_cohort(hand_store, hand_task(subject).name) if row.subject == subject]
-    assert stored == hand_count(subject)
+    stored = [row for row, _ in stored_cohort(hand_store, HAND.task(subject).name) if row.subject == subject]
+    assert stored == HAND.count(subject)
 
 
 def test_every_task_agrees_on_every_record(hand_store: Path) -> None:
-    _, tasks, splits = hand_made()
-    records = true_records()
-    for task in tasks:
-        assert differences(hand_store, task, records, splits) == []
-        check_arrays(hand_store, task, records)
+    for task in HAND.tasks:
+        assert differences(hand_store, task, HAND.truth, HAND.splits) == []
+        check_arrays(hand_store, task, HAND.truth)
 
 
 def test_index_landmark_and_age_at_a_query_are_counted_by_hand(tmp_path: Path) -> None:
@@ -476,8 +286,8 @@ def test_nothing_is_carried_when_it_is_switched_off(setting: str, tmp_path: Path
 
 
 def test_the_cohort_is_the_same_however_rows_and_shards_lie(tmp_path: Path) -> None:
-    rows, tasks, splits = hand_made()
-    few = [tasks[0], *(task for task in tasks if task.index.which == "every")]
+    rows, splits = HAND.rows, HAND.splits
+    few = [HAND.tasks[0], *(task for task in HAND.tasks if task.index.which == "every")]
     orders = [(1, rows), (3, rows), (2, sorted(rows, key=lambda row: -row.subject))]
     made = []
     for n, (shards, order) in enumerate(orders):
@@ -582,257 +392,3 @@ def test_real_cohorts_are_those_of_plain_loops(name: str, tmp_path: Path) -> Non
     assert differences(tmp_path / "out", task, records, splits) == []
     check_arrays(tmp_path / "out", task, records)
     check_attrition(tmp_path / "out", task, records)
-
-
-# ------------------------------------------------------------------------------------------------------ broken oracles
-
-
-class PredictsAtTheEvent(Records):
-    def exposed(self, moment: int, end: int, blanking: int) -> bool:
-        return end >= moment + blanking
-
-
-class BlanksExactlyNot(Records):
-    def exposed(self, moment: int, end: int, blanking: int) -> bool:
-        return end > moment and end >= moment + blanking
-
-
-class CensorsFirst(Records):
-    def event_counts(self, event: int, censored: int) -> bool:
-        return event < censored
-
-
-class CompetingFirst(Records):
-    def precedence(self, cause: int) -> int:
-        return -cause
-
-
-class KeepsPrevalent(Records):
-    def prevalent(self, event: int, index: int) -> bool:
-        return False
-
-
-class KeepsPrevalentAtTheIndex(Records):
-    def prevalent(self, event: int, index: int) -> bool:
-        return event < index
-
-
-class TakesTheLastIndex(Records):
-    def chosen(self, times: list[int], which: str) -> list[int]:
-        return times[-1:] if which == "first" else times
-
-
-class TakesEveryIndex(Records):
-    def chosen(self, times: list[int], which: str) -> list[int]:
-        return times
-
-
-class ReplacesAnExcludedIndex(Records):
-    def chosen(self, times: list[int], which: str) -> list[int]:
-        return times
-
-    def valid_indexes(self, subject: int, task: TaskConfig) -> list[int]:
-        return super().chosen(super().valid_indexes(subject, task), task.index.which)
-
-
-class StartsAtTheFirstVisitsStart(Records):
-    def first_visit_moment(self, visit: Visit) -> int:
-        return visit.start
-
-
-class PredictsAtVisitStarts(Records):
-    def visit_moment(self, visit: Visit) -> int:
-        return visit.start if visit.start > visit.end - HOUR_US * 12 else visit.end
-
-
-class LeavesVisitsUnderWayOut(Records):
-    def visit_counts(self, visit: Visit, index: int) -> bool:
-        return visit.start > index
-
-
-class LetsVisitsWin(Records):
-    def add_query(self, moments: dict[int, str], moment: int) -> None:
-        moments.setdefault(moment, "query")
-
-
-class AsksNoLandmark(Records):
-    def moments(self, subject: int, task: TaskConfig, valid: list[int]) -> dict[int, str]:
-        return super().moments(subject, task.model_copy(update={"landmarks": ()}), valid)
-
-
-class BelongsToTheFirstIndex(Records):
-    def owner(self, valid: list[int], moment: int) -> int:
-        return min(valid)
-
-
-class CutsAtTheNextIndex(Records):
-    def censoring(self, subject: int, task: TaskConfig, index: int) -> int | None:
-        ends = [other for other in self.indexes(subject, task) if other > index]
-        return min(filter(None, [super().censoring(subject, task, index), *ends]), default=None)
-
-
-class CensorsAfterTheIndexOnly(Records):
-    def censors(self, time: int, index: int) -> bool:
-        return time > index
-
-
-class CensorsBeforeTheIndexToo(Records):
-    def censors(self, time: int, index: int) -> bool:
-        return True
-
-
-class EndsWithTheOwnRecord(Records):
-    def dataset_end(self, subject: int) -> int:
-        return max(time for time, _ in self.timed(subject))
-
-
-class EndsWithTheLastToken(Records):
-    def last_event(self, subject: int) -> int | None:
-        return max((time for time, _ in self.tokens(subject)), default=None)
-
-
-class CensorsByNoCode(Records):
-    def censoring(self, subject: int, task: TaskConfig, index: int) -> int | None:
-        settings_ = task.censoring.model_copy(update={"code": None})
-        return super().censoring(subject, task.model_copy(update={"censoring": settings_}), index)
-
-
-class KeepsRowsAfterDeath(Records):
-    def after_death(self, time: int, deaths: list[int]) -> bool:
-        return False
-
-
-class DropsTheDeathsOwnMoment(Records):
-    def mended(self, rows: list[Row]) -> list[Row]:
-        deaths = {row.time for row in rows if row.code == "MEDS_DEATH"}
-        return [row for row in super().mended(rows) if row.time not in deaths or row.code == "MEDS_DEATH"]
-
-
-class CensoringMakesVisits(Records):
-    def silent(self, code: str) -> bool:
-        return code != "CENS" and super().silent(code)
-
-
-class IgnoredCodesMakeVisits(Records):
-    def silent(self, code: str) -> bool:
-        return code != "IGN" and super().silent(code)
-
-
-class DeathMakesVisits(Records):
-    def silent(self, code: str) -> bool:
-        return code != "MEDS_DEATH" and super().silent(code)
-
-
-class OutcomesMakeNoVisits(Records):
-    def silent(self, code: str) -> bool:
-        return code == "OUT" or super().silent(code)
-
-
-class MatchesPrefixesExactly(Records):
-    def matches(self, code: str, patterns: Any) -> bool:
-        return super().matches(code, [pattern.removesuffix("*") for pattern in patterns])
-
-
-class ClimbsOneStep(Records):
-    def descends(self, code: str, ancestor: str) -> bool:
-        return ancestor in self.parents.get(code, ())
-
-
-MUTANTS = [
-    kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, Records) and kind is not Records
-]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[kind.__name__ for kind in MUTANTS])
-def test_a_broken_rule_is_seen(mutant: type[Records], hand_store: Path) -> None:
-    _, tasks, splits = hand_made()
-    records = hand_records(mutant)
-    assert any(differences(hand_store, task, records, splits) for task in tasks)
-
-
-# --------------------------------------------------------------------------------------------------------- drawn tables
-
-
-@st.composite
-def tasks(draw: st.DrawFn, name: str) -> TaskConfig:
-    """Draw a task over `meds_helpers.CODES`: any index, causes, censoring, landmarks and blanking."""
-    dates = st.sampled_from(
-        ["1969-12-31", "1970-01-01", "1970-01-02 06:00", "2020-02-29", "2020-03-01 12:00", "2020-03-03"]
-    )
-    steps = ["0d", "20min", "12h", "1d", "36h", "3d"]
-    after = st.sampled_from(steps)
-    codes = st.sampled_from(["IDX", "IDX", ["IDX", "DX//*"], "LAB//X", ["re:A|B"]])
-    index = st.one_of(
-        st.fixed_dictionaries({"code": codes, "which": st.sampled_from(["first", "every"]), "after": after}),
-        st.fixed_dictionaries({"code": codes, "which": st.just("every")}),
-        st.just({"first_visit": True}),
-        st.just({"age": "50y"}),
-        st.fixed_dictionaries({"date": dates}),
-    )
-    causes: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
-        [
-            {"outcome": {"out": "OUT"}},
-            {"outcome": {"out": "OUT"}, "competing": {"death": "MEDS_DEATH"}},
-            {"outcome": {"a": "OUT2", "b": ["OUT", "DX//1"]}, "competing": {"c": "COMP", "death": "MEDS_DEATH"}},
-            {"outcome": {"death": "MEDS_DEATH"}, "competing": {"c": ["COMP", "OUT*"]}},
-            {"outcome": {"again": "IDX"}},
-        ]
-    )
-    censoring: st.SearchStrategy[dict[str, Any]] = st.one_of(
-        st.just({}),
-        st.just({"code": "CENS"}),
-        st.just({"code": ["CENS", "DX//2"]}),
-        st.fixed_dictionaries({"date": dates}),
-        st.just({"dataset_end": True}),
-    )
-    landmarks = draw(st.lists(after, unique=True, min_size=1, max_size=3))
-    return a_task(
-        name,
-        index=draw(index),
-        **draw(causes),
-        censoring=draw(censoring),
-        landmarks=sorted(landmarks, key=steps.index),
-        blanking=draw(st.sampled_from(["0d", "0d", "20min", "12h", "1d"])),
-    )
-
-
-DataSet = tuple[list[Row], dict[int, str]]
-DRAWN: dict[str, Any] = {
-    "data": data_sets(),
-    "some": st.tuples(tasks("one"), tasks("two"), tasks("three")),
-    "cut": st.sampled_from(["visits.by=day", "visits.by=window", "visits.by=gap"]),
-    "ignore": st.sampled_from(["[]", "[IGN]", "['DX//*', IDX]"]),
-    "shards": st.integers(1, 3),
-}
-
-
-def check_drawn(data: DataSet, some: tuple[TaskConfig, ...], cut: str, ignore: str, shards: int) -> None:
-    rows, splits = [row._replace(encounter=None) for row in data[0]], data[1]
-    config = study(cut, f"visits.ignore={ignore}")
-    records = Records(rows, some, config.visits)
-    with scratch() as folder:
-        source = write_meds(Path(folder) / "data", rows, splits=splits, shards=shards, sort=False)
-        store = Path(folder) / "out"
-        prepare(source, store, study=config, tasks=some)
-        for task in some:
-            assert differences(store, task, records, splits) == []
-            check_arrays(store, task, records)
-            check_attrition(store, task, records)
-            check_summaries(store, task, records, splits)
-
-
-@settings(max_examples=40, deadline=None)
-@given(**DRAWN)
-def test_cohorts_are_those_of_plain_loops(data: DataSet, some: Any, cut: str, ignore: str, shards: int) -> None:
-    check_drawn(data, some, cut, ignore, shards)
-
-
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None)
-@given(**DRAWN)
-def test_cohorts_are_those_of_plain_loops_at_length(
-    data: DataSet, some: Any, cut: str, ignore: str, shards: int
-) -> None:
-    check_drawn(data, some, cut, ignore, shards)

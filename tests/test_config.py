@@ -114,8 +114,10 @@ def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
     ("preset", "section", "expected"),
     [
         ("small_cohort", "model", {"dim": 64, "heads": 4, "layers": 2, "position": "sinusoidal", "dropout": 0.3}),
-        ("small_cohort", "model", {"wide_head": True, "frozen": ()}),
+        ("small_cohort", "model", {"wide_head": True, "frozen": (), "code_dropout": 0.3, "age_polynomial": True}),
         ("small_cohort", "training", {"weight_decay": 1.0, "visit_budget": 2048}),
+        ("medium_cohort", "model", {"dim": 64, "layers": 2, "dropout": 0.2, "wide_head": True, "code_dropout": 0.0}),
+        ("medium_cohort", "training", {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512}),
         ("large_cohort", "model", {"dim": 256, "heads": 8, "layers": 6, "position": "learned", "dropout": 0.1}),
         ("large_cohort", "training", {"weight_decay": 0.1, "visit_budget": 4096}),
         ("domain_shift", "model", {"dim": 128, "layers": 4, "position": "sinusoidal", "frozen": ("age", "visit")}),
@@ -152,7 +154,7 @@ def test_a_recorded_study_reads_back_with_its_preset() -> None:
 
 
 def test_an_unknown_preset_is_one_clear_error() -> None:
-    with pytest.raises(EhrseqError, match=r"preset: .*'small_cohort', 'large_cohort' or 'domain_shift'") as caught:
+    with pytest.raises(EhrseqError, match=r"preset: .*'medium_cohort', 'large_cohort' or 'domain_shift'") as caught:
         load_study(None, ["preset=tiny_cohort"])
     assert "\n" not in str(caught.value)
 

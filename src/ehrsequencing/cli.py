@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ehrsequencing.cli_import import import_app
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(import_app, name="import")
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Settings as section.key=value, as in model.size=small", show_default=False)
 ]
@@ -160,6 +162,7 @@ def check(
     data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set")],
     overrides: Overrides = None,
     task: Annotated[list[Path] | None, typer.Option("--task", help="Task file; may be repeated")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Also write what was found to this file")] = None,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -169,10 +172,17 @@ def check(
     """
     with _errors(debug):
         from ehrsequencing.records.check import check_data, format_check
+        from ehrsequencing.storage import write_json
 
         study = _study(config, overrides)
         with _bar("checking") as tick:
-            typer.echo(format_check(check_data(data, study=study, tasks=_tasks(task, study), progress=tick)))
+            found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
+        if json is not None:
+            write_json(json, found.as_json())
+        if text := format_check(found):
+            typer.echo(text)
+        if found.refused:
+            raise found.refused[0]
 
 
 @app.command()

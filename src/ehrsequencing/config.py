@@ -7,9 +7,19 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from ehrsequencing.errors import EhrseqError
 
@@ -79,25 +89,86 @@ class ValuesConfig(Settings):
     carry: bool = True  # queries carry summaries of the past per numeric code
 
 
+def _from_switch(value: object) -> object:
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value  # YAML's on and off
+
+
 class VocabularyConfig(Settings):
     """Which codes get a token of their own."""
 
     min_subjects: int = Field(5, ge=1)  # training subjects that must have the code
+    # Rare codes by the ontology (`parent_codes`): on = replaced by their nearest frequent ancestor; ancestors = every
+    # code also brings its frequent ancestors along.
+    rollup: Annotated[Literal["off", "on", "ancestors"], BeforeValidator(_from_switch)] = "off"
 
 
 class SplitsConfig(Settings):
     """Who trains, tunes and is held out. `file` falls back to `hash` where the data set has no split file."""
 
-    by: Literal["file", "hash"] = "file"
+    by: Literal["file", "hash", "date", "site"] = "file"
     train: float = Field(0.70, gt=0, lt=1)
     tuning: float = Field(0.15, gt=0, lt=1)
     seed: int = 0
+    from_date: str | None = None  # by=date, also written `from`: whose index falls on it or later is held out
+    column: str | None = None  # by=site: column of the data that names the site of each row
+    held_out_sites: Annotated[tuple[str, ...], BeforeValidator(_as_list)] | None = None  # by=site
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_from(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "from" in data:
+            return {**{key: value for key, value in data.items() if key != "from"}, "from_date": data["from"]}
+        return data
+
+    @model_validator(mode="after")
+    def _complete(self) -> "SplitsConfig":
+        if self.by == "date" and self.from_date is None:
+            raise ValueError("splits.by=date needs splits.from, as in splits.from=2015-01-01")
+        if self.by == "site" and not (self.column and self.held_out_sites):
+            raise ValueError("splits.by=site needs splits.column and splits.held_out_sites, as in [north]")
+        _check_date(self.from_date)
+        return self
+
+
+NameList = Annotated[tuple[str, ...], BeforeValidator(_as_list)]  # codes; one that ends with * is a prefix
+
+
+class DialectConfig(Settings):
+    """How a data set's files differ from MEDS 0.4: names of columns, other names of codes, a time zone."""
+
+    subject_id: str = "subject_id"  # the column that holds it
+    time: str = "time"
+    code: str = "code"
+    numeric_value: str = "numeric_value"
+    birth: NameList = ("MEDS_BIRTH//*", "BIRTH", "DATE_OF_BIRTH", "DOB", "SNOMED/184099003")  # also MEDS_BIRTH itself
+    death: NameList = ("MEDS_DEATH//*", "DEATH", "DATE_OF_DEATH", "DOD", "SNOMED/419620001")  # also MEDS_DEATH itself
+    time_zone: str | None = None  # clock of the hospital, for times with a zone: Europe/Berlin
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DialectConfig":
+        columns = (self.subject_id, self.time, self.code, self.numeric_value)
+        if len(set(columns)) < len(columns):
+            raise ValueError("two parts of a row have the same column")
+        if set(self.birth) & set(self.death):
+            raise ValueError("a code cannot mean both birth and death")
+        if self.time_zone is not None:
+            try:
+                ZoneInfo(self.time_zone)
+            except (KeyError, ValueError, OSError) as error:
+                raise ValueError(f"{self.time_zone!r} is no time zone such as Europe/Berlin or UTC") from error
+        return self
 
 
 class DataConfig(Settings):
     """Facts about the data set that its files do not tell."""
 
     extracted: str | None = None  # ISO date of extraction: later events are refused
+    dialect: DialectConfig | None = None  # written as the section `dialect:` of a study file; None: MEDS as it is
+
+    @model_serializer(mode="wrap")
+    def _without_empty_dialect(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # What an older version recorded, and its digest, stay as they were.
+        return {name: value for name, value in dump(self).items() if name != "dialect" or value is not None}
 
 
 def _check_date(text: str | None) -> None:
@@ -106,7 +177,7 @@ def _check_date(text: str | None) -> None:
 
 
 class IndexConfig(Settings):
-    """Time zero: exactly one of `code`, `first_visit`, `age`, `date`."""
+    """Time zero: exactly one of `code`, `first_visit`, `age`, `date`, `file`."""
 
     code: CodeList | None = None
     which: Literal["first", "every"] = "first"
@@ -114,14 +185,18 @@ class IndexConfig(Settings):
     first_visit: bool = False
     age: Days | None = None
     date: str | None = None
+    file: str | None = None  # index times from elsewhere: MEDS labels, an ACES result, or an OHDSI cohort table
+    cohort_id: int | None = None  # which cohort_definition_id of an OHDSI cohort table
 
     @model_validator(mode="after")
     def _one_kind(self) -> "IndexConfig":
-        given = [self.code is not None, self.first_visit, self.age is not None, self.date is not None]
-        if sum(given) != 1:
-            raise ValueError("give exactly one of code, first_visit, age, date")
-        if self.code is None and self.which != "first":
-            raise ValueError("which belongs to an index by code")
+        given = [self.code, self.first_visit or None, self.age, self.date, self.file]
+        if sum(one is not None for one in given) != 1:
+            raise ValueError("give exactly one of code, first_visit, age, date, file")
+        if self.code is None and self.file is None and self.which != "first":
+            raise ValueError("which belongs to an index by code or file")
+        if self.cohort_id is not None and self.file is None:
+            raise ValueError("cohort_id belongs to an index by file")
         _check_date(self.date)
         return self
 
@@ -141,6 +216,41 @@ class CensoringConfig(Settings):
         return self
 
 
+class HistoryCode(Settings):
+    """Codes that an index must, or must not, have in the time before it (its own instant included)."""
+
+    code: CodeList
+    within: Days | None = None  # before the index; none = ever, codes without a time included
+    count: int = Field(1, ge=1)  # so many events at least
+
+
+def _as_history(value: object) -> object:
+    """A code, or a list of codes and mappings, as a list of mappings."""
+    items = [value] if isinstance(value, str | dict) else value
+    if not isinstance(items, list | tuple):
+        return items
+    return [{"code": item} if isinstance(item, str | list) else item for item in items]
+
+
+HistoryCodes = Annotated[tuple[HistoryCode, ...], BeforeValidator(_as_history)]
+
+
+class EligibilityConfig(Settings):
+    """Who may enter, judged at each index by what is known there; an index that fails is no index."""
+
+    history: Days = 0.0  # least time from the record's first event (birth apart) to the index
+    min_age: Days | None = None  # at the index; unknown age is not eligible
+    max_age: Days | None = None  # younger than this
+    must_have: HistoryCodes = ()  # each of them
+    must_not_have: HistoryCodes = ()  # none of them
+
+    @model_validator(mode="after")
+    def _rising(self) -> "EligibilityConfig":
+        if self.min_age is not None and self.max_age is not None and self.min_age >= self.max_age:
+            raise ValueError("min_age must be below max_age")
+        return self
+
+
 class TaskConfig(Settings):
     """A question: for whom, from when, which event, with which competing causes (ARCHITECTURE.md, task file)."""
 
@@ -152,6 +262,8 @@ class TaskConfig(Settings):
     horizons: tuple[Days, ...] = Field(min_length=1)
     landmarks: tuple[Days, ...] = Field((0.0,), min_length=1)  # times since the index at which models are compared
     blanking: Days = 0.0
+    eligibility: EligibilityConfig | None = None
+    recurrent: bool = False  # outcomes recur: labels tell the next one after each prediction time
 
     @model_validator(mode="after")
     def _consistent(self) -> "TaskConfig":
@@ -184,6 +296,7 @@ class ModelConfig(Settings):
     heads: int = Field(4, ge=1)
     layers: int = Field(4, ge=1)  # of the timeline, or of the flat encoder
     dropout: float = Field(0.1, ge=0, lt=1)  # residual and feed-forward; never on attention weights
+    code_dropout: float = Field(0.0, ge=0, lt=1)  # of whole codes of a visit (not static ones), in training
     history_dropout: float = Field(0.0, ge=0, lt=1)  # of whole visits (flat: codes) as values of attention over time
     visit_encoder: Literal["attention", "mean", "transformer", "sum", "scaled_sum", "max"] = "attention"
     visit_mlp: bool = True  # residual MLP after the pooling; off = the seeds' encoder
@@ -201,6 +314,7 @@ class ModelConfig(Settings):
     code_types: bool = False  # an embedding of the code's kind (its MEDS prefix)
     n_code_types: int = Field(1, ge=1)  # `train` fills it in
     age_bin_years: float = Field(5.0, ge=0)  # 0 = no age embedding
+    age_polynomial: bool = False  # beside the bins, a cubic in age: what is lost inside a bin
     delta_bins: Literal["log", "linear", "none"] = "log"
     delta_bin_days: float = Field(7.0, gt=0)  # delta_bins=linear: the seeds' 7 d bins up to 365 d; or 30 d up to 5 y
     delta_top_days: float = Field(365.0, gt=0)
@@ -243,6 +357,7 @@ class ModelConfig(Settings):
             "visit_encoder=attention": (self.visit_encoder == "attention", ("scorer",)),
             "visit_encoder=transformer": (self.visit_encoder == "transformer", ("visit_layers", "visit_pool")),
             "code_types=true": (self.code_types, ("n_code_types",)),
+            "age_bin_years above 0": (self.age_bin_years > 0, ("age_polynomial",)),
             "delta_bins=linear": (self.delta_bins == "linear", ("delta_bin_days", "delta_top_days")),
         }
         for home, (is_there, names) in homes.items():
@@ -275,7 +390,7 @@ class TrainingConfig(Settings):
     clip_norm: float = Field(1.0, gt=0)
     ema: float = Field(0.99, ge=0, lt=1)  # decay of the averaged weights; 0 = off
     precision: Literal["32", "bf16"] = "32"
-    patience: int = Field(6, ge=1)  # epochs without a better tuning NLL before the early stop
+    patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
     checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch
     grid_bins: int = Field(20, ge=4, le=64)  # quantile edges of the horizon head (SCIENCE.md: 16-24)
 
@@ -293,13 +408,25 @@ class EvaluationConfig(Settings):
     recalibrate: bool = False  # per-cause recalibration on the tuning split, reported before and after
 
 
-# Cohort presets, after the tuning notes of the embeddings seed (docs/models.md). What a study sets itself wins.
+# Cohort presets (docs/models.md), the first two chosen on tuning splits (docs/benchmarks.md), the others after the
+# tuning notes of the embeddings seed. What a study sets itself wins.
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "small_cohort": {  # fewer than 2,000 subjects: little to learn, and no places to learn by heart
-        "model": {"size": "small", "position": "sinusoidal", "dropout": 0.3, "wide_head": True},
+    "small_cohort": {  # fewer than 5,000 subjects: little to learn, and no places to learn by heart
+        "model": {
+            "size": "small",
+            "position": "sinusoidal",
+            "dropout": 0.3,
+            "code_dropout": 0.3,
+            "age_polynomial": True,
+            "wide_head": True,
+        },
         "training": {"weight_decay": 1.0},
     },
-    "large_cohort": {  # more than 10,000 subjects: learned places and width pay off
+    "medium_cohort": {  # 5,000 to 20,000 subjects: a small model, many small steps
+        "model": {"size": "small", "dropout": 0.2, "wide_head": True},
+        "training": {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512},
+    },
+    "large_cohort": {  # more than 20,000 subjects: learned places and width pay off
         "model": {"size": "large", "position": "learned", "dropout": 0.1},
         "training": {"visit_budget": 4096, "weight_decay": 0.1},
     },
@@ -312,7 +439,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 class StudyConfig(Settings):
     """Everything a study needs, in one file. A preset fills in what the sections leave open."""
 
-    preset: Literal["small_cohort", "large_cohort", "domain_shift"] | None = None
+    preset: Literal["small_cohort", "medium_cohort", "large_cohort", "domain_shift"] | None = None
     data: DataConfig = DataConfig()
     visits: VisitsConfig = VisitsConfig()
     values: ValuesConfig = ValuesConfig()
@@ -332,6 +459,17 @@ class StudyConfig(Settings):
             if isinstance(given, dict):
                 data = {**data, section: {**defaults, **given}}
         return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file_dialect(cls, data: Any) -> Any:
+        """`dialect:` is a section of its own to write, and part of `data` to read: whoever reads records needs both."""
+        if not isinstance(data, dict) or "dialect" not in data:
+            return data
+        facts, rest = data.get("data") or {}, {k: v for k, v in data.items() if k != "dialect"}
+        if not isinstance(facts, dict) or not isinstance(data["dialect"], dict):
+            raise ValueError("dialect and data must hold settings")
+        return {**rest, "data": {**facts, "dialect": {**(facts.get("dialect") or {}), **data["dialect"]}}}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -360,14 +498,25 @@ _TextDates.yaml_implicit_resolvers = {
 
 
 def load_task(path: Path) -> TaskConfig:
-    """Read a task file."""
-    return validated(TaskConfig, read_yaml(path), where=str(path))
+    """Read a task file; the path of its `index.file` is relative to the task file's folder."""
+    return _located(validated(TaskConfig, read_yaml(path), where=str(path)), path)
+
+
+def _located(task: TaskConfig, path: Path) -> TaskConfig:
+    """The task with an absolute `index.file`, so that it means the same file wherever the task is kept."""
+    if task.index.file is None:
+        return task
+    index = task.index.model_copy(update={"file": str((path.parent / task.index.file).resolve())})
+    return task.model_copy(update={"index": index})
 
 
 def load_study(path: Path | None = None, overrides: Iterable[str] = ()) -> StudyConfig:
     """Settings from an optional study file, then `section.key=value` overrides."""
     where = str(path) if path is not None else "settings"
-    return validated(StudyConfig, read_settings(path, overrides), where=where)
+    study = validated(StudyConfig, read_settings(path, overrides), where=where)
+    if path is None or study.task is None:
+        return study
+    return study.model_copy(update={"task": _located(study.task, path)})
 
 
 def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]:

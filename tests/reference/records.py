@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ehrsequencing.config import TaskConfig, VisitsConfig
-from meds_helpers import DAY_US, Row, us
+import numpy as np
+
+from ehrsequencing.config import HistoryCode, TaskConfig, VisitsConfig
+from meds_helpers import DAY_US, HOUR_US, Row, us
 
 Token = tuple[str, float | None]
 Group = list[tuple[int, Row]]  # rows of a visit to be, with their times
@@ -46,18 +48,6 @@ class Summary(NamedTuple):
     max: float
     since_days: float
     number: int
-
-
-class Flow(NamedTuple):
-    """How many subjects are left after each step, then what is counted of those."""
-
-    subjects: int  # with any timed row
-    with_index: int
-    without_prevalent: int  # with an index before any cause
-    followed: int  # and before the end of follow-up
-    predicted: int  # with a prediction time
-    prediction_times: int
-    queries: int
 
 
 class Records:
@@ -140,6 +130,25 @@ class Records:
                 seen.add(at)
                 above.extend(self.parents.get(at, ()))
         return False
+
+    def means(self, row: Row, patterns: Iterable[str]) -> bool:
+        """Match a row: its code, and its number where a pattern has a condition (`LAB >= 6.5`, with the blanks)."""
+        for pattern in patterns:
+            words = pattern.rsplit(" ", 2)
+            if len(words) == 3 and words[1] in ("<", "<=", ">", ">=", "="):
+                if self.matches(row.code, [words[0]]) and self.fulfils(row.value, words[1], float(words[2])):
+                    return True
+            elif self.matches(row.code, [pattern]):
+                return True
+        return False
+
+    def fulfils(self, value: float | None, sign: str, number: float) -> bool:
+        """Compare as MEDS stores numbers, in float32; no number fulfils no condition."""
+        if value is None:
+            return False
+        stored, limit = float(np.float32(value)), float(np.float32(number))
+        signs = {"<": stored < limit, "<=": stored <= limit, ">": stored > limit, ">=": stored >= limit}
+        return signs.get(sign, stored == limit)
 
     def silent(self, code: str) -> bool:
         """Codes that make no token, no visit and no visit end. Outcome codes are not silent, `MEDS_DEATH` always is."""
@@ -269,7 +278,7 @@ class Records:
         """
         index = task.index
         if index.code is not None:
-            found = sorted({time for time, row in self.timed(subject) if self.matches(row.code, index.code)})
+            found = sorted({time for time, row in self.timed(subject) if self.means(row, index.code)})
             return self.chosen([time + round(index.after * DAY_US) for time in found], index.which)
         if index.first_visit:
             return [self.first_visit_moment(visit) for visit in self.visits(subject)[:1]]
@@ -293,7 +302,7 @@ class Records:
             (time, self.precedence(cause))
             for time, row in self.timed(subject)
             for cause in range(1, len(patterns) + 1)
-            if self.matches(row.code, patterns[cause - 1])
+            if self.means(row, patterns[cause - 1])
         )
 
     def precedence(self, cause: int) -> int:
@@ -305,7 +314,16 @@ class Records:
         return event <= index
 
     def censoring(self, subject: int, task: TaskConfig, index: int) -> int | None:
-        """C: the first censoring event at or after the index; a date; the last timestamp of the whole data set (mended,
+        """C: what the task's rule says, and death at the latest, which ends every record."""
+        ends = [self.rule_end(subject, task, index), *self.deaths(subject)]
+        return min((end for end in ends if end is not None), default=None)
+
+    def deaths(self, subject: int) -> list[int]:
+        """Time of death, where there is one."""
+        return [time for time, row in self.timed(subject) if row.code == "MEDS_DEATH"][:1]
+
+    def rule_end(self, subject: int, task: TaskConfig, index: int) -> int | None:
+        """The first censoring event at or after the index; a date; the last timestamp of the whole data set (mended,
         all splits); else the fallback, also where no censoring event follows: the record's last timed row, whatever its
         code but `MEDS_BIRTH`. None where there is no such row.
         """
@@ -333,10 +351,60 @@ class Records:
         """Last event of the record."""
         return max((time for time, row in self.timed(subject) if row.code != "MEDS_BIRTH"), default=None)
 
+    # ------------------------------------------------------------------------------------------------- eligibility
+
+    def criteria(self, subject: int, task: TaskConfig, index: int) -> list[bool]:
+        """Whether an index fulfils each criterion, in the order of the attrition: history, age, codes."""
+        rules, out = task.eligibility, []
+        if rules is None:
+            return []
+        if rules.history > 0:
+            first = self.first_event(subject)
+            out.append(first is not None and first + round(rules.history * DAY_US) <= index)
+        if rules.min_age is not None or rules.max_age is not None:
+            out.append(self.of_age(subject, rules.min_age, rules.max_age, index))
+        out += [self.has(subject, rule, index) for rule in rules.must_have]
+        return out + [not self.has(subject, rule, index) for rule in rules.must_not_have]
+
+    def first_event(self, subject: int) -> int | None:
+        """First row of a record, birth apart."""
+        return min((time for time, row in self.timed(subject) if row.code != "MEDS_BIRTH"), default=None)
+
+    def of_age(self, subject: int, low: float | None, high: float | None, index: int) -> bool:
+        """At least `low`, less than `high` at the index; an unknown or impossible age (below 0, over 120) is not."""
+        birth = self.birth(subject)
+        if birth is None or index < birth or index - birth > 120 * 8766 * HOUR_US:
+            return False
+        above = low is None or index >= birth + round(low * DAY_US)
+        return above and (high is None or index < birth + round(high * DAY_US))
+
+    def has(self, subject: int, rule: HistoryCode, index: int) -> bool:
+        """Have `count` such rows up to the index, itself included; without `within`, rows without a time count too."""
+        rows = [row for row in self.records[subject] if self.means(row, rule.code)]
+        return sum(self.in_window(row.time, rule.within, index) for row in rows) >= rule.count
+
+    def in_window(self, time: int | None, within: float | None, index: int) -> bool:
+        """Lie in `[index - within, index]`."""
+        if time is None:
+            return within is None
+        return time <= index and (within is None or time >= index - round(within * DAY_US))
+
+    def eligible(self, subject: int, task: TaskConfig, first: int | None = None) -> list[int]:
+        """Indexes that fulfil the first so many criteria; all of them by default."""
+        found = self.indexes(subject, task)
+        return [i for i in found if all(self.criteria(subject, task, i)[:first])]
+
+    # ---------------------------------------------------------------------------------------------------- follow-up
+
     def incident(self, subject: int, task: TaskConfig) -> list[int]:
-        """Indexes with no cause at or before them."""
+        """Eligible indexes with no cause at or before them; where outcomes recur, no competing one."""
+        ends = self.final_causes(subject, task)
+        return [i for i in self.eligible(subject, task) if not any(self.prevalent(event, i) for event, _ in ends)]
+
+    def final_causes(self, subject: int, task: TaskConfig) -> list[tuple[int, int]]:
+        """Causes that end a record for good."""
         causes = self.causes(subject, task)
-        return [i for i in self.indexes(subject, task) if not any(self.prevalent(event, i) for event, _ in causes)]
+        return [c for c in causes if self.precedence(c[1]) > len(task.outcome)] if task.recurrent else causes
 
     def valid_indexes(self, subject: int, task: TaskConfig) -> list[int]:
         """Indexes with no cause before them and follow-up after them."""
@@ -369,14 +437,22 @@ class Records:
         """
         return max(index for index in valid if index <= moment)
 
-    def end(self, subject: int, task: TaskConfig, index: int) -> tuple[int, int]:
-        """(min(T, C), cause) of an index, cause 0 if censored. The next index does not cut follow-up."""
+    def end(self, subject: int, task: TaskConfig, index: int, moment: int) -> tuple[int, int]:
+        """(min(T, C), cause) of a prediction time, cause 0 if censored. The next index does not cut follow-up."""
         censored = self.censoring(subject, task, index)
         assert censored is not None
-        later = [event for event in self.causes(subject, task) if event[0] > index]
-        if later and self.event_counts(later[0][0], censored):
-            return later[0][0], self.precedence(later[0][1])
+        ends = [event for event in self.final_causes(subject, task) if event[0] > index]
+        if task.recurrent:
+            outcomes = [c for c in self.causes(subject, task) if self.precedence(c[1]) <= len(task.outcome)]
+            if not ends or moment < ends[0][0]:  # else nobody is at risk any more
+                ends = sorted([*ends, *(event for event in outcomes if self.is_next(event[0], moment))])
+        if ends and self.event_counts(ends[0][0], censored):
+            return ends[0][0], self.precedence(ends[0][1])
         return censored, 0
+
+    def is_next(self, event: int, moment: int) -> bool:
+        """Where outcomes recur, T is the first after the prediction time: an event at it is known already."""
+        return event > moment
 
     def event_counts(self, event: int, censored: int) -> bool:
         """At one instant, an event comes before the censoring."""
@@ -391,26 +467,23 @@ class Records:
         rows = []
         for subject in self.records:
             valid = self.valid_indexes(subject, task)
-            ends = {index: self.end(subject, task, index) for index in valid}
             for moment, kind in sorted(self.moments(subject, task, valid).items()) if valid else ():
                 index = self.owner(valid, moment)
-                end, cause = ends[index]
+                end, cause = self.end(subject, task, index, moment)
                 if self.exposed(moment, end, round(task.blanking * DAY_US)):
                     rows.append(CohortRow(subject, index, moment, kind, (end - moment) / DAY_US, cause))
         return rows
 
-    def flow(self, task: TaskConfig) -> Flow:
-        """Attrition, from all subjects to those with a prediction time."""
-        rows = self.cohort(task)
-        return Flow(
-            subjects=len(self.records),
-            with_index=sum(bool(self.indexes(subject, task)) for subject in self.records),
-            without_prevalent=sum(bool(self.incident(subject, task)) for subject in self.records),
-            followed=sum(bool(self.valid_indexes(subject, task)) for subject in self.records),
-            predicted=len({row.subject for row in rows}),
-            prediction_times=len(rows),
-            queries=sum(row.kind == "query" for row in rows),
-        )
+    def flow(self, task: TaskConfig) -> list[tuple[int, int]]:
+        """Attrition, subjects and index times: all, and after each step until those with a prediction time."""
+        rows, n_rules = self.cohort(task), len(self.criteria(next(iter(self.records)), task, 0)) if self.records else 0
+        steps = [{s: self.indexes(s, task) for s in self.records}]
+        steps += [{s: self.eligible(s, task, k) for s in self.records} for k in range(1, n_rules + 1)]
+        steps += [{s: self.incident(s, task) for s in self.records}]
+        steps += [{s: self.valid_indexes(s, task) for s in self.records}]
+        flow = [(sum(map(bool, step.values())), sum(map(len, step.values()))) for step in steps]
+        last = len({row.subject for row in rows}), len({(row.subject, row.index_us) for row in rows})
+        return [(len(self.records), flow[0][1]), *flow, last]
 
     # ------------------------------------------------------------------------------------------- queries' features (§2)
 

@@ -268,7 +268,7 @@ def _study_of(run: Run, store: Prepared, seed: int) -> StudyConfig:
     """The run's settings, divided by another seed; what the data decides is left to the data."""
     open_again = {name: ModelConfig.model_fields[name].default for name in _DATA_DECIDES}
     # Subjects are divided by a hash of id + seed: seeds 1, 2, 3 … would move one pattern along consecutive ids.
-    spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed << 32}
+    spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed}
     divided = store.study.splits.model_copy(update=spread)
     return store.study.model_copy(
         update={

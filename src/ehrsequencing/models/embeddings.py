@@ -18,7 +18,9 @@ from ehrsequencing.models.segments import dropout, gather_rows, pool
 MAX_AGE_YEARS = 120.0  # the top bin is open
 MAX_INDEX_ROWS = 512  # later visits (flat: tokens) share the last row
 MAX_CODE_POSITIONS = 128  # later codes of a visit share the last row
-CODE_SD = 0.5  # of the code table at the start. Smaller ones learn pairs of codes too late (docs/decisions.md)
+CODE_NORM = (
+    4.0  # of a code at the start, at every width. Smaller ones learn pairs of codes too late (docs/decisions.md)
+)
 # Lower edges of the gap bins: 0, 1 h, 2 h, 4 h, 8 h, 12 h, 1 d, 2 d, 4 d ... 2048 d, 10 y (the last is open).
 GAP_EDGES_DAYS = (0.0, *(h / 24 for h in (1, 2, 4, 8, 12)), *(float(2**j) for j in range(12)), 3652.5)
 
@@ -39,6 +41,12 @@ class CodeVectors:
         """(K, d), one row a code."""
         return gather_rows(self.rows, self.index)
 
+    def dropped(self, probability: float) -> "CodeVectors":
+        """Each code's whole vector zero with this probability, else divided by what is kept on average."""
+        kept = dropout(self.rows.new_ones(len(self.index)), probability, training=True)  # 0 or 1 / (1 - p)
+        rows = torch.cat([self.rows * (1 / (1 - probability)), self.rows.new_zeros(1, self.rows.shape[1])])
+        return CodeVectors(rows, torch.where(kept > 0, self.index, len(self.rows)))
+
 
 class CodeEmbedding(nn.Module):
     """Code identity, what a code's number adds to it, and on request its place within the visit and its type.
@@ -50,22 +58,23 @@ class CodeEmbedding(nn.Module):
 
     and e = E_c for a code without one. (r/√12 + ½ turns a uniform rank of sd 1 back into 0..1.) `code_position` adds
     P_j for the j-th code of its visit (the seeds' intra-visit position: codes are then no set), `code_types` adds
-    Y_t for the type t of `VisitBatch.code_types`.
+    Y_t for the type t of `VisitBatch.code_types`. In training, `code_dropout` takes away whole codes (not static ones).
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.mode = config.values
+        self.mode, self.dropout = config.values, config.code_dropout
         self.terms = {"polynomial": 3, "interpolate": config.value_bins, "none": 0}[config.values]
         self.table = nn.Embedding(config.vocab_size, config.dim, padding_idx=0)
         self.value_table = nn.Embedding(config.vocab_size * self.terms, config.dim) if self.terms else None
         self.position_table = nn.Embedding(MAX_CODE_POSITIONS, config.dim) if config.code_position else None
         self.type_table = nn.Embedding(config.n_code_types, config.dim) if config.code_types else None
-        nn.init.normal_(self.table.weight, std=CODE_SD)
+        sd = CODE_NORM * config.dim**-0.5
+        nn.init.normal_(self.table.weight, std=sd)
         with torch.no_grad():
             self.table.weight[0] = 0.0
         if self.value_table is not None:
-            nn.init.normal_(self.value_table.weight, std=0.1 * CODE_SD)
+            nn.init.normal_(self.value_table.weight, std=0.1 * sd)
         for table in (self.position_table, self.type_table):
             if table is not None:
                 nn.init.normal_(table.weight, std=config.dim**-0.5)
@@ -91,7 +100,8 @@ class CodeEmbedding(nn.Module):
             of_values = self._of_values(batch.codes[valued], batch.values[valued])
             rows = torch.cat([rows, self._of_keys(keys[valued]) + of_values])
             index[valued] = torch.arange(len(distinct), len(rows), device=index.device)
-        return CodeVectors(rows, index)
+        vectors = CodeVectors(rows, index)
+        return vectors.dropped(self.dropout) if self.training and self.dropout else vectors
 
     def _kinds(self, batch: VisitBatch) -> tuple[int, Tensor]:
         """How many kinds of rows there may be, and which kind each code is: its id, with its place and type."""
@@ -203,18 +213,30 @@ class SinusoidalPositionalEncoding(nn.Module):
 
 
 class AgeEmbedding(nn.Module):
-    """Binned age: `⌊age / bin_years⌋`, the top bin open at 120 years, an own bin where the age is unknown."""
+    """Binned age: `⌊age / bin_years⌋`, the top bin open at 120 years, an own bin where the age is unknown.
 
-    def __init__(self, bin_years: float, dim: int) -> None:
+    `polynomial` adds what is lost inside a bin, with a = (age − 50) / 20 years; nothing where the age is unknown:
+
+        a·V1 + (a² − 1)·V2 + (a³ − 3a)·V3
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.bin_years = bin_years
-        self.table = nn.Embedding(math.ceil(MAX_AGE_YEARS / bin_years) + 2, dim)
-        nn.init.normal_(self.table.weight, std=dim**-0.5)
+        self.bin_years = config.age_bin_years
+        self.table = nn.Embedding(math.ceil(MAX_AGE_YEARS / self.bin_years) + 2, config.dim)
+        nn.init.normal_(self.table.weight, std=config.dim**-0.5)
+        self.terms = (
+            nn.Parameter(torch.randn(3, config.dim) * 0.5 * config.dim**-0.5) if config.age_polynomial else None
+        )
 
     def forward(self, age_years: Tensor) -> Tensor:
         """(N,) ages, NaN where unknown → (N, d)."""
         vectors: Tensor = self.table(age_bins(age_years, bin_years=self.bin_years))
-        return vectors
+        if self.terms is None:
+            return vectors
+        a = ((age_years.clamp(0, MAX_AGE_YEARS) - 50) / 20).to(self.terms.dtype)
+        powers = torch.stack([a, a.square() - 1, a * (a.square() - 3)], 1).nan_to_num(0.0)
+        return vectors + powers @ self.terms
 
 
 class DeltaTEmbedding(nn.Module):
@@ -255,7 +277,7 @@ class VisitTimeEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.position = positions(config, rows=config.max_visits)
-        self.age = AgeEmbedding(config.age_bin_years, config.dim) if config.age_bin_years else None
+        self.age = AgeEmbedding(config) if config.age_bin_years else None
         self.delta = DeltaTEmbedding(config) if config.delta_bins != "none" else None
         self.query = nn.Parameter(torch.zeros(config.dim))
         self.dropout = config.dropout
@@ -339,7 +361,7 @@ class BEHRTEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.code = CodeEmbedding(config)
-        self.age = AgeEmbedding(config.age_bin_years, config.dim) if config.age_bin_years else None
+        self.age = AgeEmbedding(config) if config.age_bin_years else None
         self.visit = VisitEmbedding(min(config.max_visits, MAX_INDEX_ROWS), config.dim)
         self.position = positions(config, rows=config.max_tokens)
         self.query = nn.Parameter(torch.zeros(config.dim))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models import plans
-from ehrsequencing.models.embeddings import CODE_SD, CodeVectors
+from ehrsequencing.models.embeddings import CODE_NORM, CodeVectors
 from ehrsequencing.models.segments import dropout, gather_rows, pool, segment_softmax
 from ehrsequencing.models.transformer import TransformerLayer
 
@@ -101,7 +101,8 @@ class TransformerVisitEncoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.visit_layers))
-        self.cls = nn.Parameter(torch.randn(config.dim) * CODE_SD) if config.visit_pool == "cls" else None
+        cls = torch.randn(config.dim) * CODE_NORM * config.dim**-0.5 if config.visit_pool == "cls" else None
+        self.cls = None if cls is None else nn.Parameter(cls)
 
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
         """K code vectors → (N, d)."""

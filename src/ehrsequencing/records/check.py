@@ -1,23 +1,75 @@
-"""`ehrseq check`: what is in a data set, what would be mended, and what a task makes of it. Writes nothing."""
+"""`ehrseq check`: what is in a data set, what would be mended or refused, and what a task makes of it.
+
+Reads the way `prepare` reads and writes nothing. Problems are named by kind, with a count and the place of one example:
+a file and a row, never a value.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.config import StudyConfig, TaskConfig, format_days
+from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.meds import MENDS, SECOND_US, SPLITS, STATIC, MedsReader, SplitLookup, parse_date_us
+from ehrsequencing.records.cohort import Cohort, CohortBuilder
+from ehrsequencing.records.meds import BIRTH, DAY_US, SPLITS, STATIC, MedsReader, parse_date_us
+from ehrsequencing.records.mends import MENDS, MendLog
 from ehrsequencing.records.prepared import Progress, Tally, excluded_codes, first_pass
-from ehrsequencing.records.timelines import make_record
+from ehrsequencing.records.splits import split_lookup
+from ehrsequencing.records.timelines import Record, age_years, make_record
 from ehrsequencing.records.vocabulary import VocabularyFit
 
 FEW_EVENTS = 100
+LONG_VISIT_DAYS = 30
+FEW_FOLLOWED = 0.1  # share of subjects whose state at a horizon is known, below which its risk can hardly be judged
+
+
+@dataclass(frozen=True)
+class TaskCheck:
+    """What a task makes of the data.
+
+    Attributes:
+        task: The question.
+        attrition: Content of `attrition.json`.
+        events_within: Per cause and horizon: subjects with that event so soon after their first prediction time.
+        known_at: Per horizon: subjects followed so long after their first prediction time, or with an event before.
+    """
+
+    task: TaskConfig
+    attrition: dict[str, Any]
+    events_within: dict[str, dict[str, int]]
+    known_at: dict[str, int]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What may make the task unsafe to learn from."""
+        subjects = sum(self.attrition["events"].values())
+        out = task_warnings(self.task, self.attrition)
+        had = sum(s["excluded"] for s in self.attrition["steps"] if "at or before the index" in s["step"])
+        if had:
+            out.append(
+                f"{had:,} subjects have an outcome or competing code at or before their index and are left out. If "
+                "such a code also records history, name one for new events only."
+            )
+        for horizon, known in self.known_at.items():
+            if subjects and known < FEW_FOLLOWED * subjects:
+                out.append(
+                    f"Follow-up is shorter than the horizon {horizon}: what happened by then is known of {known:,} of "
+                    f"{subjects:,} subjects."
+                )
+        return out
+
+    def as_json(self) -> dict[str, Any]:
+        """For other programs."""
+        return {
+            "name": self.task.name, "attrition": self.attrition, "events_within": self.events_within,
+            "known_at": self.known_at, "warnings": self.warnings,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,14 +77,25 @@ class DataCheck:
     """What `check_data` found.
 
     Attributes:
-        facts: Counts about the data set, by their label.
-        mends: How often each mend of `MENDS` would be applied.
-        tasks: Each task with its attrition.
+        facts: Counts about the data set; empty where it is refused.
+        mends: How often each mend of `MENDS` would be applied, and where first.
+        tasks: What each task makes of it.
+        refused: Why `prepare` would refuse; empty where it would not.
     """
 
-    facts: dict[str, str]
-    mends: dict[str, int]
-    tasks: list[tuple[TaskConfig, dict[str, Any]]]
+    facts: dict[str, Any] = field(default_factory=dict)
+    mends: MendLog = field(default_factory=MendLog)
+    tasks: list[TaskCheck] = field(default_factory=list)
+    refused: list[EhrseqError] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Content of `ehrseq check --json FILE`."""
+        mends = [
+            {"kind": name, "what": MENDS[name], "count": count, "example": self.mends.places.get(name)}
+            for name, count in self.mends.items()
+        ]
+        refused = [{"what": error.what, "where": error.where, "mend": error.mend} for error in self.refused]
+        return {**self.facts, "mends": mends, "refused": refused, "tasks": [task.as_json() for task in self.tasks]}
 
 
 def check_data(
@@ -46,14 +109,38 @@ def check_data(
         tasks: The questions, if any.
         progress: Called with (shards read, shards to read) over both passes.
 
-    Raises:
-        EhrseqError: `prepare` would refuse this data set or task.
+    Returns:
+        The facts; where `prepare` would refuse, the reasons instead, at most one a shard.
     """
     column = study.visits.column if study.visits.by == "encounter" else None
-    reader = MedsReader(data, study.data, encounter_column=column)
-    lookup, parents = SplitLookup(data, study.splits), read_parents(data)
+    try:
+        reader = MedsReader(data, study.data, encounter_column=column)
+    except EhrseqError as error:
+        return DataCheck(refused=[error])
+    try:
+        return _survey(reader, study=study, tasks=tasks, progress=progress)
+    except EhrseqError as error:
+        return _diagnose(reader, error)
+
+
+def _diagnose(reader: MedsReader, error: EhrseqError) -> DataCheck:
+    """Go on after the first refusal: each shard on its own."""
+    reader.mends, refused = MendLog(), [error]
+    for path in reader.shards:
+        try:
+            reader.read(path)
+        except EhrseqError as other:
+            refused += [other] if str(other) != str(error) else []
+    return DataCheck(mends=reader.mends, refused=refused)
+
+
+def _survey(
+    reader: MedsReader, *, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None
+) -> DataCheck:
+    parents = read_parents(reader.data)
     excluded = excluded_codes(study, tasks, parents)
-    fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded)
+    lookup = split_lookup(reader.data, study=study, tasks=tasks, excluded=excluded, parents=parents)
+    fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
     done = Counter[str]()
 
     def tick() -> None:
@@ -62,63 +149,187 @@ def check_data(
             progress(done["shards"], 2 * len(reader.shards))
 
     subject_ids, end_us = first_pass(reader, lookup, fit, tick)
-    mends = Counter(reader.mends)
-    mends["absent_split"] = lookup.absent(subject_ids)
+    mends, reader.mends = reader.mends, MendLog()  # the second pass mends the same again
+    mends.note("absent_split", lookup.absent(subject_ids), lookup.path)
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
     for builder in builders:
         builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
+        builder.require_subjects(subject_ids)
+    fit.finish()  # refuses codes with the name of a token that it makes itself
     end_us = parse_date_us(study.data.extracted) if study.data.extracted else end_us
-    tallies = [Tally(task) for task in tasks]
-    counts, visits_per_subject, start_us = Counter[str](), [], np.iinfo(np.int64).max
-    splits = np.zeros(len(SPLITS), dtype=np.int64)
-    for events in reader:
-        record = make_record(events, excluded=excluded, settings=study.visits)
-        timed = events.time_us[events.time_us != STATIC]
-        start_us = min(start_us, int(timed.min(initial=start_us)))
-        counts["rows"] += len(events)
-        counts["valued"] += int((~np.isnan(events.value)).sum())
-        counts["visits"] += len(record.visits)
-        counts["visit events"] += len(record.visits.event)
-        visits_per_subject.append(np.bincount(record.visits.subject, minlength=len(record.subject_id)))
+    counts, tallies = _Counts(fit), [_TaskTally(task) for task in tasks]
+    for path in reader.shards:
+        record = make_record(reader.read(path), excluded=excluded, settings=study.visits)
         split = lookup(record.subject_id)
-        splits += np.bincount(split, minlength=len(SPLITS))
+        mends.note("old_age", counts.add(record, split), path)
         for builder, tally in zip(builders, tallies, strict=True):
             cohort = builder.build(
-                events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=end_us
+                record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=end_us
             )
-            mends["after_censoring"] += cohort.after_censoring
-            tally.add_cohort(cohort, split)
+            mends.note("after_censoring", cohort.after_censoring, path)
+            tally.add(cohort, split)
         tick()
-    per_subject = np.concatenate(visits_per_subject)
-    facts = {
-        "subjects": f"{len(subject_ids):,} ({', '.join(f'{n:,} {s}' for s, n in zip(SPLITS, splits, strict=True))})",
-        "rows": f"{counts['rows']:,} in {len(reader.shards)} shards",
-        "with a number": f"{counts['valued'] / max(counts['rows'], 1):.0%} of the rows",
-        "codes": f"{len(fit.number):,}, of which {len(fit.common_codes()):,} become tokens",
-        "years": f"{_year(start_us)} to {_year(end_us)}",
-        "visits": f"{counts['visits']:,}, median {np.median(per_subject):g} a subject, most {per_subject.max():,}",
-        "events a visit": f"{counts['visit events'] / max(counts['visits'], 1):.1f} on average",
-    }
-    results = [(task, tally.as_json()) for task, tally in zip(tasks, tallies, strict=True)]
-    return DataCheck(facts, {name: n for name, n in mends.items() if n}, results)
+    return DataCheck(counts.facts(len(reader.shards)), mends, [tally.result() for tally in tallies])
+
+
+class _Spread:
+    """How a count is spread: exact, in memory that grows with the largest count only."""
+
+    def __init__(self) -> None:
+        self.histogram = np.zeros(1, dtype=np.int64)
+
+    def add(self, counts: NDArray[np.int64]) -> None:
+        more = np.bincount(counts, minlength=len(self.histogram))
+        more[: len(self.histogram)] += self.histogram
+        self.histogram = more
+
+    def summary(self) -> dict[str, float]:
+        """Mean, median, 5 % and 95 % points (the smallest count that so many do not exceed), and the most."""
+        n, counts = int(self.histogram.sum()), np.arange(len(self.histogram))
+        below = np.cumsum(self.histogram)
+        points = {
+            name: int(np.searchsorted(below, max(q * n, 1), side="left")) if n else 0
+            for name, q in (("median", 0.5), ("p05", 0.05), ("p95", 0.95))
+        }
+        mean = float((self.histogram * counts).sum() / max(n, 1))
+        return {"mean": round(mean, 2), **points, "most": int(counts[self.histogram > 0].max(initial=0))}
+
+
+class _Counts:
+    """Facts about the records, summed over shards."""
+
+    def __init__(self, fit: VocabularyFit) -> None:
+        self.fit, self.counts = fit, Counter[str]()
+        self.visits_per_subject, self.codes_per_visit = _Spread(), _Spread()
+        self.splits = np.zeros(len(SPLITS), dtype=np.int64)
+        self.rows, self.valued = (np.zeros(len(fit.number), dtype=np.int64) for _ in range(2))  # per code
+        self.first_us, self.last_us = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
+    def add(self, record: Record, split: NDArray[np.int8]) -> int:
+        """Add a shard and each subject's split (S,); returns at how many visits the age is over 120."""
+        events, visits = record.events, record.visits
+        timed = events.time_us != STATIC
+        lived = events.time_us[timed & ~events.is_code(BIRTH)]
+        self.first_us = int(lived.min(initial=self.first_us))
+        self.last_us = int(lived.max(initial=self.last_us))
+        number = np.array([self.fit.number[code] for code in events.codes], dtype=np.int64)
+        code = number[events.code] if len(number) else np.zeros(0, np.int64)
+        self.rows += np.bincount(code, minlength=len(self.rows))
+        self.valued += np.bincount(code[~np.isnan(events.value)], minlength=len(self.rows))
+        self.splits += np.bincount(split, minlength=len(SPLITS))
+        self.visits_per_subject.add(np.bincount(visits.subject, minlength=len(record.subject_id)))
+        pairs = np.unique(np.stack([visits.visit, code[visits.event]]), axis=1)
+        self.codes_per_visit.add(np.bincount(pairs[0], minlength=len(visits)))
+        self.counts["without_birth"] += int(np.sum(record.birth_us == STATIC))
+        self.counts["static"] += int(np.sum(~timed))
+        self.counts["visits"] += len(visits)
+        self.counts["long"] += int(np.sum(visits.end_us - visits.start_us > LONG_VISIT_DAYS * DAY_US))
+        return age_years(visits.start_us, record.birth_us[visits.subject])[1]
+
+    def facts(self, shards: int) -> dict[str, Any]:
+        """The facts as JSON."""
+        rows, valued = int(self.rows.sum()), int(self.valued.sum())
+        numeric = self.valued > 0
+        return {
+            "subjects": {
+                "all": int(self.splits.sum()),
+                **dict(zip(SPLITS, self.splits.tolist(), strict=True)),
+                "without_birth": self.counts["without_birth"],
+            },
+            "rows": {"all": rows, "static": self.counts["static"], "shards": shards},
+            "codes": {"all": int(np.sum(self.rows > 0)), "tokens": len(self.fit.common_codes())},
+            "years": [_year(self.first_us), _year(self.last_us)] if self.first_us <= self.last_us else [],
+            "visits": {
+                "all": self.counts["visits"],
+                f"over_{LONG_VISIT_DAYS}_days": self.counts["long"],
+                "per_subject": self.visits_per_subject.summary(),
+                "codes_per_visit": self.codes_per_visit.summary(),
+            },
+            "values": {
+                "share_of_rows": round(valued / max(rows, 1), 4),
+                "codes": int(numeric.sum()),
+                "share_of_their_rows": round(valued / max(int(self.rows[numeric].sum()), 1), 4),
+            },
+        }
+
+
+class _TaskTally:
+    """A task's counts, summed over shards."""
+
+    def __init__(self, task: TaskConfig) -> None:
+        self.task, self.tally = task, Tally(task)
+        self.within = np.zeros((len(task.causes), len(task.horizons)), dtype=np.int64)
+        self.known = np.zeros(len(task.horizons), dtype=np.int64)
+
+    def add(self, cohort: Cohort, split: NDArray[np.int8]) -> None:
+        """Add a shard: its cohort and each subject's split (S,)."""
+        self.tally.add_cohort(cohort, split)
+        _, first = np.unique(cohort.rows.subject, return_index=True)
+        duration, cause = cohort.rows.duration_days[first], cohort.rows.cause[first]
+        for k, horizon_days in enumerate(self.task.horizons):
+            seen = cause[(duration <= horizon_days) & (cause > 0)]
+            self.within[:, k] += np.bincount(seen, minlength=len(self.task.causes) + 1)[1:]
+            self.known[k] += int(np.sum((cause > 0) | (duration >= horizon_days)))
+
+    def result(self) -> TaskCheck:
+        """The counts under their names."""
+        horizons = [format_days(days) for days in self.task.horizons]
+        within = {
+            cause: dict(zip(horizons, row, strict=True))
+            for cause, row in zip(self.task.causes, self.within.tolist(), strict=True)
+        }
+        return TaskCheck(self.task, self.tally.as_json(), within, dict(zip(horizons, self.known.tolist(), strict=True)))
 
 
 def format_check(found: DataCheck) -> str:
     """The check as text for a terminal."""
-    lines = [f"{label:>14}  {text}" for label, text in found.facts.items()]
-    lines += mend_lines(found.mends) or ["nothing to mend"]
-    for task, attrition in found.tasks:
-        lines += attrition_lines(task, attrition)
+    lines = [f"{label:>14}  {text}" for label, text in _fact_lines(found.facts)] if found.facts else []
+    lines += mend_lines(found.mends)
+    lines += ["nothing to mend"] if found.facts and not found.mends else []
+    kinds: dict[str, list[EhrseqError]] = {}
+    for error in found.refused:
+        kinds.setdefault(error.what, []).append(error)
+    for what, errors in kinds.items() if len(found.refused) > 1 else ():  # the command itself ends with the first
+        others = f" and {len(errors) - 1:,} other places" if len(errors) > 1 else ""
+        lines.append(f"refused: {what}; {errors[0].where}{others} ({errors[0].mend})")
+    for task in found.tasks:
+        lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
+        lines += _horizon_lines(task)
     return "\n".join(lines)
 
 
+def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    subjects, rows, codes, visits, values = (facts[k] for k in ("subjects", "rows", "codes", "visits", "values"))
+    by_split = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS)
+    long = f"; {visits[f'over_{LONG_VISIT_DAYS}_days']:,} longer than {LONG_VISIT_DAYS} days"
+    return [
+        ("subjects", f"{subjects['all']:,} ({by_split}); {subjects['without_birth']:,} without a birth"),
+        ("rows", f"{rows['all']:,} in {rows['shards']:,} shards; {rows['static']:,} without a time"),
+        ("years", " to ".join(map(str, facts["years"])) or "no row but births"),
+        ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
+        ("visits", f"{visits['all']:,}{long if visits[f'over_{LONG_VISIT_DAYS}_days'] else ''}"),
+        ("per subject", f"{_spread(visits['per_subject'])} visits"),
+        ("per visit", f"{_spread(visits['codes_per_visit'])} distinct codes"),
+        ("numbers", f"in {values['share_of_rows']:.0%} of the rows; {values['codes']:,} codes have them, in "
+                    f"{values['share_of_their_rows']:.0%} of their rows"),
+    ]  # fmt: skip
+
+
+def _spread(s: Mapping[str, float]) -> str:
+    return f"median {s['median']:,}, 90 % from {s['p05']:,} to {s['p95']:,}, at most {s['most']:,}"
+
+
 def mend_lines(mends: Mapping[str, int]) -> list[str]:
-    """What was mended, one line a kind."""
-    return [f"mended: {count:,} {MENDS[name]}" for name, count in mends.items()]
+    """What was mended, one line a kind, with the place of an example where it is known."""
+    places = mends.places if isinstance(mends, MendLog) else {}
+    first = {name: f"; first in {where}" for name, where in places.items()}
+    return [f"mended: {count:,} {MENDS[name]}{first.get(name, '')}" for name, count in mends.items()]
 
 
-def attrition_lines(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
-    """A task's attrition, step by step, its events, and warnings."""
+def attrition_lines(
+    task: TaskConfig, attrition: Mapping[str, Any], *, warnings: Sequence[str] | None = None
+) -> list[str]:
+    """A task's attrition, step by step, its events, and warnings (default: those of `task_warnings`)."""
     lines = [f"task {task.name}"]
     first, *steps = attrition["steps"]
     lines.append(f"{first['subjects']:>10,}  {first['step']}")
@@ -127,7 +338,17 @@ def attrition_lines(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]
     for name, part in attrition["splits"].items():
         events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
         lines.append(f"{part['prediction_times']:>10,}  in {name}: {events}")
-    return lines + [f"warning: {text}" for text in task_warnings(task, attrition)]
+    lines += [f"{count:>10,}  {note}" for note, count in attrition.get("notes", {}).items()]
+    return lines + [f"warning: {text}" for text in (task_warnings(task, attrition) if warnings is None else warnings)]
+
+
+def _horizon_lines(task: TaskCheck) -> list[str]:
+    """Events per cause and horizon, counted from each subject's first prediction time."""
+    rows = {"events within": list(task.known_at)}
+    rows |= {cause: [f"{n:,}" for n in within.values()] for cause, within in task.events_within.items()}
+    rows["state known"] = [f"{n:,}" for n in task.known_at.values()]
+    width = max(map(len, rows))
+    return [f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells) for label, cells in rows.items()]
 
 
 def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
@@ -145,4 +366,4 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
 
 
 def _year(time_us: int) -> int:
-    return datetime.fromtimestamp(time_us / SECOND_US, tz=UTC).year
+    return int(np.datetime64(time_us, "us").astype("datetime64[Y]").astype(np.int64)) + 1970

@@ -1,15 +1,25 @@
-"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`)."""
+"""Code patterns of task files: exact, prefix (`ICD10CM//I50*`), regex (`re:`), or descent (`under:`).
+
+Each may be followed by a condition on the event's number: `LAB//HbA1c >= 6.5`, with a blank on either side of the sign.
+"""
 
 import difflib
+import operator
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.meds import BIRTH, DEATH, read_table
+from ehrsequencing.records.meds import BIRTH, DEATH, Events, read_table
+
+_CONDITION = re.compile(r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+_SIGNS: dict[str, Callable[[Any, Any], Any]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq,
+}  # fmt: skip
 
 
 def code_type(code: str) -> str:
@@ -32,11 +42,21 @@ def read_parents(data: Path) -> dict[str, list[str]]:
         raise EhrseqError("has no column 'code'", where=str(path), mend="see the MEDS schema")
     codes = table["code"].to_pylist()
     parents = table["parent_codes"].to_pylist() if "parent_codes" in table.column_names else [None] * len(codes)
-    return {code: list(up or ()) for code, up in zip(codes, parents, strict=True) if code}
+    return {code: [p for p in up or () if p] for code, up in zip(codes, parents, strict=True) if code}
+
+
+def split_condition(pattern: str) -> tuple[str, str, float] | None:
+    """Code pattern, sign and number of a pattern with a condition; None for a plain one.
+
+    >>> split_condition("LAB//HbA1c >= 6.5"), split_condition("BMI>=30")
+    (('LAB//HbA1c', '>=', 6.5), None)
+    """
+    match = _CONDITION.fullmatch(pattern)
+    return (match["code"], match["sign"], float(match["number"])) if match else None
 
 
 class CodeMatcher:
-    """Decides which codes a list of patterns means.
+    """Decides which codes, and which events, a list of patterns means.
 
     Args:
         patterns: Patterns of a task file; a code matches when any pattern does.
@@ -47,19 +67,30 @@ class CodeMatcher:
         self.patterns = tuple(patterns)
         self._parents = parents or {}
         self._cache: dict[str, bool] = {}
-        self._exact = frozenset(p for p in self.patterns if not p.startswith(("re:", "under:")))
+        found = [(pattern, split_condition(pattern)) for pattern in self.patterns]
+        self.by_value = tuple(pattern for pattern, condition in found if condition is not None)
+        plain = [pattern for pattern, condition in found if condition is None]
+        self._exact = frozenset(p for p in plain if not p.startswith(("re:", "under:")))
         self._prefixes = tuple(p[:-1] for p in self._exact if p.endswith("*"))
-        self._roots = frozenset(p.removeprefix("under:") for p in self.patterns if p.startswith("under:"))
-        self._regexes = [_compile(p.removeprefix("re:")) for p in self.patterns if p.startswith("re:")]
+        self._roots = frozenset(p.removeprefix("under:") for p in plain if p.startswith("under:"))
+        self._regexes = [_compile(p.removeprefix("re:")) for p in plain if p.startswith("re:")]
+        # Values are float32 on disk, so the threshold is too: a stored 6.1 is not below `6.1`.
+        self._conditions = [
+            (CodeMatcher([code], parents=parents), _SIGNS[sign], np.float32(number))
+            for code, sign, number in (condition for _, condition in found if condition is not None)
+        ]
 
     def __call__(self, code: str) -> bool:
-        """Whether a code matches any pattern."""
+        """Whether a code matches any pattern, whatever its number."""
         found = self._cache.get(code)
         if found is None:
-            found = code in self._exact or code.startswith(self._prefixes) if self._prefixes else code in self._exact
-            found = found or any(r.fullmatch(code) for r in self._regexes) or self._descends(code)
+            found = self._plainly(code) or any(matcher(code) for matcher, _, _ in self._conditions)
             self._cache[code] = found
         return found
+
+    def _plainly(self, code: str) -> bool:
+        found = code in self._exact or (bool(self._prefixes) and code.startswith(self._prefixes))
+        return found or any(r.fullmatch(code) for r in self._regexes) or self._descends(code)
 
     def _descends(self, code: str) -> bool:
         if not self._roots:
@@ -75,8 +106,18 @@ class CodeMatcher:
         return False
 
     def mask(self, codes: tuple[str, ...]) -> NDArray[np.bool_]:
-        """(C,) which of the codes match."""
+        """(C,) which of the codes match, whatever their number."""
         return np.fromiter((self(code) for code in codes), dtype=bool, count=len(codes))
+
+    def events(self, events: Events) -> NDArray[np.bool_]:
+        """(n,) which events match: their code, and where a pattern has a condition, their number; no number is none."""
+        if not self._conditions:
+            return np.asarray(self.mask(events.codes)[events.code])
+        plain = np.fromiter((self._plainly(c) for c in events.codes), dtype=bool, count=len(events.codes))
+        out = plain[events.code]
+        for matcher, holds, number in self._conditions:
+            out |= matcher.mask(events.codes)[events.code] & holds(events.value, number)  # NaN holds nothing
+        return np.asarray(out)
 
     def require(self, known: Collection[str], *, suggest: Collection[str], where: str) -> None:
         """Refuse patterns that mean no known code at all, and say which codes come close.
@@ -88,10 +129,12 @@ class CodeMatcher:
         """
         if any(self(code) for code in (*known, BIRTH, DEATH)):
             return
-        wanted = self.patterns[0].removeprefix("re:").removeprefix("under:").rstrip("*")
+        wanted = re.split(r" *[<>]=? *", self.patterns[0])[0].removeprefix("re:").removeprefix("under:").rstrip("*")
         close = difflib.get_close_matches(wanted, sorted(set(suggest)), n=3, cutoff=0.5)
         close += [c for c in sorted(set(suggest)) if wanted.lower() in c.lower() and c not in close][: 3 - len(close)]
         mend = f"codes that come close: {', '.join(close)}" if close else "no code of the data comes close"
+        if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
+            mend += "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
         raise EhrseqError(f"no code of the data matches {', '.join(self.patterns)}", where=where, mend=mend)
 
 

@@ -3,26 +3,39 @@
 Everything is decided per subject from its own timed rows. With T the first outcome or competing event, C the end of
 follow-up and p a prediction time, a row exists exactly where `index ≤ p < min(T, C)`, so that nothing of the outcome's
 own visit, and nothing after the follow-up, can reach a prediction.
+
+Where outcomes recur (`recurrent: true`) T is the first outcome after p, and only competing events end a record: a row
+exists where `index ≤ p < min(first competing event, C)`, and an earlier outcome excludes nobody.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.meds import BIRTH, DAY_US, STATIC, Events, first_time, parse_date_us
+from ehrsequencing.records.eligibility import Eligibility, eligibility_steps
+from ehrsequencing.records.labels import read_index_times
+from ehrsequencing.records.meds import BIRTH, DAY_US, DEATH, STATIC, Events, first_time, parse_date_us
 from ehrsequencing.records.visits import Visits, count_at_or_before
 
 NEVER = np.iinfo(np.int64).max
-STEPS = (  # what a subject must have to get past each step, in order
-    "with an index",
-    "without an outcome or competing event at or before the index",
-    "followed up after the index",
-    "with a prediction time outside the blanking period",
-)
+
+
+def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
+    """What a subject must have to get past each step of a task, in order."""
+    cause = "a competing event" if task.recurrent else "an outcome or competing event"
+    return (
+        "with an index",
+        *eligibility_steps(task.eligibility),
+        f"without {cause} at or before the index",
+        "followed up after the index",
+        "with a prediction time outside the blanking period",
+    )
 
 
 @dataclass(frozen=True)
@@ -63,25 +76,60 @@ class Cohort:
 
     Attributes:
         rows: The prediction times.
-        reached: (S,) int8, how many of `STEPS` each subject passed; all of them = included.
+        reached: (S,) int8, how many of `cohort_steps` each subject passed; all of them = included.
+        index_owner: (I,) int64, subject row of each index that was considered.
+        index_reached: (I,) int8, how many steps each of them passed.
         after_censoring: Indexes whose outcome lies after their censoring; it is ignored.
         ends_record: Subjects whose outcome lies after their last other event, where that event ends the follow-up.
+        ended_by_death: Subjects whose follow-up ends, as censored, with a death that is no cause of the task.
+        censoring_before: Followed indexes whose only censoring codes lie before them, and are ignored.
+        before_birth: Followed indexes before the subject's birth, whose age is unknown.
     """
 
     rows: CohortRows
     reached: NDArray[np.int8]
+    index_owner: NDArray[np.int64]
+    index_reached: NDArray[np.int8]
     after_censoring: int
     ends_record: int
+    ended_by_death: int
+    censoring_before: int
+    before_birth: int
 
 
 @dataclass(frozen=True)
 class _Indexes:
-    """Valid indexes: sorted by subject and time, each with the end of its follow-up."""
+    """Valid indexes: sorted by subject and time, each with the end of its follow-up.
+
+    Where outcomes recur they do not end it, and stand apart, sorted by subject and time.
+    """
 
     subject: NDArray[np.int64]
     time_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
     cause: NDArray[np.int8]
+    recurring: "_Marks | None" = None
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """Events of interest, sorted by subject and time."""
+
+    subject: NDArray[np.int64]
+    time_us: NDArray[np.int64]
+    cause: NDArray[np.int8]
+
+    def at_or_after(
+        self, owner: NDArray[np.int64], moment_us: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+        """Time and cause of the owner's first event at or after each moment; `NEVER` and 0 without one."""
+        before, first = count_at_or_before(self.subject, self.time_us, owner, moment_us - 1)
+        position = before + first
+        found = position < len(self.subject)
+        found[found] = self.subject[position[found]] == owner[found]
+        time_us, cause = np.full(len(owner), NEVER), np.zeros(len(owner), dtype=np.int8)
+        time_us[found], cause[found] = self.time_us[position[found]], self.cause[position[found]]
+        return time_us, cause
 
 
 class CohortBuilder:
@@ -97,15 +145,25 @@ class CohortBuilder:
         self.index_codes = CodeMatcher(task.index.code, parents=parents) if task.index.code else None
         self.cause_codes = [CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()]
         self.censoring_codes = CodeMatcher(task.censoring.code, parents=parents) if task.censoring.code else None
+        self.eligibility = Eligibility(task.eligibility, parents=parents)
+        file = task.index.file
+        self.index_times = read_index_times(Path(file), cohort_id=task.index.cohort_id) if file else None
 
     def require_known(self, known: Collection[str], *, suggest: Collection[str]) -> None:
         """Refuse a task whose codes match nothing, and name codes that come close."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
+        named += [(name, matcher) for name, matcher in self.eligibility.matchers if name.endswith(".must_have")]
         sections = ["outcome"] * len(self.task.outcome) + ["competing"] * len(self.task.competing)
         named += [(f"{s}.{c}", m) for s, c, m in zip(sections, self.task.causes, self.cause_codes, strict=True)]
         for name, matcher in named:
             if matcher is not None:
                 matcher.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
+
+    def require_subjects(self, subject_ids: NDArray[np.int64]) -> None:
+        """Refuse an index file that names none of the data's subjects."""
+        if self.index_times is not None and not np.isin(self.index_times.subject_id, subject_ids).any():
+            what = f"none of its {len(np.unique(self.index_times.subject_id))} subjects is in the data"
+            raise EhrseqError(what, where=str(self.task.index.file), mend="use the subject ids of the data set")
 
     def build(
         self,
@@ -132,30 +190,43 @@ class CohortBuilder:
         Returns:
             Prediction times and counts.
         """
-        timed = events.time_us != STATIC
+        timed, n_subjects = events.time_us != STATIC, len(birth_us)
         owner, moment = self._candidates(events, subject, timed, visits, birth_us)
-        event_us, event_cause = self._first_cause(events, subject, timed, len(birth_us))
-        censor_us = np.full(len(owner), NEVER)
+        event_us, event_cause = self._first_cause(events, subject, timed, n_subjects)
+        death_us = first_time(events, events.is_code(DEATH), subject, n_subjects)
+        censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]  # nobody is followed, or asked, beyond death
         if labelled:
-            censor_us = self._censoring(events, subject, timed, owner, moment, dataset_end_us, len(birth_us))
+            rule_us = self._censoring(events, subject, timed, owner, moment, dataset_end_us, n_subjects)
+            censor_us = np.minimum(censor_us, rule_us)
         t, cause = event_us[owner], event_cause[owner]
-        reached = np.where(moment >= t, 1, np.where(moment >= censor_us, 2, 4)).astype(np.int8)
-        status = np.zeros(len(birth_us), dtype=np.int8)
-        np.maximum.at(status, owner, reached)
-        valid = reached == 4
-        late = int(np.sum(valid & (t != NEVER) & (t > censor_us)))
+        n_rules = len(self.eligibility.steps)
+        passed = self.eligibility.passed(events, subject, owner, moment, birth_us)
+        reached = n_rules + np.where(moment >= t, 1, np.where(moment >= censor_us, 2, 4))
+        reached = np.where(passed < n_rules, 1 + passed, reached).astype(np.int8)
+        valid = reached == n_rules + 4
         indexes = _Indexes(
             owner[valid],
             moment[valid],
             np.minimum(t, censor_us)[valid],
             np.where(t <= censor_us, cause, 0)[valid].astype(np.int8),
+            self._outcomes(events, subject, timed) if self.task.recurrent else None,
         )
         rows = self._prediction_times(indexes, visits, dataset_end_us, labelled=labelled, as_of_us=as_of_us)
-        has_rows = np.zeros(len(birth_us), dtype=bool)
-        has_rows[rows.subject] = True
-        status[(status == 4) & ~has_rows] = 3
-        ends = self._ends_record(events, subject, timed, rows, t_us=event_us) if labelled else 0
-        return Cohort(rows, status, late, ends)
+        reached[valid] = np.where(_in_use(indexes, rows), n_rules + 4, n_rules + 3)
+        status = np.zeros(n_subjects, dtype=np.int8)
+        np.maximum.at(status, owner, reached)
+        born, is_dead = birth_us[indexes.subject], indexes.end_us == death_us[indexes.subject]
+        return Cohort(
+            rows=rows,
+            reached=status,
+            index_owner=owner,
+            index_reached=reached,
+            after_censoring=int(np.sum(valid & (t != NEVER) & (t > censor_us))),
+            ends_record=self._ends_record(events, subject, timed, rows, t_us=event_us) if labelled else 0,
+            ended_by_death=len(np.intersect1d(indexes.subject[is_dead & (indexes.cause == 0)], rows.subject)),
+            censoring_before=self._only_before(events, subject, timed, indexes) if labelled else 0,
+            before_birth=int(np.sum((born != STATIC) & (indexes.time_us < born))),
+        )
 
     def _ends_record(
         self,
@@ -170,13 +241,15 @@ class CohortBuilder:
         rule = self.task.censoring
         if rule.code is not None or rule.date is not None or rule.dataset_end:
             return 0
-        other = timed & ~events.is_code(BIRTH)
+        is_cause = np.zeros(len(events), dtype=bool)
         for matcher in self.cause_codes:
-            other &= ~matcher.mask(events.codes)[events.code]
-        last_other = np.full(len(t_us), STATIC)
-        chosen = np.flatnonzero(other)
-        last_other[subject[chosen]] = events.time_us[chosen]
+            is_cause |= matcher.events(events)
+        last_other, last_cause = np.full(len(t_us), STATIC), np.full(len(t_us), STATIC)
+        for last, chosen in ((last_other, ~is_cause & ~events.is_code(BIRTH)), (last_cause, is_cause)):
+            places = np.flatnonzero(timed & chosen)
+            last[subject[places]] = events.time_us[places]
         with_event = np.unique(rows.subject[rows.cause > 0])
+        t_us = last_cause if self.task.recurrent else t_us
         return int(np.sum(t_us[with_event] > last_other[with_event]))
 
     def _candidates(
@@ -189,14 +262,17 @@ class CohortBuilder:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Index candidates (subject row, time), sorted and distinct."""
         index, everyone = self.task.index, np.arange(len(birth_us))
-        if self.index_codes is not None:
-            chosen = timed & self.index_codes.mask(events.codes)[events.code]
+        if self.index_codes is not None or self.index_times is not None:
+            if self.index_times is not None:
+                owner, moment = self.index_times.of(subject_ids(events, subject, len(birth_us)))
+            else:
+                assert self.index_codes is not None
+                chosen = timed & self.index_codes.events(events)
+                owner, moment = np.unique(np.stack([subject[chosen], events.time_us[chosen]]), axis=1)
             if index.which == "first":
-                first = first_time(events, chosen, subject, len(birth_us))
-                owner = everyone[first != STATIC]
-                return owner, first[owner] + round(index.after * DAY_US)
-            pairs = np.unique(np.stack([subject[chosen], events.time_us[chosen]]), axis=1)
-            return pairs[0], pairs[1] + round(index.after * DAY_US)
+                owner, first = np.unique(owner, return_index=True)
+                moment = moment[first]
+            return owner, moment + round(index.after * DAY_US)
         if index.first_visit:
             owner, first_visit = np.unique(visits.subject, return_index=True)
             return owner, visits.end_us[first_visit]
@@ -205,16 +281,41 @@ class CohortBuilder:
             return owner, birth_us[owner] + round(index.age * DAY_US)
         return everyone, np.full(len(everyone), parse_date_us(index.date or ""))
 
+    def first_index(
+        self, events: Events, subject: NDArray[np.int64], visits: Visits, *, birth_us: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """(S,) each subject's first index, whatever becomes of it; `NEVER` without one."""
+        owner, moment = self._candidates(events, subject, events.time_us != STATIC, visits, birth_us)
+        out = np.full(len(birth_us), NEVER)
+        np.minimum.at(out, owner, moment)
+        return out
+
     def _first_cause(
         self, events: Events, subject: NDArray[np.int64], timed: NDArray[np.bool_], n_subjects: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-        """T and its cause per subject: the first of all causes; at one instant the task's order decides."""
+        """The first cause that ends a record, and which: at one instant the task's order decides.
+
+        Where outcomes recur these are the competing events only.
+        """
         event_us, cause = np.full(n_subjects, NEVER), np.zeros(n_subjects, dtype=np.int8)
         for number, matcher in enumerate(self.cause_codes, start=1):
-            first = first_time(events, timed & matcher.mask(events.codes)[events.code], subject, n_subjects)
+            if self.task.recurrent and number <= len(self.task.outcome):
+                continue
+            first = first_time(events, timed & matcher.events(events), subject, n_subjects)
             earlier = (first != STATIC) & (first < event_us)
             event_us[earlier], cause[earlier] = first[earlier], number
         return event_us, cause
+
+    def _outcomes(self, events: Events, subject: NDArray[np.int64], timed: NDArray[np.bool_]) -> _Marks:
+        """Every instant of an outcome, with the first cause of the task's order at it."""
+        cause = np.zeros(len(events), dtype=np.int8)
+        for number in range(len(self.task.outcome), 0, -1):
+            cause[timed & self.cause_codes[number - 1].events(events)] = number
+        rows = np.flatnonzero(cause)
+        rows = rows[np.lexsort((cause[rows], events.time_us[rows], subject[rows]))]
+        owner, time_us = subject[rows], events.time_us[rows]
+        distinct = np.r_[True, (np.diff(owner) != 0) | (np.diff(time_us) != 0)][: len(rows)]
+        return _Marks(owner[distinct], time_us[distinct], cause[rows][distinct])
 
     def _censoring(
         self,
@@ -226,7 +327,7 @@ class CohortBuilder:
         dataset_end_us: int,
         n_subjects: int,
     ) -> NDArray[np.int64]:
-        """C of each index candidate."""
+        """C of each index candidate, death aside."""
         rule = self.task.censoring
         if rule.date is not None:
             return np.full(len(owner), parse_date_us(rule.date))
@@ -235,16 +336,22 @@ class CohortBuilder:
         last = np.full(n_subjects, STATIC)
         rows = np.flatnonzero(timed & ~events.is_code(BIRTH))
         last[subject[rows]] = events.time_us[rows]  # sorted by time: the latest is written last
-        censor_us = last[owner]
-        if self.censoring_codes is not None:
-            marks = np.flatnonzero(timed & self.censoring_codes.mask(events.codes)[events.code])
-            mark_owner, mark_us = subject[marks], events.time_us[marks]
-            before, first = count_at_or_before(mark_owner, mark_us, owner, moment - 1)
-            position = first + before
-            found = position < len(marks)
-            found[found] = mark_owner[position[found]] == owner[found]
-            censor_us[found] = mark_us[position[found]]
-        return censor_us
+        mark_us, _ = self._censoring_marks(events, subject, timed).at_or_after(owner, moment)
+        return np.where(mark_us == NEVER, last[owner], mark_us)
+
+    def _censoring_marks(self, events: Events, subject: NDArray[np.int64], timed: NDArray[np.bool_]) -> _Marks:
+        matcher = self.censoring_codes
+        rows = np.flatnonzero(timed & matcher.events(events)) if matcher is not None else np.zeros(0, dtype=np.int64)
+        return _Marks(subject[rows], events.time_us[rows], np.zeros(len(rows), dtype=np.int8))
+
+    def _only_before(
+        self, events: Events, subject: NDArray[np.int64], timed: NDArray[np.bool_], indexes: _Indexes
+    ) -> int:
+        """Indexes that have a censoring code before them, and none from them on."""
+        marks = self._censoring_marks(events, subject, timed)
+        before, _ = count_at_or_before(marks.subject, marks.time_us, indexes.subject, indexes.time_us - 1)
+        next_us, _ = marks.at_or_after(indexes.subject, indexes.time_us)
+        return int(np.sum((before > 0) & (next_us == NEVER)))
 
     def _prediction_times(
         self, indexes: _Indexes, visits: Visits, dataset_end_us: int, *, labelled: bool, as_of_us: int | None
@@ -268,12 +375,18 @@ class CohortBuilder:
         count, first = count_at_or_before(indexes.subject, indexes.time_us, owner, moment)
         index = np.clip(first + count - 1, 0, max(len(indexes.subject) - 1, 0))
         keep = distinct & (count > 0)
-        blanking_us = round(self.task.blanking * DAY_US)
-        if len(indexes.subject):
-            keep &= moment < indexes.end_us[index] - (blanking_us if labelled else 0)
         owner, moment, is_query, index = owner[keep], moment[keep], is_query[keep], index[keep]
-        visits_before, _ = count_at_or_before(visits.subject, visits.end_us, owner, moment)
         end, cause = indexes.end_us[index], indexes.cause[index]
+        at_risk = moment < end
+        if indexes.recurring is not None:
+            next_us, next_cause = indexes.recurring.at_or_after(owner, moment + 1)
+            cause = np.where(next_us <= end, next_cause, cause)
+            end = np.minimum(next_us, end)
+        if labelled:
+            at_risk &= moment < end - round(self.task.blanking * DAY_US)
+        owner, moment, is_query, index = owner[at_risk], moment[at_risk], is_query[at_risk], index[at_risk]
+        end, cause = end[at_risk], cause[at_risk]
+        visits_before, _ = count_at_or_before(visits.subject, visits.end_us, owner, moment)
         return CohortRows(
             subject=owner,
             prediction_us=moment,
@@ -284,3 +397,17 @@ class CohortBuilder:
             cause=cause if labelled else np.zeros(len(owner), dtype=np.int8),
             entry_days=np.full(len(owner), self.task.blanking),
         )
+
+
+def _in_use(indexes: _Indexes, rows: CohortRows) -> NDArray[np.bool_]:
+    """Which indexes have a prediction time of their own."""
+    until, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us)
+    before, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us - 1)
+    return np.asarray(until > before)
+
+
+def subject_ids(events: Events, subject: NDArray[np.int64], n_subjects: int) -> NDArray[np.int64]:
+    """(S,) id of each subject row."""
+    out = np.zeros(n_subjects, dtype=np.int64)
+    out[subject] = events.subject_id
+    return out

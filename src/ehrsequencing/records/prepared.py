@@ -2,7 +2,7 @@
 
     PREPARED/config.yaml  vocabulary.json  vocabulary.safetensors  manifest.json
     PREPARED/visits/SPLIT/*.npy            the fields of `Timelines`
-    PREPARED/tasks/NAME/task.yaml  cohort.parquet  attrition.json
+    PREPARED/tasks/NAME/task.yaml  cohort.parquet  labels.parquet  attrition.json
     PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 
 Two passes over the shards: the first fits vocabulary and scales on training subjects, the second encodes. Memory holds
@@ -27,8 +27,10 @@ from ehrsequencing import __version__
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.cohort import STEPS, Cohort, CohortBuilder
+from ehrsequencing.records.cohort import Cohort, CohortBuilder, cohort_steps
+from ehrsequencing.records.labels import LABELS, label_table
 from ehrsequencing.records.meds import BIRTH, DEATH, SPLITS, STATIC, MedsReader, SplitLookup, parse_date_us
+from ehrsequencing.records.splits import split_lookup
 from ehrsequencing.records.timelines import (
     Record,
     TaskRows,
@@ -72,7 +74,14 @@ Arrays = TypeVar("Arrays", Timelines, TaskRows)
 def excluded_codes(study: StudyConfig, tasks: Sequence[TaskConfig], parents: Mapping[str, list[str]]) -> CodeMatcher:
     """Codes that make no token, no visit and no visit end (SCIENCE.md §1)."""
     censoring = [code for task in tasks for code in task.censoring.code or ()]
-    return CodeMatcher([BIRTH, DEATH, *censoring, *study.visits.ignore], parents=parents)
+    matcher = CodeMatcher([BIRTH, DEATH, *censoring, *study.visits.ignore], parents=parents)
+    if matcher.by_value:
+        mend = "name codes: they make no token, whatever their number"
+        raise EhrseqError(
+            "a condition on a number is not possible in censoring.code and visits.ignore", where=matcher.by_value[0],
+            mend=mend,
+        )  # fmt: skip
+    return matcher
 
 
 def prepare(
@@ -98,7 +107,7 @@ def prepare(
     )
     parents = read_parents(data)
     excluded = excluded_codes(study, tasks, parents)
-    lookup = SplitLookup(data, study.splits)
+    lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
     steps = iter(range(1, 2 * len(reader.shards) + 1))
 
     def tick() -> None:
@@ -106,7 +115,7 @@ def prepare(
         if progress is not None:
             progress(done, 2 * len(reader.shards))
 
-    fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded)
+    fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
     subject_ids, dataset_end_us = first_pass(reader, lookup, fit, tick)
     if study.data.extracted:
         dataset_end_us = parse_date_us(study.data.extracted)
@@ -116,6 +125,8 @@ def prepare(
     vocabulary = fit.finish()
     mends = Counter(reader.mends)
     mends["absent_split"] = lookup.absent(subject_ids)
+    for builder in builders:
+        builder.require_subjects(subject_ids)
     with complete_folder(out, what=WHAT) as folder:
         with _Writers(folder, builders, lookup) as writers:
             for events in reader:
@@ -173,44 +184,56 @@ class Tally:
 
     def __init__(self, task: TaskConfig) -> None:
         self.task = task
-        self.steps = np.zeros((len(SPLITS), len(STEPS) + 1), dtype=np.int64)
+        self.steps = cohort_steps(task)
+        shape = (len(SPLITS), len(self.steps) + 1)
+        self.subjects = np.zeros(shape, dtype=np.int64)  # that got so far
+        self.indexes = np.zeros(shape, dtype=np.int64)
         self.rows = np.zeros(len(SPLITS), dtype=np.int64)
         self.queries = np.zeros(len(SPLITS), dtype=np.int64)
         self.ends_record = 0  # outcomes that are their subject's last event, where that ends the follow-up
+        self.notes = Counter[str]()
         self.outcomes = np.zeros((len(SPLITS), len(task.causes) + 1), dtype=np.int64)
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8]) -> None:
         """Add a shard: its cohort and each subject's split (S,)."""
         self.ends_record += cohort.ends_record
+        self.notes.update({
+            "follow-up ended by a death that is no cause": cohort.ended_by_death,
+            "indexes with censoring codes only before them": cohort.censoring_before,
+            "indexes before birth": cohort.before_birth,
+        })  # fmt: skip
+        n_steps = self.subjects.shape[1]
         for k in range(len(SPLITS)):
             rows = cohort.rows.take(split[cohort.rows.subject] == k)
-            self.steps[k] += np.bincount(cohort.reached[split == k], minlength=len(STEPS) + 1)
+            self.subjects[k] += np.bincount(cohort.reached[split == k], minlength=n_steps)
+            self.indexes[k] += np.bincount(cohort.index_reached[split[cohort.index_owner] == k], minlength=n_steps)
             self.rows[k] += len(rows)
             self.queries[k] += int(rows.is_query.sum())
             _, first = np.unique(rows.subject, return_index=True)
             self.outcomes[k] += np.bincount(rows.cause[first], minlength=self.outcomes.shape[1])
 
+    def _flow(self, subjects: NDArray[np.int64], indexes: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Subjects and index times left after each step, from how many got how far (steps + 1,)."""
+        left, times = int(subjects.sum()), int(indexes.sum())
+        flow = [{"step": "all subjects", "subjects": left, "excluded": 0, "indexes": times}]
+        for step, lost, lost_times in zip(self.steps, subjects[:-1].tolist(), indexes[:-1].tolist(), strict=True):
+            left, times = left - lost, times - lost_times
+            flow.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
+        return flow
+
     def as_json(self) -> dict[str, Any]:
         """Content of `attrition.json`."""
-
-        def flow(counts: NDArray[np.int64]) -> list[dict[str, Any]]:
-            left = int(counts.sum())
-            steps = [{"step": "all subjects", "subjects": left, "excluded": 0}]
-            for step, excluded in zip(STEPS, counts[:-1].tolist(), strict=True):
-                left -= excluded
-                steps.append({"step": step, "subjects": left, "excluded": excluded})
-            return steps
-
         outcomes = ["censored", *self.task.causes]
         return {
-            "steps": flow(self.steps.sum(axis=0)),
+            "steps": self._flow(self.subjects.sum(axis=0), self.indexes.sum(axis=0)),
             "prediction_times": int(self.rows.sum()),
             "queries": int(self.queries.sum()),
             "outcomes_that_end_the_record": self.ends_record,
+            "notes": {note: count for note, count in self.notes.items() if count},
             "events": dict(zip(outcomes, self.outcomes.sum(axis=0).tolist(), strict=True)),
             "splits": {
                 name: {
-                    "steps": flow(self.steps[k]),
+                    "steps": self._flow(self.subjects[k], self.indexes[k]),
                     "prediction_times": int(self.rows[k]),
                     "queries": int(self.queries[k]),
                     "events": dict(zip(outcomes, self.outcomes[k].tolist(), strict=True)),
@@ -300,16 +323,22 @@ def _sort_by_subject(folder: Path, tasks: Sequence[str]) -> None:
 
 
 def _write_cohort(folder: Path, task: str) -> None:
-    """Write `cohort.parquet` from the stored arrays: by split, subject and time."""
-    with pq.ParquetWriter(folder / "tasks" / task / "cohort.parquet", _COHORT) as writer:
+    """Write `cohort.parquet` and `labels.parquet` from the stored arrays: by split, subject and time."""
+    place = folder / "tasks" / task
+    with (
+        pq.ParquetWriter(place / "cohort.parquet", _COHORT) as writer,
+        pq.ParquetWriter(place / "labels.parquet", LABELS) as labels,
+    ):
         for split in SPLITS:
             timelines = _open(Timelines, folder / "visits" / split)
             rows = _open(TaskRows, folder / "tasks" / task / split)
             for start in range(0, len(timelines), _SORT_CHUNK):
                 subjects = np.arange(start, min(start + _SORT_CHUNK, len(timelines)))
                 part = take_rows(rows, subjects)
+                subject_id = np.asarray(timelines.subject_id)[subjects][part.subject]
+                labels.write_table(label_table(subject_id, part.prediction_us, part.duration_days, part.cause))
                 columns = [
-                    pa.array(np.asarray(timelines.subject_id)[subjects][part.subject]),
+                    pa.array(subject_id),
                     pa.array(part.index_us).cast(pa.timestamp("us")),
                     pa.array(part.prediction_us).cast(pa.timestamp("us")),
                     pa.array(["visit", "query"]).take(pa.array(part.is_query.astype(np.int8))),

@@ -136,16 +136,16 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     """Encode a shard's visits; also says at how many visits the age was over 120 and became unknown."""
     events, visits = record.events, record.visits
     n_subjects, n_visits = len(record.subject_id), len(visits)
-    token = vocabulary.ids(events.codes)[events.code] if len(events) else np.zeros(0, np.int32)
-    codes, values = vocabulary.encode_values(token[visits.event], events.value[visits.event])
-    order = np.lexsort((codes, events.time_us[visits.event], visits.visit))
-    owner, codes, values = visits.visit[order], codes[order], values[order]
+    place, codes, values = encode_events(events, visits.event, vocabulary)
+    owner = visits.visit[place]
+    order = np.lexsort((codes, events.time_us[visits.event[place]], owner))
+    owner, codes, values = owner[order], codes[order], values[order]
     keep = ~_repeats(owner, codes, np.isnan(values[:, 0]))
     owner, codes, values = owner[keep], codes[keep], values[keep]
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
-    static_codes, _ = vocabulary.encode_values(token[static], events.value[static])
-    pairs = np.unique(np.stack([record.subject[static], static_codes.astype(np.int64)]), axis=1)
+    place, static_codes, _ = encode_events(events, static, vocabulary)
+    pairs = np.unique(np.stack([record.subject[static[place]], static_codes.astype(np.int64)]), axis=1)
 
     birth = record.birth_us[visits.subject]
     age, too_old = age_years(visits.start_us, birth)
@@ -166,6 +166,38 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
         static_offsets=offsets(pairs[0], n_subjects),
     )
     return timelines, too_old
+
+
+def encode_events(
+    events: Events, chosen: NDArray[np.int64], vocabulary: Vocabulary
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens of some events: one each, and the ancestors that come along with it.
+
+    Args:
+        events: A shard's events.
+        chosen: (m,) rows that make tokens.
+        vocabulary: Tokens, scales and roll-up.
+
+    Returns:
+        (t,) position in `chosen` of each token's event, (t,) token ids, and (t, 2) numbers; the events' own tokens
+        come first, in their order.
+    """
+    code, value = events.code[chosen], events.value[chosen]
+    if len(code):
+        value = np.where(vocabulary.keeps_number(events.codes)[code], value, np.float32(np.nan))
+    token = vocabulary.ids(events.codes)[code] if len(code) else np.zeros(0, np.int32)
+    codes, values = vocabulary.encode_values(token, value)
+    place = np.arange(len(chosen))
+    if vocabulary.rollup.mode != "ancestors" or not len(code):
+        return place, codes, values
+    starts, ids = vocabulary.extra_ids(events.codes)
+    items, bounds = ragged(starts, code.astype(np.int64))
+    none = np.full((len(items), 2), np.nan, dtype=np.float32)
+    return (
+        np.r_[place, np.repeat(place, np.diff(bounds))],
+        np.r_[codes, ids[items]].astype(np.int32),
+        np.concatenate([values, none]),
+    )
 
 
 def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> TaskRows:
@@ -204,6 +236,7 @@ def _carry(
     event = record.visits.event
     token = vocabulary.ids(record.events.codes)[record.events.code[event]]
     numeric = (vocabulary.summary_ids("LAST")[token] >= 0) & ~np.isnan(record.events.value[event])
+    numeric &= vocabulary.keeps_number(record.events.codes)[record.events.code[event]]
     event, token = event[numeric], token[numeric]
     found = summarise(
         record.subject[event], record.events.time_us[event], token, record.events.value[event],
@@ -229,10 +262,10 @@ def offsets(owner: NDArray[np.int64], n_owners: int) -> NDArray[np.int64]:
 
 
 def age_years(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> tuple[NDArray[np.float32], int]:
-    """Age at each moment, NaN where birth is unknown or the age is over 120; and how many were over 120."""
+    """Age at each moment, NaN where birth is unknown or later, or the age is over 120; and how many were over 120."""
     age = np.where(birth_us == STATIC, np.nan, (moment_us - np.where(birth_us == STATIC, 0, birth_us)) / _US_PER_YEAR)
     too_old = age > MAX_AGE_YEARS
-    return np.where(too_old, np.nan, age).astype(np.float32), int(too_old.sum())
+    return np.where(too_old | (age < 0), np.nan, age).astype(np.float32), int(too_old.sum())
 
 
 def _repeats(visit: NDArray[np.int64], codes: NDArray[np.int32], plain: NDArray[np.bool_]) -> NDArray[np.bool_]:

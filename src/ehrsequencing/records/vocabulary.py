@@ -5,8 +5,8 @@ A code with numbers also gets a *scale*: its training quantiles, mean and standa
 the past as tokens of their own (`LAST//`, `MEAN//` …), each with a scale.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.meds import DAY_US, STATIC, Events, hash_u64
+from ehrsequencing.records.rollup import Carriers, Rollup, fit_rollup
 from ehrsequencing.storage import digest, read_json, write_json
 
 PAD, UNK = "[PAD]", "[UNK]"
@@ -40,6 +41,7 @@ class Vocabulary:
         mean: (n,) float64.
         sd: (n,) float64, 1 for constant values.
         settings: How values become tokens.
+        rollup: What rare codes become by the ontology.
     """
 
     tokens: tuple[str, ...]
@@ -48,6 +50,7 @@ class Vocabulary:
     mean: NDArray[np.float64]
     sd: NDArray[np.float64]
     settings: ValuesConfig
+    rollup: Rollup = field(default_factory=Rollup)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -61,7 +64,8 @@ class Vocabulary:
     def digest(self) -> str:
         """Short hash of tokens, scales and settings."""
         arrays = [hash_u64(a.view(np.uint64)).sum().item() for a in (self.knots.ravel(), self.mean, self.sd)]
-        return digest([self.tokens, self.scale.tolist(), arrays, self.settings.model_dump()])
+        rollup = [] if self.rollup.mode == "off" else [self.rollup.as_json()]
+        return digest([self.tokens, self.scale.tolist(), arrays, self.settings.model_dump(), *rollup])
 
     @cached_property
     def code_types(self) -> NDArray[np.int64]:
@@ -85,14 +89,24 @@ class Vocabulary:
         return ids < self.n_unknown
 
     def ids(self, codes: tuple[str, ...]) -> NDArray[np.int32]:
-        """Token id of each code; unseen codes get their type's unknown token."""
-        get, unknown = self.index.get, self.index[UNK]
-        found = (get(c, -1) if not c.startswith("[") else -1 for c in codes)
+        """Token id of each code: its own, that of what it is rolled up to, or its type's unknown token."""
+        get, unknown, rolled = self.index.get, self.index[UNK], self.rollup.replacement
+        found = (get(rolled(c) or c, -1) if not c.startswith("[") else -1 for c in codes)
         return np.fromiter(
             (i if i >= 0 else get(f"[UNK//{code_type(c)}]", unknown) for i, c in zip(found, codes, strict=True)),
             dtype=np.int32,
             count=len(codes),
         )
+
+    def keeps_number(self, codes: tuple[str, ...]) -> NDArray[np.bool_]:
+        """(C,) False for codes that are rolled up: their number means nothing on their ancestor's scale."""
+        return np.fromiter((self.rollup.replacement(c) is None for c in codes), dtype=bool, count=len(codes))
+
+    def extra_ids(self, codes: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Offsets (C+1,) and token ids of the ancestors that come along with each code."""
+        extra = [[self.index[token] for token in self.rollup.extra(code)] for code in codes]
+        length = np.array([0, *map(len, extra)], dtype=np.int64)
+        return np.cumsum(length), np.array([i for ids in extra for i in ids], dtype=np.int32)
 
     def summary_ids(self, summary: str) -> NDArray[np.int32]:
         """(V,) token id of `SUMMARY//code` for every code token, -1 where there is none."""
@@ -138,7 +152,9 @@ class Vocabulary:
 
     def save(self, folder: Path) -> None:
         """Write `vocabulary.json` and `vocabulary.safetensors`."""
-        write_json(folder / "vocabulary.json", {"values": self.settings.model_dump(), "tokens": self.tokens})
+        text = {"values": self.settings.model_dump(), "tokens": self.tokens}
+        rollup = {} if self.rollup.mode == "off" else {"rollup": self.rollup.as_json()}
+        write_json(folder / "vocabulary.json", {**text, **rollup})
         arrays: dict[str, NDArray[Any]] = {"scale": self.scale, "knots": self.knots, "mean": self.mean, "sd": self.sd}
         save_file(arrays, folder / "vocabulary.safetensors")
 
@@ -151,8 +167,9 @@ class Vocabulary:
             return cls(
                 tokens=tuple(text["tokens"]), settings=ValuesConfig.model_validate(text["values"]),
                 scale=arrays["scale"], knots=arrays["knots"], mean=arrays["mean"], sd=arrays["sd"],
+                rollup=Rollup.from_json(text["rollup"]) if "rollup" in text else Rollup(),
             )  # fmt: skip
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise EhrseqError("is damaged", where=str(folder / "vocabulary"), mend="make the folder again") from error
 
 
@@ -201,10 +218,26 @@ class VocabularyFit:
         settings: Which codes get a token.
         values: What values become.
         excluded: Codes that make no token (birth, death, censoring, ignored).
+        parents: Parents of each code, for `vocabulary.rollup`.
+
+    Raises:
+        EhrseqError: A roll-up is asked for, and there are no parents.
     """
 
-    def __init__(self, settings: VocabularyConfig, values: ValuesConfig, *, excluded: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        settings: VocabularyConfig,
+        values: ValuesConfig,
+        *,
+        excluded: Callable[[str], bool],
+        parents: Mapping[str, list[str]] | None = None,
+    ) -> None:
         self.settings, self.value_settings, self.excluded = settings, values, excluded
+        self.parents = parents or {}
+        if settings.rollup != "off" and not any(self.parents.values()):
+            mend = "write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off"
+            raise EhrseqError("the data set names no parents of codes", where="vocabulary.rollup", mend=mend)
+        self._carriers = Carriers(settings.min_subjects) if settings.rollup != "off" else None
         self.number: dict[str, int] = {}  # every code of the data set → a number
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
         self._values, self._gaps, self._counts = _Sample(), _Sample(), _Sample()
@@ -223,6 +256,10 @@ class VocabularyFit:
         code = numbers[events.code[rows]] if len(numbers) else np.zeros(0, np.int64)
         pairs = np.unique(np.stack([code, subject[rows]]), axis=1)
         np.add.at(self.subjects, pairs[0], 1)
+        if self._carriers is not None:
+            ids = np.zeros(int(subject.max(initial=-1)) + 1, dtype=np.int64)
+            ids[subject] = events.subject_id
+            self._carriers.add(pairs[0], ids[pairs[1]])
         if self.value_settings.mode == "none":
             return
         valued = ~np.isnan(events.value[rows])
@@ -253,7 +290,9 @@ class VocabularyFit:
 
     def finish(self) -> Vocabulary:
         """Fit: choose tokens in the order of their names, and a scale for every code with enough numbers."""
-        codes = sorted(c for c in self.common_codes() if not self.excluded(c))
+        rollup = self._fit_rollup()
+        frequent = {c for c in self.common_codes() if not self.excluded(c)}
+        codes = sorted(frequent.union(*rollup.to.values()))
         kinds = sorted({code_type(c) for c in self.number if not self.excluded(c)} - {""})
         tokens = [PAD, UNK, *(f"[UNK//{kind}]" for kind in kinds), *codes]
         scales: list[NDArray[np.float64]] = []
@@ -269,7 +308,7 @@ class VocabularyFit:
 
         every_gap, every_count = np.sort(self._gaps.value), np.sort(self._counts.value)
         for code in codes:
-            sample = self._values.values(self.number[code])
+            sample = self._values.values(self.number.get(code, -1))  # an ancestor need not be in the data
             if len(sample) < self.settings.min_subjects:
                 continue
             scales.append(sample)
@@ -286,7 +325,16 @@ class VocabularyFit:
                 row = own + {"SINCE": 1, "COUNT": 2}.get(summary, 0)
                 tokens.append(f"{summary}//{code}")
                 add(tokens[-1], row)
-        return _build(tokens, rows, scales, self.value_settings)
+        return replace(_build(tokens, rows, scales, self.value_settings), rollup=rollup)
+
+    def _fit_rollup(self) -> Rollup:
+        if self._carriers is None or self.settings.rollup == "off":
+            return Rollup()
+        carriers = {c: self._carriers.of(n) for c, n in self.number.items() if not self.excluded(c)}
+        return fit_rollup(
+            self.settings.rollup, carriers, parents=self.parents, enough=self.settings.min_subjects,
+            excluded=self.excluded,
+        )  # fmt: skip
 
 
 def _build(

@@ -268,7 +268,7 @@ class Trainer:
         if better:
             state.best_nll, state.best_epoch, state.stale_epochs = nll, state.epoch + 1, 0
             self.best.load_state_dict(self.averaged.state_dict())
-        else:
+        elif state.global_step > self.settings.warmup_steps:  # before, the averaged weights are hardly trained
             state.stale_epochs += 1
         state.history.append({
             "epoch": state.epoch + 1, "steps": state.step, "train_nll": state.loss_sum / max(state.row_count, 1),
@@ -327,7 +327,7 @@ def resolve_model(
     if model.code_types:
         filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
     if model.head == "visit":
-        if len(task.causes) > 1 or task.index.which == "every":
+        if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
             mend = "use model.head=horizon"
             raise EhrseqError(
                 "head=visit takes one cause and one index per subject", where=f"task {task.name}", mend=mend

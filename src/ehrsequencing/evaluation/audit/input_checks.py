@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.evaluation.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
 from ehrsequencing.evaluation.audit.source import Source
-from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.meds import DAY_US, STATIC, Events
 from ehrsequencing.records.timelines import MAX_AGE_YEARS, TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
@@ -77,13 +77,14 @@ def _explain(
 ) -> tuple[int, int, int, int]:
     """Tokens of one subject: without an event, with a later one only, static without a row; and how many in all."""
     events = source.records[int(timelines.subject_id[subject])]
-    token, number = _encoded(data, source, events)
+    event, token, number = _encoded(data, source, events)
+    time_us = events.time_us[event]
     first, last_row = int(timelines.subject_offsets[subject]), int(rows.row_offsets[subject + 1]) - 1
     stop = first + int(rows.visits_before[last_row])
     low, high = int(timelines.visit_offsets[first]), int(timelines.visit_offsets[stop])
     high = min(high, low + MAX_TOKENS)
     of_token: dict[int, NDArray[np.int64]] = {
-        int(code): np.flatnonzero((token == code) & (events.time_us != STATIC)) for code in np.unique(token)
+        int(code): np.flatnonzero((token == code) & (time_us != STATIC)) for code in np.unique(token)
     }
     visit = np.searchsorted(np.asarray(timelines.visit_offsets), np.arange(low, high), side="right") - 1
     nowhere = late = 0
@@ -91,22 +92,32 @@ def _explain(
         place = of_token.get(int(timelines.codes[k]), np.zeros(0, np.int64))
         rank = float(timelines.values[k, 0])
         same = np.isnan(number[place]) if np.isnan(rank) else np.abs(number[place] - rank) <= NUMBERS_DIFFER
-        moment = events.time_us[place[same]]
+        moment = time_us[place[same]]
         if not np.any((moment >= timelines.start_us[v]) & (moment <= timelines.end_us[v])):
             late, nowhere = late + bool(np.any(moment > timelines.end_us[v])), nowhere + 1
     a, b = int(timelines.static_offsets[subject]), int(timelines.static_offsets[subject + 1])
-    still = set(token[events.time_us == STATIC].tolist())
+    still = set(token[time_us == STATIC].tolist())
     wrong_static = sum(code not in still for code in np.asarray(timelines.static_codes[a:b]).tolist())
     return nowhere - late, late, wrong_static, high - low + b - a
 
 
-def _encoded(data: AuditData, source: Source, events: Events) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Token and rank of each event as the vocabulary makes them; -1 for events that make none."""
-    if not len(events):
-        return np.zeros(0, np.int64), np.zeros(0, np.float32)
-    token, numbers = data.vocabulary.encode_values(data.vocabulary.ids(events.codes)[events.code], events.value)
-    excluded = source.excluded.mask(events.codes)[events.code]
-    return np.where(excluded, -1, token.astype(np.int64)), numbers[:, 0]
+def _encoded(
+    data: AuditData, source: Source, events: Events
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Event, token and rank of each token that the vocabulary makes of a record, ancestors of its codes included."""
+    vocabulary, every = data.vocabulary, np.arange(len(events))
+    chosen = every[~source.excluded.mask(events.codes)[events.code]] if len(events) else every
+    own = (
+        np.where(vocabulary.keeps_number(events.codes)[events.code], events.value, np.nan)
+        if len(events)
+        else events.value
+    )
+    token, numbers = vocabulary.encode_values(vocabulary.ids(events.codes)[events.code[chosen]], own[chosen])
+    extra = [[vocabulary.index[up] for up in vocabulary.rollup.extra(code)] for code in events.codes]
+    pairs = [(k, up) for k in chosen.tolist() for up in extra[events.code[k]]]
+    none = np.full(len(pairs), np.nan, dtype=np.float32)
+    event = np.r_[chosen, np.array([k for k, _ in pairs], dtype=np.int64)]
+    return event, np.r_[token, np.array([up for _, up in pairs], dtype=np.int64)], np.r_[numbers[:, 0], none]
 
 
 def summaries(data: AuditData) -> Finding:
@@ -145,6 +156,7 @@ def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, NDArr
         return {}
     token = data.vocabulary.ids(events.codes)[events.code]
     usable = (data.vocabulary.summary_ids("LAST")[token] >= 0) & ~np.isnan(events.value)
+    usable &= data.vocabulary.keeps_number(events.codes)[events.code]
     usable &= (events.time_us != STATIC) & ~source.excluded.mask(events.codes)[events.code]
     return {int(code): np.flatnonzero(usable & (token == code)) for code in np.unique(token[usable])}
 
@@ -217,13 +229,14 @@ def _age(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> NDArray[n
     known = birth_us != STATIC
     age = np.full(len(moment_us), np.nan)
     age[known] = (moment_us[known] - birth_us[known]) / _US_PER_YEAR
-    return np.where(age > MAX_AGE_YEARS, np.nan, age)
+    return np.where((age > MAX_AGE_YEARS) | (age < 0), np.nan, age)
 
 
 def outcome_in_input(data: AuditData) -> Finding:
     """Codes of the outcome, or of a competing cause, in visits after the index that an at-risk row sees."""
     parents = data.source.parents if data.source is not None else {}
-    patterns = [pattern for some in data.task.patterns.values() for pattern in some]
+    ending = data.task.competing if data.task.recurrent else data.task.patterns
+    patterns = [pattern for some in ending.values() for pattern in some if split_condition(pattern) is None]
     matches = CodeMatcher(patterns, parents=parents).mask(data.vocabulary.tokens)[data.base_token]
     tested, bad, still = {"rows": 0}, 0, 0
     for name in SPLITS:

@@ -1,10 +1,13 @@
 """Are the labels those of the record, at the right moments, for people of one split only?"""
 
+from pathlib import Path
+
 import numpy as np
 
 from ehrsequencing.evaluation.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
 from ehrsequencing.evaluation.audit.source import Source, follow_up
 from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import BIRTH, DAY_US, STATIC, Events, parse_date_us
 from ehrsequencing.records.timelines import TaskRows
 
@@ -38,7 +41,12 @@ def labels_agree(data: AuditData) -> Finding:
         since_first = (np.asarray(rows.prediction_us) - np.asarray(rows.prediction_us)[first]) / DAY_US
         end = since_first + np.asarray(rows.duration_days)
         cause = np.asarray(rows.cause)
-        bad += int((~(np.abs(end - end[first]) <= SLACK_DAYS) | (cause != cause[first]) | (since_first < 0)).sum())
+        apart = ~(np.abs(end - end[first]) <= SLACK_DAYS) | (cause != cause[first])
+        if data.task.recurrent:  # the end moves on when it has been reached, and only then
+            moved = ~(np.abs(np.diff(end)) <= SLACK_DAYS) | (np.diff(cause) != 0)
+            too_soon = since_first[1:] < end[:-1] - SLACK_DAYS
+            apart = np.r_[False, moved & too_soon & (np.diff(group) == 0)]
+        bad += int((apart | (since_first < 0)).sum())
         bad += int((np.diff(rows.visits_before)[np.diff(group) == 0] < 0).sum())
         total += len(rows)
     return judge(
@@ -60,11 +68,12 @@ def labels_in_records(data: AuditData) -> Finding:
         timelines, rows = data.timelines[name], data.rows[name]
         for subject in data.sample[name].tolist():
             events = data.source.records[int(timelines.subject_id[subject])]
-            known, subjects = follow_up(events, causes, censoring), subjects + 1
+            recurring = len(data.task.outcome) if data.task.recurrent else 0
+            known, subjects = follow_up(events, causes, censoring, recurring=recurring), subjects + 1
             starts = _indexes(data, data.source, events)
             for row in range(int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])):
                 p, index_us = int(rows.prediction_us[row]), int(rows.index_us[row])
-                end_us, cause = known.end(index_us, data.task, dataset_end_us=data.source.dataset_end_us)
+                end_us, cause = known.end(index_us, data.task, dataset_end_us=data.source.dataset_end_us, moment_us=p)
                 if known.event_us is not None and p >= known.event_us:
                     bad["after the outcome"] += 1
                 elif p >= end_us:
@@ -91,6 +100,12 @@ def _indexes(data: AuditData, source: Source, events: Events) -> set[int] | None
     index = data.task.index
     if index.first_visit:
         return None
+    if index.file is not None:
+        if not Path(index.file).exists():
+            return None
+        _, found = read_index_times(Path(index.file), cohort_id=index.cohort_id).of(events.subject_id[:1])
+        chosen = found if index.which == "every" else found[:1]
+        return {int(moment) + round(index.after * DAY_US) for moment in chosen}
     if index.date is not None:
         return {parse_date_us(index.date)}
     timed = events.time_us != STATIC
@@ -98,7 +113,7 @@ def _indexes(data: AuditData, source: Source, events: Events) -> set[int] | None
         birth = events.time_us[timed & events.is_code(BIRTH)]
         return {int(moment) + round(index.age * DAY_US) for moment in birth[:1]}
     matcher = CodeMatcher(index.code or (), parents=source.parents)
-    moments = np.sort(events.time_us[timed & matcher.mask(events.codes)[events.code]])
+    moments = np.sort(events.time_us[timed & matcher.events(events)])
     chosen = moments if index.which == "every" else moments[:1]
     return {int(moment) + round(index.after * DAY_US) for moment in chosen}
 

@@ -1,6 +1,6 @@
 """The records behind a prepared set, read once: a refit of the vocabulary, and the events of the sampled subjects."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.meds import BIRTH, STATIC, Events, MedsReader, parse_date_us
+from ehrsequencing.records.meds import BIRTH, DEATH, STATIC, Events, MedsReader, parse_date_us
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary, VocabularyFit
 
@@ -59,7 +59,8 @@ class Source:
         """
         reader, parents = _reader(prepared, folder), read_parents(folder)
         excluded = CodeMatcher(prepared.manifest["excluded"], parents=parents)
-        fit = VocabularyFit(prepared.study.vocabulary, prepared.study.values, excluded=excluded)
+        study = prepared.study
+        fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
         training = np.asarray(prepared.timelines("train").subject_id)
         records: dict[int, Events] = {}
         subjects, end_us = 0, int(STATIC)
@@ -80,7 +81,8 @@ class Source:
 
     def fit_on_everyone(self) -> Vocabulary:
         """The vocabulary that all subjects would give: what a leak would look like. One more pass."""
-        fit = VocabularyFit(self.prepared.study.vocabulary, self.prepared.study.values, excluded=self.excluded)
+        study = self.prepared.study
+        fit = VocabularyFit(study.vocabulary, study.values, excluded=self.excluded, parents=self.parents)
         for events in _reader(self.prepared, self.folder):
             _, row = np.unique(events.subject_id, return_inverse=True)
             fit.update(events, row, np.ones(len(events), dtype=bool))
@@ -125,19 +127,25 @@ class FollowUp:
     """One subject's outcome, read off the record by plain means.
 
     Attributes:
-        event_us: T, the first time of any cause; None without one.
+        event_us: The first time of a cause that ends the record (all, or where outcomes recur, the competing ones).
         cause: Its number, 0 without one.
+        outcomes: (time, cause) of each outcome, in order, where outcomes recur.
         marks_us: Times of the censoring codes.
         last_us: The record's last event but birth.
+        death_us: Death, which ends every follow-up; None without one.
     """
 
     event_us: int | None
     cause: int
+    outcomes: list[tuple[int, int]]
     marks_us: list[int]
     last_us: int
+    death_us: int | None
 
-    def end(self, index_us: int, task: TaskConfig, *, dataset_end_us: int) -> tuple[int, int]:
-        """End of follow-up `min(T, C)` after an index, and its cause (0: censored).
+    def end(
+        self, index_us: int, task: TaskConfig, *, dataset_end_us: int, moment_us: int | None = None
+    ) -> tuple[int, int]:
+        """End of follow-up `min(T, C)` of a prediction time (default: the index), and its cause (0: censored).
 
         At one instant the outcome comes before censoring.
         """
@@ -147,24 +155,37 @@ class FollowUp:
             censoring_us = dataset_end_us
         else:
             censoring_us = min((mark for mark in self.marks_us if mark >= index_us), default=self.last_us)
+        if self.death_us is not None:
+            censoring_us = min(censoring_us, self.death_us)
+        end = (censoring_us, 0)
         if self.event_us is not None and self.event_us <= censoring_us:
-            return self.event_us, self.cause
-        return censoring_us, 0
+            end = (self.event_us, self.cause)
+        asked_us = index_us if moment_us is None else moment_us
+        following = next((event for event in self.outcomes if event[0] > asked_us), None)
+        return following if following is not None and asked_us < end[0] and following[0] <= end[0] else end
 
 
-def follow_up(events: Events, causes: Collection[CodeMatcher], censoring: CodeMatcher | None) -> FollowUp:
-    """Outcome and censoring of one subject, by a loop over its events."""
+def follow_up(
+    events: Events, causes: Sequence[CodeMatcher], censoring: CodeMatcher | None, *, recurring: int = 0
+) -> FollowUp:
+    """Outcome and censoring of one subject, by a loop over its events; the first `recurring` causes end no record."""
     first: tuple[int, int] | None = None
-    marks, last_us = [], int(STATIC)
-    for moment, number in zip(events.time_us.tolist(), events.code.tolist(), strict=True):
+    outcomes, marks, last_us, death_us = list[tuple[int, int]](), [], int(STATIC), None
+    matched = [matcher.events(events).tolist() for matcher in causes]
+    for place, (moment, number) in enumerate(zip(events.time_us.tolist(), events.code.tolist(), strict=True)):
         code = events.codes[number]
         if moment == STATIC:
             continue
         if code != BIRTH:
             last_us = max(last_us, moment)
-        for cause, matches in enumerate(causes, start=1):
-            if matches(code) and (first is None or (moment, cause) < first):
+        if code == DEATH and death_us is None:
+            death_us = moment
+        for cause, matches in enumerate(matched, start=1):
+            if matches[place] and cause <= recurring:
+                outcomes.append((moment, cause))
+            elif matches[place] and (first is None or (moment, cause) < first):
                 first = (moment, cause)
         if censoring is not None and censoring(code):
             marks.append(moment)
-    return FollowUp(first[0] if first else None, first[1] if first else 0, marks, last_us)
+    when, which = first if first else (None, 0)
+    return FollowUp(when, which, sorted(outcomes), marks, last_us, death_us)

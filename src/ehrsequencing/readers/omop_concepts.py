@@ -1,0 +1,146 @@
+"""OMOP's concepts: their names as MEDS codes, their descriptions and their parents."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ehrsequencing.readers.meds_out import CodeFacts
+from ehrsequencing.readers.omop_source import Source
+from ehrsequencing.readers.omop_tables import ancestor_rows, concept_rows, relationship_rows
+from ehrsequencing.readers.rows import clean_codes
+from ehrsequencing.readers.settle import END_SUFFIX
+
+_NULL = pa.scalar(None, pa.string())
+
+
+class Concepts:
+    """Names every concept id: `VOCABULARY//CODE`, or `OMOP//id` where the table concept lacks it.
+
+    Holds ids and codes of the whole table (some 300 MB for all of Athena); descriptions and parents are read at the
+    end, for what was met.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        ids, codes = [np.zeros(0, np.int64)], [pa.array([], pa.string())]
+        for table in source.tables.get("concept", []):
+            for batch in source.stream(concept_rows(table).drop("concept_name"), where="concept"):
+                joined = pc.binary_join_element_wise(batch["vocabulary_id"], batch["concept_code"], "//")
+                good = pc.and_(batch["concept_id"].is_valid(), joined.is_valid())
+                ids.append(batch["concept_id"].filter(good).to_numpy())
+                codes.extend(clean_codes(joined.filter(good)).chunks)
+        every, first = np.unique(np.concatenate(ids), return_index=True)
+        self._ids: NDArray[np.int64] = every
+        self._codes = pa.concat_arrays(codes).take(pa.array(first))
+        self._used = np.zeros(0, dtype=np.int64)
+        self._bases: dict[str, str] = {}  # a code with a unit, a value or an end → the code without
+
+    @property
+    def unnamed(self) -> int:
+        """How many concepts were met that the table lacks."""
+        return int((~np.isin(self._used, self._ids)).sum())
+
+    def codes(self, concept_id: pa.ChunkedArray) -> pa.ChunkedArray:
+        """(n,) the codes of (n,) concept ids, none of them null."""
+        ids, inverse = np.unique(concept_id.to_numpy(), return_inverse=True)
+        self._used = np.union1d(self._used, ids[ids != 0])
+        return pa.chunked_array([self._names(ids).take(pa.array(inverse))])
+
+    def _names(self, ids: NDArray[np.int64]) -> pa.Array:
+        own = pa.array([f"OMOP//{i}" for i in ids.tolist()], pa.string())
+        if not len(self._ids):
+            return own
+        at = np.searchsorted(self._ids, ids)
+        at[at == len(self._ids)] = 0
+        return pc.if_else(pa.array(self._ids[at] == ids), self._codes.take(pa.array(at)), own)
+
+    def short_codes(self, concept_id: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.Array]:
+        """(n,) the codes without their vocabulary (null for ids that are null or 0), and (n,) which are named."""
+        ids, inverse = np.unique(pc.fill_null(concept_id, 0).to_numpy(), return_inverse=True)
+        short = pc.replace_substring_regex(self._names(ids), r"^.*?//", "")
+        short = pc.if_else(pa.array(ids == 0), _NULL, short)
+        known = np.isin(ids, self._ids)[inverse]
+        return pa.chunked_array([short.take(pa.array(inverse))]), pa.array(known)
+
+    def derived(self, code: pa.ChunkedArray, suffix: pa.ChunkedArray) -> pa.ChunkedArray:
+        """CODE//SUFFIX where there is a suffix, else CODE; remembers which code it comes from."""
+        longer = clean_codes(pc.binary_join_element_wise(code, suffix, "//"))
+        pairs = pa.table({"longer": longer, "code": code}).filter(longer.is_valid())
+        for pair in pairs.group_by(["longer", "code"], use_threads=False).aggregate([]).to_pylist():
+            self._bases[pair["longer"]] = pair["code"]
+        return pc.coalesce(longer, code)
+
+    def with_end(self, code: pa.ChunkedArray) -> None:
+        """Remember which codes the ends of visits come from."""
+        self._bases |= {f"{base}{END_SUFFIX}": base for base in pc.unique(code).to_pylist()}
+
+    def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
+        """Descriptions and parents of the codes written and of all their ancestors."""
+        parents = self._parents()
+        ids = np.array(
+            sorted({*self._used.tolist(), *parents, *(up for ups in parents.values() for up in ups)}), np.int64
+        )
+        code_of = dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True)) if len(ids) else {}
+        described = self._descriptions(ids)
+        facts: dict[str, CodeFacts] = {}
+        for number, code in code_of.items():
+            above = sorted({code_of[up] for up in parents.get(number, ())} - {code})
+            before = facts.get(code, CodeFacts())
+            ups = tuple(sorted({*before.parents, *above}))
+            facts[code] = CodeFacts(before.description or described.get(number), ups)
+        wanted = {code for code in seen if code in self._bases}
+        for code in wanted:
+            facts[code] = CodeFacts(facts.get(self._bases[code], CodeFacts()).description, (self._bases[code],))
+        return _reachable(facts, seen)
+
+    def _parents(self) -> dict[int, list[int]]:
+        """Direct parents of the used concepts and of their ancestors."""
+        children, parents = self._edges()
+        order = np.lexsort((parents, children))
+        children, parents = children[order], parents[order]
+        out: dict[int, list[int]] = {}
+        frontier = self._used
+        while len(frontier):
+            low, high = (np.searchsorted(children, frontier, side) for side in ("left", "right"))
+            for child, a, b in zip(frontier.tolist(), low.tolist(), high.tolist(), strict=True):
+                out[child] = sorted(set(parents[a:b].tolist()))
+            frontier = np.array(sorted({up for c in frontier.tolist() for up in out[c]} - set(out)), dtype=np.int64)
+        return {child: ups for child, ups in out.items() if ups}
+
+    def _edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(m,) children and (m,) parents: by concept_ancestor, else 'Is a'; and source concepts below standard ones."""
+        ancestors = self._source.tables.get("concept_ancestor", [])
+        kinds = ("Maps to",) if ancestors else ("Is a", "Maps to")
+        found = [("concept_ancestor", ancestor_rows(table)) for table in ancestors]
+        relationships = self._source.tables.get("concept_relationship", [])
+        found += [("concept_relationship", relationship_rows(table, kinds)) for table in relationships]
+        children, parents = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for where, expression in found:
+            for batch in self._source.stream(expression, where=where):
+                whole = batch.filter(pc.and_(batch["child"].is_valid(), batch["parent"].is_valid()))
+                differs = whole.filter(pc.not_equal(whole["child"], whole["parent"]))
+                children.append(differs["child"].to_numpy())
+                parents.append(differs["parent"].to_numpy())
+        return np.concatenate(children), np.concatenate(parents)
+
+    def _descriptions(self, ids: NDArray[np.int64]) -> dict[int, str]:
+        out: dict[int, str] = {}
+        for table in self._source.tables.get("concept", []):
+            for batch in self._source.stream(concept_rows(table).select("concept_id", "concept_name"), where="concept"):
+                wanted = pc.is_in(batch["concept_id"], value_set=pa.array(ids))
+                rows = batch.filter(pc.and_(wanted, batch["concept_name"].is_valid()))
+                out |= dict(zip(rows["concept_id"].to_pylist(), rows["concept_name"].to_pylist(), strict=True))
+        return out
+
+
+def _reachable(facts: dict[str, CodeFacts], seen: set[str]) -> dict[str, CodeFacts]:
+    """The facts of some codes and of all that is above them."""
+    out: dict[str, CodeFacts] = {}
+    queue = list(seen)
+    while queue:
+        code = queue.pop()
+        if code in facts and code not in out:
+            out[code] = facts[code]
+            queue.extend(facts[code].parents)
+    return out

@@ -1,0 +1,209 @@
+"""The rules for messy records, applied to some subjects' complete rows at once. What each rule does is in `RULES`."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ehrsequencing.readers.rows import Counts, Role
+from ehrsequencing.records.events import DAY_US, SECOND_US
+
+NO_TIME = np.iinfo(np.int64).min
+PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
+END_SUFFIX = "//END"  # the code of a visit's or a stay's end is that of its start and this
+
+Int64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def settle(rows: pa.Table, counts: Counts) -> pa.Table:
+    """Turn the rows of some subjects into their MEDS rows.
+
+    Args:
+        rows: All rows of these subjects, in any order and with the columns of `rows_schema`; those that need a time
+            have one, all have a subject and all but `OBSERVED` and `PERSON` a code.
+        counts: Counted up.
+
+    Returns:
+        subject_id, time, code, numeric_value, text_value, encounter_id; sorted by subject, time (static rows first),
+        code, value, text and encounter, so that the result does not depend on the order of the rows.
+    """
+    rows = _known_persons(rows, counts)
+    parts = [
+        _births(rows, counts),
+        _deaths(rows, counts),
+        _periods(rows, counts),
+        _events(rows, counts),
+    ]
+    return _sorted(_without_duplicates(_without_nobody(pa.concat_tables(parts), counts), counts))
+
+
+def role_mask(rows: pa.Table, *roles: Role) -> Mask:
+    """(n,) which rows have one of these roles."""
+    return np.isin(rows["role"].to_numpy(), [int(role) for role in roles])
+
+
+def micros(column: pa.ChunkedArray) -> Int64:
+    """(n,) int64 microseconds since 1970, `NO_TIME` where there is none."""
+    return np.asarray(pc.fill_null(column.cast(pa.int64()), NO_TIME).to_numpy(), dtype=np.int64)
+
+
+def _timestamps(us: Int64) -> pa.Array:
+    return pa.array(us, mask=us == NO_TIME).cast(pa.timestamp("us"))
+
+
+def _made(rows: pa.Table, time_us: Int64, code: pa.ChunkedArray | pa.Array | None = None) -> pa.Table:
+    """MEDS rows from reader's rows, with another time, and perhaps another code."""
+    made = rows.select(["subject_id", "code", "numeric_value", "text_value", "encounter_id"])
+    made = made if code is None else made.set_column(1, "code", code)
+    return made.add_column(1, "time", _timestamps(time_us))
+
+
+def _known_persons(rows: pa.Table, counts: Counts) -> pa.Table:
+    subject = rows["subject_id"].to_numpy()
+    persons = np.unique(subject[role_mask(rows, Role.PERSON)])
+    known = np.isin(subject, persons)
+    counts["unknown_person"] += int((~known).sum())
+    counts["negative_ids"] += int((persons < 0).sum())
+    return rows.filter(pa.array(known))
+
+
+def _earliest(rows: pa.Table) -> tuple[pa.Table, Int64, int]:
+    """Of each subject the row with the earliest time, those times, and how many had several different ones."""
+    subject, time_us = rows["subject_id"].to_numpy(), micros(rows["time"])
+    order = np.lexsort((time_us, subject))
+    subject, time_us = subject[order], time_us[order]
+    first = np.r_[True, subject[1:] != subject[:-1]] if len(subject) else np.zeros(0, bool)
+    differs = ~first
+    differs[1:] &= time_us[1:] != time_us[:-1]
+    return rows.take(pa.array(order[first])), time_us[first], len(np.unique(subject[differs]))
+
+
+def _births(rows: pa.Table, counts: Counts) -> pa.Table:
+    persons = rows.filter(pa.array(role_mask(rows, Role.PERSON)))
+    born = persons.filter(pc.is_valid(persons["time"]))
+    born, time_us, several = _earliest(born)
+    counts["two_births"] += several
+    counts["no_birth"] += len(pc.unique(persons["subject_id"])) - len(born)
+    return _made(born, time_us)
+
+
+def _deaths(rows: pa.Table, counts: Counts) -> pa.Table:
+    deaths = rows.filter(pa.array(role_mask(rows, Role.DEATH)))
+    time_us = _end_of_day(micros(deaths["time"]), counts)
+    deaths, time_us, several = _earliest(deaths.set_column(2, "time", _timestamps(time_us)))
+    counts["two_deaths"] += several
+    return _made(deaths, time_us)
+
+
+def _end_of_day(time_us: Int64, counts: Counts | None = None) -> Int64:
+    """Times, those at midnight moved to the last second of their day."""
+    bare = (time_us % DAY_US == 0) & (time_us != NO_TIME)
+    if counts is not None:
+        counts["date_only"] += int(bare.sum())
+    return np.where(bare, time_us + DAY_US - SECOND_US, time_us)
+
+
+def _periods(rows: pa.Table, counts: Counts) -> pa.Table:
+    """Start and end of each observation period; periods that overlap, or that less than a day parts, are one."""
+    periods = rows.filter(pa.array(role_mask(rows, Role.OBSERVED)))
+    start, end = micros(periods["time"]), micros(periods["end"])
+    backwards = (end != NO_TIME) & (_end_of_day(end) < start)
+    counts["end_before_start"] += int(backwards.sum())
+    end = np.where(backwards | (end == NO_TIME), start, end)
+    subject = periods["subject_id"].to_numpy()
+    order = np.lexsort((end, start, subject))
+    subject, start, end = subject[order], start[order], _end_of_day(end)[order]
+    opens = np.ones(len(start), dtype=bool)
+    reach = 0
+    for row in range(len(start)):  # a period's reach is the latest end before it, not that of its neighbour
+        if row and subject[row] == subject[row - 1]:
+            opens[row] = start[row] > reach + SECOND_US
+            reach = max(reach, end[row])
+        else:
+            reach = end[row]
+        end[row] = reach
+    counts["overlapping_periods"] += int((~opens).sum())
+    closes = np.r_[opens[1:], True] if len(opens) else opens
+    n = int(opens.sum())
+    code = pa.array([PERIOD_START] * n + [PERIOD_END] * n, pa.string())
+    chosen = periods.take(pa.array(np.r_[order[opens], order[opens]]))
+    return _made(chosen, np.r_[start[opens], end[closes]], code)
+
+
+def _events(rows: pa.Table, counts: Counts) -> pa.Table:
+    """Events, static rows, and the starts and ends of visits and other spans."""
+    rows = rows.filter(pa.array(role_mask(rows, Role.EVENT, Role.STATIC, Role.VISIT, Role.SPAN)))
+    span = role_mask(rows, Role.VISIT, Role.SPAN)
+    visit, key = _visit_of(rows, counts)
+    rows = rows.set_column(rows.schema.get_field_index("encounter_id"), "encounter_id", key)
+    time_us = np.where(role_mask(rows, Role.STATIC), NO_TIME, micros(rows["time"]))
+    moved = _end_of_day(time_us, None)
+    loose = (moved != time_us) & ~span
+    counts["date_only"] += int(loose.sum())
+    visit_start, visit_end = _visit_spans(rows, visit)
+    inside = loose & (visit >= 0)
+    at = visit[inside]
+    covers = (visit_start[at] < time_us[inside] + DAY_US) & (visit_end[at] >= time_us[inside])
+    moved[inside] = np.where(covers, np.minimum(moved[inside], visit_end[at]), moved[inside])
+    time_us = np.where(loose, moved, time_us)
+    end_us = np.where(span, _end_of_day(micros(rows["end"])), NO_TIME)
+    backwards = (end_us != NO_TIME) & (end_us < time_us)
+    counts["end_before_start"] += int(backwards.sum())
+    ended = (end_us != NO_TIME) & ~backwards
+    ends = rows.filter(pa.array(ended))
+    end_code = pc.binary_join_element_wise(ends["code"], pa.scalar(END_SUFFIX, pa.string()), "")
+    return pa.concat_tables([_made(rows, time_us), _made(ends, end_us[ended], end_code)])
+
+
+def _visit_of(rows: pa.Table, counts: Counts) -> tuple[Int64, pa.ChunkedArray]:
+    """Number of the visit that each row names, -1 without one, and the names, null where no such visit exists.
+
+    A visit's name counts within its person: two persons may use the same one.
+    """
+    name = rows["encounter_id"].combine_chunks().dictionary_encode()
+    name = name.combine_chunks() if isinstance(name, pa.ChunkedArray) else name
+    number = np.asarray(pc.fill_null(name.indices, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
+    _, subject = np.unique(rows["subject_id"].to_numpy(), return_inverse=True)
+    pair = np.where(number >= 0, subject * (len(name.dictionary) + 1) + number, -1)
+    visits = np.unique(pair[role_mask(rows, Role.VISIT) & (pair >= 0)])
+    position = np.searchsorted(visits, pair)
+    position[position == len(visits)] = 0
+    found = (pair >= 0) & (visits[position] == pair) if len(visits) else np.zeros(len(pair), dtype=bool)
+    counts["dangling_encounter"] += int(((pair >= 0) & ~found).sum())
+    kept = pc.if_else(pa.array(found), rows["encounter_id"], pa.scalar(None, rows["encounter_id"].type))
+    return np.where(found, position, -1), kept
+
+
+def _visit_spans(rows: pa.Table, visit: Int64) -> tuple[Int64, Int64]:
+    """Start and end of each visit; without an end, the end of the day on which it starts."""
+    n = int(visit.max(initial=-1)) + 1
+    is_visit = role_mask(rows, Role.VISIT) & (visit >= 0)
+    at, start_us = visit[is_visit], micros(rows["time"])[is_visit]
+    end_us = _end_of_day(micros(rows["end"])[is_visit])
+    end_us = np.where(end_us < start_us, _end_of_day(start_us - start_us % DAY_US), end_us)  # no end, or backwards
+    start, end = np.full(n, np.iinfo(np.int64).max), np.full(n, NO_TIME)
+    np.minimum.at(start, at, start_us)
+    np.maximum.at(end, at, end_us)
+    return start, end
+
+
+def _without_nobody(made: pa.Table, counts: Counts) -> pa.Table:
+    """Without subjects of whom nothing but a birth and static rows is known: MEDS readers drop them anyway."""
+    subject = made["subject_id"].to_numpy()
+    timed = np.asarray(pc.is_valid(made["time"])) & ~np.asarray(pc.equal(made["code"], "MEDS_BIRTH"))
+    keep = np.isin(subject, np.unique(subject[timed]))
+    counts["nobody"] += len(np.unique(subject[~keep]))
+    return made.filter(pa.array(keep))
+
+
+def _sorted(made: pa.Table) -> pa.Table:
+    columns = ("subject_id", "time_us", "code", "numeric_value", "text_value", "encounter_id")
+    keyed = made.append_column("time_us", pa.array(micros(made["time"])))  # so that rows without a time come first
+    return made.take(pc.sort_indices(keyed, sort_keys=[(name, "ascending") for name in columns]))
+
+
+def _without_duplicates(made: pa.Table, counts: Counts) -> pa.Table:
+    distinct = made.group_by(made.column_names, use_threads=False).aggregate([])
+    counts["duplicates"] += len(made) - len(distinct)
+    return distinct.select(made.column_names)

@@ -1,0 +1,68 @@
+"""Text of foreign files → times and numbers; what cannot be read becomes null."""
+
+import gzip
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_TIME = r"^\s*(?P<y>\d{4})-(?P<mo>\d{2})-(?P<d>\d{2})(?:[T ](?P<h>\d{2}):(?P<mi>\d{2})(?::(?P<s>\d{2}))?[^ ]*)?\s*$"
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?$"
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a UTF-8 text file, plain or gz."""
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return open(path, encoding="utf-8-sig", newline="")
+
+
+def parse_times(text: pa.ChunkedArray) -> pa.Array:
+    """ISO dates and times as timestamp[us].
+
+    The clock stays as it was written: fractions of a second and time zones are left out. A date becomes its midnight.
+
+    >>> parse_times(pa.chunked_array([["2015-02-28T10:11:12Z", "2016-02-29", "2015-02-30", None]])).to_pylist()
+    [datetime.datetime(2015, 2, 28, 10, 11, 12), datetime.datetime(2016, 2, 29, 0, 0), None, None]
+    """
+    parts = pc.extract_regex(text, pattern=_TIME)
+    parts = parts.combine_chunks() if isinstance(parts, pa.ChunkedArray) else parts
+    year, month, day, hour, minute, second = (_number(pc.struct_field(parts, i)) for i in range(6))
+    dates = dates_us(year, month, day)
+    good = np.asarray(parts.is_valid()) & np.asarray(dates.is_valid())
+    good &= (hour < 24) & (minute < 60) & (second < 60)
+    us = np.asarray(pc.fill_null(dates.cast(pa.int64()), 0)) + ((hour * 60 + minute) * 60 + second) * 1_000_000
+    return pa.array(us, mask=~good).cast(pa.timestamp("us"))
+
+
+def dates_us(year: NDArray[np.int64], month: NDArray[np.int64], day: NDArray[np.int64]) -> pa.Array:
+    """Midnights as timestamp[us]; null where there is no such day, or no year from 1 to 9999.
+
+    >>> dates_us(np.array([2016, 2015]), np.array([2, 2]), np.array([29, 29])).to_pylist()
+    [datetime.datetime(2016, 2, 29, 0, 0), None]
+    """
+    months = (np.clip(year, 1, 9999) - 1970) * 12 + np.clip(month, 1, 12) - 1
+    first = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    length = (months + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) - first
+    good = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= length)
+    return pa.array((first + day - 1) * 86_400_000_000, mask=~good).cast(pa.timestamp("us"))
+
+
+def _number(digits: pa.Array) -> NDArray[np.int64]:
+    """Digits as integers; nothing is 0."""
+    filled = pc.if_else(pc.equal(pc.fill_null(digits, ""), ""), "0", digits)
+    return np.asarray(filled.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def parse_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Plain decimal numbers as float64; everything else is null.
+
+    >>> parse_numbers(pa.chunked_array([["7.5", "-1e3", "< 5", "", None]])).to_pylist()
+    [7.5, -1000.0, None, None, None]
+    """
+    trimmed = pc.utf8_trim_whitespace(text)
+    good = pc.fill_null(pc.match_substring_regex(trimmed, _NUMBER), False)
+    return pc.if_else(good, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())

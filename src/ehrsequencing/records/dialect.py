@@ -1,0 +1,269 @@
+"""Parquet files of any MEDS dialect → events as they stand in the file.
+
+MEDS 0.3 and 0.4 differ in string types; other tools write dates or nanoseconds, dictionaries, double-precision values,
+index columns, or other column names. What can be read without guessing is read, and counted where it was converted;
+`dialect:` in the study file names the rest.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ehrsequencing.config import DialectConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.events import DAY_US, STATIC, Events
+from ehrsequencing.records.mends import MAX_US, MendLog, place
+
+MAX_CODE_BYTES = 1_000_000
+MAX_VALUE = 1e37
+_TICK_US = {"s": 1_000_000, "ms": 1_000, "us": 1, "date32[day]": DAY_US, "date64[ms]": 1_000}
+_LIKELY = {"subject_id": "patient", "time": "time", "code": "code", "numeric_value": "value"}
+_DAMAGED = (pa.ArrowException, OSError, ValueError)
+
+
+def damaged(path: Path) -> EhrseqError:
+    """The one error of a file that does not decode."""
+    return EhrseqError("cannot be read as Parquet", where=str(path), mend="the file is damaged: fetch it again")
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file, or some columns of it, with one clear error when it is damaged.
+
+    A file that is read whole is validated to its last letter; `read_events` looks at every distinct code itself.
+    """
+    try:
+        table = pq.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
+        if columns is None:
+            table.validate(full=True)
+            table.schema.names  # noqa: B018 (decodes them)
+    except _DAMAGED as error:
+        raise damaged(path) from error
+    return table
+
+
+def check_schemas(shards: Sequence[Path], dialect: DialectConfig) -> None:
+    """Refuse shards whose needed columns have different types; string kinds and integer widths may differ."""
+    seen: dict[str, tuple[str, Path]] = {}
+    for path in shards:
+        try:
+            footer = pq.read_metadata(path)
+            schema = footer.schema.to_arrow_schema()
+            types = dict(zip(schema.names, schema.types, strict=True)) if footer.num_rows else {}
+        except _DAMAGED as error:
+            raise damaged(path) from error
+        for name in (dialect.subject_id, dialect.time, dialect.code, dialect.numeric_value):
+            if name in types and not pa.types.is_null(types[name]):
+                kind = _kind(types[name])
+                known, first = seen.setdefault(name, (kind, path))
+                if kind != known:
+                    what = f"column {name!r} is {kind} here and {known} in {first}"
+                    raise EhrseqError(what, where=str(path), mend="write all shards with the same types")
+
+
+def _kind(kind: pa.DataType) -> str:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if _is_text(plain):
+        return "string"
+    return "integer" if pa.types.is_integer(plain) else str(plain)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def read_events(path: Path, log: MendLog, *, dialect: DialectConfig, encounter_column: str | None = None) -> Events:
+    """Read the needed columns of one shard.
+
+    Args:
+        path: The shard.
+        log: Counts what was converted.
+        dialect: Names of the columns, and the time zone of their times.
+        encounter_column: Extra column that names the encounter, where visits are cut by it.
+
+    Returns:
+        Events in the order of the file, values that are no numbers already dropped.
+
+    Raises:
+        EhrseqError: The file is damaged, a column is missing or has a type that MEDS does not know, a row has no
+            subject or code, or a code cannot be a token.
+    """
+    try:
+        names = pq.read_schema(path).names
+    except _DAMAGED as error:
+        raise damaged(path) from error
+    wanted = [dialect.subject_id, dialect.time, dialect.code]
+    for part, name in zip(("subject_id", "time", "code"), wanted, strict=True):
+        if name not in names:
+            raise _missing(part, name, names, path)
+    if encounter_column is not None and encounter_column not in names:
+        mend = "set visits.column, or cut visits another way (visits.by=day)"
+        raise EhrseqError(f"has no column {encounter_column!r}", where=str(path), mend=mend)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise EhrseqError(f"has the column {twice!r} twice", where=str(path), mend="keep one of them")
+    wanted += [dialect.numeric_value] if dialect.numeric_value in names else []
+    wanted += [encounter_column] if encounter_column is not None else []
+    table = read_table(path, list(dict.fromkeys(wanted)))
+    if not len(table):  # an empty shard may have untyped columns
+        none = np.zeros(0, np.int64)
+        small = none.astype(np.int32)
+        return Events(none, none, small, (), np.zeros(0, np.float32), small if encounter_column else None)
+    subject_id = subject_ids(table[dialect.subject_id], path)
+    code, codes = _codes(table[dialect.code], path)
+    value = np.full(len(table), np.nan, dtype=np.float32)
+    if dialect.numeric_value in names:
+        value = _values(table[dialect.numeric_value], path, log)
+    return Events(
+        subject_id=subject_id.to_numpy(),
+        time_us=_times(table[dialect.time], path, log, dialect),
+        code=code,
+        codes=codes,
+        value=value,
+        encounter=_encounters(table[encounter_column], encounter_column, path) if encounter_column else None,
+    )
+
+
+def _missing(part: str, name: str, names: Sequence[str], path: Path) -> EhrseqError:
+    likely = [other for other in names if _LIKELY[part] in other.lower()]
+    mend = f"MEDS needs subject_id, time and code; if it has another name here, set dialect.{part}"
+    return EhrseqError(f"has no column {name!r}", where=str(path), mend=mend + (f"={likely[0]}" if likely else ""))
+
+
+def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
+    """Subject ids as int64.
+
+    Raises:
+        EhrseqError: Another type than an integer, a missing id, or one beyond int64.
+    """
+    if not pa.types.is_integer(column.type):
+        raise EhrseqError(f"column 'subject_id' has type {column.type}", where=str(path), mend="convert it to int64")
+    if column.null_count:
+        where = place(path, _first(column.is_null()))
+        raise EhrseqError(f"{column.null_count} rows have no subject_id", where=where, mend="remove or fill them")
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise EhrseqError("a subject_id is beyond int64", where=str(path), mend="renumber the subjects") from error
+
+
+def _first(mask: pa.ChunkedArray) -> int:
+    """Row of the first True."""
+    return int(np.argmax(mask.to_numpy()))
+
+
+def _times(column: pa.ChunkedArray, path: Path, log: MendLog, dialect: DialectConfig) -> NDArray[np.int64]:
+    """(n,) int64 microseconds since 1970 on the local clock; `STATIC` where the time is missing."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.full(len(column), STATIC, dtype=np.int64)
+    is_stamp = pa.types.is_timestamp(kind)
+    if not (is_stamp or pa.types.is_date(kind)):
+        mend = "convert it to timestamp[us] without a time zone"
+        raise EhrseqError(f"column 'time' has type {kind}", where=str(path), mend=mend)
+    if is_stamp and kind.tz is not None and dialect.time_zone is None:
+        mend = "name the zone of the hospital's clock, as in dialect.time_zone=Europe/Berlin"
+        raise EhrseqError(f"column 'time' has a time zone ({kind})", where=str(path), mend=mend)
+    whole = column.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else column.cast(pa.int64())
+    unit = kind.unit if is_stamp else str(kind)
+    if is_stamp and unit == "us" and kind.tz is None:
+        return np.asarray(pc.fill_null(whole, int(STATIC)).to_numpy(), dtype=np.int64)
+    missing = column.is_null().to_numpy()
+    ticks = np.asarray(pc.fill_null(whole, 0).to_numpy(), dtype=np.int64)
+    factor = _TICK_US.get(unit, 1)
+    limit = MAX_US // factor + 1  # beyond it a product could overflow; there a year is wrong in any case
+    time = ticks // 1_000 if unit == "ns" else np.clip(ticks, -limit, limit) * factor
+    given = np.flatnonzero(~missing)
+    if is_stamp and kind.tz is not None:
+        time = _local(time, dialect.time_zone or "UTC", path)
+        log.note("time_zone", len(given), path, int(given[0]) if len(given) else None)
+    if unit != "us":
+        log.note("time_unit", len(given), path, int(given[0]) if len(given) else None)
+    return np.where(missing, STATIC, time)
+
+
+def _local(time_us: NDArray[np.int64], zone: str, path: Path) -> NDArray[np.int64]:
+    """Instants (n,) → what the clocks of a zone showed; instants outside of 1800 to 9999 are left as they are."""
+    known = np.flatnonzero((time_us > -170 * 366 * DAY_US) & (time_us < MAX_US - DAY_US))
+    try:
+        clock = pc.local_timestamp(pa.array(time_us[known]).cast(pa.timestamp("us", zone)))
+    except pa.ArrowInvalid as error:
+        mend = "install the system's time zone data (tzdata)"
+        raise EhrseqError(f"the time zone {zone} is not known to this machine", where=str(path), mend=mend) from error
+    out = time_us.copy()
+    out[known] = clock.cast(pa.int64()).to_numpy()
+    return out
+
+
+def _values(column: pa.ChunkedArray, path: Path, log: MendLog) -> NDArray[np.float32]:
+    """(n,) float32, NaN where there is no number; numbers that are none (NaN, ±inf, beyond 1e37) are counted."""
+    kind = column.type
+    known = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+    if not (known or pa.types.is_null(kind)):
+        raise EhrseqError(f"column 'numeric_value' has type {kind}", where=str(path), mend="convert it to float32")
+    given = np.flatnonzero(~column.is_null().to_numpy())
+    value = np.asarray(column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), dtype=np.float64)
+    if len(given) and not pa.types.is_float32(kind):
+        log.note("value_type", len(given), path, int(given[0]))
+    bad = given[~(np.abs(value[given]) < MAX_VALUE)]
+    if len(bad):
+        log.note("bad_value", len(bad), path, int(bad[0]))
+        value = value.copy()
+        value[bad] = np.nan
+    return value.astype(np.float32)
+
+
+def _codes(column: pa.ChunkedArray, path: Path) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """(n,) position of each row's code among the distinct codes, and these."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not _is_text(kind):
+        raise EhrseqError(f"column 'code' has type {column.type}", where=str(path), mend="convert it to strings")
+    # A dictionary is decoded first: it may hold entries that no row has.
+    plain = column if pa.types.is_string(column.type) else column.cast(pa.large_string())
+    if plain.null_count:
+        where = place(path, _first(plain.is_null()))
+        raise EhrseqError(f"{plain.null_count} rows have no code", where=where, mend="remove or fill them")
+    encoded = plain.dictionary_encode().combine_chunks()
+    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
+    code = encoded.indices.to_numpy().astype(np.int32, copy=False)
+    try:
+        codes = tuple(encoded.dictionary.to_pylist())
+    except UnicodeDecodeError as error:
+        mend = "write the file again with UTF-8 strings"
+        raise EhrseqError("a code is not UTF-8", where=f"{path}, column code", mend=mend) from error
+    _check_codes(code, codes, path)
+    return code, codes
+
+
+def _check_codes(code: NDArray[np.int32], codes: tuple[str, ...], path: Path) -> None:
+    reasons: dict[str, Callable[[str], bool]] = {
+        "is empty or blank": lambda c: not c.strip(),
+        "holds a line break or a NUL": lambda c: re.search(r"[\x00\n\r]", c) is not None,
+        "is over 1 MB long": lambda c: len(c) >= MAX_CODE_BYTES // 4 and len(c.encode()) >= MAX_CODE_BYTES,
+        "is a reserved token": lambda c: c == "[PAD]" or c.startswith("[UNK"),
+    }
+    for what, is_bad in reasons.items():
+        number = next((n for n, name in enumerate(codes) if is_bad(name)), None)
+        if number is not None:
+            where = f"{place(path, int(np.argmax(code == number)))}, column code"
+            raise EhrseqError(f"a code {what}", where=where, mend="rename or remove that code")
+
+
+def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> NDArray[np.int32]:
+    """(n,) number of each row's encounter within the shard, -1 without one."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (_is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+        raise EhrseqError(
+            f"column {name!r} has type {kind}", where=str(path), mend="encounter ids are text or integers"
+        )
+    plain = column.cast(kind) if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_null(kind):
+        return np.full(len(column), -1, dtype=np.int32)
+    encoded = plain.dictionary_encode().combine_chunks()
+    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
+    return np.asarray(pc.fill_null(encoded.indices.cast(pa.int32()), -1).to_numpy(), dtype=np.int32)

@@ -1,0 +1,114 @@
+"""Who may enter a cohort, judged at each index by nothing but the rows stamped up to it."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.config import EligibilityConfig, HistoryCode, format_days
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.meds import BIRTH, DAY_US, STATIC, Events, first_time
+from ehrsequencing.records.visits import count_at_or_before
+
+MAX_AGE_DAYS = 120 * 365.25  # beyond it an age is unknown, as everywhere
+
+
+class Eligibility:
+    """A task's criteria for its indexes.
+
+    Args:
+        rules: The criteria; None lets every index pass.
+        parents: Parents of each code, for `under:` patterns.
+
+    Attributes:
+        steps: What an index must have to pass each criterion, in order.
+        matchers: The matcher of each `must_have`, then of each `must_not_have`, with the setting's name.
+    """
+
+    def __init__(self, rules: EligibilityConfig | None, *, parents: Mapping[str, list[str]] | None = None) -> None:
+        self.rules = rules or EligibilityConfig()
+        self._codes = [(rule, True, "must_have") for rule in self.rules.must_have]
+        self._codes += [(rule, False, "must_not_have") for rule in self.rules.must_not_have]
+        self.matchers = [
+            (f"eligibility.{name}", CodeMatcher(rule.code, parents=parents)) for rule, _, name in self._codes
+        ]
+        self.steps = eligibility_steps(rules)
+
+    def passed(
+        self,
+        events: Events,
+        subject: NDArray[np.int64],
+        owner: NDArray[np.int64],
+        moment_us: NDArray[np.int64],
+        birth_us: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """How many criteria each index passes before the first that it fails; `len(steps)` where it passes all.
+
+        Args:
+            events: The shard's events.
+            subject: (n,) subject row of each event.
+            owner: (I,) subject row of each index.
+            moment_us: (I,) the indexes.
+            birth_us: (S,) `STATIC` where unknown.
+        """
+        holds = []
+        if self.rules.history > 0:
+            first_us = first_time(events, ~events.is_code(BIRTH), subject, len(birth_us))[owner]
+            known = (first_us != STATIC) & (first_us <= moment_us)
+            holds.append(known & (moment_us - np.where(known, first_us, 0) >= round(self.rules.history * DAY_US)))
+        if self.rules.min_age is not None or self.rules.max_age is not None:
+            holds.append(self._has_age(birth_us[owner], moment_us))
+        for (rule, wanted, _), (_, matcher) in zip(self._codes, self.matchers, strict=True):
+            has = _has(rule, matcher.events(events), events, subject, owner, moment_us, len(birth_us))
+            holds.append(has == wanted)
+        return np.cumprod(np.stack(holds), axis=0).sum(axis=0) if holds else np.zeros(len(owner), dtype=np.int64)
+
+    def _has_age(self, birth_us: NDArray[np.int64], moment_us: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the age at each index is known and within the range."""
+        known = (birth_us != STATIC) & (birth_us <= moment_us)
+        age_us = moment_us - np.where(known, birth_us, 0)
+        low, high = self.rules.min_age or 0.0, self.rules.max_age
+        inside = (age_us >= round(low * DAY_US)) & (age_us <= round(MAX_AGE_DAYS * DAY_US))
+        return np.asarray(known & inside & (high is None or age_us < round((high or 0.0) * DAY_US)))
+
+
+def eligibility_steps(rules: EligibilityConfig | None) -> tuple[str, ...]:
+    """The criteria in words, one attrition step each, in the order in which they are applied."""
+    if rules is None:
+        return ()
+    steps = []
+    if rules.history > 0:
+        steps.append(f"with {format_days(rules.history)} of history before the index")
+    if rules.min_age is not None or rules.max_age is not None:
+        low = f"of {format_days(rules.min_age)} or older" if rules.min_age is not None else ""
+        high = f"younger than {format_days(rules.max_age)}" if rules.max_age is not None else ""
+        steps.append(f"{' and '.join(filter(None, (low, high)))} at the index")
+    steps += [f"with {_in_words(rule)}" for rule in rules.must_have]
+    steps += [f"without {_in_words(rule)}" for rule in rules.must_not_have]
+    return tuple(steps)
+
+
+def _in_words(rule: HistoryCode) -> str:
+    times = f"{rule.count} times " if rule.count > 1 else ""
+    when = f"within {format_days(rule.within)} before the index" if rule.within is not None else "up to the index"
+    return f"{times}{' or '.join(rule.code)} {when}"
+
+
+def _has(
+    rule: HistoryCode,
+    chosen: NDArray[np.bool_],
+    events: Events,
+    subject: NDArray[np.int64],
+    owner: NDArray[np.int64],
+    moment_us: NDArray[np.int64],
+    n_subjects: int,
+) -> NDArray[np.bool_]:
+    """Which indexes have `count` of the chosen events in `[index - within, index]`; codes without a time are ever."""
+    rows = np.flatnonzero(chosen & (events.time_us != STATIC))
+    found, _ = count_at_or_before(subject[rows], events.time_us[rows], owner, moment_us)
+    if rule.within is not None:
+        start_us = moment_us - round(rule.within * DAY_US)
+        before, _ = count_at_or_before(subject[rows], events.time_us[rows], owner, start_us - 1)
+        return np.asarray(found - before >= rule.count)
+    timeless = np.bincount(subject[chosen & (events.time_us == STATIC)], minlength=n_subjects)
+    return np.asarray(found + timeless[owner] >= rule.count)

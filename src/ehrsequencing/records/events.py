@@ -1,0 +1,84 @@
+"""`Events`: the checked rows of one shard as plain NumPy columns, and what every reader of them shares."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.errors import EhrseqError
+
+BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
+STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
+SECOND_US, DAY_US = 1_000_000, 86_400_000_000
+
+
+@dataclass(frozen=True)
+class Events:
+    """The rows of one shard, sorted by subject, then time (static rows first), then as they stood in the file.
+
+    Attributes:
+        subject_id: (n,) int64.
+        time_us: (n,) int64, microseconds since 1970; `STATIC` where the event has no time.
+        code: (n,) int32, position in `codes`.
+        codes: The distinct codes of this shard.
+        value: (n,) float32, NaN without one.
+        encounter: (n,) int32, the shard's number of the encounter, -1 without one; None when not asked for.
+    """
+
+    subject_id: NDArray[np.int64]
+    time_us: NDArray[np.int64]
+    code: NDArray[np.int32]
+    codes: tuple[str, ...]
+    value: NDArray[np.float32]
+    encounter: NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.subject_id)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Events":
+        """Keep some rows, in the order given."""
+        encounter = None if self.encounter is None else self.encounter[rows]
+        return Events(
+            self.subject_id[rows], self.time_us[rows], self.code[rows], self.codes, self.value[rows], encounter
+        )
+
+    def is_code(self, code: str) -> NDArray[np.bool_]:
+        """(n,) True where the event has exactly this code."""
+        number = self.codes.index(code) if code in self.codes else -1
+        return np.asarray(self.code == number)
+
+
+def first_time(events: Events, chosen: NDArray[np.bool_], row: NDArray[np.int64], n_subjects: int) -> NDArray[np.int64]:
+    """Earliest time of the chosen timed events per subject; `STATIC` where there is none.
+
+    Args:
+        events: Sorted events.
+        chosen: (n,) which events count.
+        row: (n,) subject row of each event.
+        n_subjects: Number of subject rows S.
+
+    Returns:
+        (S,) int64 microseconds.
+    """
+    out = np.full(n_subjects, STATIC, dtype=np.int64)
+    rows = np.flatnonzero(chosen & (events.time_us != STATIC))[::-1]  # sorted by time: the earliest is written last
+    out[row[rows]] = events.time_us[rows]
+    return out
+
+
+def hash_u64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The splitmix64 finaliser: a fast, well-mixed hash of 64-bit integers."""
+    x = (x + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def parse_date_us(text: str) -> int:
+    """An ISO date as microseconds since 1970, without a time zone, as MEDS times are."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise EhrseqError("is not an ISO date", where=repr(text), mend="write it as 2015-01-31") from error
+    return round(moment.replace(tzinfo=UTC).timestamp()) * SECOND_US

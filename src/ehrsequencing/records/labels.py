@@ -1,0 +1,154 @@
+"""Cohorts that cross the border: index times from other tools, and our labels as a valid MEDS label file.
+
+In come a MEDS label file (`subject_id, prediction_time`), an ACES result (`subject_id, index_timestamp` or `trigger`,
+or MEDS labels), and an OHDSI cohort table (`cohort_definition_id, subject_id, cohort_start_date, cohort_end_date`).
+Only *when* somebody is asked is taken from them: outcome and censoring are always read off the records, since such
+files drop those whose outcome was not seen.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pv
+from meds.schema import LabelSchema
+from numpy.typing import NDArray
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.meds import read_table
+
+# Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
+_MOMENTS = ("prediction_time", "index_timestamp", "trigger", "cohort_start_date")
+_COHORT_ID = "cohort_definition_id"
+LABELS = pa.schema([
+    ("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("boolean_value", pa.bool_()),
+    ("integer_value", pa.int64()), ("float_value", pa.float32()),
+])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class IndexTimes:
+    """Index times of subjects, distinct, sorted by subject and time.
+
+    Attributes:
+        subject_id: (n,) int64.
+        time_us: (n,) int64, microseconds since 1970.
+    """
+
+    subject_id: NDArray[np.int64]
+    time_us: NDArray[np.int64]
+
+    def of(self, subject_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The index times of some subjects.
+
+        Args:
+            subject_ids: (S,) ids.
+
+        Returns:
+            (m,) position in `subject_ids`, and (m,) times; sorted.
+        """
+        first = np.searchsorted(self.subject_id, subject_ids, side="left")
+        count = np.searchsorted(self.subject_id, subject_ids, side="right") - first
+        owner = np.repeat(np.arange(len(subject_ids)), count)
+        place = np.arange(len(owner)) + np.repeat(first - np.r_[0, np.cumsum(count)[:-1]][: len(count)], count)
+        return owner, self.time_us[place]
+
+
+def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
+    """Read index times from a file (Parquet, CSV, CSV.gz) or a folder of Parquet files.
+
+    Args:
+        path: MEDS labels, an ACES result, or an OHDSI cohort table.
+        cohort_id: Which cohort of an OHDSI table; needed where it holds several.
+
+    Raises:
+        EhrseqError: The file cannot be read, is none of the three, or has rows without a subject or a time.
+    """
+    table = _read(path)
+    names = {name.lower(): name for name in table.column_names}
+    moment = next((names[name] for name in _MOMENTS if name in names), None)
+    if "subject_id" not in names or moment is None:
+        mend = f"it needs subject_id and one of {', '.join(_MOMENTS)}"
+        raise EhrseqError("holds no cohort", where=str(path), mend=mend)
+    table = _one_cohort(table, names.get(_COHORT_ID), cohort_id, path)
+    ids, times = _ids(table[names["subject_id"]], path), _times(table[moment], path)
+    if not len(ids):
+        raise EhrseqError("holds no row", where=str(path), mend="name a file with index times")
+    pairs = np.unique(np.stack([ids, times]), axis=1)
+    return IndexTimes(pairs[0], pairs[1])
+
+
+def _read(path: Path) -> pa.Table:
+    if path.is_dir():
+        parts = [read_table(part) for part in sorted(path.rglob("*.parquet"))]
+        if not parts:
+            raise EhrseqError("holds no Parquet file", where=str(path), mend="name a file, or a folder of label shards")
+        common = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
+        return pa.concat_tables([part.select(common) for part in parts], promote_options="permissive")
+    if not path.is_file():
+        raise EhrseqError("is no file", where=str(path), mend="correct index.file (relative to the task file's folder)")
+    if path.name.lower().endswith((".csv", ".csv.gz")):
+        try:
+            return pv.read_csv(path)
+        except (pa.ArrowException, OSError) as error:
+            raise EhrseqError("cannot be read as CSV", where=str(path), mend="save it as CSV again") from error
+    return read_table(path)
+
+
+def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path: Path) -> pa.Table:
+    if column is None:
+        if cohort_id is not None:
+            raise EhrseqError(f"has no column {_COHORT_ID}", where=str(path), mend="leave index.cohort_id out")
+        return table
+    distinct = pc.unique(table[column])
+    if cohort_id is None:
+        if len(distinct) > 1:
+            mend = "name one with index.cohort_id"
+            raise EhrseqError(f"holds {len(distinct)} cohorts", where=str(path), mend=mend)
+        return table
+    chosen = table.filter(pc.equal(table[column], cohort_id))
+    if not len(chosen):
+        mend = f"it holds {len(distinct)} other cohorts"
+        raise EhrseqError(f"holds no cohort {cohort_id}", where=f"{path}, {column}", mend=mend)
+    return chosen
+
+
+def _ids(column: pa.ChunkedArray, path: Path) -> NDArray[np.int64]:
+    if not pa.types.is_integer(column.type):
+        raise EhrseqError("subject_id is not a whole number", where=str(path), mend="use the ids of the data set")
+    if column.null_count:
+        raise EhrseqError(f"{column.null_count} rows have no subject_id", where=str(path), mend="remove or fill them")
+    return np.asarray(column.cast(pa.int64()).to_numpy())
+
+
+def _times(column: pa.ChunkedArray, path: Path) -> NDArray[np.int64]:
+    """Microseconds; a date is its midnight."""
+    kind = column.type
+    if not (pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)):
+        mend = "write it as a date or a timestamp without a time zone"
+        raise EhrseqError(f"the index time has type {kind}", where=str(path), mend=mend)
+    if column.null_count:
+        raise EhrseqError(f"{column.null_count} rows have no index time", where=str(path), mend="remove or fill them")
+    return np.asarray(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy())
+
+
+def label_table(
+    subject_id: NDArray[np.int64],
+    prediction_us: NDArray[np.int64],
+    duration_days: NDArray[np.float64],
+    cause: NDArray[np.int8],
+) -> pa.Table:
+    """Labels in the MEDS label schema, which knows no time to event.
+
+    `boolean_value` says whether an event was observed, `float_value` after how many days it or the censoring came, and
+    `integer_value` which cause (0 censored, then the task's order).
+    """
+    columns = [
+        pa.array(subject_id), pa.array(prediction_us).cast(pa.timestamp("us")), pa.array(cause > 0),
+        pa.array(cause.astype(np.int64)), pa.array(duration_days.astype(np.float32)),
+    ]  # fmt: skip
+    table = pa.Table.from_arrays(columns, schema=LABELS)
+    LabelSchema.validate(table)
+    return table

@@ -1,0 +1,190 @@
+"""A small OMOP database by hand, and ways to store it: files of every kind, DuckDB, PostgreSQL."""
+
+import csv
+import gzip
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+Tables = Mapping[str, Sequence[Mapping[str, Any]]]
+TYPES = {"_id": "BIGINT", "_of_birth": "INTEGER", "_date": "DATE", "_datetime": "TIMESTAMP", "_number": "NUMERIC"}
+
+# Two persons; every rule for messy records that needs several tables has a case here.
+SMALL: Tables = {
+    "person": [
+        {"person_id": 1, "gender_concept_id": 8532, "year_of_birth": 1950, "month_of_birth": 3, "day_of_birth": None},
+        {"person_id": -2, "gender_concept_id": 0, "year_of_birth": 1960, "month_of_birth": None, "day_of_birth": None},
+    ],
+    "observation_period": [
+        {"person_id": 1, "observation_period_start_date": "2010-01-01", "observation_period_end_date": "2010-06-30"},
+        {"person_id": 1, "observation_period_start_date": "2010-06-01", "observation_period_end_date": "2010-12-31"},
+        {"person_id": 1, "observation_period_start_date": "2012-01-01", "observation_period_end_date": "2012-02-01"},
+    ],
+    "visit_occurrence": [
+        {
+            "visit_occurrence_id": 10, "person_id": 1, "visit_concept_id": 9201, "visit_start_date": "2010-02-01",
+            "visit_start_datetime": "2010-02-01 08:00:00", "visit_end_date": "2010-02-03",
+            "visit_end_datetime": "2010-02-03 12:00:00",
+        },
+    ],
+    "condition_occurrence": [
+        {"person_id": 1, "condition_concept_id": 201826, "condition_start_date": "2010-02-01",
+         "condition_start_datetime": None, "visit_occurrence_id": 10},
+        {"person_id": 1, "condition_concept_id": 201826, "condition_start_date": "2010-02-03",
+         "condition_start_datetime": None, "visit_occurrence_id": 10},
+        {"person_id": 1, "condition_concept_id": 77, "condition_start_date": "2010-05-05",
+         "condition_start_datetime": "2010-05-05 10:00:00", "visit_occurrence_id": 999},
+        {"person_id": 1, "condition_concept_id": 77, "condition_start_date": "2010-05-05",
+         "condition_start_datetime": "2010-05-05 10:00:00", "visit_occurrence_id": 999},
+        {"person_id": -2, "condition_concept_id": 0, "condition_start_date": "2011-05-05",
+         "condition_start_datetime": "2011-05-05 10:00:00", "visit_occurrence_id": 10},
+        {"person_id": 3, "condition_concept_id": 77, "condition_start_date": "2010-05-05",
+         "condition_start_datetime": None, "visit_occurrence_id": None},
+        {"person_id": None, "condition_concept_id": 77, "condition_start_date": "2010-05-05",
+         "condition_start_datetime": None, "visit_occurrence_id": None},
+        {"person_id": 1, "condition_concept_id": 77, "condition_start_date": None,
+         "condition_start_datetime": None, "visit_occurrence_id": None},
+    ],
+    "measurement": [
+        {"person_id": 1, "measurement_concept_id": 3004410, "measurement_date": "2010-02-02",
+         "measurement_datetime": "2010-02-02 06:30:00", "value_as_number": "7.25", "value_as_concept_id": None,
+         "unit_concept_id": 8554, "unit_source_value": "pct", "visit_occurrence_id": 10},
+        {"person_id": 1, "measurement_concept_id": 3004410, "measurement_date": "2010-02-02",
+         "measurement_datetime": "2010-02-02 06:30:00", "value_as_number": "53", "value_as_concept_id": None,
+         "unit_concept_id": 0, "unit_source_value": "mmol/mol", "visit_occurrence_id": 10},
+        {"person_id": -2, "measurement_concept_id": 3004410, "measurement_date": "2011-02-02",
+         "measurement_datetime": "2011-02-02 06:30:00", "value_as_number": None, "value_as_concept_id": 9191,
+         "unit_concept_id": None, "unit_source_value": None, "visit_occurrence_id": None},
+    ],
+    "death": [{"person_id": -2, "death_date": "2013-07-01", "death_datetime": None}],
+    "concept": [
+        {"concept_id": 8532, "concept_name": "FEMALE", "vocabulary_id": "Gender", "concept_code": "F"},
+        {"concept_id": 9201, "concept_name": "Inpatient Visit", "vocabulary_id": "Visit", "concept_code": "IP"},
+        {"concept_id": 201826, "concept_name": "Diabetes 2", "vocabulary_id": "SNOMED", "concept_code": "44054006"},
+        {"concept_id": 201820, "concept_name": "Diabetes", "vocabulary_id": "SNOMED", "concept_code": "73211009"},
+        {"concept_id": 442793, "concept_name": "Disease", "vocabulary_id": "SNOMED", "concept_code": "64572001"},
+        {"concept_id": 3004410, "concept_name": "HbA1c", "vocabulary_id": "LOINC", "concept_code": "4548-4"},
+        {"concept_id": 8554, "concept_name": "percent", "vocabulary_id": "UCUM", "concept_code": "%"},
+        {"concept_id": 9191, "concept_name": "Positive", "vocabulary_id": "SNOMED", "concept_code": "10828004"},
+    ],
+    "concept_ancestor": [
+        {"ancestor_concept_id": a, "descendant_concept_id": d, "min_levels_of_separation": n}
+        for a, d, n in [(201826, 201826, 0), (201820, 201826, 1), (442793, 201820, 1), (442793, 201826, 2)]
+    ],
+}  # fmt: skip
+
+
+def as_arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """A table whose columns are all text, as in a CSV file."""
+    names = list(rows[0])
+    return pa.table(
+        {n: pa.array([None if row[n] is None else str(row[n]) for row in rows], pa.string()) for n in names}
+    )
+
+
+def write_csv(tables: Tables, folder: Path, *, upper: bool = False, gz: bool = False, delimiter: str = ",") -> Path:
+    folder.mkdir(parents=True)
+    for name, rows in tables.items():
+        path = folder / f"{name.upper() if upper else name}.csv{'.gz' if gz else ''}"
+        with gzip.open(path, "wt", newline="") if gz else open(path, "w", newline="") as file:
+            writer = csv.writer(file, delimiter=delimiter)
+            header = list(rows[0])
+            writer.writerow([column.upper() for column in header] if upper else header)
+            writer.writerows([["" if v is None else v for v in row.values()] for row in rows])
+    return folder
+
+
+def write_parquet(tables: Tables, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, rows in tables.items():
+        pq.write_table(as_arrow(rows), folder / f"{name}.parquet")
+    return folder
+
+
+def statements(tables: Tables) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+    """SQL that makes each table with real types, and its insertion."""
+    for name, rows in tables.items():
+        kinds = {c: next((t for end, t in TYPES.items() if c.endswith(end)), "TEXT") for c in rows[0]}
+        kinds |= {"vocabulary_id": "TEXT", "relationship_id": "TEXT", "min_levels_of_separation": "INTEGER"}
+        yield f"CREATE TABLE {name} ({', '.join(f'{c} {kinds[c]}' for c in rows[0])})", []
+        marks = ", ".join(["%s"] * len(rows[0]))
+        yield f"INSERT INTO {name} VALUES ({marks})", [tuple(row.values()) for row in rows]
+
+
+def write_duckdb(tables: Tables, path: Path) -> str:
+    import duckdb
+
+    with duckdb.connect(str(path)) as connection:
+        for sql, rows in statements(tables):
+            connection.executemany(sql.replace("%s", "?"), rows) if rows else connection.execute(sql)
+    return f"duckdb://{path}"
+
+
+def write_postgres(tables: Tables, url: str) -> str:
+    import psycopg
+
+    with psycopg.connect(url.replace("postgres://", "postgresql://")) as connection:
+        for sql, rows in statements(tables):
+            connection.cursor().executemany(sql, rows) if rows else connection.execute(sql)
+    return url
+
+
+def copy_to_postgres(folder: Path, url: str) -> str:
+    """Load a folder of CSV.gz files as they are, ids and dates with their types."""
+    import psycopg
+
+    whole = ("person_id", "concept_id", "occurrence_id", "concept_id_1", "concept_id_2", "_of_birth")
+    with psycopg.connect(url.replace("postgres://", "postgresql://")) as connection:
+        for path in sorted(folder.glob("*.csv.gz")):
+            with gzip.open(path, "rt", newline="") as file:
+                header = file.readline().strip().split(",")
+                kinds = {"_date": "DATE", "_datetime": "TIMESTAMP", **dict.fromkeys(whole, "BIGINT")}
+                types = [next((t for end, t in kinds.items() if c.endswith(end)), "TEXT") for c in header]
+                columns = ", ".join(f'"{c}" {t}' for c, t in zip(header, types, strict=True))
+                name = path.name.removesuffix(".csv.gz")
+                connection.execute(f'CREATE TABLE "{name}" ({columns})')
+                with connection.cursor().copy(f'COPY "{name}" FROM STDIN CSV') as copy:
+                    while block := file.read(1 << 20):
+                        copy.write(block)
+    return url
+
+
+@contextmanager
+def postgres_server(folder: Path) -> Iterator[str]:
+    """A PostgreSQL server of its own on loopback, for as long as the block lasts; skips where none is installed."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    initdb = str(found[-1]) if found else shutil.which("initdb")
+    if initdb is None:
+        pytest.skip("needs a PostgreSQL server: apt-get install postgresql")
+    programs, data = Path(initdb).parent, folder / "pg"
+    data.mkdir()
+    as_user: list[str] = []
+    if os.geteuid() == 0:  # the server refuses to run as root
+        as_user = ["runuser", "-u", "postgres", "--"]
+        shutil.chown(data, "postgres")
+        for parent in (folder, *folder.parents):
+            if parent.stat().st_uid == 0 and parent != Path("/"):
+                parent.chmod(parent.stat().st_mode | 0o011)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def call(*words: str) -> None:
+        subprocess.run([*as_user, *words], check=True, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    call(initdb, "-D", str(data), "-U", "omop", "--auth=trust", "-E", "UTF8")
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c fsync=off -k {data}"
+    call(str(programs / "pg_ctl"), "-D", str(data), "-o", options, "-l", str(data / "log"), "-w", "start")
+    try:
+        yield f"postgres://omop@127.0.0.1:{port}/postgres"
+    finally:
+        call(str(programs / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")
