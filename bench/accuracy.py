@@ -156,8 +156,12 @@ def section(name: str, found: Mapping[str, Any]) -> str:
     elif name == REPEATED:
         text = many_splits(found)
     else:
-        text = f"\n{at_risk['subjects']:,} held-out subjects, events {events}.\n" + single_split(found)
-    return f"\n## {name}\n{text}"
+        counts = "; ".join(
+            f"{split}: {', '.join(f'{number:,} {what}' for what, number in by_cause.items())}"
+            for split, by_cause in events.items()
+        )
+        text = f"\n{at_risk['subjects']:,} held-out subjects ({counts}).\n" + single_split(found)
+    return f"\n## {name}\n{text}\n"
 
 
 def main() -> None:

@@ -249,7 +249,12 @@ def figure(rows: list[Row], pair_rows: list[Row]) -> str:
     for number, reader in enumerate(READERS):
         parts += pairs_panel(190 + number * 235, 530, reader, pair_rows, names=number == 0)
     parts += [
-        words(20, 694, "Filled: with the residual MLP (visit_mlp); hollow: without. Lines: 95 % intervals.", fill=GREY)
+        words(
+            20,
+            694,
+            "Filled: with the residual MLP (visit_mlp); hollow: without. 95 % intervals are narrower than the marks.",
+            fill=GREY,
+        )
     ]
     title = "What each encoder learns of each simulated mechanism"
     head = (

@@ -13,7 +13,7 @@ import test_mutants_codes
 import test_mutants_time
 from ehrsequencing import batch as batch_module
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.models import embeddings, survival
+from ehrsequencing.models import survival
 from mutants import CHECKS, SAMPLE, Mutant, Mutants, Patch, assert_caught
 from strategies import Padded, pad
 
@@ -137,17 +137,13 @@ def the_entry_is_ignored(patch: Patch) -> None:
 
 
 @mutant("reference")
-def an_event_on_an_edge_belongs_to_the_bin_below(patch: Patch) -> None:
+def an_event_on_an_edge_belongs_to_the_bin_above(patch: Patch) -> None:
     bucketize = torch.bucketize
 
-    def left(x: Tensor, edges: Tensor, **kwargs: bool) -> Tensor:
-        return bucketize(x, edges, right=False)
+    def right(x: Tensor, edges: Tensor, **kwargs: bool) -> Tensor:
+        return bucketize(x, edges, right=True)
 
-    patch.setattr(survival.torch, "bucketize", left)
-    patch.setattr(embeddings, "gap_bins", lambda days, first: (bucketize_gaps(days) + 1).masked_fill(first, 0))
-
-    def bucketize_gaps(days: Tensor) -> Tensor:
-        return bucketize(days, torch.tensor(embeddings.GAP_EDGES_DAYS[1:], dtype=days.dtype), right=True)
+    patch.setattr(survival.torch, "bucketize", right)
 
 
 @mutant("reference", "integral")
