@@ -183,8 +183,9 @@ def postgres_server(folder: Path) -> Iterator[str]:
 
     call(initdb, "-D", str(data), "-U", "omop", "--auth=trust", "-E", "UTF8")
     options = f"-p {port} -c listen_addresses=127.0.0.1 -c fsync=off -k {data}"
-    call(str(programs / "pg_ctl"), "-D", str(data), "-o", options, "-l", str(data / "log"), "-w", "start")
     try:
+        call(str(programs / "pg_ctl"), "-D", str(data), "-o", options, "-l", str(data / "log"), "-w", "start")
         yield f"postgres://omop@127.0.0.1:{port}/postgres"
     finally:
-        call(str(programs / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")
+        if (data / "postmaster.pid").is_file():  # also where it started too late
+            call(str(programs / "pg_ctl"), "-D", str(data), "-m", "immediate", "-w", "stop")

@@ -103,7 +103,7 @@ class VocabularyConfig(Settings):
 
 
 class SplitsConfig(Settings):
-    """Who trains, tunes and is held out. `file` falls back to `hash` where the data set has no split file."""
+    """Who trains, tunes and is held out. `file` falls back to the folders of shards, and without them to `hash`."""
 
     by: Literal["file", "hash", "date", "site"] = "file"
     train: float = Field(0.70, gt=0, lt=1)
@@ -310,6 +310,7 @@ class ModelConfig(Settings):
     causes: int = Field(1, ge=1)
     edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
     position: Literal["learned", "sinusoidal", "none"] = "learned"  # of the visit index; flat: of the token
+    rotary: bool = True  # attention between visits knows the days and visits between them; not of lstm and flat
     code_position: bool = False  # a code's place within its visit
     code_types: bool = False  # an embedding of the code's kind (its MEDS prefix)
     n_code_types: int = Field(1, ge=1)  # `train` fills it in
@@ -381,14 +382,14 @@ class TrainingConfig(Settings):
     epochs: int = Field(60, ge=1)
     seed: int = 0
     members: int = Field(1, ge=1)  # models with the seeds seed, seed + 1 …; their mean hazard is the run's
-    visit_budget: int = Field(2048, ge=1)  # visits (and queries) in a step of randomly drawn subjects
+    visit_budget: int = Field(1024, ge=1)  # visits (and queries) in a step of randomly drawn subjects
     min_steps: int = Field(10, ge=1)  # per epoch: small cohorts get a smaller budget
     learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(100, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(0.1, ge=0)
     clip_norm: float = Field(1.0, gt=0)
-    ema: float = Field(0.99, ge=0, lt=1)  # decay of the averaged weights; 0 = off
+    ema: float = Field(0.998, ge=0, lt=1)  # decay of the averaged weights, warmed up; 0 = off
     precision: Literal["32", "bf16"] = "32"
     patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
     checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch
@@ -405,6 +406,7 @@ class EvaluationConfig(Settings):
     trajectories: int = Field(4, ge=0)  # de-identified example curves in the report
     decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # none: spread over the predicted risks
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
+    tuning_trials: int | None = Field(None, ge=0)  # settings tried before these, told by people; None: NOT PROVIDED
     recalibrate: bool = False  # per-cause recalibration on the tuning split, reported before and after
 
 
@@ -415,16 +417,17 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {
             "size": "small",
             "position": "sinusoidal",
+            "rotary": False,
             "dropout": 0.3,
             "code_dropout": 0.3,
             "age_polynomial": True,
             "wide_head": True,
         },
-        "training": {"weight_decay": 1.0},
+        "training": {"weight_decay": 1.0, "visit_budget": 2048, "ema": 0.99},
     },
-    "medium_cohort": {  # 5,000 to 20,000 subjects: a small model, many small steps
-        "model": {"size": "small", "dropout": 0.2, "wide_head": True},
-        "training": {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512},
+    "medium_cohort": {  # 5,000 to 20,000 subjects: a small model that forgets readily
+        "model": {"size": "small", "rotary": False, "dropout": 0.2, "wide_head": True},
+        "training": {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512, "ema": 0.99},
     },
     "large_cohort": {  # more than 20,000 subjects: learned places and width pay off
         "model": {"size": "large", "position": "learned", "dropout": 0.1},

@@ -187,7 +187,7 @@ class ArrayWriter:
 
     def append(self, rows: NDArray[Any]) -> None:
         """Append rows along the first axis."""
-        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).tobytes())
+        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
         self.rows += len(rows)
         self.last = rows[-1] if len(rows) else self.last
 

@@ -15,7 +15,7 @@ _PREFIX = 16  # hexadecimal digits of a hash that are shown
 
 
 def run_checks(
-    run: Run, subject_ids: Mapping[str, NDArray[np.int64]], *, training_events: int | None
+    run: Run, subject_ids: Mapping[str, NDArray[np.int64]], *, training_events: int | None, trials: int | None = None
 ) -> dict[str, Any]:
     """Content of `checks`.
 
@@ -23,6 +23,7 @@ def run_checks(
         run: The trained run.
         subject_ids: Ids of each split's subjects.
         training_events: Training subjects with the event of interest; None where the training data is gone.
+        trials: How many settings were tried before these; what the run's own study tells, where it is None.
     """
     parameters = int(run.manifest["parameters"])
     members = run.study.training.members
@@ -35,7 +36,7 @@ def run_checks(
         "audit": audit,
         "events_per_parameter": None if training_events is None else training_events / parameters,
         "parameters": parameters,
-        "tuning_trials": None,  # a run does not know how many were tried before it
+        "tuning_trials": run.study.evaluation.tuning_trials if trials is None else trials,
         "seeds": list(range(first_seed, first_seed + members)),
         "members": members,
     }

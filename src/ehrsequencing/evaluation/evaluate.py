@@ -272,7 +272,7 @@ class Evaluation:
             "inputs": self.facts.inputs(
                 landmark_days=None if first is None else first.landmark_days, seed=self.settings.seed
             ),
-            "checks": self.facts.checks(),
+            "checks": self.facts.checks(trials=self.settings.tuning_trials),
             "instability": None,
         }  # fmt: skip
         if first is not None:

@@ -77,11 +77,11 @@ class Facts:
         rates = {name: input_rates(*self.arrays(name), vocabulary) for name in self.splits}
         return {"by_split": rates, "drift": moved}
 
-    def checks(self) -> dict[str, Any]:
-        """Content of `checks`."""
+    def checks(self, *, trials: int | None = None) -> dict[str, Any]:
+        """Content of `checks`; `trials` is what people tell of their tuning."""
         names = dict.fromkeys([*(SPLITS if self.prepared is not None else ()), self.judged.split])
         ids = {name: np.asarray(self.arrays(name)[0].subject_id) for name in names}
         events = None
         if self.prepared is not None:
             events = int(self.splits["train"]["events"][self.run.task.causes[0]])
-        return run_checks(self.run, ids, training_events=events)
+        return run_checks(self.run, ids, training_events=events, trials=trials)

@@ -20,12 +20,19 @@ from ehrsequencing.records.cohort import Cohort, CohortBuilder
 from ehrsequencing.records.meds import BIRTH, DAY_US, SPLITS, STATIC, MedsReader, parse_date_us
 from ehrsequencing.records.mends import MENDS, MendLog
 from ehrsequencing.records.prepared import Progress, Tally, excluded_codes, first_pass
-from ehrsequencing.records.splits import split_lookup
+from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.timelines import Record, age_years, make_record
 from ehrsequencing.records.vocabulary import VocabularyFit
 
 FEW_EVENTS = 100
 LONG_VISIT_DAYS = 30
+_SPLIT_WORDS = {
+    "file": "by metadata/subject_splits.parquet",
+    "folders": "by the folders data/{train,tuning,held_out}, since there is no metadata/subject_splits.parquet",
+    "hash": "by hashed subject id",
+    "date": "by the date of the index",
+    "site": "by site",
+}
 FEW_FOLLOWED = 0.1  # share of subjects whose state at a horizon is known, below which its risk can hardly be judged
 
 
@@ -169,7 +176,8 @@ def _survey(
             mends.note("after_censoring", cohort.after_censoring, path)
             tally.add(cohort, split)
         tick()
-    return DataCheck(counts.facts(len(reader.shards)), mends, [tally.result() for tally in tallies])
+    facts = counts.facts(len(reader.shards)) | {"splits": split_source(reader.data, study.splits)}
+    return DataCheck(facts, mends, [tally.result() for tally in tallies])
 
 
 class _Spread:
@@ -304,6 +312,7 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     long = f"; {visits[f'over_{LONG_VISIT_DAYS}_days']:,} longer than {LONG_VISIT_DAYS} days"
     return [
         ("subjects", f"{subjects['all']:,} ({by_split}); {subjects['without_birth']:,} without a birth"),
+        ("splits", _SPLIT_WORDS[facts["splits"]]),
         ("rows", f"{rows['all']:,} in {rows['shards']:,} shards; {rows['static']:,} without a time"),
         ("years", " to ".join(map(str, facts["years"])) or "no row but births"),
         ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
@@ -361,6 +370,11 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
         out.append(
             "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
             "last event: deaths are counted, survival after the last visit is not. Risks are too high."
+        )
+    if attrition.get("notes", {}).get("follow-up ended by a death that is no cause"):
+        out.append(
+            "Some subjects die in follow-up, and no cause of the task means death: they count as if they had only been "
+            "lost from sight, so risks are too high. Name it, as in competing: {death: MEDS_DEATH}."
         )
     return out
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.dialect import is_text
 from ehrsequencing.records.meds import BIRTH, DEATH, Events, read_table
 
 _CONDITION = re.compile(r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
@@ -33,16 +35,44 @@ def code_type(code: str) -> str:
 
 
 def read_parents(data: Path) -> dict[str, list[str]]:
-    """Parents of each code, from `metadata/codes.parquet`; empty where there is none."""
+    """Parents of each code, from `metadata/codes.parquet`; empty where there is none.
+
+    Parents are lists of codes; plain text is one parent. A code with several rows has the parents of all of them.
+
+    Raises:
+        EhrseqError: The file is damaged, it has no column of codes, or a column is no text.
+    """
     path = data / "metadata" / "codes.parquet"
     if not path.is_file():
         return {}
     table = read_table(path)
     if "code" not in table.column_names:
         raise EhrseqError("has no column 'code'", where=str(path), mend="see the MEDS schema")
-    codes = table["code"].to_pylist()
-    parents = table["parent_codes"].to_pylist() if "parent_codes" in table.column_names else [None] * len(codes)
-    return {code: [p for p in up or () if p] for code, up in zip(codes, parents, strict=True) if code}
+    if table.column_names.count("code") > 1 or table.column_names.count("parent_codes") > 1:
+        raise EhrseqError("has two columns with one name", where=str(path), mend="keep one of them")
+    codes = _texts(table["code"], "code", path)
+    parents: list[Any] = [None] * len(codes)
+    if "parent_codes" in table.column_names:
+        parents = _texts(table["parent_codes"], "parent_codes", path, lists=True)
+    found: dict[str, list[str]] = {}
+    for code, up in zip(codes, parents, strict=True):
+        if code:
+            known = found.setdefault(code, [])
+            known += [name for name in ([up] if isinstance(up, str) else up or ()) if name and name not in known]
+    return found
+
+
+def _texts(column: pa.ChunkedArray, name: str, path: Path, *, lists: bool = False) -> list[Any]:
+    """A column of text, or where `lists` says so of lists of text."""
+    kind = column.type
+    if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        kind = kind.value_type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (is_text(kind) or pa.types.is_null(kind)):
+        what = f"column {name!r} has type {column.type}"
+        raise EhrseqError(what, where=str(path), mend=f"write {'lists of codes' if lists else 'strings'}")
+    values: list[Any] = column.to_pylist()
+    return values
 
 
 def split_condition(pattern: str) -> tuple[str, str, float] | None:
@@ -67,6 +97,7 @@ class CodeMatcher:
         self.patterns = tuple(patterns)
         self._parents = parents or {}
         self._cache: dict[str, bool] = {}
+        self._last: tuple[tuple[str, ...], NDArray[np.bool_]] = ((), np.zeros(0, dtype=bool))
         found = [(pattern, split_condition(pattern)) for pattern in self.patterns]
         self.by_value = tuple(pattern for pattern, condition in found if condition is not None)
         plain = [pattern for pattern, condition in found if condition is None]
@@ -107,7 +138,9 @@ class CodeMatcher:
 
     def mask(self, codes: tuple[str, ...]) -> NDArray[np.bool_]:
         """(C,) which of the codes match, whatever their number."""
-        return np.fromiter((self(code) for code in codes), dtype=bool, count=len(codes))
+        if self._last[0] is not codes:  # many questions are asked of the same events
+            self._last = codes, np.fromiter((self(code) for code in codes), dtype=bool, count=len(codes))
+        return self._last[1]
 
     def events(self, events: Events) -> NDArray[np.bool_]:
         """(n,) which events match: their code, and where a pattern has a condition, their number; no number is none."""

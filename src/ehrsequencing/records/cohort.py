@@ -19,6 +19,7 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.eligibility import Eligibility, eligibility_steps
+from ehrsequencing.records.events import opens_run
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import BIRTH, DAY_US, DEATH, STATIC, Events, first_time, parse_date_us
 from ehrsequencing.records.visits import Visits, count_at_or_before
@@ -367,11 +368,13 @@ class CohortBuilder:
             if not labelled:  # nobody knows yet who is at risk at a landmark in the future
                 past = (asked <= dataset_end_us) | np.tile(offsets == 0, len(indexes.time_us))
                 asked, asker = asked[past], asker[past]
-            owner, moment = np.r_[asker, visits.subject], np.r_[asked, visits.end_us]
-            is_query = np.r_[np.ones(len(asked), dtype=bool), np.zeros(len(visits), dtype=bool)]
-        order = np.lexsort((~is_query, moment, owner))
-        owner, moment, is_query = owner[order], moment[order], is_query[order]
-        distinct = np.r_[True, (owner[1:] != owner[:-1]) | (moment[1:] != moment[:-1])][: len(owner)]
+            order = np.lexsort((asked, asker))
+            asker, asked = asker[order], asked[order]
+            before, first = count_at_or_before(visits.subject, visits.end_us, asker, asked - 1)
+            place = before + first  # visits are in order already: queries come in between, and first at an instant
+            owner, moment = np.insert(visits.subject, place, asker), np.insert(visits.end_us, place, asked)
+            is_query = np.insert(np.zeros(len(visits), dtype=bool), place, True)
+        distinct = opens_run(owner, moment)
         count, first = count_at_or_before(indexes.subject, indexes.time_us, owner, moment)
         index = np.clip(first + count - 1, 0, max(len(indexes.subject) - 1, 0))
         keep = distinct & (count > 0)

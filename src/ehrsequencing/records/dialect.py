@@ -32,16 +32,24 @@ def damaged(path: Path) -> EhrseqError:
     return EhrseqError("cannot be read as Parquet", where=str(path), mend="the file is damaged: fetch it again")
 
 
-def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+def read_table(path: Path, columns: list[str] | None = None, *, encoded: Sequence[str] = ()) -> pa.Table:
     """Read a Parquet file, or some columns of it, with one clear error when it is damaged.
 
     A file that is read whole is validated to its last letter; `read_events` looks at every distinct code itself.
+
+    Args:
+        path: The file.
+        columns: Which columns; all of them by default.
+        encoded: Columns of text that come as dictionaries, without making a string of every row.
     """
     try:
-        table = pq.read_table(path, columns=columns, partitioning=None, page_checksum_verification=True)
+        with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(encoded)) as file:
+            table = file.read(columns)
         if columns is None:
             table.validate(full=True)
             table.schema.names  # noqa: B018 (decodes them)
+    except KeyError:
+        return read_table(path, columns)  # a nested column has no dictionary
     except _DAMAGED as error:
         raise damaged(path) from error
     return table
@@ -68,12 +76,13 @@ def check_schemas(shards: Sequence[Path], dialect: DialectConfig) -> None:
 
 def _kind(kind: pa.DataType) -> str:
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if _is_text(plain):
+    if is_text(plain):
         return "string"
     return "integer" if pa.types.is_integer(plain) else str(plain)
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is a string of any kind (not a dictionary of them)."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
@@ -93,10 +102,7 @@ def read_events(path: Path, log: MendLog, *, dialect: DialectConfig, encounter_c
         EhrseqError: The file is damaged, a column is missing or has a type that MEDS does not know, a row has no
             subject or code, or a code cannot be a token.
     """
-    try:
-        names = pq.read_schema(path).names
-    except _DAMAGED as error:
-        raise damaged(path) from error
+    names = columns_of(path)
     wanted = [dialect.subject_id, dialect.time, dialect.code]
     for part, name in zip(("subject_id", "time", "code"), wanted, strict=True):
         if name not in names:
@@ -104,12 +110,9 @@ def read_events(path: Path, log: MendLog, *, dialect: DialectConfig, encounter_c
     if encounter_column is not None and encounter_column not in names:
         mend = "set visits.column, or cut visits another way (visits.by=day)"
         raise EhrseqError(f"has no column {encounter_column!r}", where=str(path), mend=mend)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise EhrseqError(f"has the column {twice!r} twice", where=str(path), mend="keep one of them")
     wanted += [dialect.numeric_value] if dialect.numeric_value in names else []
     wanted += [encounter_column] if encounter_column is not None else []
-    table = read_table(path, list(dict.fromkeys(wanted)))
+    table = read_table(path, list(dict.fromkeys(wanted)), encoded=[dialect.code])
     if not len(table):  # an empty shard may have untyped columns
         none = np.zeros(0, np.int64)
         small = none.astype(np.int32)
@@ -127,6 +130,37 @@ def read_events(path: Path, log: MendLog, *, dialect: DialectConfig, encounter_c
         value=value,
         encounter=_encounters(table[encounter_column], encounter_column, path) if encounter_column else None,
     )
+
+
+def columns_of(path: Path) -> list[str]:
+    """Names of a shard's columns.
+
+    Raises:
+        EhrseqError: The file is damaged, or two columns have one name.
+    """
+    try:
+        names: list[str] = pq.read_schema(path).names
+    except _DAMAGED as error:
+        raise damaged(path) from error
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise EhrseqError(f"has the column {twice!r} twice", where=str(path), mend="keep one of them")
+    return names
+
+
+def read_subjects(path: Path, *, dialect: DialectConfig) -> NDArray[np.int64]:
+    """(n,) the subject of each row of one shard.
+
+    Raises:
+        EhrseqError: The file is damaged, it has no column of subjects, or a row's is no whole number.
+    """
+    names = columns_of(path)
+    if dialect.subject_id not in names:
+        raise _missing("subject_id", dialect.subject_id, names, path)
+    column = read_table(path, [dialect.subject_id])[dialect.subject_id]
+    if not len(column):  # an empty shard may have untyped columns
+        return np.zeros(0, np.int64)
+    return np.asarray(subject_ids(column, path).to_numpy(), dtype=np.int64)
 
 
 def _missing(part: str, name: str, names: Sequence[str], path: Path) -> EhrseqError:
@@ -206,6 +240,10 @@ def _values(column: pa.ChunkedArray, path: Path, log: MendLog) -> NDArray[np.flo
     known = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
     if not (known or pa.types.is_null(kind)):
         raise EhrseqError(f"column 'numeric_value' has type {kind}", where=str(path), mend="convert it to float32")
+    if pa.types.is_float32(kind):
+        plain = np.asarray(column.to_numpy())  # NaN where there is none
+        if np.count_nonzero(np.abs(plain) < np.float32(MAX_VALUE)) == len(plain) - column.null_count:
+            return plain
     given = np.flatnonzero(~column.is_null().to_numpy())
     value = np.asarray(column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), dtype=np.float64)
     if len(given) and not pa.types.is_float32(kind):
@@ -221,43 +259,50 @@ def _values(column: pa.ChunkedArray, path: Path, log: MendLog) -> NDArray[np.flo
 def _codes(column: pa.ChunkedArray, path: Path) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """(n,) position of each row's code among the distinct codes, and these."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not _is_text(kind):
-        raise EhrseqError(f"column 'code' has type {column.type}", where=str(path), mend="convert it to strings")
-    # A dictionary is decoded first: it may hold entries that no row has.
-    plain = column if pa.types.is_string(column.type) else column.cast(pa.large_string())
-    if plain.null_count:
-        where = place(path, _first(plain.is_null()))
-        raise EhrseqError(f"{plain.null_count} rows have no code", where=where, mend="remove or fill them")
-    encoded = plain.dictionary_encode().combine_chunks()
-    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
-    code = encoded.indices.to_numpy().astype(np.int32, copy=False)
+    if not is_text(kind):
+        raise EhrseqError(f"column 'code' has type {kind}", where=str(path), mend="convert it to strings")
+    if column.null_count:
+        where = place(path, _first(column.is_null()))
+        raise EhrseqError(f"{column.null_count} rows have no code", where=where, mend="remove or fill them")
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.large_string()).dictionary_encode()
+    encoded = column.unify_dictionaries()
+    code = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks]).astype(np.int32, copy=False)
+    names = encoded.chunk(0).dictionary
+    if code.max() >= len(names):
+        raise damaged(path)
     try:
-        codes = tuple(encoded.dictionary.to_pylist())
+        codes = tuple(names.to_pylist())
     except UnicodeDecodeError as error:
         mend = "write the file again with UTF-8 strings"
         raise EhrseqError("a code is not UTF-8", where=f"{path}, column code", mend=mend) from error
+    is_used = np.bincount(code, minlength=len(codes)) > 0  # a dictionary may hold entries that no row has
+    if not is_used.all():
+        code = (np.cumsum(is_used) - 1).astype(np.int32)[code]
+        codes = tuple(codes[number] for number in np.flatnonzero(is_used).tolist())
     _check_codes(code, codes, path)
     return code, codes
 
 
 def _check_codes(code: NDArray[np.int32], codes: tuple[str, ...], path: Path) -> None:
+    odd = [n for n, c in enumerate(codes) if not c.isprintable() or c[:1] in " [" or len(c) >= MAX_CODE_BYTES // 4]
     reasons: dict[str, Callable[[str], bool]] = {
         "is empty or blank": lambda c: not c.strip(),
         "holds a line break or a NUL": lambda c: re.search(r"[\x00\n\r]", c) is not None,
-        "is over 1 MB long": lambda c: len(c) >= MAX_CODE_BYTES // 4 and len(c.encode()) >= MAX_CODE_BYTES,
+        "is over 1 MB long": lambda c: len(c.encode()) >= MAX_CODE_BYTES,
         "is a reserved token": lambda c: c == "[PAD]" or c.startswith("[UNK"),
     }
     for what, is_bad in reasons.items():
-        number = next((n for n, name in enumerate(codes) if is_bad(name)), None)
-        if number is not None:
-            where = f"{place(path, int(np.argmax(code == number)))}, column code"
+        bad = [n for n in odd if is_bad(codes[n])]
+        if bad:
+            where = f"{place(path, int(np.argmax(np.isin(code, bad))))}, column code"
             raise EhrseqError(f"a code {what}", where=where, mend="rename or remove that code")
 
 
 def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> NDArray[np.int32]:
     """(n,) number of each row's encounter within the shard, -1 without one."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (_is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+    if not (is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
         raise EhrseqError(
             f"column {name!r} has type {kind}", where=str(path), mend="encounter ids are text or integers"
         )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,71 @@ class Events:
         return np.asarray(self.code == number)
 
 
+def distinct_sorted(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`np.unique` with the inverse, of values that are sorted already: 50 times as fast.
+
+    >>> import numpy as np
+    >>> distinct_sorted(np.array([3, 3, 7]))
+    (array([3, 7]), array([0, 0, 1]))
+    """
+    first = np.flatnonzero(opens_run(values))
+    return values[first], number_runs(first, len(values))
+
+
+def number_runs(first: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """(n,) number of the run that each row is in, from the runs' first rows: faster than a running sum.
+
+    >>> import numpy as np
+    >>> number_runs(np.array([0, 2]), 5).tolist()
+    [0, 0, 1, 1, 1]
+    """
+    return np.repeat(np.arange(len(first)), np.diff(first, append=n))
+
+
+def opens_run(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) True at each row that differs from the one before it in any key; the first row does.
+
+    >>> import numpy as np
+    >>> opens_run(np.array([1, 1, 1, 2]), np.array([5, 5, 6, 6])).tolist()
+    [True, False, True, True]
+    """
+    out = np.ones(len(keys[0]), dtype=bool)
+    out[1:] = keys[0][1:] != keys[0][:-1]
+    for key in keys[1:]:
+        out[1:] |= key[1:] != key[:-1]
+    return out
+
+
+def group_order(group: NDArray[Any], n_groups: int) -> NDArray[np.int64]:
+    """Stable order (n,) of rows by small non-negative numbers.
+
+    NumPy sorts 16-bit integers by radix, ten times as fast as longer ones, so larger numbers are sorted by their two
+    halves.
+
+    >>> import numpy as np
+    >>> group_order(np.array([2, 0, 2, 1]), 3).tolist()
+    [1, 3, 0, 2]
+    """
+    order = np.argsort((group & 0xFFFF).astype(np.uint16), kind="stable")
+    if n_groups > 1 << 32:
+        raise ValueError("at most 2**32 groups")
+    if n_groups > 1 << 16:
+        order = order[np.argsort((group >> 16)[order].astype(np.uint16), kind="stable")]
+    return order
+
+
+def ragged(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Items of the chosen owners, one after another, and their new offsets.
+
+    >>> import numpy as np
+    >>> ragged(np.array([0, 2, 5]), np.array([1, 0]))
+    (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
+    """
+    length = np.diff(offsets)[chosen]
+    new = np.r_[0, np.cumsum(length)].astype(np.int64)
+    return np.arange(new[-1]) + np.repeat(offsets[chosen] - new[:-1], length), new
+
+
 def first_time(events: Events, chosen: NDArray[np.bool_], row: NDArray[np.int64], n_subjects: int) -> NDArray[np.int64]:
     """Earliest time of the chosen timed events per subject; `STATIC` where there is none.
 
@@ -62,7 +128,8 @@ def first_time(events: Events, chosen: NDArray[np.bool_], row: NDArray[np.int64]
         (S,) int64 microseconds.
     """
     out = np.full(n_subjects, STATIC, dtype=np.int64)
-    rows = np.flatnonzero(chosen & (events.time_us != STATIC))[::-1]  # sorted by time: the earliest is written last
+    rows = np.flatnonzero(chosen)
+    rows = rows[events.time_us[rows] != STATIC][::-1]  # sorted by time: the earliest is written last
     out[row[rows]] = events.time_us[rows]
     return out
 

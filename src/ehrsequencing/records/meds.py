@@ -1,7 +1,7 @@
 """Read MEDS: find shards, check the schema, mend what can be mended (and count it), refuse what cannot.
 
 A shard becomes `Events`: plain NumPy columns, one row per event, sorted by subject and time. `dialect.py` reads the
-file, `mends.py` mends its rows; what happens to which kind of bad input is the table of docs/records.md.
+file, `mends.py` mends its rows; what happens to which kind of bad input is the table of docs/data.md.
 """
 
 import os
@@ -21,6 +21,7 @@ from ehrsequencing.records.events import (
     SECOND_US,
     STATIC,
     Events,
+    distinct_sorted,
     first_time,
     hash_u64,
     parse_date_us,
@@ -87,7 +88,7 @@ class MedsReader:
         ids: list[NDArray[np.int64]] = []
         for path in self.shards:
             events = self.read(path)
-            ids.append(np.unique(events.subject_id))
+            ids.append(distinct_sorted(events.subject_id)[0])
             yield events
         refuse_scattered(ids, self.shards)
 
@@ -118,12 +119,12 @@ def refuse_scattered(ids: list[NDArray[np.int64]], shards: list[Path]) -> None:
 
 
 class SplitLookup:
-    """The split of every subject, from `metadata/subject_splits.parquet` or else by hashed subject id.
+    """The split of every subject: as `assigned`, from `metadata/subject_splits.parquet`, or by hashed subject id.
 
     Args:
         data: Folder of the data set.
         settings: `by: file` falls back to `hash` where there is no file.
-        assigned: Sorted ids and their splits, as `records.splits` finds them for `by: date` and `by: site`.
+        assigned: Sorted ids and their splits, as `records.splits` finds them by folder, date or site.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ many it touched and where the first one stands: a file and a row, never a value.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.events import BIRTH, DEATH, SECOND_US, STATIC, Events, first_time, hash_u64
+from ehrsequencing.records.events import (
+    BIRTH,
+    DEATH,
+    SECOND_US,
+    STATIC,
+    Events,
+    distinct_sorted,
+    first_time,
+    hash_u64,
+    opens_run,
+)
 
 MENDS = {
     "time_unit": "times given as dates or in another unit than microseconds were converted",
@@ -47,15 +57,23 @@ class MendLog(Counter[str]):
         places: Where each was applied first, as `file, row 0` with rows counted from 0 as in the file.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.places: dict[str, str] = {}
+    def __init__(self, counts: Mapping[str, int] | None = None, places: Mapping[str, str] | None = None) -> None:
+        super().__init__(counts or {})
+        self.places: dict[str, str] = dict(places or {})
+
+    def __reduce__(self) -> tuple[type["MendLog"], tuple[dict[str, int], dict[str, str]]]:
+        return MendLog, (dict(self), self.places)  # as a mere Counter it would lose its places between processes
 
     def note(self, name: str, count: int, path: Path, row: int | None = None) -> None:
         """Count a mend; `row` is the first one it touched, None for a whole file."""
         if count:
             self[name] += count
             self.places.setdefault(name, place(path, row))
+
+    def merge(self, later: "MendLog") -> None:
+        """Add what was noted elsewhere, of later files."""
+        self.update(later)
+        self.places = {**later.places, **self.places}
 
 
 def place(path: Path, row: int | None) -> str:
@@ -115,6 +133,9 @@ class _Shard:
     def rename(self, name: str, others: Sequence[str], label: str) -> None:
         """Give codes with another name for birth or death the MEDS name, in subjects who have no row of that name."""
         events = self.events
+        text = "\n".join(["", *events.codes])  # one look at all codes together nearly always finds nothing
+        if not any("\n" + other.removesuffix("*") in text for other in others):
+            return
         is_other = np.array([code != name and _is_named(code, others) for code in events.codes], dtype=bool)
         if not is_other.any():
             return
@@ -165,14 +186,14 @@ class _Shard:
 
     def drop_duplicates(self) -> None:
         """Drop rows that equal another in subject, time, code and value (and encounter); the first one stays."""
-        events = self.events
-        key = _row_hash(events)
-        order = np.argsort(key, kind="stable")
-        sorted_key = key[order]
-        repeat = np.flatnonzero(sorted_key[1:] == sorted_key[:-1])
-        if not len(repeat):
+        rows = _same_code_at_once(self.events)
+        if not len(rows):
             return
-        first, second = order[repeat], order[repeat + 1]
+        events = self.events
+        key = _row_hash(events.take(rows))
+        order = np.argsort(key, kind="stable")
+        repeat = np.flatnonzero(key[order][1:] == key[order][:-1])
+        first, second = rows[order[repeat]], rows[order[repeat + 1]]
         same = events.subject_id[first] == events.subject_id[second]
         same &= events.time_us[first] == events.time_us[second]
         same &= events.code[first] == events.code[second]
@@ -182,13 +203,14 @@ class _Shard:
             same &= events.encounter[first] == events.encounter[second]
         keep = np.ones(len(events), dtype=bool)
         keep[second[same]] = False
-        self._note("duplicates", ~keep)
-        self._take(keep)
+        if not keep.all():
+            self._note("duplicates", ~keep)
+            self._take(keep)
 
     def keep_lifetimes(self) -> None:
         """Refuse two births; drop rows before birth or after death, and subjects that have only static rows."""
         events = self.events
-        subjects, row = np.unique(events.subject_id, return_inverse=True)
+        subjects, row = distinct_sorted(events.subject_id)
         birth_us = first_time(events, events.is_code(BIRTH), row, len(subjects))
         births = np.flatnonzero(events.is_code(BIRTH) & (events.time_us != STATIC))
         second = births[events.time_us[births] != birth_us[row[births]]]
@@ -198,6 +220,8 @@ class _Shard:
             raise EhrseqError("a subject has two births", where=where, mend=mend)
         death_us = first_time(events, events.is_code(DEATH), row, len(subjects))
         timed = events.time_us != STATIC
+        if _all_within(events.time_us, row, birth_us, death_us):
+            return
         before = timed & (birth_us[row] != STATIC) & (events.time_us < birth_us[row])
         after = timed & (death_us[row] != STATIC) & (events.time_us > death_us[row])
         has_timed = np.zeros(len(subjects), dtype=bool)
@@ -206,14 +230,44 @@ class _Shard:
         self._note("before_birth", before)
         self._note("after_death", after)
         self._note("static_only", static_only, int((~has_timed).sum()))
-        keep = has_timed[row] & ~before & ~after
-        if not keep.all():
-            self._take(keep)
+        self._take(has_timed[row] & ~before & ~after)
 
 
 def _is_named(code: str, names: Sequence[str]) -> bool:
     """Whether a code is one of the names; a name that ends with `*` is a prefix."""
     return any(code.startswith(name[:-1]) if name.endswith("*") else code == name for name in names)
+
+
+def _all_within(
+    time_us: NDArray[np.int64], row: NDArray[np.int64], birth_us: NDArray[np.int64], death_us: NDArray[np.int64]
+) -> bool:
+    """Whether every subject has timed rows, and all of them from birth to death: a look at the first and the last."""
+    if not len(row):
+        return True
+    start = np.flatnonzero(opens_run(row))
+    first = start + np.add.reduceat(time_us == STATIC, start, dtype=np.int64)
+    last = np.r_[start[1:], len(row)] - 1
+    if np.any(first > last):
+        return False
+    born, died = birth_us != STATIC, death_us != STATIC
+    return not (np.any(born & (time_us[first] < birth_us)) or np.any(died & (time_us[last] > death_us)))
+
+
+def _same_code_at_once(events: Events) -> NDArray[np.int64]:
+    """Rows that share subject, time and code with another row; only they can be duplicates.
+
+    Rows are sorted by subject and time, so that few have to be compared.
+    """
+    opens = opens_run(events.subject_id, events.time_us)
+    alone = opens & np.r_[opens[1:], True][: len(opens)]
+    rows = np.flatnonzero(~alone)
+    key = np.cumsum(opens[rows]) * len(events.codes) + events.code[rows]
+    order = np.argsort(key, kind="stable")
+    same = key[order][1:] == key[order][:-1]
+    found = np.zeros(len(rows), dtype=bool)
+    found[order[1:][same]] = True
+    found[order[:-1][same]] = True
+    return rows[found]
 
 
 def _row_hash(events: Events) -> NDArray[np.uint64]:

@@ -5,8 +5,9 @@
     PREPARED/tasks/NAME/task.yaml  cohort.parquet  labels.parquet  attrition.json
     PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 
-Two passes over the shards: the first fits vocabulary and scales on training subjects, the second encodes. Memory holds
-one shard, whatever the number of subjects.
+The first pass reads the shards, fits vocabulary and scales on training subjects, and keeps the mended rows on disk for
+the second, which encodes one range of subjects after another. Memory holds one shard, whatever the number of subjects;
+the kept rows take 16 bytes each until the set is complete.
 """
 
 import shutil
@@ -27,20 +28,33 @@ from ehrsequencing import __version__
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.cohort import Cohort, CohortBuilder, cohort_steps
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.kept import KeptRows, keep, ranges
 from ehrsequencing.records.labels import LABELS, label_table
-from ehrsequencing.records.meds import BIRTH, DEATH, SPLITS, STATIC, MedsReader, SplitLookup, parse_date_us
-from ehrsequencing.records.splits import split_lookup
-from ehrsequencing.records.timelines import (
-    Record,
-    TaskRows,
-    Timelines,
-    encode_rows,
-    encode_timelines,
-    make_record,
-    take_rows,
-    take_timelines,
+from ehrsequencing.records.meds import (
+    BIRTH,
+    DEATH,
+    SPLITS,
+    STATIC,
+    Events,
+    MedsReader,
+    SplitLookup,
+    parse_date_us,
+    refuse_scattered,
 )
+from ehrsequencing.records.shards import (
+    CODES,
+    KEPT,
+    EncodedShard,
+    ShardWork,
+    Workers,
+    count_processes,
+    count_rows,
+    update_fit,
+)
+from ehrsequencing.records.shards import Tally as Tally
+from ehrsequencing.records.splits import split_lookup, split_source
+from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary, VocabularyFit
 from ehrsequencing.storage import (
     ArrayWriter,
@@ -55,7 +69,8 @@ from ehrsequencing.storage import (
 
 WHAT = "a prepared data set"
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
-_SORT_CHUNK = 20_000  # subjects in memory while sorting
+_RANGE_ROWS = 500_000  # about so many rows are encoded at once
+_COHORT_CHUNK = 20_000  # subjects in one row group of `cohort.parquet`
 Progress = Callable[[int, int], None]
 _DTYPES: dict[str, Any] = {
     "subject_id": np.int64, "birth_us": np.int64, "start_us": np.int64, "end_us": np.int64, "age_years": np.float32,
@@ -85,7 +100,13 @@ def excluded_codes(study: StudyConfig, tasks: Sequence[TaskConfig], parents: Map
 
 
 def prepare(
-    data: Path, out: Path, *, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None = None
+    data: Path,
+    out: Path,
+    *,
+    study: StudyConfig,
+    tasks: Sequence[TaskConfig],
+    progress: Progress | None = None,
+    processes: int | None = None,
 ) -> None:
     """Turn a MEDS data set into packed arrays and labels.
 
@@ -94,7 +115,9 @@ def prepare(
         out: Folder to make; an earlier prepared set there is replaced when the new one is complete.
         study: How visits are cut, values read and the vocabulary built.
         tasks: The questions.
-        progress: Called with (shards read, shards to read) over both passes.
+        progress: Called with (pieces of work done, pieces to do): shards to read, then ranges of subjects to encode.
+        processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
+            result is the same, byte for byte.
 
     Raises:
         EhrseqError: Data or task cannot be used; nothing is left behind.
@@ -108,33 +131,40 @@ def prepare(
     parents = read_parents(data)
     excluded = excluded_codes(study, tasks, parents)
     lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-    steps = iter(range(1, 2 * len(reader.shards) + 1))
+    n_ranges = 1 + count_rows(reader.shards) // _RANGE_ROWS
+    steps = iter(range(1, len(reader.shards) + n_ranges + 1))
 
     def tick() -> None:
         done = next(steps)
         if progress is not None:
-            progress(done, 2 * len(reader.shards))
+            progress(done, len(reader.shards) + n_ranges)
 
-    fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
-    subject_ids, dataset_end_us = first_pass(reader, lookup, fit, tick)
-    if study.data.extracted:
-        dataset_end_us = parse_date_us(study.data.extracted)
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
-    for builder in builders:
-        builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
-    vocabulary = fit.finish()
-    mends = Counter(reader.mends)
-    mends["absent_split"] = lookup.absent(subject_ids)
-    for builder in builders:
-        builder.require_subjects(subject_ids)
+    work = ShardWork(reader, lookup, study, builders, excluded, parents)
     with complete_folder(out, what=WHAT) as folder:
-        with _Writers(folder, builders, lookup) as writers:
-            for events in reader:
-                record = make_record(events, excluded=excluded, settings=study.visits)
-                writers.add(record, vocabulary, dataset_end_us, mends)
+        with Workers(work, count_processes(reader.shards, processes)) as workers:
+            fit = work.new_fit()
+            kept, subject_ids, dataset_end_us = _first_pass_kept(workers, fit, tick, folder / KEPT)
+            if study.data.extracted:
+                dataset_end_us = parse_date_us(study.data.extracted)
+            for builder in builders:
+                builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
+            vocabulary = fit.finish()
+            mends = Counter(reader.mends)
+            mends["absent_split"] = lookup.absent(subject_ids)
+            for builder in builders:
+                builder.require_subjects(subject_ids)
+            vocabulary.save(folder)
+            write_json(folder / KEPT / CODES, list(fit.number))
+            found = ranges(kept, n_ranges)
+            encoded = workers.in_order(ShardWork.encode, [(shards, folder, dataset_end_us) for shards in found])
+            with _Writers(folder, tasks) as writers:
+                for shard in encoded:
+                    writers.add(shard, mends)
+                    tick()
+            for _ in range(len(found), n_ranges):
                 tick()
-        _sort_by_subject(folder, names)
-        vocabulary.save(folder)
+        shutil.rmtree(folder / KEPT)
         write_settings(folder / "config.yaml", study, only=SECTIONS)
         for builder, tally in zip(builders, writers.tallies, strict=True):
             task_folder = folder / "tasks" / builder.task.name
@@ -145,6 +175,7 @@ def prepare(
             "kind": "prepared", "version": __version__, "data": data_name(data),
             "data_path": str(data.resolve()), "subjects": len(subject_ids),
             "dataset_end_us": dataset_end_us, "vocabulary": vocabulary.digest, "tasks": names,
+            "splits": split_source(data, study.splits),
             "config": digest(study.model_dump(mode="json", include=SECTIONS)),
             "excluded": list(excluded.patterns), "mends": {name: count for name, count in mends.items() if count},
         })  # fmt: skip
@@ -153,102 +184,71 @@ def prepare(
 def data_name(data: Path) -> str:
     """What the data set calls itself, else its folder's name."""
     card = data / "metadata" / "dataset.json"
-    name = read_json(card).get("dataset_name") if card.is_file() else None
+    found = read_json(card) if card.is_file() else None
+    name = found.get("dataset_name") if isinstance(found, dict) else None
     return name if isinstance(name, str) and name else data.name
 
 
 def first_pass(
-    reader: MedsReader, lookup: SplitLookup, fit: VocabularyFit, tick: Callable[[], None]
+    reader: MedsReader,
+    lookup: SplitLookup,
+    fit: VocabularyFit,
+    tick: Callable[[], None],
+    *,
+    also: Callable[[Events], None] | None = None,
 ) -> tuple[NDArray[np.int64], int]:
-    """Fit the vocabulary; all subject ids and the last timestamp of the data set."""
+    """Fit the vocabulary; all subject ids and the last timestamp of the data set. `also` sees every shard's events."""
     ids: list[NDArray[np.int64]] = []
     end_us = int(STATIC)
     for events in reader:
-        subject_id, subject = np.unique(events.subject_id, return_inverse=True)
-        fit.update(events, subject, (lookup(subject_id) == 0)[subject])
+        subject_id, last_us = update_fit(fit, events, lookup)
         ids.append(subject_id)
-        end_us = max(end_us, int(events.time_us.max(initial=STATIC)))
+        end_us = max(end_us, last_us)
+        if also is not None:
+            also(events)
         tick()
+    return _everyone(ids, reader), end_us
+
+
+def _first_pass_kept(
+    workers: Workers, fit: VocabularyFit, tick: Callable[[], None], folder: Path
+) -> tuple[list[KeptRows], NDArray[np.int64], int]:
+    """The first pass, in one process or several; every shard's mended rows are kept in `folder`."""
+    reader, kept = workers.work.reader, list[KeptRows]()
+    paths = [folder / f"{number}.rows" for number in range(len(reader.shards))]
+
+    def also(events: Events) -> None:
+        kept.append(keep(events, paths[len(kept)]))
+        kept[-1].number_codes(fit.numbers(events.codes))
+
+    if workers.processes == 1:
+        subject_ids, end_us = first_pass(reader, workers.work.lookup, fit, tick, also=also)
+        return kept, subject_ids, end_us
+    end_us = int(STATIC)
+    for shard in workers.in_order(ShardWork.fit, list(zip(reader.shards, paths, strict=True))):
+        fit.merge(shard.part)
+        reader.mends.merge(shard.mends)
+        kept.append(shard.kept)
+        kept[-1].number_codes(fit.numbers(shard.part.codes))
+        end_us = max(end_us, shard.end_us)
+        tick()
+    ids = [shard.subject_id for shard in kept]
+    refuse_scattered(ids, reader.shards)
+    return kept, _everyone(ids, reader), end_us
+
+
+def _everyone(ids: list[NDArray[np.int64]], reader: MedsReader) -> NDArray[np.int64]:
     every = np.concatenate(ids)
     if not len(every):
         raise EhrseqError("holds no subject with a timed row", where=str(reader.data), mend="check the data set")
-    distinct = np.unique(every)
-    if len(distinct) < len(every):
-        where = str(reader.data / "data")
-        raise EhrseqError("a subject is in two shards", where=where, mend="keep each subject's rows in one file")
-    return distinct, end_us
-
-
-class Tally:
-    """Counts of one task, step by step, per split."""
-
-    def __init__(self, task: TaskConfig) -> None:
-        self.task = task
-        self.steps = cohort_steps(task)
-        shape = (len(SPLITS), len(self.steps) + 1)
-        self.subjects = np.zeros(shape, dtype=np.int64)  # that got so far
-        self.indexes = np.zeros(shape, dtype=np.int64)
-        self.rows = np.zeros(len(SPLITS), dtype=np.int64)
-        self.queries = np.zeros(len(SPLITS), dtype=np.int64)
-        self.ends_record = 0  # outcomes that are their subject's last event, where that ends the follow-up
-        self.notes = Counter[str]()
-        self.outcomes = np.zeros((len(SPLITS), len(task.causes) + 1), dtype=np.int64)
-
-    def add_cohort(self, cohort: Cohort, split: NDArray[np.int8]) -> None:
-        """Add a shard: its cohort and each subject's split (S,)."""
-        self.ends_record += cohort.ends_record
-        self.notes.update({
-            "follow-up ended by a death that is no cause": cohort.ended_by_death,
-            "indexes with censoring codes only before them": cohort.censoring_before,
-            "indexes before birth": cohort.before_birth,
-        })  # fmt: skip
-        n_steps = self.subjects.shape[1]
-        for k in range(len(SPLITS)):
-            rows = cohort.rows.take(split[cohort.rows.subject] == k)
-            self.subjects[k] += np.bincount(cohort.reached[split == k], minlength=n_steps)
-            self.indexes[k] += np.bincount(cohort.index_reached[split[cohort.index_owner] == k], minlength=n_steps)
-            self.rows[k] += len(rows)
-            self.queries[k] += int(rows.is_query.sum())
-            _, first = np.unique(rows.subject, return_index=True)
-            self.outcomes[k] += np.bincount(rows.cause[first], minlength=self.outcomes.shape[1])
-
-    def _flow(self, subjects: NDArray[np.int64], indexes: NDArray[np.int64]) -> list[dict[str, Any]]:
-        """Subjects and index times left after each step, from how many got how far (steps + 1,)."""
-        left, times = int(subjects.sum()), int(indexes.sum())
-        flow = [{"step": "all subjects", "subjects": left, "excluded": 0, "indexes": times}]
-        for step, lost, lost_times in zip(self.steps, subjects[:-1].tolist(), indexes[:-1].tolist(), strict=True):
-            left, times = left - lost, times - lost_times
-            flow.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
-        return flow
-
-    def as_json(self) -> dict[str, Any]:
-        """Content of `attrition.json`."""
-        outcomes = ["censored", *self.task.causes]
-        return {
-            "steps": self._flow(self.subjects.sum(axis=0), self.indexes.sum(axis=0)),
-            "prediction_times": int(self.rows.sum()),
-            "queries": int(self.queries.sum()),
-            "outcomes_that_end_the_record": self.ends_record,
-            "notes": {note: count for note, count in self.notes.items() if count},
-            "events": dict(zip(outcomes, self.outcomes.sum(axis=0).tolist(), strict=True)),
-            "splits": {
-                name: {
-                    "steps": self._flow(self.subjects[k], self.indexes[k]),
-                    "prediction_times": int(self.rows[k]),
-                    "queries": int(self.queries[k]),
-                    "events": dict(zip(outcomes, self.outcomes[k].tolist(), strict=True)),
-                }
-                for k, name in enumerate(SPLITS)
-            },
-        }
+    return np.sort(every)
 
 
 class _Writers:
     """Open files of a prepared set; shards are appended, each subject to its split."""
 
-    def __init__(self, folder: Path, builders: Sequence[CohortBuilder], lookup: SplitLookup) -> None:
-        self.folder, self.builders, self.lookup = folder, builders, lookup
-        self.tallies = [Tally(builder.task) for builder in builders]
+    def __init__(self, folder: Path, tasks: Sequence[TaskConfig]) -> None:
+        self.folder, self.tallies = folder, [Tally(task) for task in tasks]
         self._stack = ExitStack()
         self._appender = _Appender(self._stack)
 
@@ -258,26 +258,15 @@ class _Writers:
     def __exit__(self, *failure: Any) -> None:
         self._stack.__exit__(*failure)
 
-    def add(self, record: Record, vocabulary: Vocabulary, dataset_end_us: int, mends: Counter[str]) -> None:
-        """Encode a shard and append it."""
-        timelines, too_old = encode_timelines(record, vocabulary)
-        mends["old_age"] += too_old
-        split = self.lookup(record.subject_id)
-        chosen = [np.flatnonzero(split == k) for k in range(len(SPLITS))]
-        for k, subjects in enumerate(chosen):
-            self._appender.append(self.folder / "visits" / SPLITS[k], take_timelines(timelines, subjects))
-        for number, builder in enumerate(self.builders):
-            cohort = builder.build(
-                record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=dataset_end_us
-            )
-            mends["after_censoring"] += cohort.after_censoring
-            self.tallies[number].add_cohort(cohort, split)
-            rows = cohort.rows
-            encoded = encode_rows(record, rows, vocabulary)
-            for k, subjects in enumerate(chosen):
-                self._appender.append(
-                    self.folder / "tasks" / builder.task.name / SPLITS[k], take_rows(encoded, subjects)
-                )
+    def add(self, shard: EncodedShard, mends: Counter[str]) -> None:
+        """Append a shard."""
+        mends.update(shard.mends)
+        for split, timelines in zip(SPLITS, shard.visits, strict=True):
+            self._appender.append(self.folder / "visits" / split, timelines)
+        for total, tally, parts in zip(self.tallies, shard.tallies, shard.rows, strict=True):
+            total.merge(tally)
+            for split, rows in zip(SPLITS, parts, strict=True):
+                self._appender.append(self.folder / "tasks" / total.task.name / split, rows)
 
 
 class _Appender:
@@ -301,27 +290,6 @@ class _Appender:
             writer.append(rows[1:] + writer.last if is_offsets else rows)
 
 
-def _sort_by_subject(folder: Path, tasks: Sequence[str]) -> None:
-    """Bring each split into the order of subject ids, so that the store does not depend on how shards were cut."""
-    for split in SPLITS:
-        timelines = _open(Timelines, folder / "visits" / split)
-        order = np.argsort(timelines.subject_id, kind="stable")
-        if np.array_equal(order, np.arange(len(order))):
-            continue
-        for name in ("visits", *(f"tasks/{task}" for task in tasks)):
-            place, sorted_place = folder / name / split, folder / name / f".tmp-{split}"
-            with ExitStack() as stack:
-                appender = _Appender(stack)
-                for start in range(0, len(order), _SORT_CHUNK):
-                    part = order[start : start + _SORT_CHUNK]
-                    if name == "visits":
-                        appender.append(sorted_place, take_timelines(timelines, part))
-                    else:
-                        appender.append(sorted_place, take_rows(_open(TaskRows, place), part))
-            shutil.rmtree(place)
-            sorted_place.rename(place)
-
-
 def _write_cohort(folder: Path, task: str) -> None:
     """Write `cohort.parquet` and `labels.parquet` from the stored arrays: by split, subject and time."""
     place = folder / "tasks" / task
@@ -330,21 +298,23 @@ def _write_cohort(folder: Path, task: str) -> None:
         pq.ParquetWriter(place / "labels.parquet", LABELS) as labels,
     ):
         for split in SPLITS:
-            timelines = _open(Timelines, folder / "visits" / split)
-            rows = _open(TaskRows, folder / "tasks" / task / split)
-            for start in range(0, len(timelines), _SORT_CHUNK):
-                subjects = np.arange(start, min(start + _SORT_CHUNK, len(timelines)))
-                part = take_rows(rows, subjects)
-                subject_id = np.asarray(timelines.subject_id)[subjects][part.subject]
-                labels.write_table(label_table(subject_id, part.prediction_us, part.duration_days, part.cause))
+            subject_ids = np.load(folder / "visits" / split / "subject_id.npy")
+            for start in range(0, len(subject_ids), _COHORT_CHUNK):
+                rows = _open(TaskRows, place / split)  # mapped anew each time: pages that were read would stay
+                bounds = rows.row_offsets[start : start + _COHORT_CHUNK + 1]
+                subject_id = np.repeat(subject_ids[start : start + _COHORT_CHUNK], np.diff(bounds))
+                part = slice(bounds[0], bounds[-1])
+                prediction_us, cause = np.asarray(rows.prediction_us[part]), np.asarray(rows.cause[part])
+                duration_days = np.asarray(rows.duration_days[part])
+                labels.write_table(label_table(subject_id, prediction_us, duration_days, cause))
                 columns = [
                     pa.array(subject_id),
-                    pa.array(part.index_us).cast(pa.timestamp("us")),
-                    pa.array(part.prediction_us).cast(pa.timestamp("us")),
-                    pa.array(["visit", "query"]).take(pa.array(part.is_query.astype(np.int8))),
-                    pa.array(part.duration_days),
-                    pa.array(part.cause),
-                    pa.array([split] * len(part), pa.string()),
+                    pa.array(rows.index_us[part]).cast(pa.timestamp("us")),
+                    pa.array(prediction_us).cast(pa.timestamp("us")),
+                    pa.array(["visit", "query"]).take(pa.array(rows.is_query[part].astype(np.int8))),
+                    pa.array(duration_days),
+                    pa.array(cause),
+                    pa.repeat(split, len(subject_id)),
                 ]
                 writer.write_table(pa.Table.from_arrays(columns, schema=_COHORT))
 

@@ -1,20 +1,22 @@
-"""Splits that the records decide: by the date of the index (temporal validation) or by site (external validation).
+"""Splits that the records decide: by the folders of the shards, by the date of the index, or by site.
 
-Both need a pass over the records of their own, since the vocabulary is fitted on training subjects only.
+Each needs a pass over the records of its own, since the vocabulary is fitted on training subjects only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ehrsequencing.config import SplitsConfig, StudyConfig, TaskConfig
+from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER, CohortBuilder
+from ehrsequencing.records.dialect import columns_of, read_subjects
+from ehrsequencing.records.events import opens_run
 from ehrsequencing.records.meds import (
     BIRTH,
     SPLITS,
@@ -25,10 +27,12 @@ from ehrsequencing.records.meds import (
     hash_splits,
     parse_date_us,
     read_table,
+    refuse_scattered,
 )
 from ehrsequencing.records.timelines import make_record
 
 HELD_OUT = SPLITS.index("held_out")
+SplitSource = Literal["file", "folders", "hash", "date", "site"]
 
 
 def split_lookup(
@@ -51,13 +55,61 @@ def split_lookup(
     Raises:
         EhrseqError: The records lack what the rule needs.
     """
-    if study.splits.by == "date":
+    source = split_source(data, study.splits)
+    dialect = study.data.dialect or DialectConfig()
+    if source == "date":
         assigned = _by_date(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-    elif study.splits.by == "site":
-        assigned = _by_site(data, study.splits)
+    elif source == "site":
+        assigned = _by_site(data, study.splits, dialect)
+    elif source == "folders":
+        assigned = _by_folder(data, dialect)
     else:
         return SplitLookup(data, study.splits)
     return SplitLookup(data, study.splits, assigned=assigned)
+
+
+def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
+    """Where the splits come from: `splits.by=file` takes the file, else MEDS' folders of shards, else the hash.
+
+    Args:
+        data: Folder of the data set.
+        settings: The rule that the study names.
+
+    Raises:
+        EhrseqError: Some shards lie in the folder of a split and others do not, so that these have none.
+    """
+    if settings.by != "file":
+        return settings.by
+    if (data / "metadata" / "subject_splits.parquet").is_file():
+        return "file"
+    shards = find_shards(data)
+    outside = [path for path in shards if _folder(path, data) not in SPLITS]
+    if len(outside) == len(shards):
+        return "hash"
+    if outside:
+        what = f"lies outside of data/{{{','.join(SPLITS)}}}, where other shards are, and there is no file of splits"
+        mend = "move it into the folder of its split, or use splits.by=hash"
+        raise EhrseqError(what, where=str(outside[0]), mend=mend)
+    return "folders"
+
+
+def _folder(path: Path, data: Path) -> str:
+    """Where below `DATA/data` a shard lies: `train` for `train/0.parquet`, `train/a/0.parquet` and `train.parquet`."""
+    return path.relative_to(data / "data").parts[0].removesuffix(".parquet")
+
+
+def _by_folder(data: Path, dialect: DialectConfig) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    """MEDS' convention: the shards of `data/train/`, `data/tuning/` and `data/held_out/` are those splits."""
+    shards = find_shards(data)
+    ids = [_distinct(read_subjects(path, dialect=dialect)) for path in shards]
+    refuse_scattered(ids, shards)
+    split = [SPLITS.index(_folder(path, data)) for path in shards]
+    return _sorted(np.concatenate(ids), np.repeat(split, [len(part) for part in ids]))
+
+
+def _distinct(subject_id: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Distinct ids, sorted; rows of one subject mostly stand together, so that few are left to sort."""
+    return np.unique(subject_id[opens_run(subject_id)])
 
 
 def _by_date(
@@ -88,45 +140,49 @@ def _by_date(
         start_us = first_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
         ids.append(record.subject_id)
         is_late.append(np.where(first_us == NEVER, start_us, first_us) >= from_us)
-    return _assigned(ids, is_late, study.splits)
+    return _assigned(np.concatenate(ids), np.concatenate(is_late), study.splits)
 
 
-def _by_site(data: Path, settings: SplitsConfig) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
     """Held out: who has any row at one of `splits.held_out_sites`, so that no such person is learned from."""
     column, sites = settings.column or "", pa.array(settings.held_out_sites or (), pa.string())
     ids, is_there, seen = [], [], set[str]()
     for path in find_shards(data):
-        try:
-            names = pq.read_schema(path).names
-        except (pa.ArrowException, OSError) as error:
-            mend = "the file is damaged: fetch it again"
-            raise EhrseqError("cannot be read as Parquet", where=str(path), mend=mend) from error
-        if column not in names:
+        row_subject = read_subjects(path, dialect=dialect)
+        if column not in columns_of(path):
             raise EhrseqError(f"has no column {column!r}", where=str(path), mend="name the site's in splits.column")
-        table = read_table(path, ["subject_id", column])
-        if not pa.types.is_integer(table["subject_id"].type) or table["subject_id"].null_count:
-            raise EhrseqError("a subject_id is no whole number", where=str(path), mend="see the MEDS schema")
-        site = table[column].cast(pa.string())
+        site = _as_text(read_table(path, [column])[column], column, path)
         at_site = pc.fill_null(pc.is_in(site, value_set=sites), False).to_numpy(zero_copy_only=False)
         seen.update(pc.unique(site.filter(pa.array(at_site))).to_pylist())
-        subject_id, row = np.unique(table["subject_id"].cast(pa.int64()).to_numpy(), return_inverse=True)
+        subject_id, row = np.unique(row_subject, return_inverse=True)
         ids.append(subject_id)
         is_there.append(np.bincount(row, weights=at_site, minlength=len(subject_id)) > 0)
     unseen = sorted(set(settings.held_out_sites or ()) - seen)
     if unseen:
         where = f"splits.held_out_sites, column {column}"
         raise EhrseqError(f"no row has the site {unseen[0]!r}", where=where, mend="write sites as the column does")
-    return _assigned(ids, is_there, settings)
+    everyone, is_held_out = np.concatenate(ids), np.concatenate(is_there)
+    return _assigned(everyone, is_held_out, settings)
+
+
+def _as_text(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowException as error:
+        what = f"column {name!r} has type {column.type}"
+        raise EhrseqError(what, where=str(path), mend="sites are text or whole numbers") from error
 
 
 def _assigned(
-    ids: Sequence[NDArray[np.int64]], held_out: Sequence[NDArray[np.bool_]], settings: SplitsConfig
+    everyone: NDArray[np.int64], is_held_out: NDArray[np.bool_], settings: SplitsConfig
 ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
     """Sorted ids and splits; those not held out train or tune by their hash, in the shares of the settings."""
-    everyone, is_held_out = np.concatenate(ids), np.concatenate(held_out)
-    order = np.argsort(everyone, kind="stable")
-    everyone, is_held_out = everyone[order], is_held_out[order]
     whole = settings.train + settings.tuning
     shares = settings.model_copy(update={"train": settings.train / whole, "tuning": settings.tuning / whole})
     split = np.minimum(hash_splits(everyone, shares), 1)
-    return everyone, np.where(is_held_out, HELD_OUT, split).astype(np.int8)
+    return _sorted(everyone, np.where(is_held_out, HELD_OUT, split))
+
+
+def _sorted(ids: NDArray[np.int64], split: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    order = np.argsort(ids, kind="stable")
+    return ids[order], split[order].astype(np.int8)

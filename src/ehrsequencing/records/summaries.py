@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.events import DAY_US, number_runs, opens_run
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
 
@@ -37,8 +37,8 @@ def summarise(
     """Summarise, for each query, every numeric code that its subject has by then (stamped ≤ p).
 
     Args:
-        subject: (n,) subject row of each number.
-        time_us: (n,) its time.
+        subject: (n,) subject row of each number, sorted.
+        time_us: (n,) its time, sorted within a subject.
         token: (n,) its code's token id.
         value: (n,) the number.
         query_subject: (q,) subject row of each query, sorted.
@@ -47,12 +47,10 @@ def summarise(
     Returns:
         The summaries. At equal times the row that stood later in the record is the last one.
     """
-    order = np.lexsort((time_us, token, subject))
+    order = np.argsort(subject * (int(token.max(initial=0)) + 1) + token, kind="stable")  # times stay in order
     subject, time_us, token, number = subject[order], time_us[order], token[order], value[order].astype(np.float64)
-    opens = np.ones(len(order), dtype=bool)
-    opens[1:] = (subject[1:] != subject[:-1]) | (token[1:] != token[:-1])
-    start = np.flatnonzero(opens)  # each (subject, code) is one group
-    group_of = np.cumsum(opens) - 1
+    start = np.flatnonzero(opens_run(subject, token))  # each (subject, code) is one group
+    group_of = number_runs(start, len(order))
     low = np.searchsorted(subject[start], query_subject, side="left")
     high = np.searchsorted(subject[start], query_subject, side="right")
     query = np.repeat(np.arange(len(query_us)), high - low)

@@ -12,8 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
+from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortRows
-from ehrsequencing.records.meds import BIRTH, DAY_US, STATIC, Events, first_time
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    STATIC,
+    Events,
+    distinct_sorted,
+    first_time,
+    number_runs,
+    opens_run,
+)
+from ehrsequencing.records.events import ragged as ragged
 from ehrsequencing.records.summaries import summarise
 from ehrsequencing.records.visits import Visits, group_visits
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
@@ -125,8 +136,11 @@ def make_record(events: Events, *, excluded: Callable[[str], bool], settings: Vi
         excluded: Codes that make no token, no visit and no visit end.
         settings: How visits are cut.
     """
-    subject_id, subject = np.unique(events.subject_id, return_inverse=True)
-    skip = np.fromiter((excluded(code) for code in events.codes), dtype=bool, count=len(events.codes))[events.code]
+    subject_id, subject = distinct_sorted(events.subject_id)
+    if isinstance(excluded, CodeMatcher):  # it remembers its answer
+        skip = excluded.mask(events.codes)[events.code]
+    else:
+        skip = np.fromiter(map(excluded, events.codes), dtype=bool, count=len(events.codes))[events.code]
     visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
     birth_us = first_time(events, events.is_code(BIRTH), subject, len(subject_id))
     return Record(events, subject_id, subject, birth_us, visits, skip)
@@ -138,14 +152,18 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     n_subjects, n_visits = len(record.subject_id), len(visits)
     place, codes, values = encode_events(events, visits.event, vocabulary)
     owner = visits.visit[place]
-    order = np.lexsort((codes, events.time_us[visits.event[place]], owner))
-    owner, codes, values = owner[order], codes[order], values[order]
-    keep = ~_repeats(owner, codes, np.isnan(values[:, 0]))
-    owner, codes, values = owner[keep], codes[keep], values[keep]
+    opens = np.flatnonzero(opens_run(visits.visit, events.time_us[visits.event]))
+    moment = number_runs(opens, len(visits.visit))[place]  # distinct (visit, time), in order
+    order = np.argsort(moment * len(vocabulary) + codes, kind="stable")  # runs are sorted: nearly linear
+    owner, codes, values = owner[order], codes[order], values.take(order, axis=0)
+    repeats = _repeats(owner, codes, np.isnan(values[:, 0]))
+    if repeats.any():
+        first = np.flatnonzero(~repeats)
+        owner, codes, values = owner[first], codes[first], values.take(first, axis=0)
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
     place, static_codes, _ = encode_events(events, static, vocabulary)
-    pairs = np.unique(np.stack([record.subject[static[place]], static_codes.astype(np.int64)]), axis=1)
+    pairs = np.divmod(np.unique(record.subject[static[place]] * len(vocabulary) + static_codes), len(vocabulary))
 
     birth = record.birth_us[visits.subject]
     age, too_old = age_years(visits.start_us, birth)
@@ -183,7 +201,7 @@ def encode_events(
         come first, in their order.
     """
     code, value = events.code[chosen], events.value[chosen]
-    if len(code):
+    if len(code) and vocabulary.rollup.mode == "on":
         value = np.where(vocabulary.keeps_number(events.codes)[code], value, np.float32(np.nan))
     token = vocabulary.ids(events.codes)[code] if len(code) else np.zeros(0, np.int32)
     codes, values = vocabulary.encode_values(token, value)
@@ -233,18 +251,22 @@ def _carry(
     queries = np.flatnonzero(rows.is_query)
     if not vocabulary.settings.carry or vocabulary.settings.mode == "none" or not len(queries):
         return counts, np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
-    event = record.visits.event
-    token = vocabulary.ids(record.events.codes)[record.events.code[event]]
-    numeric = (vocabulary.summary_ids("LAST")[token] >= 0) & ~np.isnan(record.events.value[event])
-    numeric &= vocabulary.keeps_number(record.events.codes)[record.events.code[event]]
-    event, token = event[numeric], token[numeric]
+    event, names = record.visits.event, record.events.codes
+    event = event[np.flatnonzero(~np.isnan(record.events.value[event]))]
+    last_us = np.full(len(record.subject_id), STATIC)  # most numbers come after their subject's last query
+    last_us[rows.subject[queries]] = rows.prediction_us[queries]
+    event = event[np.flatnonzero(record.events.time_us[event] <= last_us[record.subject[event]])]
+    token = vocabulary.ids(names)
+    has_summary = vocabulary.keeps_number(names) & (vocabulary.summary_tokens[token, 0] >= 0)
+    event = event[np.flatnonzero(has_summary[record.events.code[event]])]
+    token = token[record.events.code[event]]
     found = summarise(
         record.subject[event], record.events.time_us[event], token, record.events.value[event],
         query_subject=rows.subject[queries], query_us=rows.prediction_us[queries],
     )  # fmt: skip
-    names = np.stack([vocabulary.summary_ids(name)[found.token] for name in SUMMARIES], axis=1)
+    summary_tokens = vocabulary.summary_tokens.take(found.token, axis=0)
     numbers = np.stack([found.values[name] for name in SUMMARIES], axis=1)
-    codes, values = vocabulary.encode_values(names.ravel(), numbers.ravel())
+    codes, values = vocabulary.encode_values(summary_tokens.ravel(), numbers.ravel())
     counts[queries] = np.bincount(found.query, minlength=len(queries)) * len(SUMMARIES)
     return counts, codes, values
 
@@ -271,18 +293,11 @@ def age_years(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> tupl
 def _repeats(visit: NDArray[np.int64], codes: NDArray[np.int32], plain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which tokens without a value repeat an earlier one of their visit."""
     rows = np.flatnonzero(plain)
-    order = rows[np.lexsort((codes[rows], visit[rows]))]  # stable: the earliest of equals comes first
-    same = (visit[order][1:] == visit[order][:-1]) & (codes[order][1:] == codes[order][:-1])
+    key = visit[rows] * (int(codes.max(initial=0)) + 1) + codes[rows]
+    order = np.argsort(key, kind="stable")  # the earliest of equals comes first
     out = np.zeros(len(codes), dtype=bool)
-    out[order[1:][same]] = True
+    out[rows[order[~opens_run(key[order])]]] = True
     return out
-
-
-def ragged(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Items of the chosen owners, one after another, and their new offsets."""
-    length = np.diff(offsets)[chosen]
-    new = np.r_[0, np.cumsum(length)].astype(np.int64)
-    return np.arange(new[-1]) + np.repeat(offsets[chosen] - new[:-1], length), new
 
 
 def take_timelines(timelines: Timelines, subjects: NDArray[np.int64]) -> Timelines:
@@ -294,7 +309,7 @@ def take_timelines(timelines: Timelines, subjects: NDArray[np.int64]) -> Timelin
         subject_id=timelines.subject_id[subjects], birth_us=timelines.birth_us[subjects],
         subject_offsets=subject_offsets, start_us=timelines.start_us[visits], end_us=timelines.end_us[visits],
         age_years=timelines.age_years[visits], delta_days=timelines.delta_days[visits], visit_offsets=visit_offsets,
-        codes=timelines.codes[codes], values=timelines.values[codes],
+        codes=timelines.codes[codes], values=timelines.values.take(codes, axis=0),
         static_codes=timelines.static_codes[static], static_offsets=static_offsets,
     )  # fmt: skip
 
@@ -304,5 +319,5 @@ def take_rows(rows: TaskRows, subjects: NDArray[np.int64]) -> TaskRows:
     chosen, row_offsets = ragged(rows.row_offsets, subjects)
     carry, carry_offsets = ragged(rows.carry_offsets, chosen)
     new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
-    new |= {name: getattr(rows, name)[carry] for name in ("carry_codes", "carry_values")}
+    new |= {name: getattr(rows, name).take(carry, axis=0) for name in ("carry_codes", "carry_values")}
     return TaskRows(**new, **{f.name: getattr(rows, f.name)[chosen] for f in fields(rows) if f.name not in new})

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import VisitsConfig
-from ehrsequencing.records.meds import DAY_US, Events
+from ehrsequencing.records.events import DAY_US, Events, number_runs, opens_run
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,15 @@ def group_visits(
             raise ValueError("visits by encounter need events that were read with the encounter column")
         label = _encounter_labels(owner, time, events.encounter[event])
     else:
-        opens = np.ones(len(event), dtype=bool)
         if settings.by == "gap":
-            opens[1:] = np.diff(time) >= round(settings.gap * DAY_US)
+            opens = opens_run(owner)
+            opens[1:] |= np.diff(time) >= round(settings.gap * DAY_US)
         else:
-            opens[1:] = np.diff(time // (DAY_US if settings.by == "day" else round(settings.window * DAY_US))) != 0
-        opens[1:] |= np.diff(owner) != 0
-        label = np.cumsum(opens) - 1
+            width_us = DAY_US if settings.by == "day" else round(settings.window * DAY_US)
+            opens = opens_run(owner, time // width_us)
+        first = np.flatnonzero(opens)  # events are sorted by subject and time, and so are such visits
+        last = np.append(first[1:], len(event))[: len(first)] - 1
+        return Visits(event, number_runs(first, len(event)), owner[first], time[first], time[last])
     return _collect(event, owner, time, label)
 
 
@@ -164,7 +166,7 @@ def count_at_or_before(
     """How many keys of the query's own group are ≤ the query, for many queries at once.
 
     Args:
-        key_group: (n,) group of each key, sorted.
+        key_group: (n,) group of each key, sorted; groups are small non-negative numbers.
         key: (n,) sorted within its group.
         group: (m,) group of each query.
         query: (m,) in any order.
@@ -176,11 +178,15 @@ def count_at_or_before(
     >>> count_at_or_before(np.array([0, 0, 2]), np.array([5, 9, 1]), np.array([0, 1, 2, 0]), np.array([9, 9, 0, 6]))
     (array([2, 0, 0, 1]), array([0, 2, 2, 0]))
     """
-    n, m = len(key), len(query)
-    is_query = np.r_[np.zeros(n, dtype=bool), np.ones(m, dtype=bool)]
-    order = np.lexsort((is_query, np.r_[key, query], np.r_[key_group, group]))
-    keys_seen = np.cumsum(~is_query[order])
-    total = np.empty(n + m, dtype=np.int64)
-    total[order] = keys_seen
-    first = np.searchsorted(key_group, group, side="left")
-    return total[n:] - first, first
+    n_groups = max(key_group.max(initial=-1), group.max(initial=-1)) + 1
+    bounds = np.r_[0, np.cumsum(np.bincount(key_group, minlength=n_groups))]
+    first, after = bounds[group], bounds[group + 1]
+    low, high = first.copy(), after  # the count ends in [low, high]: halved for all queries at once
+    open_ = np.flatnonzero(low < high)
+    while len(open_):
+        middle = (low[open_] + high[open_]) // 2
+        is_past = key[middle] <= query[open_]
+        low[open_[is_past]] = middle[is_past] + 1
+        high[open_[~is_past]] = middle[~is_past]
+        open_ = open_[low[open_] < high[open_]]
+    return low - first, first

@@ -19,14 +19,14 @@ from safetensors.numpy import load_file, save_file
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
-from ehrsequencing.records.meds import DAY_US, STATIC, Events, hash_u64
+from ehrsequencing.records.events import DAY_US, STATIC, Events, group_order, hash_u64, opens_run
 from ehrsequencing.records.rollup import Carriers, Rollup, fit_rollup
+from ehrsequencing.records.samples import Sample
 from ehrsequencing.storage import digest, read_json, write_json
 
 PAD, UNK = "[PAD]", "[UNK]"
 SUMMARIES = ("LAST", "FIRST", "MEAN", "MIN", "MAX", "SINCE", "COUNT")
 _QUANTILES = 128  # knots of a scale, less one
-_SAMPLE = 2048  # values kept per code while fitting
 _RANK_SD = float(np.sqrt(12.0))  # a uniform rank times this has standard deviation 1
 
 
@@ -90,16 +90,25 @@ class Vocabulary:
 
     def ids(self, codes: tuple[str, ...]) -> NDArray[np.int32]:
         """Token id of each code: its own, that of what it is rolled up to, or its type's unknown token."""
+        memo = self._ids
+        if memo.last[0] is not codes:
+            memo.last = codes, np.fromiter(map(memo.__getitem__, codes), dtype=np.int32, count=len(codes))
+        return memo.last[1]
+
+    @cached_property
+    def _ids(self) -> "_Memo":
         get, unknown, rolled = self.index.get, self.index[UNK], self.rollup.replacement
-        found = (get(rolled(c) or c, -1) if not c.startswith("[") else -1 for c in codes)
-        return np.fromiter(
-            (i if i >= 0 else get(f"[UNK//{code_type(c)}]", unknown) for i, c in zip(found, codes, strict=True)),
-            dtype=np.int32,
-            count=len(codes),
-        )
+
+        def find(code: str) -> int:
+            own = get(rolled(code) or code, -1) if not code.startswith("[") else -1
+            return own if own >= 0 else get(f"[UNK//{code_type(code)}]", unknown)
+
+        return _Memo(find)
 
     def keeps_number(self, codes: tuple[str, ...]) -> NDArray[np.bool_]:
         """(C,) False for codes that are rolled up: their number means nothing on their ancestor's scale."""
+        if self.rollup.mode != "on":
+            return np.ones(len(codes), dtype=bool)
         return np.fromiter((self.rollup.replacement(c) is None for c in codes), dtype=bool, count=len(codes))
 
     def extra_ids(self, codes: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -110,7 +119,13 @@ class Vocabulary:
 
     def summary_ids(self, summary: str) -> NDArray[np.int32]:
         """(V,) token id of `SUMMARY//code` for every code token, -1 where there is none."""
-        return np.fromiter((self.index.get(f"{summary}//{t}", -1) for t in self.tokens), np.int32, count=len(self))
+        return self.summary_tokens[:, SUMMARIES.index(summary)]
+
+    @cached_property
+    def summary_tokens(self) -> NDArray[np.int32]:
+        """(V, 7) token ids of the summaries of every code token, in the order of `SUMMARIES`; -1 without them."""
+        rows = [[self.index.get(f"{summary}//{token}", -1) for summary in SUMMARIES] for token in self.tokens]
+        return np.array(rows, dtype=np.int32).reshape(-1, len(SUMMARIES))
 
     def encode_values(
         self, ids: NDArray[np.int32], value: NDArray[np.floating[Any]]
@@ -126,25 +141,24 @@ class Vocabulary:
             rank r (scaled to standard deviation 1) and standardised value z (clipped at ±4), NaN without a number.
         """
         out = np.full((len(ids), 2), np.nan, dtype=np.float32)
-        scale = self.scale[ids]
-        rows = np.flatnonzero((scale >= 0) & ~np.isnan(value))
+        rows = np.flatnonzero(~np.isnan(value))
+        rows = rows[self.scale[ids[rows]] >= 0]
         if self.settings.mode == "none" or not len(rows):
             return ids, out
-        order = rows[np.argsort(scale[rows], kind="stable")]
-        bounds = np.flatnonzero(np.diff(scale[order])) + 1
-        rank = np.empty(len(order))
-        for part, where in zip(np.split(order, bounds), np.split(np.arange(len(order)), bounds), strict=True):
-            rank[where] = _mid_rank(self.knots[scale[part[0]]], value[part].astype(np.float64))
+        scale, number = self.scale[ids[rows]], value[rows].astype(np.float64)
+        rank = self._ranks.of(scale, number)
         if self.settings.mode == "bins":
             ids = ids.copy()
-            ids[order] = self._first_bin[ids[order]] + np.minimum(
-                rank * self.settings.bins, self.settings.bins - 1
-            ).astype(np.int32)
+            last = self.settings.bins - 1
+            ids[rows] = self._first_bin[ids[rows]] + np.minimum(rank * self.settings.bins, last).astype(np.int32)
             return ids, out
-        out[order, 0] = (rank - 0.5) * _RANK_SD
-        standard = (value[order].astype(np.float64) - self.mean[scale[order]]) / self.sd[scale[order]]
-        out[order, 1] = np.clip(standard, -4.0, 4.0)
+        out[rows, 0] = (rank - 0.5) * _RANK_SD
+        out[rows, 1] = np.clip((number - self.mean[scale]) / self.sd[scale], -4.0, 4.0)
         return ids, out
+
+    @cached_property
+    def _ranks(self) -> "_Ranks":
+        return _Ranks(self.knots)
 
     @cached_property
     def _first_bin(self) -> NDArray[np.int32]:
@@ -173,42 +187,70 @@ class Vocabulary:
             raise EhrseqError("is damaged", where=str(folder / "vocabulary"), mend="make the folder again") from error
 
 
-def _mid_rank(knots: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rank in [0, 1] among the quantiles; tied values get the middle of their run, others interpolate.
+class _Memo(dict[str, int]):
+    """What a function says of each code, asked once: a data set has the same codes in every shard.
+
+    Attributes:
+        last: The codes that were asked about last, and what was answered.
+    """
+
+    def __init__(self, find: Callable[[str], int]) -> None:
+        super().__init__()
+        self._find = find
+        self.last: tuple[tuple[str, ...], NDArray[np.int32]] = ((), np.zeros(0, np.int32))
+
+    def __missing__(self, code: str) -> int:
+        found = self[code] = self._find(code)
+        return found
+
+
+class _Ranks:
+    """Rank in [0, 1] of numbers among the quantiles of their scales.
+
+    Tied values get the middle of their run, others interpolate. All scales are searched at once, by halving: numbers
+    need not be sorted by scale, and no step waits for a branch.
+
+    Args:
+        knots: (n, k) quantiles of each scale, rising.
 
     >>> import numpy as np
-    >>> _mid_rank(np.array([0.0, 1.0, 1.0, 1.0, 4.0]), np.array([-1.0, 0.5, 1.0, 4.0, 9.0]))
+    >>> ranks = _Ranks(np.array([[0.0, 1.0, 1.0, 1.0, 4.0]]))
+    >>> ranks.of(np.zeros(5, np.int32), np.array([-1.0, 0.5, 1.0, 4.0, 9.0]))
     array([0.   , 0.125, 0.5  , 1.   , 1.   ])
     """
-    left, right = np.searchsorted(knots, value, side="left"), np.searchsorted(knots, value, side="right")
-    last = len(knots) - 1
-    low, high = np.clip(left - 1, 0, last), np.clip(left, 0, last)
-    width = knots[high] - knots[low]
-    between = low + (value - knots[low]) / np.where(width > 0, width, 1.0)
-    tied = (left + right - 1) / 2
-    return np.clip(np.where(right > left, tied, between), 0, last) / last
+
+    def __init__(self, knots: NDArray[np.float64]) -> None:
+        self.per_scale, self.knots = knots.shape[1], knots.ravel()
+        opens = np.ones(knots.shape, dtype=bool)
+        opens[:, 1:] = knots[:, 1:] != knots[:, :-1]
+        first = np.flatnonzero(opens.ravel())
+        length = np.diff(first, append=opens.size)
+        self.middle = np.repeat(first % self.per_scale + (length - 1) / 2, length)  # of each knot's run of equals
+
+    def of(self, scale: NDArray[np.int32], value: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Rank (n,) of each number in its scale."""
+        start, last = scale * np.int64(self.per_scale), self.per_scale - 1
+        place, left = start.copy(), self.per_scale
+        while left:  # how many knots are below the number
+            half = (left + 1) // 2
+            place += half * (self.knots.take(place + (half - 1)) < value)
+            left -= half
+        below = place - start
+        low, at = np.maximum(below - 1, 0), np.minimum(below, last) + start
+        at_low, at_high = self.knots.take(low + start), self.knots.take(at)
+        width = at_high - at_low
+        between = low + (value - at_low) / np.where(width > 0, width, 1.0)
+        return np.asarray(np.clip(np.where(at_high == value, self.middle.take(at), between), 0, last) / last)
 
 
-@dataclass
-class _Sample:
-    """A bounded sample of values per key: those with the smallest hash, whatever the order in which rows come."""
+@dataclass(frozen=True)
+class FitPart:
+    """What a fit has collected, as plain arrays: it goes from one process to another (`VocabularyFit.merge`)."""
 
-    key: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    hash: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    value: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-
-    def add(self, key: NDArray[np.int64], hashed: NDArray[np.uint64], value: NDArray[np.float64]) -> None:
-        key, hashed = np.r_[self.key, key], np.r_[self.hash, hashed]
-        value = np.r_[self.value, value]
-        order = np.lexsort((value, hashed, key))
-        sorted_key = key[order]
-        rank = np.arange(len(order)) - np.searchsorted(sorted_key, sorted_key, side="left")
-        keep = order[rank < _SAMPLE]
-        self.key, self.hash, self.value = key[keep], hashed[keep], value[keep]
-
-    def values(self, key: int) -> NDArray[np.float64]:
-        start, stop = np.searchsorted(self.key, [key, key + 1])
-        return np.sort(self.value[start:stop])
+    codes: tuple[str, ...]
+    subjects: NDArray[np.int64]
+    samples: tuple[tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]]], ...]
+    carriers: tuple[NDArray[np.int64], NDArray[np.int64]] | None
 
 
 class VocabularyFit:
@@ -240,7 +282,7 @@ class VocabularyFit:
         self._carriers = Carriers(settings.min_subjects) if settings.rollup != "off" else None
         self.number: dict[str, int] = {}  # every code of the data set → a number
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
-        self._values, self._gaps, self._counts = _Sample(), _Sample(), _Sample()
+        self._values, self._gaps, self._counts = Sample(), Sample(), Sample()
 
     def update(self, events: Events, subject: NDArray[np.int64], is_training: NDArray[np.bool_]) -> None:
         """Add a shard.
@@ -250,39 +292,65 @@ class VocabularyFit:
             subject: (n,) subject row of each event.
             is_training: (n,) whether the event's subject is in the training split.
         """
-        numbers = np.array([self.number.setdefault(c, len(self.number)) for c in events.codes], dtype=np.int64)
-        self.subjects = np.r_[self.subjects, np.zeros(len(self.number) - len(self.subjects), np.int64)]
+        numbers = self.numbers(events.codes)
         rows = np.flatnonzero(is_training)
-        code = numbers[events.code[rows]] if len(numbers) else np.zeros(0, np.int64)
-        pairs = np.unique(np.stack([code, subject[rows]]), axis=1)
-        np.add.at(self.subjects, pairs[0], 1)
+        code = numbers[events.code[rows]]
+        order = group_order(code, len(self.number))
+        rows, code = rows[order], code[order]  # by code, subject and time
+        first = np.flatnonzero(opens_run(code, subject[rows]))
+        self.subjects += np.bincount(code[first], minlength=len(self.number))
         if self._carriers is not None:
-            ids = np.zeros(int(subject.max(initial=-1)) + 1, dtype=np.int64)
-            ids[subject] = events.subject_id
-            self._carriers.add(pairs[0], ids[pairs[1]])
+            self._carriers.add(code[first], events.subject_id[rows[first]])
         if self.value_settings.mode == "none":
             return
         valued = ~np.isnan(events.value[rows])
         rows, code = rows[valued], code[valued]
-        value = events.value[rows].astype(np.float64)
-        identity = hash_u64(events.subject_id[rows].view(np.uint64)) ^ events.time_us[rows].view(np.uint64)
-        hashed = hash_u64(identity ^ value.view(np.uint64))
+        time, value = events.time_us[rows], events.value[rows]
+        identity = hash_u64(events.subject_id[rows].view(np.uint64)) ^ time.view(np.uint64)
+        hashed = hash_u64(identity ^ value.astype(np.float64).view(np.uint64))
         self._values.add(code, hashed, value)
         if self.value_settings.carry:
-            timed = events.time_us[rows] != STATIC
-            self._update_summaries(code[timed], subject[rows[timed]], events.time_us[rows[timed]], hashed[timed])
+            timed = time != STATIC
+            self._update_summaries(code[timed], subject[rows[timed]], time[timed], hashed[timed])
+
+    def numbers(self, codes: tuple[str, ...]) -> NDArray[np.int64]:
+        """The number of each code, a new one for a new code."""
+        numbers = np.array([self.number.setdefault(c, len(self.number)) for c in codes], dtype=np.int64)
+        self.subjects = np.r_[self.subjects, np.zeros(len(self.number) - len(self.subjects), np.int64)]
+        return numbers
 
     def _update_summaries(
         self, code: NDArray[np.int64], subject: NDArray[np.int64], time: NDArray[np.int64], hashed: NDArray[np.uint64]
     ) -> None:
         """Scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)."""
-        order = np.lexsort((time, subject, code))
-        code, subject, time, hashed = code[order], subject[order], time[order], hashed[order]
-        same = (code[1:] == code[:-1]) & (subject[1:] == subject[:-1])
-        self._gaps.add(code[1:][same], hashed[1:][same], np.diff(time)[same] / DAY_US)
-        first = np.flatnonzero(np.r_[True, ~same]) if len(code) else np.zeros(0, np.int64)
-        counts = np.diff(np.r_[first, len(code)]).astype(np.float64)
+        first = np.flatnonzero(opens_run(code, subject))
+        same = np.ones(len(code), dtype=bool)
+        same[first] = False
+        later = np.flatnonzero(same)
+        self._gaps.add(code[later], hashed[later], (time[later] - time[later - 1]) / DAY_US)
+        counts = np.diff(first, append=len(code)).astype(np.float64)
         self._counts.add(code[first], hashed[first], counts)
+
+    def part(self) -> FitPart:
+        """What was collected so far, for another fit to merge."""
+        carriers = None
+        if self._carriers is not None:
+            who = [sorted(self._carriers.of(number)) for number in range(len(self.number))]
+            codes = np.repeat(np.arange(len(who)), [len(ids) for ids in who])
+            carriers = codes, np.array([one for ids in who for one in ids], dtype=np.int64)
+        samples = tuple(sample.rows() for sample in (self._values, self._gaps, self._counts))
+        return FitPart(tuple(self.number), self.subjects, samples, carriers)
+
+    def merge(self, part: FitPart) -> None:
+        """Add what another fit has collected from other subjects: the same as having seen their shards."""
+        numbers = self.numbers(part.codes)
+        self.subjects[numbers] += part.subjects
+        for sample, (key, hashed, value) in zip((self._values, self._gaps, self._counts), part.samples, strict=True):
+            sample.add(numbers[key], hashed, value)
+        if self._carriers is not None and part.carriers is not None:
+            code, subject_id = numbers[part.carriers[0]], part.carriers[1]
+            order = np.argsort(code, kind="stable")
+            self._carriers.add(code[order], subject_id[order])
 
     def common_codes(self) -> list[str]:
         """Codes that enough training subjects have to be named in messages."""
@@ -306,9 +374,10 @@ class VocabularyFit:
             if token not in rows:
                 rows[token] = row
 
-        every_gap, every_count = np.sort(self._gaps.value), np.sort(self._counts.value)
+        values, gaps, counts = self._values.by_key(), self._gaps.by_key(), self._counts.by_key()
+        every_gap, every_count = gaps.all(), counts.all()
         for code in codes:
-            sample = self._values.values(self.number.get(code, -1))  # an ancestor need not be in the data
+            sample = values.of(self.number.get(code, -1))  # an ancestor need not be in the data
             if len(sample) < self.settings.min_subjects:
                 continue
             scales.append(sample)
@@ -316,8 +385,8 @@ class VocabularyFit:
             if not self.value_settings.carry:
                 continue
             own = len(scales) - 1
-            for summary, other in (("SINCE", self._gaps), ("COUNT", self._counts)):
-                sample = other.values(self.number[code])
+            for summary, other in (("SINCE", gaps), ("COUNT", counts)):
+                sample = other.of(self.number[code])
                 pooled = every_gap if summary == "SINCE" else every_count
                 enough = sample if len(sample) >= self.settings.min_subjects else pooled
                 scales.append(enough if len(enough) else np.zeros(1))
@@ -337,14 +406,22 @@ class VocabularyFit:
         )  # fmt: skip
 
 
+def _quantiles(value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`np.quantile` at 0, 1/128 … 1 of sorted numbers, to the last bit, without sorting them again."""
+    place = np.linspace(0, 1, _QUANTILES + 1) * (len(value) - 1)
+    low = np.floor(place).astype(np.int64)
+    at_low, at_high, share = value[low], value[np.minimum(low + 1, len(value) - 1)], place - low
+    step = at_high - at_low
+    return np.where(share >= 0.5, at_high - step * (1 - share), at_low + step * share)
+
+
 def _build(
     tokens: list[str], rows: dict[str, int], scales: list[NDArray[np.float64]], settings: ValuesConfig
 ) -> Vocabulary:
     if len(set(tokens)) < len(tokens):
         mend = "rename the codes of the data that begin with LAST//, COUNT// … or end with //Q1 …"
         raise EhrseqError("a code has the name of a token that the vocabulary makes itself", mend=mend)
-    probabilities = np.linspace(0, 1, _QUANTILES + 1)
-    knots = [np.quantile(s, probabilities) for s in scales]
+    knots = [_quantiles(s) for s in scales]
     sd = np.array([s.std() for s in scales])
     return Vocabulary(
         tokens=tuple(tokens),

@@ -153,7 +153,7 @@ def card(m: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Members", f"{members} models, averaged" if members and members > 1 else ""),
         ("Seeds" if len(seeds) > 1 else "Seed", "seed " * (len(seeds) == 1) + ", ".join(map(str, seeds))),
         ("Training", f"{len(history)} epochs in {seconds:.0f} seconds" if history else ""),
-        ("Tuning trials", "not recorded" if trials is None else f"{trials:,}"),
+        ("Tuning trials", "NOT PROVIDED (evaluation.tuning_trials=N tells it)" if trials is None else f"{trials:,}"),
         ("Versions", ", ".join(f"{name} {version}" for name, version in m["versions"].items())),
         ("Data", str(m["data"].get("name") or "")),
         ("Evaluated on", str(m["created"])),

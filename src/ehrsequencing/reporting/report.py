@@ -88,11 +88,11 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(m: dict[str, Any], table: Scores, shown: dict[Any, str]) -> dict[str, Any]:
+    filled, human = words.checklist(m)
     return {
         "summary": words.summary(m, table, shown), "headline": table.headline(), "strongest": table.strongest(),
         "definition": words.definition(m["task"]), "flow": words.flow(m["attrition"], shown),
-        "limits": words.limits(m, table), "human_items": words.HUMAN_ITEMS,
-        "filled_items": [(*item[:3], bool(m.get(item[3]))) for item in words.FILLED_ITEMS],
+        "limits": words.limits(m, table), "human_items": human, "filled_items": filled,
     }  # fmt: skip
 
 

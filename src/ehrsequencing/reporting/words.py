@@ -24,6 +24,8 @@ HUMAN_ITEMS = {
     "Patient and public involvement (19)": "who was asked, and what changed",
     "Responsible person (18a, 18b)": "name and contact, funding, conflicts of interest",
 }
+# How many settings were tried before these: no run can know it, so people tell it (TRIPOD+AI 12c).
+TRIALS_ITEM = ("Tuning trials (12c)", "how many settings were tried on these subjects before the ones that are shown")
 # What software could fill: (item, TRIPOD+AI number, section of the page, key of metrics.json that it needs).
 FILLED_ITEMS = (
     ("Target, eligibility, time zero, horizons", "4, 6b, 8a", "question", "task"),
@@ -43,6 +45,14 @@ FILLED_ITEMS = (
     ("Model, settings, seeds, versions", "12c, 22", "card", "config"),
     ("Limitations", "26", "limits", "warnings"),
 )
+
+
+def checklist(m: Mapping[str, Any]) -> tuple[list[tuple[str, str, str, bool]], dict[str, str]]:
+    """What software fills, as (item, number, section, whether it is there); and what only people can tell."""
+    filled = [(*item[:3], bool(m.get(item[3]))) for item in FILLED_ITEMS]
+    if (m.get("checks") or {}).get("tuning_trials") is None:
+        return filled, HUMAN_ITEMS | dict([TRIALS_ITEM])
+    return [*filled, ("Tuning trials", "12c", "card", True)], HUMAN_ITEMS
 
 
 def definition(task: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:

@@ -1,0 +1,108 @@
+"""Rows between the two passes of `prepare`: checked and mended once, kept on disk, given back by ranges of subjects.
+
+Reading and mending costs more than all that comes after it, so it is done once. A shard's rows are sorted by subject:
+the rows of a range of subjects are one slice of each shard's file. The second pass goes through the subjects in the
+order of their ids, however the shards were cut, and what it writes needs no sorting.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.records.events import Events, distinct_sorted, ragged
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "time_us": np.int64, "code": np.int32, "value": np.float32, "encounter": np.int32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """The rows of one shard, or of a range of its subjects; one column after another in a file of no other use.
+
+    Attributes:
+        path: The file. Beside it, as `.codes`, stands the number that each of the shard's codes has in the data set.
+        total: Rows in the file.
+        columns: Their names.
+        subject_id: (S,) int64, sorted.
+        offsets: (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])` of the file.
+    """
+
+    path: Path
+    total: int
+    columns: tuple[str, ...]
+    subject_id: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    def between(self, first: int, last: int) -> "KeptRows":
+        """The rows of subjects whose ids are from `first` to `last`, both included."""
+        start, stop = np.searchsorted(self.subject_id, first), np.searchsorted(self.subject_id, last, side="right")
+        return replace(self, subject_id=self.subject_id[start:stop], offsets=self.offsets[start : stop + 1])
+
+    def number_codes(self, numbers: NDArray[np.int64]) -> None:
+        """Write which number each of the shard's codes (C,) has in the data set."""
+        self.path.with_suffix(".codes").write_bytes(numbers.astype(np.int32).tobytes())
+
+    def read_into(self, columns: dict[str, NDArray[Any]], place: slice) -> None:
+        """Read these rows into a slice of arrays; codes get the data set's numbers."""
+        start = 0
+        with open(self.path, "rb", buffering=0) as file:
+            for name in self.columns:
+                dtype = np.dtype(_COLUMNS[name])
+                file.seek(start + dtype.itemsize * int(self.offsets[0]))
+                file.readinto(columns[name][place].data)
+                start += dtype.itemsize * self.total
+        numbers = np.fromfile(self.path.with_suffix(".codes"), dtype=np.int32)
+        columns["code"][place] = numbers[columns["code"][place]]
+
+
+def keep(events: Events, path: Path) -> KeptRows:
+    """Write the mended rows of a shard to a file."""
+    path.parent.mkdir(exist_ok=True)
+    columns = tuple(name for name in _COLUMNS if getattr(events, name) is not None)
+    with open(path, "wb") as file:
+        for name in columns:
+            file.write(np.ascontiguousarray(getattr(events, name), dtype=_COLUMNS[name]).data)
+    subject_id, subject = distinct_sorted(events.subject_id)
+    counts = np.bincount(subject, minlength=len(subject_id))
+    return KeptRows(path, len(events), columns, subject_id, np.r_[0, np.cumsum(counts)].astype(np.int64))
+
+
+def read_kept(shards: Sequence[KeptRows], codes: tuple[str, ...]) -> Events:
+    """The rows of some subjects, from all shards that hold any, as one shard sorted by subject and time.
+
+    Args:
+        shards: As `KeptRows.between` gives them, none of them empty.
+        codes: All codes of the data set.
+    """
+    lengths = [int(shard.offsets[-1] - shard.offsets[0]) for shard in shards]
+    columns = {name: np.empty(sum(lengths), dtype=_COLUMNS[name]) for name in shards[0].columns}
+    stop = 0
+    for shard, length in zip(shards, lengths, strict=True):
+        shard.read_into(columns, slice(stop, stop := stop + length))
+    subject_id = np.concatenate([shard.subject_id for shard in shards])
+    counts = np.concatenate([np.diff(shard.offsets) for shard in shards])
+    order = np.argsort(subject_id, kind="stable")
+    if len(shards) > 1:
+        rows, _ = ragged(np.r_[0, np.cumsum(counts)], order)
+        columns = {name: column[rows] for name, column in columns.items()}
+    return Events(subject_id=np.repeat(subject_id[order], counts[order]), codes=codes, **columns)
+
+
+def ranges(shards: Sequence[KeptRows], parts: int) -> list[list[KeptRows]]:
+    """Cut all subjects, in the order of their ids, into at most so many ranges with about as many rows each."""
+    subject_id = np.concatenate([shard.subject_id for shard in shards])
+    order = np.argsort(subject_id, kind="stable")
+    ids, rows = subject_id[order], np.cumsum(np.concatenate([np.diff(shard.offsets) for shard in shards])[order])
+    stops = np.searchsorted(rows, np.linspace(0, rows[-1], parts + 1)[1:])
+    stops = np.unique(np.append(stops, len(ids) - 1))
+    firsts = [0, *(stops[:-1] + 1).tolist()]
+    found = []
+    for first, last in zip(firsts, stops.tolist(), strict=True):
+        inside = [shard.between(int(ids[first]), int(ids[last])) for shard in shards]
+        found.append([shard for shard in inside if len(shard.subject_id)])
+    return found

@@ -1,0 +1,86 @@
+"""Bounded samples of values, one for each code, that do not depend on the order in which rows come."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.records.events import group_order
+
+SAMPLE = 2048  # values kept per key
+WAITING = 1 << 19  # rows that wait at least before a sample is cut down again
+
+
+class Sample:
+    """A bounded sample of values per key: those with the smallest hash, whatever the order in which rows come.
+
+    What cannot be among the smallest any more is passed over at once, so that most rows of a large data set cost one
+    comparison.
+    """
+
+    def __init__(self) -> None:
+        self._limit = np.zeros(0, np.uint64)  # per key, the largest hash that may still enter
+        self._parts: list[tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]]]] = []
+        self._waiting = self._kept = 0
+
+    def add(self, key: NDArray[np.int64], hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]]) -> None:
+        """Add rows: keys, hashes and values (n,)."""
+        missing = int(key.max(initial=-1)) + 1 - len(self._limit)
+        self._limit = np.r_[self._limit, np.full(max(missing, 0), np.iinfo(np.uint64).max, np.uint64)]
+        near = np.flatnonzero(hashed <= self._limit[key])
+        self._parts.append((key[near].astype(np.int32), hashed[near], value[near]))
+        self._waiting += len(near)
+        if self._waiting > max(WAITING, self._kept):
+            self.rows()
+
+    def rows(self) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]]]:
+        """Keys (sorted), hashes and values of the sample."""
+        if not self._parts:
+            return np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0)
+        key, hashed, value = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        if self._waiting:
+            order = group_order(key, len(self._limit))
+            counts = np.bincount(key, minlength=len(self._limit))
+            stop = np.cumsum(counts)
+            keep = np.ones(len(order), dtype=bool)
+            for k in np.flatnonzero(counts > SAMPLE).tolist():
+                span = slice(stop[k] - counts[k], stop[k])
+                keep[span] = self._smallest(hashed[order[span]], value[order[span]])
+                self._limit[k] = hashed[order[span]][keep[span]].max()
+            chosen = order[keep]
+            key, hashed, value = key[chosen], hashed[chosen], value[chosen]
+            self._parts, self._waiting, self._kept = [(key, hashed, value)], 0, len(key)
+        return key, hashed, value
+
+    @staticmethod
+    def _smallest(hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+        """(n,) True for the `SAMPLE` smallest hashes; of equal ones, for those with the smallest values."""
+        keep = hashed <= np.partition(hashed, SAMPLE - 1)[SAMPLE - 1]
+        if keep.sum() > SAMPLE:
+            keep[:] = False
+            keep[np.lexsort((value, hashed))[:SAMPLE]] = True
+        return np.asarray(keep)
+
+    def by_key(self) -> "Values":
+        """The sample's values, key by key."""
+        key, _, value = self.rows()
+        return Values(np.searchsorted(key, np.arange(len(self._limit) + 1, dtype=np.int32)), value)
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values (n,) of keys, one after another; key k owns `value[offsets[k]:offsets[k + 1]]`."""
+
+    offsets: NDArray[np.int64]
+    value: NDArray[np.floating[Any]]
+
+    def of(self, key: int) -> NDArray[np.float64]:
+        """Values of one key, sorted."""
+        if not 0 <= key < len(self.offsets) - 1:
+            return np.zeros(0)
+        return np.sort(self.value[self.offsets[key] : self.offsets[key + 1]].astype(np.float64))
+
+    def all(self) -> NDArray[np.float64]:
+        """The values of all keys together, sorted."""
+        return np.sort(self.value.astype(np.float64))

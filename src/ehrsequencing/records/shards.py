@@ -1,0 +1,306 @@
+"""What is done to each shard, in this process or spread over several: with the same result in the same order.
+
+The first pass of `prepare` sees shards one by one, the second ranges of subjects, and each piece depends on nothing but
+itself, so that other processes can do the work: they return plain arrays, and the first process adds them up, or
+appends them to files, in order. Processes are spawned, never forked: nothing is inherited from one that runs threads.
+"""
+
+import multiprocessing
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.cohort import Cohort, CohortBuilder, cohort_steps
+from ehrsequencing.records.events import STATIC, Events, distinct_sorted
+from ehrsequencing.records.kept import KeptRows, keep, read_kept
+from ehrsequencing.records.meds import SPLITS, MedsReader, SplitLookup
+from ehrsequencing.records.mends import MendLog
+from ehrsequencing.records.timelines import (
+    Record,
+    TaskRows,
+    Timelines,
+    encode_rows,
+    encode_timelines,
+    make_record,
+    take_rows,
+    take_timelines,
+)
+from ehrsequencing.records.vocabulary import FitPart, Vocabulary, VocabularyFit
+from ehrsequencing.storage import read_json
+
+KEPT, CODES = ".rows", "codes.json"  # in the folder that is being made: rows between the passes, and all codes
+_ROWS_PER_PROCESS = 2_000_000  # with fewer, a process costs more than it saves
+Result = TypeVar("Result")
+
+
+class Tally:
+    """Counts of one task, step by step, per split."""
+
+    def __init__(self, task: TaskConfig) -> None:
+        self.task = task
+        self.steps = cohort_steps(task)
+        shape = (len(SPLITS), len(self.steps) + 1)
+        self.subjects = np.zeros(shape, dtype=np.int64)  # that got so far
+        self.indexes = np.zeros(shape, dtype=np.int64)
+        self.rows = np.zeros(len(SPLITS), dtype=np.int64)
+        self.queries = np.zeros(len(SPLITS), dtype=np.int64)
+        self.ends_record = 0  # outcomes that are their subject's last event, where that ends the follow-up
+        self.notes = Counter[str]()
+        self.outcomes = np.zeros((len(SPLITS), len(task.causes) + 1), dtype=np.int64)
+
+    def add_cohort(self, cohort: Cohort, split: NDArray[np.int8]) -> None:
+        """Add a shard: its cohort and each subject's split (S,)."""
+        self.ends_record += cohort.ends_record
+        self.notes.update({
+            "follow-up ended by a death that is no cause": cohort.ended_by_death,
+            "indexes with censoring codes only before them": cohort.censoring_before,
+            "indexes before birth": cohort.before_birth,
+        })  # fmt: skip
+        n_steps = self.subjects.shape[1]
+        for k in range(len(SPLITS)):
+            rows = cohort.rows.take(split[cohort.rows.subject] == k)
+            self.subjects[k] += np.bincount(cohort.reached[split == k], minlength=n_steps)
+            self.indexes[k] += np.bincount(cohort.index_reached[split[cohort.index_owner] == k], minlength=n_steps)
+            self.rows[k] += len(rows)
+            self.queries[k] += int(rows.is_query.sum())
+            _, first = np.unique(rows.subject, return_index=True)
+            self.outcomes[k] += np.bincount(rows.cause[first], minlength=self.outcomes.shape[1])
+
+    def merge(self, other: "Tally") -> None:
+        """Add the counts of other shards."""
+        self.ends_record += other.ends_record
+        self.notes.update(other.notes)
+        for name in ("subjects", "indexes", "rows", "queries", "outcomes"):
+            getattr(self, name).__iadd__(getattr(other, name))
+
+    def _flow(self, subjects: NDArray[np.int64], indexes: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Subjects and index times left after each step, from how many got how far (steps + 1,)."""
+        left, times = int(subjects.sum()), int(indexes.sum())
+        flow = [{"step": "all subjects", "subjects": left, "excluded": 0, "indexes": times}]
+        for step, lost, lost_times in zip(self.steps, subjects[:-1].tolist(), indexes[:-1].tolist(), strict=True):
+            left, times = left - lost, times - lost_times
+            flow.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
+        return flow
+
+    def as_json(self) -> dict[str, Any]:
+        """Content of `attrition.json`."""
+        outcomes = ["censored", *self.task.causes]
+        return {
+            "steps": self._flow(self.subjects.sum(axis=0), self.indexes.sum(axis=0)),
+            "prediction_times": int(self.rows.sum()),
+            "queries": int(self.queries.sum()),
+            "outcomes_that_end_the_record": self.ends_record,
+            "notes": {note: count for note, count in self.notes.items() if count},
+            "events": dict(zip(outcomes, self.outcomes.sum(axis=0).tolist(), strict=True)),
+            "splits": {
+                name: {
+                    "steps": self._flow(self.subjects[k], self.indexes[k]),
+                    "prediction_times": int(self.rows[k]),
+                    "queries": int(self.queries[k]),
+                    "events": dict(zip(outcomes, self.outcomes[k].tolist(), strict=True)),
+                }
+                for k, name in enumerate(SPLITS)
+            },
+        }
+
+
+@dataclass(frozen=True)
+class FittedShard:
+    """What the first pass takes from one shard."""
+
+    kept: KeptRows
+    end_us: int
+    part: FitPart
+    mends: MendLog
+
+
+@dataclass(frozen=True)
+class EncodedShard:
+    """What the second pass makes of a range of subjects, by split in the order of `SPLITS`."""
+
+    visits: list[Timelines]
+    rows: list[list[TaskRows]]  # per task
+    tallies: list[Tally]
+    mends: Counter[str]
+
+
+@dataclass
+class ShardWork:
+    """Everything that the work on a shard needs but the shard; it is sent to every process once."""
+
+    reader: MedsReader
+    lookup: SplitLookup
+    study: StudyConfig
+    builders: Sequence[CohortBuilder]
+    excluded: Callable[[str], bool]
+    parents: Mapping[str, list[str]]
+    folder: Path | None = None  # where the vocabulary of the second pass stands, and all codes of the data set
+
+    def new_fit(self) -> VocabularyFit:
+        """A fit that has seen nothing."""
+        return VocabularyFit(self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents)
+
+    def fit(self, path: Path, kept: Path) -> FittedShard:
+        """First pass: what the vocabulary is fitted on; the mended rows are kept."""
+        self.reader.mends, fit = MendLog(), self.new_fit()
+        events = self.reader.read(path)
+        _, end_us = update_fit(fit, events, self.lookup)
+        return FittedShard(keep(events, kept), end_us, fit.part(), self.reader.mends)
+
+    def encode(self, shards: Sequence[KeptRows], folder: Path, dataset_end_us: int) -> EncodedShard:
+        """Second pass, on a range of subjects, with the vocabulary that stands in `folder`."""
+        self.folder = folder
+        record = make_record(read_kept(shards, self._codes), excluded=self.excluded, settings=self.study.visits)
+        return encode_shard(record, self._vocabulary, self.builders, self.lookup, dataset_end_us)
+
+    @cached_property
+    def _codes(self) -> tuple[str, ...]:
+        assert self.folder is not None
+        return tuple(read_json(self.folder / KEPT / CODES))
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        assert self.folder is not None
+        return Vocabulary.load(self.folder)
+
+
+def update_fit(fit: VocabularyFit, events: Events, lookup: SplitLookup) -> tuple[NDArray[np.int64], int]:
+    """Add a shard to a fit; its distinct subject ids and last timestamp."""
+    subject_id, subject = distinct_sorted(events.subject_id)
+    fit.update(events, subject, (lookup(subject_id) == 0)[subject])
+    return subject_id, int(events.time_us.max(initial=STATIC))
+
+
+def encode_shard(
+    record: Record,
+    vocabulary: Vocabulary,
+    builders: Sequence[CohortBuilder],
+    lookup: SplitLookup,
+    dataset_end_us: int,
+) -> EncodedShard:
+    """Encode a shard's visits and each task's prediction times, each subject in its split."""
+    timelines, too_old = encode_timelines(record, vocabulary)
+    mends = Counter({"old_age": too_old})
+    split = lookup(record.subject_id)
+    chosen = [np.flatnonzero(split == k) for k in range(len(SPLITS))]
+    rows, tallies = [], []
+    for builder in builders:
+        cohort = builder.build(
+            record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=dataset_end_us
+        )
+        mends["after_censoring"] += cohort.after_censoring
+        tallies.append(Tally(builder.task))
+        tallies[-1].add_cohort(cohort, split)
+        encoded = encode_rows(record, cohort.rows, vocabulary)
+        rows.append([take_rows(encoded, subjects) for subjects in chosen])
+    return EncodedShard([take_timelines(timelines, subjects) for subjects in chosen], rows, tallies, mends)
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def count_rows(shards: Sequence[Path]) -> int:
+    """Rows in all files together, as they say themselves."""
+    return sum(pq.read_metadata(path).num_rows for path in shards)
+
+
+def count_processes(shards: Sequence[Path], processes: int | None) -> int:
+    """How many processes to use: as many as asked for, or all cores where there is enough for each to do."""
+    if processes is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        processes = min(cores, 1 + count_rows(shards) // _ROWS_PER_PROCESS)
+    elif processes < 1:
+        raise EhrseqError("at least one process is needed", where=f"processes={processes}", mend="leave it out")
+    return min(processes, len(shards))
+
+
+class Workers:
+    """Does work on shards in other processes; with one process, in this one.
+
+    Args:
+        work: What the methods belong to; sent to every process.
+        processes: How many.
+    """
+
+    def __init__(self, work: ShardWork, processes: int) -> None:
+        self.work, self.processes = work, processes
+        self._pool: ProcessPoolExecutor | None = None
+        if processes > 1:
+            self._pool = ProcessPoolExecutor(
+                processes, multiprocessing.get_context("spawn"), initializer=_start, initargs=(work,)
+            )
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
+        """Call a method of `ShardWork` for each item; results come in the items' order.
+
+        Only a few results wait at any time, so that memory does not grow with the number of items.
+
+        Raises:
+            EhrseqError: What the first failing item raises, or a process has ended.
+        """
+        if self._pool is None:
+            yield from (method(self.work, *item) for item in items)
+            return
+        waiting: deque[Future[Any]] = deque()
+        try:
+            for item in items:
+                waiting.append(self._pool.submit(_run, method.__name__, item))
+                if len(waiting) > self.processes + 1:
+                    yield _result(waiting.popleft())
+            while waiting:
+                yield _result(waiting.popleft())
+        except BrokenProcessPool as error:
+            mend = "use fewer processes if memory ran out; a script that prepares needs if __name__ == '__main__':"
+            raise EhrseqError("a process has ended before its work", where="prepare", mend=mend) from error
+
+
+_work: ShardWork | None = None  # of this process, where it is a worker
+
+
+def _start(work: ShardWork) -> None:
+    global _work
+    _work = work
+    pa.set_cpu_count(1)  # the processes share the cores already
+
+
+def _run(method: str, item: tuple[Any, ...]) -> Any:
+    """Runs in a worker; a user's error goes back as its parts, since it has keyword arguments."""
+    try:
+        return getattr(_work, method)(*item)
+    except EhrseqError as error:
+        return _Refused(error.what, error.where, error.mend)
+
+
+@dataclass(frozen=True)
+class _Refused:
+    what: str
+    where: str
+    mend: str
+
+
+def _result(future: Future[Any]) -> Any:
+    found = future.result()
+    if isinstance(found, _Refused):
+        raise EhrseqError(found.what, where=found.where, mend=found.mend)
+    return found
