@@ -9,8 +9,9 @@ from hypothesis import settings
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.simulate import simulate
 from ehrsequencing.training.loop import Trainer
+from simulate_helpers import busy_world
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
@@ -41,7 +42,7 @@ def tiny_study() -> StudyConfig:
 def sim_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 simulated subjects with frequent events."""
     out = tmp_path_factory.mktemp("simulated") / "data"
-    simulate(out, subjects=300, seed=5, config=SimulationConfig(outcome_per_year=0.15, truth_futures=8))
+    simulate(out, subjects=300, seed=5, config=busy_world(outcome_per_year=0.15, truth_futures=8))
     return out
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ehrsequencing.records.timelines as timelines_room
-import ehrsequencing.training.loop as loop_room
+import ehrsequencing.training.resolve as resolve_room
 from audit_helpers import (
     FIRST_ID,
     assemble,
@@ -327,7 +327,7 @@ def scales_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Pa
 
 @planted("grid")
 def grid_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    edges = loop_room.grid_edges
+    edges = resolve_room.grid_edges
     rows = [Prepared(honest).rows("hospital", split) for split in SPLITS]
 
     def of_all(duration: Any, cause: Any, **settings: Any) -> Any:
@@ -336,7 +336,7 @@ def grid_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path
         )
 
     with patch.context() as during:
-        during.setattr(loop_room, "grid_edges", of_all)
+        during.setattr(resolve_room, "grid_edges", of_all)
         return assemble(honest, tmp / "run")
 
 

@@ -121,7 +121,7 @@ def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
         ("large_cohort", "model", {"dim": 256, "heads": 8, "layers": 6, "position": "learned", "dropout": 0.1}),
         ("large_cohort", "training", {"weight_decay": 0.1, "visit_budget": 4096}),
         ("domain_shift", "model", {"dim": 128, "layers": 4, "position": "sinusoidal", "frozen": ("age", "visit")}),
-        ("domain_shift", "training", {"weight_decay": 0.1, "visit_budget": 2048}),
+        ("domain_shift", "training", {"weight_decay": 0.1, "visit_budget": 1024}),
     ],
 )
 def test_a_preset_sets_what_its_page_says(preset: str, section: str, expected: dict[str, object]) -> None:

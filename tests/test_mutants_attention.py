@@ -219,10 +219,10 @@ def the_cls_token_sees_itself_only(patch: Patch) -> None:
 
 @mutant("reference: transformer", "codes plan")
 def visit_offsets_are_one_off(patch: Patch) -> None:
-    def shifted(offsets: Tensor) -> AttentionPlan:
+    def shifted(offsets: Tensor, **settings: object) -> AttentionPlan:
         wrong = offsets.clone()
         wrong[1:-1] = (wrong[1:-1] + 1).clamp(max=int(offsets[-1]))
-        return build(wrong)
+        return build(wrong, **settings)
 
     build = plans.codes_plan
     patch.setattr(plans, "codes_plan", shifted)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.models import behrt, embeddings, timeline
+from ehrsequencing.models import behrt, embeddings, rotary, timeline
 from ehrsequencing.models.base import SurvivalModel
 from mutants import Mutant, Mutants, Patch, assert_caught
 
@@ -47,6 +47,51 @@ def visits_are_counted_from_the_last(patch: Patch) -> None:
 @mutant("reference: short window")
 def visit_ids_restart_in_each_window(patch: Patch) -> None:
     visit_indices(patch, lambda b: b.visit_index % 3)
+
+
+def days(patch: Patch, change: Callable[[VisitBatch, Tensor], Tensor]) -> None:
+    """`change(batch, right)` → the days that rotary attention counts."""
+    right = rotary.days_since_first
+    patch.setattr(rotary, "days_since_first", lambda batch: change(batch, right(batch)))
+
+
+@mutant("reference")
+def rotary_days_are_gaps(patch: Patch) -> None:
+    days(patch, lambda batch, _: batch.delta_days.double())
+
+
+@mutant("reference")
+def rotary_days_of_queries_are_the_last_visits(patch: Patch) -> None:
+    days(patch, lambda batch, right: right - batch.delta_days.double() * batch.is_query)
+
+
+@mutant("reference", "queries")
+def rotary_days_go_on_after_a_query(patch: Patch) -> None:
+    def wrong(batch: VisitBatch, _: Tensor) -> Tensor:
+        total = batch.delta_days.double().cumsum(0)
+        return total - total[batch.subject_offsets[:-1][batch.subject_of_visit]]
+
+    days(patch, wrong)
+
+
+@mutant("reference")
+def rotary_turns_queries_only(patch: Patch) -> None:
+    call = rotary.Rotation.__call__
+
+    def wrong(self: rotary.Rotation, x: Tensor, *, heads: int) -> Tensor:
+        q, k = x.chunk(2, dim=1)
+        return torch.cat([call(self, q, heads=heads // 2), k], 1)
+
+    patch.setattr(rotary.Rotation, "__call__", wrong)
+
+
+@mutant("reference", "causality", "prefix")
+def rotary_days_are_counted_in_record_lengths(patch: Patch) -> None:
+    def wrong(batch: VisitBatch, right: Tensor) -> Tensor:
+        last = batch.subject_offsets[1:][batch.subject_of_visit] - 1
+        return right / (1 + right[last])
+
+    days(patch, wrong)
 
 
 def sinusoid(patch: Patch, change: Callable[..., Tensor]) -> None:

@@ -15,10 +15,11 @@ from ehrsequencing.simulate.hidden import CLASSES, Evidence, class_values
 from ehrsequencing.simulate.lives import NEVER_DAYS, Draws, Lives
 from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.records import BLOCK, simulate_block
+from simulate_helpers import busy_world
 
 
 def courses_of(subjects: int, seed: int = 7, **knobs: float) -> tuple[Process, Courses]:
-    process = Process(SimulationConfig(**knobs))
+    process = Process(busy_world(**knobs))
     return process, simulate_courses(process, np.random.default_rng(seed), subjects)
 
 
@@ -72,9 +73,7 @@ def test_a_mechanism_moves_the_outcome_by_its_knob_and_zero_switches_it_off(
 ) -> None:
     rates = {"outcome_per_year": 0.036525, "death_per_year": 0.0036525}
     for effect, expected in ((0.7, ratio), (0.0, 1.0)):
-        config = SimulationConfig(
-            **{**NO_EFFECTS, **rates, knob: effect, "pair_memory": 0.5, "decay_half_life_days": 30}
-        )
+        config = busy_world(**{**NO_EFFECTS, **rates, knob: effect, "pair_memory": 0.5, "decay_half_life_days": 30})
         process = Process(config)
         plain, moved = process.hazards_per_day(one_life()), process.hazards_per_day(one_life(**state))
         np.testing.assert_allclose(plain, [[1e-4], [1e-5]], rtol=1e-12)
@@ -85,7 +84,7 @@ def test_a_mechanism_moves_the_outcome_by_its_knob_and_zero_switches_it_off(
 def test_a_row_of_the_mechanisms_is_the_log_hazard_with_the_knob_on_minus_that_with_it_off(mechanism: str) -> None:
     """At states of real courses, for everyone; `chronic` is part of the state and needs a second cohort."""
     process, courses = courses_of(300)
-    off = Process(SimulationConfig(**{f"{mechanism}_effect": 0.0}))
+    off = Process(busy_world(**{f"{mechanism}_effect": 0.0}))
     lives = courses.visits
     without = off.hazards_per_day(replace(lives, chronic=0 * lives.chronic) if mechanism == "chronic" else lives)
     ratios = process.log_ratios(lives)
@@ -116,7 +115,7 @@ def test_without_mechanisms_age_and_sex_are_left_and_can_go_too() -> None:
 
 def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
     def hazards(*, male: bool, age_years: float, chronic: list[bool], **knobs: float) -> np.ndarray:
-        config = SimulationConfig(pair_visit_share=0, lab_effect=0, decay_effect=0, chronic_conditions=3, **knobs)
+        config = busy_world(pair_visit_share=0, lab_effect=0, decay_effect=0, chronic_conditions=3, **knobs)
         process = Process(config)
         lives = process.begin(
             np.random.default_rng(0),
@@ -145,7 +144,7 @@ def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
 
 def test_rates_and_shares_of_zero_leave_their_thing_out() -> None:
     def codes_of(**knobs: float) -> set[str]:
-        config = SimulationConfig(**knobs)
+        config = busy_world(**knobs)
         block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
         return set(block.events["code"].to_pylist())
 
@@ -182,7 +181,7 @@ def test_rates_and_shares_of_zero_leave_their_thing_out() -> None:
 
 def test_background_codes_follow_zipf() -> None:
     for exponent in (0.0, 1.0):
-        config = SimulationConfig(background_codes=20, background_per_visit=1, background_zipf=exponent)
+        config = busy_world(background_codes=20, background_per_visit=1, background_zipf=exponent)
         block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
         codes = [code[-4:] for code in block.events["code"].to_pylist() if "//N" in code]
         counts = np.array([codes.count(f"{b:04d}") for b in range(20)])
@@ -244,7 +243,7 @@ def hazards_read_off(record: list[dict[str, Any]], p: datetime) -> tuple[list[fl
 
 def test_every_hazard_can_be_read_off_the_record() -> None:
     """A plain loop over raw rows recovers each prediction time's state, hence its hazards; nothing later is needed."""
-    config = SimulationConfig(stay_visit_share=0.2)
+    config = busy_world(stay_visit_share=0.2)
     process = Process(config)
     block = simulate_block(process, CodeTable(config), seed=11, block=2, subjects=60)
     rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -264,7 +263,7 @@ def test_every_hazard_can_be_read_off_the_record() -> None:
 
 def test_visits_come_each_day_with_the_subjects_own_chance() -> None:
     """Geometric gaps: mean 1/π, and P(gap > k) = (1 − π)^k; the appointment cuts only the gap that it ends."""
-    process = Process(SimulationConfig(visit_effect=0, stay_visit_share=0))
+    process = Process(busy_world(visit_effect=0, stay_visit_share=0))
     n, rng = 40_000, np.random.default_rng(0)
     lives = one_life().take(np.zeros(n, dtype=int))
     gaps = process.advance(lives, Draws.fresh(rng, n)).gap_days
@@ -279,7 +278,7 @@ def test_visits_come_each_day_with_the_subjects_own_chance() -> None:
 @pytest.mark.parametrize("mutant", [False, True])
 def test_waiting_anew_at_a_step_of_the_decay_changes_no_gap(mutant: bool) -> None:
     """With a sickness that halves on the way, P(no visit by day k) is the product of each day's own chance."""
-    process = Process(SimulationConfig(visit_effect=1, decay_effect=1, decay_half_life_days=20, stay_visit_share=0))
+    process = Process(busy_world(visit_effect=1, decay_effect=1, decay_half_life_days=20, stay_visit_share=0))
     n, rng = 40_000, np.random.default_rng(0)
     lives = one_life(acute_day=0).take(np.zeros(n, dtype=int))
     came = np.full(n, np.inf)
@@ -297,7 +296,7 @@ def test_waiting_anew_at_a_step_of_the_decay_changes_no_gap(mutant: bool) -> Non
 
 
 def test_sickness_brings_visits_and_drop_out_by_their_knobs() -> None:
-    process = Process(SimulationConfig(lab_effect=0.5, visit_effect=0.4, stay_visit_share=0))
+    process = Process(busy_world(lab_effect=0.5, visit_effect=0.4, stay_visit_share=0))
     sick = one_life(lab=2.0, chronic=1.0, acute_day=0, gap_days=3)
     np.testing.assert_allclose(process.sickness(sick), 0.5 * 2 + 1.0 + 1.2)
     np.testing.assert_allclose(process._visit_multiplier(sick), np.exp(0.4 * 3.2))
@@ -318,7 +317,7 @@ def test_sickness_brings_visits_and_drop_out_by_their_knobs() -> None:
 
 
 def test_no_chance_of_a_visit_means_none() -> None:
-    lives = Process(SimulationConfig(visits_per_year=0)).advance(
+    lives = Process(busy_world(visits_per_year=0)).advance(
         one_life(visit_rate=0.0), Draws.fresh(np.random.default_rng(0), 1)
     )
     assert lives.now[0] == NEVER_DAYS
@@ -460,9 +459,9 @@ def test_the_number_of_pairs_tells_nothing_but_would_without_its_centre(
 
 
 def test_default_cohort_has_the_intended_shape() -> None:
-    _, courses = courses_of(4000)
+    courses = simulate_courses(Process(SimulationConfig()), np.random.default_rng(7), 4000)
     end = np.minimum(np.minimum(courses.outcome_days, courses.death_days), courses.censoring_day)
-    assert 0.20 < (end == courses.outcome_days).mean() < 0.35
-    assert 0.05 < (end == courses.death_days).mean() < 0.10
+    assert 0.35 < (end == courses.outcome_days).mean() < 0.50
+    assert 0.04 < (end == courses.death_days).mean() < 0.09
     after_enrolment = np.bincount(courses.subject[courses.is_at_risk], minlength=4000) - 1
-    assert 10 <= np.median(after_enrolment) <= 12
+    assert 4 <= np.median(after_enrolment) <= 6

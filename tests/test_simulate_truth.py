@@ -23,6 +23,7 @@ from ehrsequencing.simulate.hidden import Evidence
 from ehrsequencing.simulate.lives import Lives
 from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.truth import Curves, grid_days, horizons, true_curves
+from simulate_helpers import busy_world
 
 YEAR = 365.25
 NO_EFFECTS = dict.fromkeys(
@@ -46,9 +47,7 @@ def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[P
 
 def test_constant_hazards_have_their_closed_form() -> None:
     """Without effects or visits: nothing until midnight, then F_e(u) = λ_e/λ · (1 − exp(−λ (u − midnight)))."""
-    config = SimulationConfig(
-        **NO_EFFECTS, visits_per_year=0, truth_futures=4, outcome_per_year=0.2, death_per_year=0.1
-    )
+    config = busy_world(**NO_EFFECTS, visits_per_year=0, truth_futures=4, outcome_per_year=0.2, death_per_year=0.1)
     process, _, lives, evidence = states_of(config, 50)
     fraction = np.random.default_rng(1).random(len(lives.day))
     edges = grid_days(7)
@@ -69,7 +68,7 @@ def test_constant_hazards_have_their_closed_form() -> None:
 
 def test_quiet_visit_days_have_their_closed_form() -> None:
     """With a known chance π of a visit, each day is survived with probability π + (1 − π) exp(−λ)."""
-    config = SimulationConfig(
+    config = busy_world(
         **NO_EFFECTS,
         visits_per_year=20,
         visit_rate_spread=0,
@@ -117,7 +116,7 @@ def test_binned_hazards_give_back_the_incidences(gains: list[tuple[float, float]
 @pytest.mark.parametrize("mutant", [False, True])
 def test_a_known_future_of_halving_hazards_has_its_closed_form(mutant: bool) -> None:
     """No visits to come: the acute effect halves after 10, 20 and 30 days, and is gone after 40."""
-    config = SimulationConfig(
+    config = busy_world(
         **{**NO_EFFECTS, "decay_effect": 2.0},
         visits_per_year=0,
         decay_half_life_days=10,
@@ -156,7 +155,7 @@ def integrate(hazards: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 def test_the_standard_error_is_honest() -> None:
     """Over repetitions with other futures, risks scatter as `incidence_se` says."""
-    process, _, lives, evidence = states_of(SimulationConfig(truth_futures=32, frailty_spread=0.5), 30)
+    process, _, lives, evidence = states_of(busy_world(truth_futures=32, frailty_spread=0.5), 30)
     lives, evidence = lives.take(np.arange(0, len(lives.day), 8)), evidence.take(np.arange(0, len(lives.day), 8))
     fraction = np.full(len(lives.day), 0.5)
     edges = np.array([0.0, 90.0, 1826.25])
@@ -189,7 +188,7 @@ Population = tuple[Courses, np.ndarray, np.ndarray, np.ndarray]
 @pytest.fixture(scope="module")
 def population() -> Population:
     """Courses, the at-risk visits and their true curves: default mechanisms, few futures (their noise averages out)."""
-    process, courses, lives, evidence = states_of(SimulationConfig(truth_futures=16), 3500, seed=9)
+    process, courses, lives, evidence = states_of(busy_world(truth_futures=16), 3500, seed=9)
     edges = np.array([0.0, 90.0, YEAR, 2 * YEAR, 5 * YEAR])
     fraction = np.full(len(lives.day), 0.5)
     curves = true_curves(
@@ -242,7 +241,7 @@ def test_the_truth_is_calibrated_at_every_level_of_risk(population: Population, 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("truth") / "all"
-    simulate(out, subjects=300, seed=5, truth="all", config=SimulationConfig(truth_futures=8))
+    simulate(out, subjects=300, seed=5, truth="all", config=busy_world(truth_futures=8))
     return out
 
 
@@ -322,7 +321,7 @@ def test_mechanisms_stand_beside_the_truth_and_make_up_the_first_hazards(data: P
     hazards = pq.read_table(data / "truth_hazards.parquet")
     first = hazards["hazard"].to_numpy().reshape(times, 2, -1)[:, 0, 0]
     fraction = truth["prediction_time"].cast("int64").to_numpy()[::8] % 86_400_000_000 / 86_400_000_000
-    state = np.log(first * 7 / (6 + fraction) / (SimulationConfig().outcome_per_year / YEAR))
+    state = np.log(first * 7 / (6 + fraction) / (busy_world().outcome_per_year / YEAR))
     assert np.corrcoef(state, total)[0, 1] > 0.995
     assert np.median(np.abs(state - total)) < 0.05
 
@@ -342,7 +341,7 @@ def times_of(table: pa.Table) -> set[tuple[int, datetime]]:
 def test_prepare_asks_for_exactly_the_truth(tmp_path: Path) -> None:
     """By day, every prediction time has its truth; by encounter, all but the ends of days of admission are asked."""
     out = tmp_path / "out"
-    simulate(out, subjects=300, seed=2, truth="all", config=SimulationConfig(truth_futures=4, stay_visit_share=0.3))
+    simulate(out, subjects=300, seed=2, truth="all", config=busy_world(truth_futures=4, stay_visit_share=0.3))
     truth = times_of(pq.read_table(out / "truth.parquet"))
     by_day = cohort_of(out, tmp_path / "by day")
     assert len(by_day) == len(truth)
@@ -395,7 +394,7 @@ def test_as_much_happens_as_the_truth_expects(held_out_world: Path, mutant: bool
 def held_out_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Frailty and history-dependent drop-out on top of the default mechanisms, and the held-out subjects' truth."""
     folder = tmp_path_factory.mktemp("world")
-    config = SimulationConfig(truth_futures=32, frailty_spread=0.7, drop_out_per_year=0.1, drop_out_effect=1.0)
+    config = busy_world(truth_futures=32, frailty_spread=0.7, drop_out_per_year=0.1, drop_out_effect=1.0)
     simulate(folder / "out", subjects=5000, seed=1, config=config)
     pq.write_table(cohort_of(folder / "out", folder / "set"), folder / "cohort.parquet")
     return folder
@@ -417,7 +416,7 @@ def test_no_possible_duration_lies_beyond_the_hazards(data: Path) -> None:
 
 
 def test_by_default_only_the_held_out_have_a_truth(data: Path, tmp_path: Path) -> None:
-    config = SimulationConfig(truth_futures=8, follow_up_max_years=5)
+    config = busy_world(truth_futures=8, follow_up_max_years=5)
     simulate(tmp_path / "out", subjects=300, seed=5, config=config)
     truth = pq.read_table(tmp_path / "out" / "truth.parquet")
     held_out = {int(subject) for subject in np.flatnonzero(split_of(np.arange(1, 301)) == 2) + 1}

@@ -18,9 +18,10 @@ from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_t
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.predict import Run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.simulate import simulate
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
 from ehrsequencing.training.loop import Trainer, learning_rate, make_optimizer
+from simulate_helpers import busy_world
 
 TINY = (
     "model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=3", "training.min_steps=6",
@@ -166,7 +167,7 @@ def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(
 
 
 def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tmp_path: Path) -> None:
-    plain = SimulationConfig(
+    plain = busy_world(
         outcome_per_year=0.1, chronic_conditions=2, chronic_prevalence=0.4, chronic_effect=2.0, pair_effect=0.0,
         truth_futures=4,
     )  # fmt: skip

@@ -10,6 +10,7 @@ Inside a subject, real visits stand in time order. A *query* (a moment asked abo
 real visits that it may see and before the next one; several queries may follow one another.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -45,6 +46,9 @@ class VisitBatch:
         cause: (N,) 0 = censored, else 1.. in the task's order; or None.
         entry_days: (N,) days from the prediction time until exposure starts (blanking); or None, which means 0.
         code_types: (K,) type of each code (dx, proc, rx, lab, ...); or None.
+        visits_skipped: (S,) real visits of each subject before its first one here; or None, which means 0. A long
+            record is cut into parts that begin in its middle (`ehrsequencing.loader`).
+        tokens_skipped: (S,) codes of those visits, an empty visit counting as one; or None, which means 0.
         padded_shape: (B, V) of the padded tensors that the batch was made from; or None.
         slots: (N,) position of each visit in the flattened (B, V); or None.
 
@@ -79,6 +83,8 @@ class VisitBatch:
     cause: Tensor | None = field(default=None, kw_only=True)
     entry_days: Tensor | None = field(default=None, kw_only=True)
     code_types: Tensor | None = field(default=None, kw_only=True)
+    visits_skipped: Tensor | None = field(default=None, kw_only=True)
+    tokens_skipped: Tensor | None = field(default=None, kw_only=True)
     padded_shape: tuple[int, int] | None = field(default=None, kw_only=True)
     slots: Tensor | None = field(default=None, kw_only=True)
 
@@ -144,11 +150,28 @@ class VisitBatch:
         return _owners(self.subject_offsets, self.n_visits)
 
     @cached_property
-    def visit_index(self) -> Tensor:
-        """(N,) number of the subject's *real* visits before this row: 0 for the first visit; queries do not count."""
+    def visits_before(self) -> Tensor:
+        """(N,) number of the subject's real visits *in this batch* before this row; queries do not count."""
         real = (~self.is_query).long()
         before = real.cumsum(0) - real
         return before - before[self.subject_offsets[self.subject_of_visit]]
+
+    @cached_property
+    def visit_index(self) -> Tensor:
+        """(N,) number of the subject's *real* visits before this row: 0 for the first visit; queries do not count."""
+        if self.visits_skipped is None:
+            return self.visits_before
+        return self.visits_before + self.visits_skipped[self.subject_of_visit]
+
+    @property
+    def host(self) -> "VisitBatch":
+        """The same batch on the CPU: what it was moved from, so that a look at its offsets waits for no device."""
+        if self.codes.device.type == "cpu":
+            return self
+        if "_host" not in self.__dict__:  # made on its device; one wait
+            object.__setattr__(self, "_host", self.to("cpu"))
+        host: VisitBatch = self.__dict__["_host"]
+        return host
 
     # ---- the padded edge ---------------------------------------------------------------------------------------
 
@@ -295,17 +318,25 @@ class VisitBatch:
         """Move every tensor to a device; the batch itself where it is there already."""
         if self.codes.device == torch.device(device):
             return self
-        moved: dict[str, Any] = {
-            f.name: tensor.to(device, non_blocking=non_blocking)
-            for f in fields(self)
-            if isinstance(tensor := getattr(self, f.name), Tensor)
+        moved = self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        if self.codes.device.type == "cpu":
+            object.__setattr__(moved, "_host", self)
+        return moved
+
+    def pin_memory(self) -> "VisitBatch":
+        """The batch in page-locked memory, from which a GPU copies while everybody goes on; needs CUDA."""
+        return self._with_tensors(Tensor.pin_memory)
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "VisitBatch":
+        changed: dict[str, Any] = {
+            f.name: change(tensor) for f in fields(self) if isinstance(tensor := getattr(self, f.name), Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, **changed)
 
     # ---- self-check --------------------------------------------------------------------------------------------
 
     def _check_types(self) -> None:
-        optional = {"static_codes", "static_offsets", "is_query", "values", "code_types", "slots"} | set(_LABELS)
+        optional = {"static_codes", "static_offsets", "is_query", "values", "code_types", "slots", *_LABELS, *_SKIPPED}
         for name, dtypes in _DTYPES.items():
             tensor = getattr(self, name)
             if tensor is None and name in optional:
@@ -327,6 +358,7 @@ class VisitBatch:
         expected: dict[str, tuple[int, ...]] = {
             **dict.fromkeys(("age_years", "delta_days", "is_query", "slots", *_LABELS), (n,)),
             "static_offsets": (s + 1,),
+            **dict.fromkeys(_SKIPPED, (s,)),
             "values": (k, 2),
             "code_types": (k,),
         }
@@ -341,7 +373,7 @@ class VisitBatch:
         _check_offsets("visit_offsets", self.visit_offsets, self.n_codes)
         _check_offsets("subject_offsets", self.subject_offsets, self.n_visits)
         _check_offsets("static_offsets", self.static_offsets, len(self.static_codes))
-        for name in ("codes", "static_codes", "code_types", "cause"):
+        for name in ("codes", "static_codes", "code_types", "cause", *_SKIPPED):
             tensor = getattr(self, name)
             if tensor is not None and len(tensor) and int(tensor.min()) < 0:
                 raise _error("nothing below 0", "a negative entry", where=name)
@@ -360,13 +392,13 @@ class VisitBatch:
 
 
 _LABELS = {"at_risk": _BOOL, "duration_days": _FLOAT, "cause": _INT, "entry_days": _FLOAT}
+_SKIPPED = ("visits_skipped", "tokens_skipped")
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     **dict.fromkeys(("codes", "visit_offsets", "subject_offsets", "static_codes", "static_offsets"), _INT),
     **dict.fromkeys(("age_years", "delta_days", "values"), _FLOAT),
     "is_query": _BOOL,
     **_LABELS,
-    "code_types": _INT,
-    "slots": _INT,
+    **dict.fromkeys(("code_types", *_SKIPPED, "slots"), _INT),
 }
 
 

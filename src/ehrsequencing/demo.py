@@ -16,11 +16,11 @@ from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.storage import MANIFEST, read_json, read_manifest, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
-# A small world for a small cohort: all mechanisms at once, 24 pairs and 500 background codes want tens of thousands of
-# subjects. What is switched off here leaves room for the pairs.
+# A small world for a small cohort: 24 pairs and 200 background codes want more than ten thousand subjects. What is
+# switched off here leaves room for the pairs.
 WORLD = SimulationConfig(
-    pairs=3, pair_effect=1.3, background_codes=60, outcome_per_year=0.035, visits_per_year=3.4, order_visit_share=0,
-    acute_visit_share=0, stay_visit_share=0, visit_effect=0, drop_out_effect=0, truth_futures=64,
+    pairs=3, background_codes=60, order_visit_share=0, acute_visit_share=0, stay_visit_share=0, visit_effect=0,
+    drop_out_effect=0, truth_futures=64,
 )  # fmt: skip
 SETTINGS = ("model.size=small", "training.learning_rate=1e-3", "training.epochs=30", "evaluation.bootstrap=200")
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]

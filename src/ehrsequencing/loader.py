@@ -2,17 +2,27 @@
 
 Who shares a training step is decided by a seeded shuffle alone: subjects are taken in random order until the visit
 budget is full. Length never decides (SCIENCE.md §3: it is informative about the outcome).
+
+A record too long for one batch is cut into parts: some of its prediction times each, with as much of the record before
+them as they can depend on (`Reach`). A step's loss is a sum over prediction times, so its gradient is the sum of its
+parts' gradients: memory is that of one part, and nothing else changes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.records.timelines import TaskRows, Timelines, ragged
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.timelines import TaskRows, Timelines
+
+Ints = NDArray[np.int64]
+MAX_VISIT_CODES = 16_384  # in one visit, where codes attend to one another: time and memory grow with the square
+_SCAN = 1_000_000  # visits looked at together
 
 
 @dataclass(frozen=True)
@@ -23,11 +33,81 @@ class Step:
         batch: The packed visits and queries, with labels.
         rows: (r,) int64, rows of the task, ascending within a subject.
         positions: (r,) int64, the visit or query of the batch that answers each row.
+        is_last: Whether the subjects drawn together are complete with it; False while parts of them follow.
     """
 
     batch: VisitBatch
-    rows: NDArray[np.int64]
-    positions: NDArray[np.int64]
+    rows: Ints
+    positions: Ints
+    is_last: bool = True
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far back in a record an answer can depend on.
+
+    One layer of attention looks at `window` visits, the visit's own included; L layers at the `L · (window − 1)` visits
+    before. Flat BEHRT counts tokens: whole visits, up to `window` tokens a layer.
+
+    Attributes:
+        layers: L.
+        window: Visits, or tokens, that one layer sees.
+        in_tokens: Whether the window counts tokens.
+    """
+
+    layers: int
+    window: int
+    in_tokens: bool = False
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Reach | None":
+        """A model's reach; None where it has none, and a record is never cut.
+
+        An LSTM's state depends on the whole record, and bidirectional attention looks ahead: memory then grows with
+        the longest record.
+        """
+        if config.attention == "bidirectional" or (config.architecture, config.timeline) == ("hierarchical", "lstm"):
+            return None
+        is_flat = config.architecture == "flat"
+        return cls(config.layers, config.max_tokens if is_flat else config.max_visits, in_tokens=is_flat)
+
+    @property
+    def most(self) -> int:
+        """The most visits (tokens) before an answer's own visit that it can depend on."""
+        return self.layers * (self.window if self.in_tokens else self.window - 1)
+
+    def first_visit(self, start: Ints, visit: int) -> int:
+        """The first visit on which an answer at `visit` can depend.
+
+        Args:
+            start: (n+1,) visits (tokens) of the record before each visit.
+            visit: The answer's own visit; for a query, the last one that it sees.
+        """
+        if not self.in_tokens:
+            return max(0, visit - self.most)
+        for _ in range(self.layers):
+            visit = min(visit, int(np.searchsorted(start, start[visit + 1] - self.window)))
+        return visit
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some consecutive prediction times of one subject, and the visits that they need.
+
+    Attributes:
+        subject: Row of the subject.
+        visits: From which of the subject's visits to which (exclusive).
+        rows: From which row of the task to which (exclusive).
+        tokens_skipped: Codes of the visits before, an empty visit counting as one.
+        next_row: For the `visit` head, the subject's next visit at risk, after which this part's last one is no last
+            one; None at the end of a record.
+    """
+
+    subject: int
+    visits: tuple[int, int]
+    rows: tuple[int, int]
+    tokens_skipped: int = 0
+    next_row: int | None = None
 
 
 class SubjectLoader:
@@ -41,6 +121,7 @@ class SubjectLoader:
         queries: True for the `horizon` head. False for the `visit` head: queries are left out, a query that falls on
             a visit's end becomes that visit's row, and only a subject's last row carries its cause.
         code_types: (V,) type of each token; None where the model has no embedding for it.
+        reach: Of the model, to cut long records by; None: no record is cut.
     """
 
     def __init__(
@@ -49,25 +130,56 @@ class SubjectLoader:
         rows: TaskRows,
         *,
         queries: bool = True,
-        code_types: NDArray[np.int64] | None = None,
+        code_types: Ints | None = None,
+        reach: Reach | None = None,
     ) -> None:
-        self.timelines, self.rows, self.queries = timelines, rows, queries
+        self.timelines, self.rows, self.queries, self.reach = timelines, rows, queries, reach
         self.code_types = None if code_types is None else torch.from_numpy(code_types)
         offsets = np.asarray(rows.row_offsets)
         self.subjects = np.flatnonzero(np.diff(offsets) > 0)
         last = offsets[self.subjects + 1] - 1
         self.n_visits = np.zeros(len(timelines), dtype=np.int64)  # visits that some row may see
         self.n_visits[self.subjects] = np.asarray(rows.visits_before)[last]
-        asked = np.r_[0, np.cumsum(rows.is_query)]
-        self.n_queries = (asked[offsets[1:]] - asked[offsets[:-1]]) * queries
-        self.cost = self.n_visits + self.n_queries
+        self.n_queries = np.zeros(len(timelines), dtype=np.int64)
+        if queries and len(self.subjects):
+            is_query = np.asarray(rows.is_query)
+            self.n_queries[self.subjects] = np.add.reduceat(is_query, offsets[self.subjects], dtype=np.int64)
+        self.cost: Ints = self.n_visits + self.n_queries
         if not queries:
             self.subjects = self.subjects[self.n_visits[self.subjects] > 0]
+
+    @classmethod
+    def of_model(
+        cls, config: ModelConfig, timelines: Timelines, rows: TaskRows, *, code_types: Ints | None = None
+    ) -> "SubjectLoader":
+        """The batches that a model wants.
+
+        Raises:
+            EhrseqError: A visit has more codes than this kind of model can relate to one another.
+        """
+        loader = cls(timelines, rows, queries=config.head == "horizon", code_types=code_types, reach=Reach.of(config))
+        if config.architecture == "flat" or config.visit_encoder == "transformer":
+            loader._refuse_huge_visits()
+        return loader
+
+    def _refuse_huge_visits(self) -> None:
+        """Pooling is linear in a visit's codes; attention among them is not."""
+        offsets = self.timelines.visit_offsets
+        for start in range(0, len(offsets) - 1, _SCAN):
+            huge = start + np.flatnonzero(np.diff(offsets[start : start + _SCAN + 1]) > MAX_VISIT_CODES)
+            subject = np.searchsorted(self.timelines.subject_offsets, huge, side="right") - 1
+            if np.any(huge - self.timelines.subject_offsets[subject] < self.n_visits[subject]):
+                raise EhrseqError(
+                    f"a visit has more than {MAX_VISIT_CODES:,} codes, which this model relates each to each",
+                    where="visits",
+                    mend="use model.architecture=hierarchical with model.visit_encoder=attention, whose cost is linear"
+                    " in the codes of a visit, or prepare with finer visits (visits.by=window)",
+                )
 
     def __len__(self) -> int:
         return len(self.subjects)
 
-    def shuffled(self, epoch: int, *, seed: int, visit_budget: int) -> list[NDArray[np.int64]]:
+    def shuffled(self, epoch: int, *, seed: int, visit_budget: int) -> list[Ints]:
         """The steps of one epoch: randomly drawn subjects up to the visit budget; the same for the same seed."""
         order = np.random.default_rng([seed, epoch]).permutation(self.subjects)
         return self._pack(order, visit_budget)
@@ -75,10 +187,10 @@ class SubjectLoader:
     def in_order(self, *, visit_budget: int) -> Iterator[Step]:
         """Every subject once, in the order of the store; for prediction."""
         for subjects in self._pack(self.subjects, visit_budget):
-            yield self.collate(subjects)
+            yield from self.steps(subjects, visit_budget=visit_budget)
 
-    def _pack(self, order: NDArray[np.int64], visit_budget: int) -> list[NDArray[np.int64]]:
-        steps: list[NDArray[np.int64]] = []
+    def _pack(self, order: Ints, visit_budget: int) -> list[Ints]:
+        steps: list[Ints] = []
         start, filled = 0, 0
         for position, cost in enumerate(self.cost[order].tolist()):
             if filled + cost > visit_budget and position > start:
@@ -87,19 +199,114 @@ class SubjectLoader:
             filled += cost
         return [*steps, order[start:]] if start < len(order) else steps
 
-    def collate(self, subjects: NDArray[np.int64]) -> Step:
-        """Pack some subjects, in the order given."""
-        timelines, rows = self.timelines, self.rows
-        visit, visit_owner, visit_rank = _slices(timelines.subject_offsets[subjects], self.n_visits[subjects])
-        start = np.asarray(rows.row_offsets)[subjects]
-        row, row_owner, _ = _slices(start, np.asarray(rows.row_offsets)[subjects + 1] - start)
+    # ---- long records ------------------------------------------------------------------------------------------------
+
+    def steps(self, subjects: Ints, *, visit_budget: int) -> Iterator[Step]:
+        """Some subjects as batches: all that are not long in one, and then each part of a long one by itself.
+
+        Long is a record beyond the visit budget and beyond three times the model's reach: a part then has at most half
+        as many visits before its own prediction times' as it has of these. (Tokens are not counted by the budget.)
+        """
+        if self.reach is None:
+            yield self.collate(subjects)
+            return
+        limit = 3 * self.reach.most if self.reach.in_tokens else max(visit_budget, 3 * self.reach.most)
+        is_long = self._size(subjects) > limit
+        parts = [part for subject in subjects[is_long].tolist() for part in self.parts(subject, size=limit)]
+        if not is_long.all():
+            yield replace(self.collate(subjects[~is_long]), is_last=not parts)
+        for number, part in enumerate(parts, start=1):
+            yield replace(self.collate_part(part), is_last=number == len(parts))
+
+    def _size(self, subjects: Ints) -> Ints:
+        """Visits and queries of each subject; where the reach counts tokens, tokens and queries."""
+        if self.reach is None or not self.reach.in_tokens:
+            return np.asarray(self.cost[subjects])
+        first = np.asarray(self.timelines.subject_offsets)[subjects]
+        offsets, n_visits = np.asarray(self.timelines.visit_offsets), self.n_visits[subjects]
+        tokens: Ints = np.maximum(offsets[first + n_visits] - offsets[first], n_visits)
+        return tokens + self.n_queries[subjects]
+
+    def parts(self, subject: int, *, size: int) -> list[Part]:
+        """Cut one subject's prediction times into parts of about equal size.
+
+        Args:
+            subject: Row of the subject.
+            size: The most visits and queries (tokens) of one part, those that its prediction times look back on
+                included; more only where the reach leaves no room, or a single visit has more tokens.
+        """
+        assert self.reach is not None
+        rows, first = self.rows, int(self.timelines.subject_offsets[subject])
+        row = np.arange(rows.row_offsets[subject], rows.row_offsets[subject + 1])
+        known = ~np.isnan(rows.duration_days[row])
+        if not self.queries:
+            chosen = self._ends_a_visit(row, np.full(len(row), first))
+            row, known = row[chosen], known[chosen]
+        if not len(row):
+            nothing = int(rows.row_offsets[subject])
+            return [Part(subject, (0, 1), (nothing, nothing))]
         seen = np.asarray(rows.visits_before[row], dtype=np.int64)
-        first_visit = np.asarray(timelines.subject_offsets)[subjects][row_owner]
+        codes = np.diff(self.timelines.visit_offsets[first : first + int(seen[-1]) + 1])
+        tokens: Ints = np.r_[0, np.cumsum(np.maximum(codes, 1))]  # before each visit
+        start: Ints = np.arange(len(tokens))
+        of_query: Ints = np.ones(len(row), dtype=np.int64)
+        if self.reach.in_tokens:
+            start, of_query = tokens, 1 + np.diff(rows.carry_offsets[row[0] : row[-1] + 2])[row - row[0]]
+        place = start[seen] + (np.cumsum(of_query * np.asarray(rows.is_query[row])) if self.queries else 0)
+        place = place - place[0]
+        count = -(-(int(place[-1]) + 1) // max(size - self.reach.most, 1))
+        bounds = np.flatnonzero(np.diff(place * count // (int(place[-1]) + 1))) + 1
+        at_risk = row[known]
+        parts: list[Part] = []
+        for low, high in zip([0, *bounds.tolist()], [*bounds.tolist(), len(row)], strict=True):
+            back = self.reach.first_visit(start, int(seen[low]) - 1) if seen[low] else 0
+            rest = at_risk[np.searchsorted(at_risk, row[high - 1], side="right") :]
+            next_row = int(rest[0]) if len(rest) and not self.queries else None
+            own = (int(row[low]), int(row[high - 1]) + 1)
+            parts.append(Part(subject, (back, int(seen[high - 1])), own, int(tokens[back]), next_row))
+        return parts
+
+    def collate_part(self, part: Part) -> Step:
+        """Pack one part of a long record."""
+        low, high = part.rows
+        row = np.arange(low, high) if part.next_row is None else np.r_[np.arange(low, high), part.next_row]
+        last = part.visits[1] if part.next_row is None else int(self.rows.visits_before[part.next_row])
+        step = self._collate(np.array([part.subject]), np.array([part.visits[0]]), np.array([last]), row, row * 0)
+        batch = replace(
+            step.batch,
+            visits_skipped=torch.tensor([part.visits[0]]),
+            tokens_skipped=torch.tensor([part.tokens_skipped]),
+        )
+        if part.next_row is None:
+            return replace(step, batch=batch)
+        assert batch.cause is not None
+        batch = replace(batch, cause=torch.zeros_like(batch.cause))
+        return Step(batch, step.rows[:-1], step.positions[:-1])
+
+    # ---- packing -----------------------------------------------------------------------------------------------------
+
+    def collate(self, subjects: Ints) -> Step:
+        """Pack some subjects, in the order given."""
+        start = np.asarray(self.rows.row_offsets)[subjects]
+        row, owner, _ = _slices(start, np.asarray(self.rows.row_offsets)[subjects + 1] - start)
+        return self._collate(subjects, np.zeros_like(subjects), self.n_visits[subjects], row, owner)
+
+    def _ends_a_visit(self, row: Ints, first_visit: Ints) -> NDArray[np.bool_]:
+        """Which rows of the task fall on the end of the last visit that they see; the subjects' first visits given."""
+        seen = np.asarray(self.rows.visits_before[row], dtype=np.int64)
+        end_us = np.asarray(self.timelines.end_us)[np.maximum(first_visit + seen - 1, 0)]
+        return np.asarray((seen > 0) & (end_us == np.asarray(self.rows.prediction_us[row])))
+
+    def _collate(self, subjects: Ints, low: Ints, high: Ints, row: Ints, row_owner: Ints) -> Step:
+        """Pack the visits `low` to `high` (exclusive) of some subjects, and rows of the task that see no others."""
+        timelines, rows = self.timelines, self.rows
+        first = np.asarray(timelines.subject_offsets)[subjects]
+        visit, visit_owner, visit_rank = _slices(first + low, high - low)
         is_query = np.asarray(rows.is_query[row])
         if not self.queries:
-            moment = np.asarray(rows.prediction_us[row])
-            own = (seen > 0) & (np.asarray(timelines.end_us)[np.maximum(first_visit + seen - 1, 0)] == moment)
-            row, row_owner, seen, is_query = row[own], row_owner[own], seen[own], np.zeros(int(own.sum()), dtype=bool)
+            own = self._ends_a_visit(row, first[row_owner])
+            row, row_owner, is_query = row[own], row_owner[own], np.zeros(int(own.sum()), dtype=bool)
+        seen = np.asarray(rows.visits_before[row], dtype=np.int64) - low[row_owner]
         asked = np.flatnonzero(is_query)
 
         # A visit stands before the queries that may see it: visit i at 2(i + 1), a query that sees k visits at 2k + 1.
@@ -107,7 +314,7 @@ class SubjectLoader:
         order = np.lexsort((np.r_[2 * (visit_rank + 1), 2 * seen[asked] + 1], owner))
         position = np.empty(len(order), dtype=np.int64)
         position[order] = np.arange(len(order))
-        visit_start = np.r_[0, np.cumsum(self.n_visits[subjects])]
+        visit_start = np.r_[0, np.cumsum(high - low)]
         positions = position[np.maximum(visit_start[row_owner] + seen - 1, 0)]
         positions[asked] = position[len(visit) :]
 
@@ -115,11 +322,11 @@ class SubjectLoader:
             return torch.from_numpy(np.concatenate([of_visits, of_queries])[order])
 
         query_rows = row[asked]
-        codes, code_offsets = ragged(timelines.visit_offsets, visit)
-        carried, carry_offsets = ragged(rows.carry_offsets, query_rows)
+        codes, code_offsets = _items(timelines.visit_offsets, visit)
+        carried, carry_offsets = _items(rows.carry_offsets, query_rows)
         joint = np.r_[code_offsets, code_offsets[-1] + carry_offsets[1:]]
-        token, visit_offsets = ragged(joint, order)
-        static, static_offsets = ragged(timelines.static_offsets, subjects)
+        token, visit_offsets = _items(joint, order)
+        static, static_offsets = _items(timelines.static_offsets, subjects)
         at_risk, duration, cause, entry = self._labels(row, row_owner, positions, len(order))
         all_codes = torch.from_numpy(np.r_[timelines.codes[codes], rows.carry_codes[carried]][token].astype(np.int64))
         batch = VisitBatch(
@@ -141,7 +348,7 @@ class SubjectLoader:
         return Step(batch, row, positions)
 
     def _labels(
-        self, row: NDArray[np.int64], owner: NDArray[np.int64], positions: NDArray[np.int64], n: int
+        self, row: Ints, owner: Ints, positions: Ints, n: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = self.rows
         at_risk, cause = np.zeros(n, dtype=bool), np.zeros(n, dtype=np.int64)
@@ -158,10 +365,15 @@ class SubjectLoader:
         return at_risk_, duration_, cause_, entry_
 
 
-def _slices(
-    start: NDArray[np.int64], length: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _slices(start: Ints, length: Ints) -> tuple[Ints, Ints, Ints]:
     """Items of several ranges one after another, the range that each belongs to, and its rank there."""
     owner = np.repeat(np.arange(len(length)), length)
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(length) - length, length)
     return np.asarray(start)[owner] + rank, owner, rank
+
+
+def _items(offsets: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+    """Items of the chosen owners, one after another, and their new offsets; looks at no other owner's."""
+    start = np.asarray(offsets)[chosen]
+    length = np.asarray(offsets)[chosen + 1] - start
+    return _slices(start, length)[0], np.r_[0, np.cumsum(length)].astype(np.int64)

@@ -110,7 +110,7 @@ def risk_of_rows(
     code_types: NDArray[np.int64] | None = None,
     start_days: float = 0.0,
 ) -> NDArray[np.float32]:
-    """Risk at every prediction time.
+    """Risk at every prediction time; memory does not grow with the length of a record (see `ehrsequencing.loader`).
 
     Args:
         model: In evaluation mode.
@@ -127,7 +127,7 @@ def risk_of_rows(
     is_visit = model.config.head == "visit"
     shape = (len(rows), 1, 1) if is_visit else (len(rows), model.config.causes, len(horizons_days))
     out = np.full(shape, np.nan, dtype=np.float32)
-    loader = SubjectLoader(timelines, rows, queries=not is_visit, code_types=code_types)
+    loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
             if is_visit:
@@ -144,7 +144,7 @@ def nll_of_rows(
 ) -> NDArray[np.float64]:
     """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
     out = np.full(len(rows), np.nan)
-    loader = SubjectLoader(timelines, rows, queries=model.config.head == "horizon", code_types=code_types)
+    loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
             out[step.rows] = model.nll(step.batch).double().numpy()[step.positions]

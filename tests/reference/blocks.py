@@ -23,16 +23,28 @@ def norm(p: Parameters, name: str, x: Tensor) -> Tensor:
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
-def block(p: Parameters, name: str, x: Tensor, seen: Tensor, heads: int) -> Tensor:
-    """One pre-LN transformer layer over the last axis but one: (..., L, d) under `seen` (..., L, L), plain softmax."""
+def block(p: Parameters, name: str, x: Tensor, seen: Tensor, heads: int, *, angles: Tensor | None = None) -> Tensor:
+    """One pre-LN transformer layer over the last axis but one: (..., L, d) under `seen` (..., L, L), plain softmax.
+
+    With `angles` (..., L, pairs), queries and keys are turned as complex numbers.
+    """
     q, k, v = linear(p, name + "qkv", norm(p, name + "attention_norm", x)).chunk(3, -1)
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(-2, -3) for t in (q, k, v))  # (..., heads, L, d/heads)
+    if angles is not None:
+        q, k = (turned(t, angles.unsqueeze(-3)) for t in (q, k))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     weights = scores.masked_fill(~seen.unsqueeze(-3), float("-inf")).softmax(-1)
     mixed = (weights @ v).transpose(-2, -3).flatten(-2)
     x = x + p[name + "attention_scale"] * linear(p, name + "out", mixed)
     hidden = F.gelu(linear(p, name + "W1", norm(p, name + "mlp_norm", x)))
     return x + p[name + "mlp_scale"] * linear(p, name + "W2", hidden)
+
+
+def turned(x: Tensor, angles: Tensor) -> Tensor:
+    """Dimension j and dimension pairs + j are one complex number, multiplied by exp(i·angle)."""
+    pairs = angles.shape[-1]
+    number = torch.complex(x[..., :pairs], x[..., pairs : 2 * pairs]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([number.real, number.imag, x[..., 2 * pairs :]], -1)
 
 
 def head(p: Parameters, config: ModelConfig, z: Tensor, wide: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ Every function takes dense (B, V, C) tensors with masks and the model's paramete
 package but those parameters and the configuration: bins, windows and likelihoods are spelled out in Python loops.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,7 +37,7 @@ def reference_logits(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:
     if config.timeline == "lstm":
         z = lstm_timeline(p, config, inputs, x)
     else:
-        z = transformer_timeline(p, config, inputs, visible(config, x))
+        z = transformer_timeline(p, config, inputs, visible(config, x), rotary_angles(config, x))
     return head(p, config, z, inputs)
 
 
@@ -144,9 +146,30 @@ def visible(config: ModelConfig, x: Padded) -> Tensor:
     return seen
 
 
-def transformer_timeline(p: Parameters, config: ModelConfig, x: Tensor, seen: Tensor) -> Tensor:
+def rotary_angles(config: ModelConfig, x: Padded) -> Tensor | None:
+    """(B, V, pairs): 2π · place / period, slot by slot; days first (60 d to 7305 d), then visits (6 to 200)."""
+    if not config.rotary:
+        return None
+    pairs = config.dim // config.heads // 2
+    of_days = pairs - pairs // 2
+    angles = torch.zeros(*x.visit_mask.shape, pairs, dtype=torch.float64)
+    for b in range(len(x.visit_mask)):
+        before, days = 0, 0.0
+        for v in x.visit_mask[b].nonzero().flatten().tolist():
+            here = days + round(float(x.deltas[b, v]) * 2**20) / 2**20
+            for j in range(pairs):
+                nth, count = (j, of_days) if j < of_days else (j - of_days, pairs - of_days)
+                low, high = (60.0, 7305.0) if j < of_days else (6.0, 200.0)
+                period = low * (high / low) ** (nth / (count - 1)) if count > 1 else low
+                angles[b, v, j] = 2 * math.pi * (here if j < of_days else before) / period
+            if not x.is_query[b, v]:
+                before, days = before + 1, here
+    return angles.to(x.deltas.dtype)
+
+
+def transformer_timeline(p: Parameters, config: ModelConfig, x: Tensor, seen: Tensor, angles: Tensor | None) -> Tensor:
     for layer in range(config.layers):
-        x = block(p, f"timeline.layers.{layer}.", x, seen, config.heads)
+        x = block(p, f"timeline.layers.{layer}.", x, seen, config.heads, angles=angles)
     return norm(p, "timeline.norm", x)
 
 

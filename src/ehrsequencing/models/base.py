@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig, validated
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.segments import to_device
 from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll_terms
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -100,7 +101,9 @@ class SurvivalModel(nn.Module):
                 cause=batch.cause.masked_fill(batch.is_query, 0),
                 subject_offsets=batch.subject_offsets,
             )
-        rows = batch.at_risk.nonzero().squeeze(1)
+        at_risk = batch.host.at_risk  # counted on the CPU, for their number decides shapes
+        assert at_risk is not None
+        rows = to_device(at_risk.nonzero().squeeze(1), logits.device)
         duration_days, entry_days = batch.duration_days, batch.entry_days
         assert duration_days is not None
         terms = horizon_nll(
@@ -120,8 +123,9 @@ class SurvivalModel(nn.Module):
         """
         nll = self.nll(batch)
         if divisor is None:
-            assert batch.at_risk is not None
-            counted = batch.at_risk & ~batch.is_query if self.config.head == "visit" else batch.at_risk
+            host = batch.host
+            assert host.at_risk is not None
+            counted = host.at_risk & ~host.is_query if self.config.head == "visit" else host.at_risk
             divisor = max(int(counted.sum()), 1)
         return nll.sum() / divisor
 

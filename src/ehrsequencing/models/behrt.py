@@ -30,7 +30,9 @@ class BEHRT(nn.Module):
     def forward(self, batch: VisitBatch, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Token embeddings and contextual token states, (T, d) each."""
         x = inputs = self.embedding(batch, tokens)
-        plan = plans.tokens_plan(batch, tokens.offsets, max_tokens=self.max_tokens, bidirectional=self.bidirectional)
+        plan = plans.tokens_plan(
+            batch, tokens.host_offsets, max_tokens=self.max_tokens, bidirectional=self.bidirectional
+        )
         for layer in self.layers:
             x = layer(x, plan)
         return inputs, self.norm(x)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.segments import dropout, gather_rows, pool
+from ehrsequencing.models.segments import constant, dropout, gather_rows, pool, to_device
 
 MAX_AGE_YEARS = 120.0  # the top bin is open
 MAX_INDEX_ROWS = 512  # later visits (flat: tokens) share the last row
@@ -85,23 +85,32 @@ class CodeEmbedding(nn.Module):
         Raises:
             EhrseqError: A token id outside the vocabulary, or types that the model wants and the batch lacks.
         """
-        self._check_ids(batch.codes)
+        self._check_ids(batch.host.codes)
+        device = batch.codes.device
+        distinct, valued, keys, index = (to_device(x, device) for x in self._distinct_rows(batch.host))
+        rows = self._of_keys(distinct)
+        if len(valued):
+            assert batch.values is not None
+            of_values = self._of_values(batch.codes[valued], batch.values[valued])
+            rows = torch.cat([rows, self._of_keys(keys) + of_values])
+        vectors = CodeVectors(rows, index)
+        return vectors.dropped(self.dropout) if self.training and self.dropout else vectors
+
+    def _distinct_rows(self, batch: VisitBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What decides shapes, on the CPU: distinct kinds (R',), codes with a number and their kinds, each code's row.
+
+        Codes without a number share the row of their kind; then comes one row a code with a number.
+        """
         kinds, keys = self._kinds(batch)
         has_value = torch.zeros_like(batch.codes, dtype=torch.bool)
         if self.value_table is not None and batch.values is not None:
             has_value = ~batch.values[:, 0].isnan()
         plain, valued = (~has_value).nonzero().squeeze(1), has_value.nonzero().squeeze(1)
         distinct, index_of_plain = _distinct(keys[plain], kinds)
-        rows = self._of_keys(distinct)
         index = torch.empty_like(batch.codes)
         index[plain] = index_of_plain
-        if len(valued):
-            assert batch.values is not None
-            of_values = self._of_values(batch.codes[valued], batch.values[valued])
-            rows = torch.cat([rows, self._of_keys(keys[valued]) + of_values])
-            index[valued] = torch.arange(len(distinct), len(rows), device=index.device)
-        vectors = CodeVectors(rows, index)
-        return vectors.dropped(self.dropout) if self.training and self.dropout else vectors
+        index[valued] = torch.arange(len(distinct), len(distinct) + len(valued))
+        return distinct, valued, keys[valued], index
 
     def _kinds(self, batch: VisitBatch) -> tuple[int, Tensor]:
         """How many kinds of rows there may be, and which kind each code is: its id, with its place and type."""
@@ -114,7 +123,7 @@ class CodeEmbedding(nn.Module):
             )
         if self.type_table is not None:
             n_types, types = self.type_table.num_embeddings, batch.code_types
-            if types is None or (types.device.type == "cpu" and len(types) and int(types.max()) >= n_types):
+            if types is None or (len(types) and int(types.max()) >= n_types):
                 what = "has no code_types" if types is None else f"holds types outside the model's {n_types}"
                 raise EhrseqError(what, where="VisitBatch", mend="make the batch with the types of its codes")
             kinds, keys = kinds * n_types, keys * n_types + types
@@ -134,7 +143,7 @@ class CodeEmbedding(nn.Module):
 
     def of_static(self, batch: VisitBatch) -> Tensor:
         """(S, d) mean embedding of each subject's static codes (the same table); zero without any."""
-        self._check_ids(batch.static_codes)
+        self._check_ids(batch.host.static_codes)
         return pool(self.table.weight, batch.static_codes, batch.static_offsets)
 
     def _of_values(self, codes: Tensor, values: Tensor) -> Tensor:
@@ -154,7 +163,7 @@ class CodeEmbedding(nn.Module):
 
     def _check_ids(self, codes: Tensor) -> None:
         size = self.table.num_embeddings
-        if codes.device.type == "cpu" and len(codes) and int(codes.max()) >= size:
+        if len(codes) and int(codes.max()) >= size:
             raise EhrseqError(
                 f"holds token ids outside the model's vocabulary of {size}",
                 where="VisitBatch.codes",
@@ -304,11 +313,15 @@ def positions(config: ModelConfig, *, rows: int) -> PositionalEmbedding | Sinuso
 def place_vectors(
     position: PositionalEmbedding | SinusoidalPositionalEncoding, place: Tensor, *, like: Tensor
 ) -> Tensor:
-    """(N,) places → (N, d) in the precision of `like`; each distinct place of a sinusoid is computed once."""
+    """(N,) places → (N, d) in the precision of `like`; on the CPU each place of a sinusoid up to the last, once."""
     if isinstance(position, PositionalEmbedding):
         vectors: Tensor = position(place)
         return vectors
-    longest = int(place.max()) + 1 if len(place) else 0
+    is_cpu = place.device.type == "cpu"  # elsewhere sines are cheap, and to look for the last place is to wait
+    longest = int(place.max()) + 1 if is_cpu and len(place) else 0
+    if not is_cpu or longest > len(place):  # parts of a long record begin late
+        waves: Tensor = position(place, dtype=like.dtype)
+        return waves
     return gather_rows(position(torch.arange(longest, device=place.device), dtype=like.dtype), place)
 
 
@@ -322,6 +335,7 @@ class Tokens:
         of_code: (K,) the token of each code.
         is_query_marker: (T,) markers of queries.
         place: (T,) number of the subject's real-visit tokens before the row, plus the place within the row.
+        host_offsets: `offsets`, on the CPU.
     """
 
     offsets: Tensor
@@ -329,24 +343,32 @@ class Tokens:
     of_code: Tensor
     is_query_marker: Tensor
     place: Tensor
+    host_offsets: Tensor
 
     @classmethod
     def of(cls, batch: VisitBatch) -> "Tokens":
-        """The tokens of a batch."""
-        device = batch.codes.device
+        """The tokens of a batch: counted on the CPU, for their number decides shapes, then moved to its device."""
+        device, batch = batch.codes.device, batch.host
         has_marker = batch.is_query | (batch.codes_per_visit == 0)
         count = batch.codes_per_visit + has_marker
         offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
-        total = batch.n_codes + int(has_marker.sum())
-        row = torch.arange(batch.n_visits, device=device).repeat_interleave(count, output_size=total)
-        of_code = torch.arange(batch.n_codes, device=device) + has_marker.cumsum(0)[batch.visit_of_code]
-        is_query_marker = torch.zeros(total, dtype=torch.bool, device=device)
+        total = int(offsets[-1])
+        row = torch.arange(batch.n_visits).repeat_interleave(count, output_size=total)
+        of_code = torch.arange(batch.n_codes) + has_marker.cumsum(0)[batch.visit_of_code]
+        is_query_marker = torch.zeros(total, dtype=torch.bool)
         is_query_marker[offsets[:-1][batch.is_query]] = True
         real = count * ~batch.is_query
         before = real.cumsum(0) - real  # real tokens before each row, of all subjects
         first = batch.subject_offsets[batch.subject_of_visit]
-        place = (before - before[first])[row] + torch.arange(total, device=device) - offsets[row]
-        return cls(offsets, row, of_code, is_query_marker, place)
+        before = before - before[first]  # ... of its own subject
+        if batch.tokens_skipped is not None:
+            before = before + batch.tokens_skipped[batch.subject_of_visit]
+        place = before[row] + torch.arange(total) - offsets[row]
+
+        def moved(x: Tensor) -> Tensor:
+            return to_device(x, device)
+
+        return cls(moved(offsets), moved(row), moved(of_code), moved(is_query_marker), moved(place), offsets)
 
 
 class BEHRTEmbedding(nn.Module):
@@ -403,5 +425,5 @@ def gap_bins(delta_days: Tensor, is_first: Tensor) -> Tensor:
     >>> gap_bins(days, torch.tensor([True, False, False, False, False, False])).tolist()
     [0, 1, 2, 7, 8, 19]
     """
-    edges = torch.tensor(GAP_EDGES_DAYS[1:], dtype=delta_days.dtype, device=delta_days.device)
+    edges = constant(GAP_EDGES_DAYS[1:], delta_days.dtype, delta_days.device)
     return (torch.bucketize(delta_days, edges, right=True) + 1).masked_fill(is_first, 0)

@@ -1,31 +1,41 @@
-"""Who sees whom: three plans of attention over packed rows, each cut into dense blocks (see `attention`).
+"""Who sees whom: three plans of attention over packed rows, each cut into dense blocks or ragged spans (`attention`).
 
 - `visits_plan`: a subject's visits in time: causal, a sliding window, queries seen by none.
 - `codes_plan`: the codes of one visit, each seeing all of them.
 - `tokens_plan`: all tokens of a subject, causal at visit level, whole visits back up to `max_tokens`.
 
-A plan is built once a batch, on the CPU, and shared by all layers. Rows of similar length share a block, so that there
-is little padding and few calls.
+A plan is built once a batch, on the CPU from what the CPU knows of the batch (`VisitBatch.host`), and shared by all
+layers: nobody waits for a device. Rows of similar length share a block, so that there is little padding and few calls.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.models.attention import AttentionPlan, Block
+from ehrsequencing.models.attention import AttentionPlan, Block, Plan, RaggedPlan, Spans, Stream
 
 CHUNK = 256  # rows of one chunk beyond the window: its keys are the window's more
 FREE_PADS = 128  # rows of padding that are cheaper than one more call
 PAD_SHARE = 1 / 8  # ... and the share of a block's rows that may be padding beyond that
+MOST_SPANS = 2**16 - 1  # of one call of the ragged kernel: one dimension of a CUDA grid
+
+
+def is_ragged(device: torch.device) -> bool:
+    """Whether attention on this device runs in ragged spans: a GPU that has the kernel, and half precision (autocast).
+
+    Elsewhere it runs in dense blocks, in float32.
+    """
+    if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return False
+    return torch.get_autocast_dtype("cuda").itemsize == 2 and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class _Blocks:
     """Collects blocks and the packed rows in their slots."""
 
-    def __init__(self, n_rows: int, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, n_rows: int) -> None:
         self.answer_slot = torch.zeros(n_rows, dtype=torch.int64)
         self.query_rows: list[Tensor] = []
         self.key_rows: list[Tensor] = []
@@ -34,7 +44,7 @@ class _Blocks:
 
     def add_block(self, groups: int, query_length: int, key_length: int, *, mask: Tensor | None = None) -> None:
         """One dense attention; without a mask every row sees every row."""
-        self.blocks.append(Block(groups, query_length, key_length, None if mask is None else mask.to(self.device)))
+        self.blocks.append(Block(groups, query_length, key_length, mask))
 
     def add_causal(self, groups: int, length: int) -> None:
         """One causal square."""
@@ -49,16 +59,16 @@ class _Blocks:
         self.n_slots += len(query_rows)
 
     def plan(self) -> AttentionPlan:
-        """Everything collected, on the batch's device."""
-        query_rows = torch.cat([*self.query_rows, torch.zeros(0, dtype=torch.int64)]).to(self.device)
-        key_rows = torch.cat([*self.key_rows, torch.zeros(0, dtype=torch.int64)]).to(self.device)
-        return AttentionPlan(query_rows, key_rows, self.answer_slot.to(self.device), tuple(self.blocks))
+        """Everything collected."""
+        query_rows = torch.cat([*self.query_rows, torch.zeros(0, dtype=torch.int64)])
+        key_rows = torch.cat([*self.key_rows, torch.zeros(0, dtype=torch.int64)])
+        return AttentionPlan(query_rows, key_rows, self.answer_slot, tuple(self.blocks))
 
 
 # ---- visits of a subject ---------------------------------------------------------------------------------------------
 
 
-def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) -> AttentionPlan:
+def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) -> Plan:
     """Attention over visits (rows: the N visits and queries).
 
     A real visit sees itself and the `window - 1` real visits before it; `bidirectional`, also as many after it. A
@@ -69,18 +79,39 @@ def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) 
         window: Most visits that one visit sees, itself included.
         bidirectional: Whether real visits also see the future.
     """
-    builder = _VisitsPlan(batch, window, bidirectional)
+    if is_ragged(batch.codes.device):
+        return _ragged_visits(batch.host, window, bidirectional).to(batch.codes.device)
+    builder = _VisitsPlan(batch.host, window, bidirectional)
     builder.add_squares()
     builder.add_chunks()
     builder.add_queries()
-    return builder.plan()
+    return builder.plan().to(batch.codes.device)
+
+
+def _ragged_visits(batch: VisitBatch, window: int, bidirectional: bool) -> RaggedPlan:
+    """Two streams: the real visits of each subject, and each query alone with the visits that it sees."""
+    subjects = _SubjectRows(batch)
+    longest = int(subjects.length.max()) if batch.n_subjects else 0
+    back = window - 1 if window < longest else -1
+    visits = _stream(subjects.real_rows, subjects.length, window=(back, back if bidirectional else 0))
+    if not len(subjects.query_row):  # all rows in their order
+        return RaggedPlan((replace(visits, rows=None),) if visits.calls else (), None)
+    seen = subjects.seen.clamp(max=window - 1)
+    nth = _ranges(subjects.before - seen, seen + 1)  # among real_rows; the last place of each is the query's own
+    own = torch.cat([subjects.real_rows, subjects.real_rows.new_zeros(1)])[nth]
+    own[(seen + 1).cumsum(0) - 1] = subjects.query_row
+    queries = _stream(subjects.query_row, torch.ones_like(seen), key_rows=own, key_lengths=seen + 1)
+    asked = torch.cat([subjects.real_rows, subjects.query_row])
+    answer_slot = torch.empty_like(asked)
+    answer_slot[asked] = torch.arange(len(asked))
+    return RaggedPlan(tuple(stream for stream in (visits, queries) if stream.calls), answer_slot)
 
 
 class _VisitsPlan(_Blocks):
     """Squares (the first visits, up to the window), chunks (visits beyond it), and queries."""
 
     def __init__(self, batch: VisitBatch, window: int, bidirectional: bool) -> None:
-        super().__init__(batch.n_visits, batch.codes.device)
+        super().__init__(batch.n_visits)
         self.window, self.bidirectional = window, bidirectional
         self.subjects = _SubjectRows(batch)
         self.length, self.real_rows, self.first = self.subjects.length, self.subjects.real_rows, self.subjects.first
@@ -153,26 +184,30 @@ class _SubjectRows:
     """
 
     def __init__(self, batch: VisitBatch) -> None:
-        is_query, subject = batch.is_query.cpu(), batch.subject_of_visit.cpu()
+        is_query, subject = batch.is_query, batch.subject_of_visit
         self.real_rows = (~is_query).nonzero().squeeze(1)
         self.length = subject[self.real_rows].bincount(minlength=batch.n_subjects)
         self.first = self.length.cumsum(0) - self.length
         self.query_row = is_query.nonzero().squeeze(1)
-        self.seen = batch.visit_index.cpu()[self.query_row]
+        self.seen = batch.visits_before[self.query_row]
         self.before = self.first[subject[self.query_row]] + self.seen
 
 
 # ---- codes of a visit ------------------------------------------------------------------------------------------------
 
 
-def codes_plan(offsets: Tensor) -> AttentionPlan:
+def codes_plan(offsets: Tensor, *, device: torch.device | None = None) -> Plan:
     """Full attention within each segment (rows: the items).
 
     Args:
-        offsets: (N+1,) segment n holds rows `offsets[n]:offsets[n+1]`; may be empty.
+        offsets: (N+1,) segment n holds rows `offsets[n]:offsets[n+1]`; may be empty. On the CPU, or there is a wait.
+        device: Where the rows are; None: where the offsets are.
     """
-    blocks = _Blocks(int(offsets[-1]), offsets.device)
-    offsets = offsets.cpu()
+    device, offsets = device or offsets.device, offsets.cpu()
+    if is_ragged(device):
+        stream = _stream(None, offsets.diff(), window=(-1, -1))
+        return RaggedPlan((stream,) if stream.calls else (), None).to(device)
+    blocks = _Blocks(int(offsets[-1]))
     order = offsets.diff().argsort(stable=True)
     order = order[offsets.diff()[order] > 0]
     lengths = offsets.diff()[order]
@@ -183,7 +218,7 @@ def codes_plan(offsets: Tensor) -> AttentionPlan:
     for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
         blocks.add_block(size, length, length, mask=None if bool(mask.all()) else mask)
     blocks.add_rows(rows, rows, answers=real)
-    return blocks.plan()
+    return blocks.plan().to(device)
 
 
 # ---- tokens of a subject ---------------------------------------------------------------------------------------------
@@ -192,7 +227,7 @@ def codes_plan(offsets: Tensor) -> AttentionPlan:
 def tokens_plan(
     batch: VisitBatch, token_offsets: Tensor, *, max_tokens: int, bidirectional: bool = False
 ) -> AttentionPlan:
-    """Attention over all tokens of a subject, by whole visits (rows: the tokens).
+    """Attention over all tokens of a subject, by whole visits (rows: the tokens). Always in dense blocks.
 
     A token sees every token of its own visit, and of each real visit before it while the tokens from that visit to its
     own, both included, number at most `max_tokens`; `bidirectional`, also of real visits after it, as far. A query's
@@ -200,14 +235,15 @@ def tokens_plan(
 
     Args:
         batch: The packed visits.
-        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one.
+        token_offsets: (N+1,) row n owns tokens `token_offsets[n]:token_offsets[n+1]`, at least one. On the CPU, or
+            there is a wait.
         max_tokens: How far back (and ahead).
         bidirectional: Whether real visits also see the future.
     """
-    builder = _TokensPlan(batch, token_offsets.cpu(), max_tokens, bidirectional)
+    builder = _TokensPlan(batch.host, token_offsets.cpu(), max_tokens, bidirectional)
     builder.add_visits()
     builder.add_queries()
-    return builder.plan()
+    return builder.plan().to(batch.codes.device)
 
 
 @dataclass(frozen=True)
@@ -222,7 +258,7 @@ class _TokensPlan(_Blocks):
     """Runs of visits, each against the visits in its reach, and queries. Visits are counted along `real_rows`."""
 
     def __init__(self, batch: VisitBatch, token_offsets: Tensor, max_tokens: int, bidirectional: bool) -> None:
-        super().__init__(int(token_offsets[-1]), batch.codes.device)
+        super().__init__(int(token_offsets[-1]))
         self.token_offsets, self.max_tokens = token_offsets, max_tokens
         self.subjects = subjects = _SubjectRows(batch)
         tokens = token_offsets.diff()
@@ -306,6 +342,32 @@ class _TokensPlan(_Blocks):
             self.add_block(size, asked.shape[1], key_length, mask=mask)
             query_rows = (first + asked.minimum(own_tokens - 1)).flatten()
             self.add_rows(query_rows, keys.flatten(), answers=(asked < own_tokens).flatten())
+
+
+# ---- ragged spans ----------------------------------------------------------------------------------------------------
+
+
+def _stream(
+    rows: Tensor | None,
+    lengths: Tensor,
+    *,
+    key_rows: Tensor | None = None,
+    key_lengths: Tensor | None = None,
+    window: tuple[int, int] = (-1, -1),
+) -> Stream:
+    """Spans of so many queries (and keys; none: as many), as few calls as possible; empty spans are left out."""
+    queries = lengths[lengths > 0]
+    keys = queries if key_lengths is None else key_lengths[lengths > 0]
+    calls = tuple(
+        Spans(_span_offsets(q), _span_offsets(k), int(q.sum()), int(k.sum()), int(q.max()), int(k.max()), window)
+        for q, k in zip(torch.split(queries, MOST_SPANS), torch.split(keys, MOST_SPANS), strict=True)
+        if len(q)
+    )
+    return Stream(rows, key_rows, calls)
+
+
+def _span_offsets(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int32)
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@
 `F.embedding_bag` and one-dimensional `index_select` are neither (docs: PERFORMANCE).
 """
 
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,43 @@ from torch import Tensor
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Rows of x: (N, d) and (P,) → (P, d)."""
     return F.embedding(index, x)
+
+
+class _GatherDistinctRows(torch.autograd.Function):
+    """`x[index]` for an index without repeats, whose backward therefore needs neither sums nor a sort."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.n_rows = len(x)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.n_rows, *grad.shape[1:]).index_copy_(0, index, grad), None
+
+
+def gather_distinct_rows(x: Tensor, index: Tensor | None) -> Tensor:
+    """Rows of x, none of them twice: (N, d) and (P,) → (P, d); None: all of them."""
+    if index is None:
+        return x
+    rows: Tensor = _GatherDistinctRows.apply(x, index)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device that goes on working meanwhile; x itself where it is there already."""
+    if device.type == "cuda":  # from memory that is not page-locked, the copy would wait for all work before it
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=64)
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers that never change, as a tensor: copied to each device once, not every step."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device)
 
 
 def dropout(x: Tensor, probability: float, *, training: bool) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.segments import dropout
+from ehrsequencing.models.segments import constant, dropout
 
 LINEAR_ABOVE = 20.0  # beyond a hazard of e^20 per day, exp goes on as its tangent: losses and gradients stay finite
 SMALLEST_HAZARD = 1e-8  # per day; where the head's bias starts in a bin without events
@@ -68,20 +68,20 @@ class HazardHead(nn.Module):
 def visit_nll_terms(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
     """Each visit's part of `visit_nll`: (N,), 0 where not at risk. Arguments and errors as there."""
     _check_visit_labels(logits, at_risk, cause, subject_offsets)
-    rows = at_risk.nonzero().squeeze(1)
-    subject = torch.bucketize(rows, subject_offsets[1:], right=True)
-    is_last = torch.ones_like(rows, dtype=torch.bool)
-    is_last[:-1] = subject[1:] != subject[:-1]
-    event = cause.index_select(0, rows) > 0
-    if bool((event & ~is_last).any()):
+    ends = subject_offsets[1:]
+    subject = torch.bucketize(torch.arange(len(logits), device=ends.device), ends, right=True)
+    before = F.pad(at_risk.long().cumsum(0), (1, 0))  # rows at risk before each row
+    is_last = at_risk & (before[1:] == before[ends[subject]])
+    event = at_risk & (cause > 0)
+    if _can_be_read(event) and bool((event & ~is_last).any()):
         raise EhrseqError(
             "an event stands on a visit that is not the subject's last at risk",
             where="cause",
             mend="put the cause on the last at-risk visit only",
         )
-    eta = logits.index_select(0, rows).to(torch.promote_types(logits.dtype, torch.float32))
+    eta = logits.masked_fill(~at_risk, 0.0).to(torch.promote_types(logits.dtype, torch.float32))
     terms = torch.where(is_last, event * F.softplus(-eta), F.softplus(eta))
-    return terms.new_zeros(len(logits)).index_copy(0, rows, terms)
+    return terms.masked_fill(~at_risk, 0.0)
 
 
 def visit_nll(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
@@ -116,10 +116,17 @@ def visit_nll(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets
     return torch.segment_reduce(terms, "sum", offsets=subject_offsets)
 
 
+def _can_be_read(tensor: Tensor) -> bool:
+    """Labels are checked on the CPU; elsewhere each look at a number would wait for the device."""
+    return tensor.device.type == "cpu"
+
+
 def _check_visit_labels(logits: Tensor, at_risk: Tensor, cause: Tensor, subject_offsets: Tensor) -> None:
     for name, tensor in {"logits": logits, "at_risk": at_risk, "cause": cause}.items():
-        if tensor.shape != (int(subject_offsets[-1]),):
+        if tensor.shape != (len(logits),) or (_can_be_read(logits) and len(logits) != int(subject_offsets[-1])):
             raise EhrseqError(f"expected one entry a visit, got shape {tuple(tensor.shape)}", where=name)
+    if not _can_be_read(cause):
+        return
     if bool(((cause < 0) | (cause > 1)).any()):
         raise EhrseqError("the visit head knows the causes 0 and 1", where="cause", mend="use the horizon head")
     if bool(((cause > 0) & ~at_risk).any()):
@@ -232,7 +239,7 @@ def _tangent_exp(x: Tensor) -> Tensor:
 
 
 def _inner(edges_days: Sequence[float], like: Tensor) -> Tensor:
-    return torch.as_tensor(edges_days, dtype=torch.float64, device=like.device)
+    return constant(tuple(edges_days), torch.float64, like.device)
 
 
 def _overlap(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor:
@@ -255,6 +262,8 @@ def _check_horizon_labels(logits: Tensor, entry_days: Tensor, duration_days: Ten
     for name, tensor in {"entry_days": entry_days, "duration_days": duration_days, "cause": cause}.items():
         if tensor.shape != (len(logits),):
             raise EhrseqError(f"expected one entry a prediction time, got {tuple(tensor.shape)}", where=name)
+    if not _can_be_read(cause):
+        return
     if not bool((entry_days >= 0).all()):
         raise EhrseqError("must not be negative or NaN", where="entry_days", mend="correct the labels")
     if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):

@@ -6,16 +6,21 @@ from torch import Tensor, nn
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models import plans
-from ehrsequencing.models.segments import dropout, gather_rows
+from ehrsequencing.models.rotary import rotation
+from ehrsequencing.models.segments import dropout, gather_rows, to_device
 from ehrsequencing.models.transformer import TransformerLayer
 
 
 class TransformerTimeline(nn.Module):
-    """Transformer over a subject's visits: causal, with a sliding window of `max_visits`; queries are seen by none."""
+    """Transformer over a subject's visits: causal, with a sliding window of `max_visits`; queries are seen by none.
+
+    With `rotary`, attention knows the days and visits between two rows (`models.rotary`).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.window, self.bidirectional = config.max_visits, config.attention == "bidirectional"
+        self.rotary, self.head_dim = config.rotary, config.dim // config.heads
         layers = (TransformerLayer(config, value_dropout=config.history_dropout) for _ in range(config.layers))
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
@@ -23,8 +28,9 @@ class TransformerTimeline(nn.Module):
     def forward(self, x: Tensor, batch: VisitBatch) -> Tensor:
         """(N, d) visits with their time signals → (N, d) contextual states."""
         plan = plans.visits_plan(batch, window=self.window, bidirectional=self.bidirectional)
+        turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
         for layer in self.layers:
-            x = layer(x, plan)
+            x = layer(x, plan, turn)
         z: Tensor = self.norm(x)
         return z
 
@@ -84,26 +90,27 @@ def _cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 class _Steps:
     """A batch's rows in the order in which an LSTM meets them: place 0 of all subjects, then place 1, and so on.
 
-    Longer subjects stand first within a step, so that those who go on are the first rows of the step before.
+    Longer subjects stand first within a step, so that those who go on are the first rows of the step before. Worked out
+    on the CPU, so that nobody waits for the device.
     """
 
     def __init__(self, batch: VisitBatch) -> None:
+        device, batch = batch.codes.device, batch.host
         real = (~batch.is_query).nonzero().squeeze(1)
         subject = batch.subject_of_visit[real]
         length = subject.bincount(minlength=batch.n_subjects)
         rank = length.argsort(descending=True, stable=True).argsort()  # of each subject
-        place = batch.visit_index[real]
+        place = batch.visits_before[real]
         order = (place * max(batch.n_subjects, 1) + rank[subject]).argsort()
-        self.rows = real[order]  # (real visits,) packed rows in the order of steps
+        rows = real[order]  # (real visits,) packed rows in the order of steps
         self.sizes: list[int] = place.bincount().tolist()
-        step_of_row = torch.zeros(batch.n_visits, dtype=torch.int64, device=real.device)
-        step_of_row[self.rows] = torch.arange(1, len(order) + 1, device=real.device)
-        self.query_rows = batch.is_query.nonzero().squeeze(1)
-        before = batch.visit_index[self.query_rows]  # real visits that each query sees
+        step_of_row = torch.zeros(batch.n_visits, dtype=torch.int64)
+        step_of_row[rows] = torch.arange(1, len(order) + 1)
+        query_rows = batch.is_query.nonzero().squeeze(1)
+        before = batch.visits_before[query_rows]  # real visits that each query sees
         first = length.cumsum(0) - length
-        last_seen = (
-            real[(first[batch.subject_of_visit[self.query_rows]] + before - 1).clamp(min=0)] if len(real) else before
-        )
-        self.state_before_query = step_of_row[last_seen].masked_fill(before == 0, 0) if len(real) else before * 0
-        self.answer_row = step_of_row
-        self.answer_row[self.query_rows] = len(order) + 1 + torch.arange(len(self.query_rows), device=real.device)
+        last_seen = real[(first[batch.subject_of_visit[query_rows]] + before - 1).clamp(min=0)] if len(real) else before
+        state_before_query = step_of_row[last_seen].masked_fill(before == 0, 0) if len(real) else before * 0
+        step_of_row[query_rows] = len(order) + 1 + torch.arange(len(query_rows))
+        self.rows, self.query_rows = to_device(rows, device), to_device(query_rows, device)
+        self.state_before_query, self.answer_row = to_device(state_before_query, device), to_device(step_of_row, device)

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.attention import AttentionPlan, attention
+from ehrsequencing.models.attention import Plan, attention
+from ehrsequencing.models.rotary import Rotation
 from ehrsequencing.models.segments import dropout
 
 LAYER_SCALE = 0.1  # start of the learned scale of each residual branch
@@ -29,9 +30,10 @@ class TransformerLayer(nn.Module):
         self.mlp_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
         self.dropout, self.value_dropout = config.dropout, value_dropout
 
-    def forward(self, x: Tensor, plan: AttentionPlan) -> Tensor:
-        """(N, d) packed rows → (N, d)."""
-        q, k, v = self.qkv(self.attention_norm(x)).chunk(3, dim=1)
+    def forward(self, x: Tensor, plan: Plan, turn: Rotation | None = None) -> Tensor:
+        """(N, d) packed rows → (N, d); `turn` tells queries and keys how far they are from one another."""
+        qk, v = self.qkv(self.attention_norm(x)).split([2 * x.shape[1], x.shape[1]], dim=1)
+        q, k = (qk if turn is None else turn(qk, heads=2 * self.heads)).chunk(2, dim=1)
         if self.value_dropout and self.training:
             v = v * dropout(v.new_ones(len(v), 1), self.value_dropout, training=True)
         x = x + self._residual(self.attention_scale * self.out(attention(q, k, v, plan, heads=self.heads)))

@@ -107,18 +107,18 @@ class TransformerVisitEncoder(nn.Module):
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
         """K code vectors → (N, d)."""
         if self.cls is None:
-            x = self._contextual(e.expand(), batch.visit_offsets)
+            x = self._contextual(e.expand(), batch.host.visit_offsets)
             return pool(x, torch.arange(len(x), device=x.device), batch.visit_offsets)
         visits = torch.arange(batch.n_visits, device=e.index.device)
         first = batch.visit_offsets[:-1] + visits  # each visit's token stands before its codes
         row = e.index.new_zeros(batch.n_codes + batch.n_visits)  # 0: the CLS token
         row[torch.arange(batch.n_codes, device=row.device) + batch.visit_of_code + 1] = e.index + 1
-        offsets = torch.cat([first, first.new_full((1,), len(row))])
+        offsets = batch.host.visit_offsets + torch.arange(batch.n_visits + 1)
         x = self._contextual(gather_rows(torch.cat([self.cls.unsqueeze(0), e.rows]), row), offsets)
         return gather_rows(x, first) * (batch.codes_per_visit > 0).unsqueeze(1)
 
     def _contextual(self, x: Tensor, offsets: Tensor) -> Tensor:
-        plan = plans.codes_plan(offsets)
+        plan = plans.codes_plan(offsets, device=x.device)
         for layer in self.layers:
             x = layer(x, plan)
         return x

@@ -22,7 +22,7 @@ class SimulationConfig(BaseModel):
     drop_out_effect: float = Field(0.5, ge=-3, le=3)  # on the log rate of drop-out, per unit of sickness at enrolment
 
     # Visits: on each day with a chance of 1 − exp(−rate), a Poisson process in whole days
-    visits_per_year: float = Field(2.8, ge=0, le=50)  # mean rate of the healthy
+    visits_per_year: float = Field(1.4, ge=0, le=50)  # mean rate of the healthy
     visit_rate_spread: float = Field(0.4, ge=0, le=2)  # sd ÷ mean of the rate over subjects; hidden from the record
     visit_effect: float = Field(0.3, ge=-2, le=2)  # informative visiting: on the log rate, per unit of sickness
 
@@ -31,7 +31,7 @@ class SimulationConfig(BaseModel):
     stay_days: float = Field(6.0, ge=1, le=365)  # mean; geometric
 
     # Baseline hazards: at age 60, female, without any of what follows
-    outcome_per_year: float = Field(0.027, gt=0, le=10)
+    outcome_per_year: float = Field(0.06, gt=0, le=10)
     death_per_year: float = Field(0.012, ge=0, le=10)
 
     # Frailty: a hidden multiplier of the outcome's hazard, and to the power of a share of death's
@@ -51,16 +51,16 @@ class SimulationConfig(BaseModel):
 
     # Pairs: a visit's A_k with B_k raises the hazard, A_k with another B lowers it, and neither code alone tells
     pairs: int = Field(24, ge=2, le=500)
-    pair_visit_share: float = Field(0.5, ge=0, le=1)  # visits that hold one A and one B; half of them match
-    pair_effect: float = 1.0
-    pair_memory: float = Field(0.8, ge=0, le=1)  # what is left of an effect at each later pair; 0: until the next pair
+    pair_visit_share: float = Field(1.0, ge=0, le=1)  # visits that hold one A and one B; half of them match
+    pair_effect: float = 2.0
+    pair_memory: float = Field(0.5, ge=0, le=1)  # what is left of an effect at each later pair; 0: until the next pair
 
     # Relapse: two visits close together raise the hazard until the next visit
     gap_effect: float = 0.8
     gap_days: float = Field(60.0, ge=0, le=10_000)
 
     # Order: of three codes, A then B, B then C, C then A raise the hazard until the next of them; B then A … lower it
-    order_effect: float = 0.8
+    order_effect: float = 0.3
     order_visit_share: float = Field(0.3, ge=0, le=1)  # visits that hold one of the three, each as often as the others
 
     # An acute event: its effect halves with every half-life since the last one, and is gone after four
@@ -69,13 +69,13 @@ class SimulationConfig(BaseModel):
     acute_visit_share: float = Field(0.12, ge=0, le=1)
 
     # A laboratory marker, measured at some visits; its last value counts, per sd
-    lab_effect: float = 0.3
+    lab_effect: float = 0.4
     lab_visit_share: float = Field(0.5, ge=0, le=1)
     lab_memory: float = Field(0.8, ge=0, le=1)  # correlation of a value with the one before
 
     # Background codes, which mean nothing
-    background_codes: int = Field(500, ge=1, le=100_000)
-    background_per_visit: float = Field(4.0, ge=1, le=200)  # mean number drawn; repeats within a visit count once
+    background_codes: int = Field(200, ge=1, le=100_000)
+    background_per_visit: float = Field(2.0, ge=1, le=200)  # mean number drawn; repeats within a visit count once
     background_zipf: float = Field(1.0, ge=0, le=5)  # exponent of the codes' frequencies; 0: all alike
 
     # The truth's precision: simulated futures per prediction time (in mirrored pairs)

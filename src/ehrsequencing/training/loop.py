@@ -2,7 +2,8 @@
 
 With `training.members=M` a run is M such models, one after another, saved as one (`models/ensemble.py`).
 A run is a function of its data, settings and seed alone: each step seeds its dropout from its own number, and each
-epoch its order of subjects, so that an interrupted run goes on to the same bits.
+epoch its order of subjects, so that an interrupted run goes on to the same bits. The parts of a long record
+(`ehrsequencing.loader`) are batches of one step: their gradients add up before the one update.
 """
 
 import copy
@@ -10,7 +11,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,13 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from ehrsequencing import __version__
-from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
+from ehrsequencing.config import StudyConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.records.grid import cohort_hazards, grid_edges
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.storage import (
     MANIFEST,
     digest,
@@ -47,6 +46,8 @@ from ehrsequencing.training.checkpoint import (
     save_checkpoint,
     unpack_tensors,
 )
+from ehrsequencing.training.feed import Losses, feed
+from ehrsequencing.training.resolve import resolve_model
 
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps"}  # settings that a resumed run may change
 
@@ -86,10 +87,9 @@ class Trainer:
             update={"task": self.task, "evaluation": study.evaluation, "preset": study.preset}
         )
         self.study = made_by.model_copy(update={"model": self.config, "training": self.settings})
-        queries = self.config.head == "horizon"
         types = prepared.vocabulary.code_types if self.config.code_types else None
         self.loader, self.tuning = (
-            SubjectLoader(prepared.timelines(split), rows, queries=queries, code_types=types)
+            SubjectLoader.of_model(self.config, prepared.timelines(split), rows, code_types=types)
             for split, rows in (("train", self.train_rows), ("tuning", self.tuning_rows))
         )
         total = int(self.loader.cost[self.loader.subjects].sum())
@@ -99,7 +99,7 @@ class Trainer:
 
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config.model_copy(update={"members": 1}))
-        if queries:
+        if self.config.head == "horizon":
             self.model.head.set_bias(torch.from_numpy(hazards))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
@@ -219,15 +219,22 @@ class Trainer:
     def _epoch(self, state: TrainingState, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> int:
         """The rest of an epoch; returns the number of subjects seen."""
         steps = self.loader.shuffled(state.epoch, seed=self.settings.seed, visit_budget=self.budget)
-        started, seen = time.monotonic(), 0
+        started, seen, rows = time.monotonic(), 0, 0
+        parts: list[torch.Tensor] = []  # losses of the batches of one step
         tuning_nll = state.history[-1]["tuning_nll"] if state.history else None
-        for number in range(state.step, len(steps)):
-            step = self.loader.collate(steps[number])
-            nll = self._step(step, state, total_steps=self.settings.epochs * len(steps))
-            state.loss_sum += nll
-            state.row_count += len(step.rows)
-            state.step, seen = number + 1, seen + len(steps[number])
+        losses = Losses(self.fabric.device, scale=self.rows_per_step, where=str(self.out))
+        for step in feed(self._batches(steps[state.step :]), self.fabric.device):
+            if not parts:
+                self._begin_step(state, total_steps=self.settings.epochs * len(steps))
+            parts.append(self._backward(step))
+            rows += len(step.rows)
+            if not step.is_last:
+                continue
+            self._update(state)
+            losses.add(state, torch.stack(parts).sum(), rows)
+            state.step, seen, parts, rows = state.step + 1, seen + len(steps[state.step]), [], 0
             if state.global_step % self.settings.checkpoint_steps == 0 and state.step < len(steps):
+                losses.read(state)
                 save_checkpoint(checkpoints, state, self._tensors())
             if on_progress is not None:
                 rate = seen / max(time.monotonic() - started, 1e-9)
@@ -235,31 +242,36 @@ class Trainer:
                 on_progress(
                     Progress(state.epoch + 1, self.settings.epochs, state.step, len(steps), loss, tuning_nll, rate)
                 )
+        losses.read(state)
         return seen
 
-    def _step(self, step: Step, state: TrainingState, *, total_steps: int) -> float:
-        """One update; returns the summed NLL of the step's rows."""
+    def _batches(self, steps: list[Any]) -> Iterator[Step]:
+        for subjects in steps:
+            yield from self.loader.steps(subjects, visit_budget=self.settings.visit_budget)
+
+    def _begin_step(self, state: TrainingState, *, total_steps: int) -> None:
         self.model.train()
         torch.manual_seed(hash_seed(self.settings.seed, state.global_step))  # dropout depends on the step alone
         rate = learning_rate(self.settings, state.global_step, total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        batch = step.batch.to(self.fabric.device)
-        with self.fabric.autocast():
-            loss = self.model.loss(batch, divisor=self.rows_per_step)
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _backward(self, step: Step) -> torch.Tensor:
+        """Add the gradient of one batch; returns its summed NLL over `rows_per_step`."""
+        with self.fabric.autocast():
+            loss = self.model.loss(step.batch, divisor=self.rows_per_step)
         self.fabric.backward(loss)
+        return loss.detach()
+
+    def _update(self, state: TrainingState) -> None:
+        """One step of the optimiser along the gradients of all its batches."""
         self.fabric.clip_gradients(
             self.module, self.optimizer, max_norm=self.settings.clip_norm, error_if_nonfinite=False
         )
         self.optimizer.step()
         state.global_step += 1
         self.ema.update(state.global_step)
-        value = loss.item() * self.rows_per_step
-        if not math.isfinite(value):
-            mend = "lower training.learning_rate or use training.precision=32"
-            raise EhrseqError(f"the loss is not finite at step {state.global_step}", where=str(self.out), mend=mend)
-        return value
 
     def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
         """Judge the averaged weights on the tuning split; keep them when they are the best so far."""
@@ -287,8 +299,9 @@ class Trainer:
         model.eval()
         total, count = 0.0, 0
         with torch.no_grad(), self.fabric.autocast():
-            for step in self.tuning.in_order(visit_budget=4 * self.settings.visit_budget):
-                nll = model.nll(step.batch.to(self.fabric.device)).double().cpu().numpy()
+            steps = self.tuning.in_order(visit_budget=4 * self.settings.visit_budget)
+            for step in feed(steps, self.fabric.device):
+                nll = model.nll(step.batch).double().cpu().numpy()
                 here = chosen[step.rows]
                 total, count = total + float(nll[step.positions[here]].sum()), count + int(here.sum())
         return total / max(count, 1)
@@ -310,43 +323,6 @@ class Trainer:
             "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
             "fingerprint": self.fingerprint, **facts,
         }, files=files)  # fmt: skip
-
-
-def resolve_model(
-    model: ModelConfig, prepared: Prepared, task: TaskConfig, rows: TaskRows, settings: TrainingConfig
-) -> tuple[ModelConfig, np.ndarray[Any, np.dtype[np.float64]]]:
-    """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
-    if model.members not in (1, settings.members):
-        raise EhrseqError("is decided by training.members", where="model.members", mend="set training.members")
-    modes = {"polynomial": "polynomial", "interpolate": "interpolate", "bins": "none", "none": "none"}
-    values = prepared.study.values
-    filled: dict[str, Any] = {
-        "vocab_size": len(prepared.vocabulary), "values": modes[values.mode], "value_bins": values.bins,
-        "members": settings.members,
-    }  # fmt: skip
-    if model.code_types:
-        filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
-    if model.head == "visit":
-        if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
-            mend = "use model.head=horizon"
-            raise EhrseqError(
-                "head=visit takes one cause and one index per subject", where=f"task {task.name}", mend=mend
-            )
-        return _filled(model, filled, prepared), np.zeros((1, 1))
-    duration, cause = np.asarray(rows.duration_days), np.asarray(rows.cause)
-    edges = grid_edges(duration, cause, horizons_days=task.horizons, bins=settings.grid_bins)
-    hazards = cohort_hazards(edges, rows.entry_days, duration, cause, n_causes=len(task.causes))
-    filled |= {"causes": len(task.causes), "edges_days": edges}
-    return _filled(model, filled, prepared), hazards
-
-
-def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> ModelConfig:
-    """The settings with what the data decides; to ask for something else there is an error, not a wish."""
-    for name, value in filled.items():
-        if getattr(model, name) not in (ModelConfig.model_fields[name].default, value):
-            mend = "leave it out; values.mode and values.bins are settings of ehrseq prepare"
-            raise EhrseqError("is decided by the prepared data", where=f"model.{name}, {prepared.folder}", mend=mend)
-    return ModelConfig.model_validate(model.model_dump() | filled)
 
 
 def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.AdamW:

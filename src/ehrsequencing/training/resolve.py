@@ -1,0 +1,48 @@
+"""What a model's settings leave to the data: vocabulary, causes, the hazard's grid and where it starts."""
+
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.config import ModelConfig, TaskConfig, TrainingConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.grid import cohort_hazards, grid_edges
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows
+
+
+def resolve_model(
+    model: ModelConfig, prepared: Prepared, task: TaskConfig, rows: TaskRows, settings: TrainingConfig
+) -> tuple[ModelConfig, np.ndarray[Any, np.dtype[np.float64]]]:
+    """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
+    if model.members not in (1, settings.members):
+        raise EhrseqError("is decided by training.members", where="model.members", mend="set training.members")
+    modes = {"polynomial": "polynomial", "interpolate": "interpolate", "bins": "none", "none": "none"}
+    values = prepared.study.values
+    filled: dict[str, Any] = {
+        "vocab_size": len(prepared.vocabulary), "values": modes[values.mode], "value_bins": values.bins,
+        "members": settings.members,
+    }  # fmt: skip
+    if model.code_types:
+        filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
+    if model.head == "visit":
+        if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
+            mend = "use model.head=horizon"
+            raise EhrseqError(
+                "head=visit takes one cause and one index per subject", where=f"task {task.name}", mend=mend
+            )
+        return _filled(model, filled, prepared), np.zeros((1, 1))
+    duration, cause = np.asarray(rows.duration_days), np.asarray(rows.cause)
+    edges = grid_edges(duration, cause, horizons_days=task.horizons, bins=settings.grid_bins)
+    hazards = cohort_hazards(edges, rows.entry_days, duration, cause, n_causes=len(task.causes))
+    filled |= {"causes": len(task.causes), "edges_days": edges}
+    return _filled(model, filled, prepared), hazards
+
+
+def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> ModelConfig:
+    """The settings with what the data decides; to ask for something else there is an error, not a wish."""
+    for name, value in filled.items():
+        if getattr(model, name) not in (ModelConfig.model_fields[name].default, value):
+            mend = "leave it out; values.mode and values.bins are settings of ehrseq prepare"
+            raise EhrseqError("is decided by the prepared data", where=f"model.{name}, {prepared.folder}", mend=mend)
+    return ModelConfig.model_validate(model.model_dump() | filled)
