@@ -51,7 +51,7 @@ PAIRS = MIXED.model_copy(update={
 HELD_OUT, SIZES, PAIRS_SIZE = 0.15, (1_000, 4_000, 16_000), 4_000  # share of a simulation; who train and tune
 RECIPE = (
     "model.size=small", "model.dropout=0.2", "training.learning_rate=2e-3", "training.visit_budget=512",
-    "training.min_steps=100", "training.epochs=15", "training.patience=3",
+    "training.min_steps=100", "training.epochs=15", "training.patience=3", "training.ema=0.99", "model.rotary=false",
 )  # fmt: skip
 ENCODERS: dict[str, tuple[str, ...]] = {
     "mean": ("model.visit_encoder=mean",),

@@ -18,7 +18,10 @@ from typing import Any
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"
 EHRSEQ = Path(sys.executable).with_name("ehrseq")
 CUTS = {"physionet2012": ["visits.by=window", "visits.window=1h"]}
-SETTINGS = ["model.size=small", "model.dropout=0.2", "model.wide_head=true", "training.weight_decay=1"]
+SETTINGS = [
+    "model.size=small", "model.dropout=0.2", "model.wide_head=true", "model.rotary=false", "training.weight_decay=1",
+    "training.visit_budget=2048", "training.ema=0.99",
+]  # fmt: skip
 VARIANTS = {
     "mean": ["model.visit_encoder=mean"],
     "attention, query": [],

@@ -18,7 +18,10 @@ STUDIES = {
     "pbc2": ([], []),
     "mimic4_demo": ([], ["training.epochs=10"]),
 }
-MODEL = ["model.size=small", "model.dropout=0.2", "model.wide_head=true", "training.weight_decay=1"]
+MODEL = [
+    "model.size=small", "model.dropout=0.2", "model.wide_head=true", "model.rotary=false", "training.weight_decay=1",
+    "training.visit_budget=2048", "training.ema=0.99",
+]  # fmt: skip
 
 
 def run(*command: object) -> None:
