@@ -35,9 +35,12 @@ check: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The four real data sets, end to end (DATA holds their folders; see bench/real_data.py).
+# Engine, ingest, long records, and the four real data sets end to end (DATA holds their folders).
 DATA ?= ../shared/data
 bench: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python bench/ingest.py runs/ingest --events 10000000
+	OMP_NUM_THREADS=1 $(BIN)/python bench/long_records.py --json runs/long_records.json
+	$(BIN)/python bench/engine.py --full --data $(DATA) --out runs/engine.json
 	$(BIN)/python bench/real_data.py $(DATA) runs
 
 # The table of docs/benchmarks.md; goes on where it was interrupted.
