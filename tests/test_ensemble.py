@@ -18,7 +18,7 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.predict import Run, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import read_manifest
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Progress, Trainer, resampled
 from strategies import VOCAB, pack, sample_records
 from test_models_reference import make_model
 from test_training import Interrupted, kill_and_resume, losses, train, weights
@@ -157,6 +157,37 @@ def test_members_are_the_runs_of_their_seeds(sim_prepared: Path, trio: Path, tmp
     # The mean hazard is at least as likely as the members are on average: −log and Jensen.
     assert manifest["tuning_nll"] <= np.mean([member["tuning_nll"] for member in manifest["members"]]) + 1e-6
     assert sorted(p.name for p in trio.iterdir() if p.is_dir()) == []
+
+
+def test_a_bootstrap_draws_as_many_subjects_with_replacement() -> None:
+    subjects = np.arange(100, 1100)
+    drawn = resampled(subjects, seed=3)
+    assert len(drawn) == len(subjects)
+    assert set(drawn) < set(subjects)
+    assert 0.58 < len(set(drawn)) / len(subjects) < 0.68  # 1 − 1/e
+    assert np.array_equal(drawn, resampled(subjects, seed=3))
+    assert not np.array_equal(drawn, resampled(subjects, seed=4))
+
+
+def test_bootstrapped_members_learn_from_their_own_samples(sim_prepared: Path, trio: Path, tmp_path: Path) -> None:
+    train(sim_prepared, tmp_path / "bagged", TRIO, "training.bootstrap=true")
+    train(sim_prepared, tmp_path / "alone", "training.seed=1", "training.bootstrap=true")
+    bagged, plain = Run(tmp_path / "bagged"), Run(trio)
+    assert isinstance(bagged.model, Ensemble)
+    assert isinstance(plain.model, Ensemble)
+    second, alone = bagged.model.members[1], Run(tmp_path / "alone").model
+    assert all(torch.equal(a, b) for a, b in zip(second.parameters(), alone.parameters(), strict=True))
+    assert not any(  # the same start, other subjects
+        torch.equal(a, b)
+        for a, b in zip(second.timeline.parameters(), plain.model.members[1].timeline.parameters(), strict=True)
+    )
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "x", study=bagged.study)
+    assert len(set(trainer.loader.subjects)) < len(trainer.loader.subjects)
+    assert len(set(trainer.tuning.subjects)) == len(trainer.tuning.subjects)  # the judge is not resampled
+    once = trainer.loader.collate(trainer.loader.subjects[:1])
+    twice = trainer.loader.collate(np.repeat(trainer.loader.subjects[:1], 2))
+    model = trainer.model.double().eval()
+    torch.testing.assert_close(model.nll(twice.batch).sum(), 2 * model.nll(once.batch).sum())
 
 
 @pytest.mark.parametrize("stop_at", [3, 25, 40])

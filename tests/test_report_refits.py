@@ -46,7 +46,7 @@ def test_a_single_training_says_how_to_get_the_instability() -> None:
     text = text_of(metrics)
     assert "Not measured: one training only." in text
     assert "training.members=3" in text
-    assert "ehrseq evaluate RUN --splits 25" in text
+    assert "training.bootstrap=true" in text
     assert "Instability (12e) not in this evaluation" in text
 
 
@@ -54,6 +54,14 @@ def test_members_that_share_their_subjects_are_not_called_more_than_that() -> No
     text = text_of(complete())
     assert "asked of 3 models that learned from the same subjects and differ only by chance in training" in text
     assert "What other subjects to learn from would change is not in it" in text
+
+
+def test_members_on_bootstrap_samples_are_called_that() -> None:
+    metrics = complete()
+    metrics["instability"]["bootstrap"] = True
+    text = text_of(metrics)
+    assert "asked of 3 models that each learned from a bootstrap sample of the training subjects" in text
+    assert "is not in it" not in text.split("Instability: would another training")[1].split("Spread of the risks")[0]
 
 
 def test_trials_are_told_when_the_run_is_judged(sim_run: Path, tmp_path: Path) -> None:

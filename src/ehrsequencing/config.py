@@ -382,6 +382,7 @@ class TrainingConfig(Settings):
     epochs: int = Field(60, ge=1)
     seed: int = 0
     members: int = Field(1, ge=1)  # models with the seeds seed, seed + 1 …; their mean hazard is the run's
+    bootstrap: bool = False  # a member learns from as many subjects, drawn with replacement by its seed
     visit_budget: int = Field(1024, ge=1)  # visits (and queries) in a step of randomly drawn subjects
     min_steps: int = Field(10, ge=1)  # per epoch: small cohorts get a smaller budget
     learning_rate: float = Field(5e-4, gt=0)

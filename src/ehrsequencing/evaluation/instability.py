@@ -26,6 +26,8 @@ def instability(
 ) -> dict[str, Any] | None:
     """Content of `instability`, or None for a single model: each member was trained with a seed of its own.
 
+    With `training.bootstrap`, also on subjects of its own: the spread is then that over bootstrap samples.
+
     Args:
         run: The trained run.
         timelines: Visits.
@@ -40,7 +42,8 @@ def instability(
         risk_of_rows(member, timelines, rows, horizons_days=[horizon_days], code_types=run.code_types)[chosen, 0, 0]
         for member in members
     ]
-    return spread(np.stack(risks).astype(np.float64)) | {"horizon_days": horizon_days}
+    bootstrap = run.study.training.bootstrap
+    return spread(np.stack(risks).astype(np.float64)) | {"horizon_days": horizon_days, "bootstrap": bootstrap}
 
 
 def spread(risk: Floats) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def log_hazards(
 ) -> Floats:
     """(R, causes, bins) log-hazards per day of a `horizon` model at every prediction time."""
     out = np.empty((len(rows), model.config.causes, model.config.bins))
-    loader = SubjectLoader(timelines, rows, code_types=code_types)
+    loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
             out[step.rows] = model(step.batch).double().numpy()[step.positions]

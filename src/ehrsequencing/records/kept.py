@@ -50,7 +50,7 @@ class KeptRows:
     def read_into(self, columns: dict[str, NDArray[Any]], place: slice) -> None:
         """Read these rows into a slice of arrays; codes get the data set's numbers."""
         start = 0
-        with open(self.path, "rb", buffering=0) as file:
+        with open(self.path, "rb") as file:  # buffered: it reads on until the column is full
             for name in self.columns:
                 dtype = np.dtype(_COLUMNS[name])
                 file.seek(start + dtype.itemsize * int(self.offsets[0]))

@@ -265,7 +265,8 @@ def instability(m: Mapping[str, Any]) -> dict[str, Any] | None:
         for a, b in pairwise(cuts)
     ]
     title = f"Risk by {duration(found['horizon_days'])} over {found['resamples']} refits"
-    return {**found, "figure": Markup(curves.instability(spreads, title=title)) if spreads else None, "title": title}
+    figure = Markup(curves.instability(spreads, title=title)) if spreads else None
+    return {**found, "bootstrap": bool(found.get("bootstrap")), "figure": figure, "title": title}
 
 
 def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | None:

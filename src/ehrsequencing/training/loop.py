@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from numpy.typing import NDArray
 from torch import nn
 
 from ehrsequencing import __version__
@@ -92,6 +93,8 @@ class Trainer:
             SubjectLoader.of_model(self.config, prepared.timelines(split), rows, code_types=types)
             for split, rows in (("train", self.train_rows), ("tuning", self.tuning_rows))
         )
+        if self.settings.bootstrap:
+            self.loader.subjects = resampled(self.loader.subjects, seed=self.settings.seed)
         total = int(self.loader.cost[self.loader.subjects].sum())
         self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
         # The loss is divided by a constant, the rows expected in a full step, never by the rows of this one.
@@ -343,6 +346,12 @@ def learning_rate(settings: TrainingConfig, step: int, total_steps: int) -> floa
         return settings.learning_rate * warm
     done = min(1.0, max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
     return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def resampled(subjects: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
+    """As many subjects, drawn with replacement: some twice or more, about a third of them not at all."""
+    drawn: NDArray[np.int64] = np.random.default_rng([seed, len(subjects)]).choice(subjects, len(subjects))
+    return drawn
 
 
 def hash_seed(seed: int, step: int) -> int:
