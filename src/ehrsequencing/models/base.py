@@ -211,7 +211,8 @@ class SurvivalModel(nn.Module):
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of a saved model."""
-    return validated(ModelConfig, _read_json(folder / CONFIG_FILE), where=str(folder / CONFIG_FILE))
+    saved = {"rotary": False, **_read_json(folder / CONFIG_FILE)}  # models saved before there was one have none
+    return validated(ModelConfig, saved, where=str(folder / CONFIG_FILE))
 
 
 def _write(path: Path, data: bytes) -> None:
