@@ -50,8 +50,9 @@ PAIRS = MIXED.model_copy(update={
 })  # fmt: skip
 HELD_OUT, SIZES, PAIRS_SIZE = 0.15, (1_000, 4_000, 16_000), 4_000  # share of a simulation; who train and tune
 RECIPE = (
-    "model.size=small", "model.dropout=0.2", "training.learning_rate=2e-3", "training.visit_budget=512",
-    "training.min_steps=100", "training.epochs=15", "training.patience=3", "training.ema=0.99", "model.rotary=false",
+    "model.size=small", "model.dropout=0.2", "model.rotary=false", "training.learning_rate=2e-3",
+    "training.visit_budget=512", "training.subjects_per_step=null", "training.min_steps=100", "training.epochs=15",
+    "training.patience=3", "training.ema=0.99",
 )  # fmt: skip
 ENCODERS: dict[str, tuple[str, ...]] = {
     "mean": ("model.visit_encoder=mean",),

@@ -115,13 +115,13 @@ def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
     [
         ("small_cohort", "model", {"dim": 64, "heads": 4, "layers": 2, "position": "sinusoidal", "dropout": 0.3}),
         ("small_cohort", "model", {"wide_head": True, "frozen": (), "code_dropout": 0.3, "age_polynomial": True}),
-        ("small_cohort", "training", {"weight_decay": 1.0, "visit_budget": 2048}),
+        ("small_cohort", "training", {"weight_decay": 1.0, "visit_budget": 2048, "subjects_per_step": None}),
         ("medium_cohort", "model", {"dim": 64, "layers": 2, "dropout": 0.2, "wide_head": True, "code_dropout": 0.0}),
-        ("medium_cohort", "training", {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512}),
+        ("medium_cohort", "training", {"weight_decay": 1.0, "learning_rate": 1e-3, "subjects_per_step": None}),
         ("large_cohort", "model", {"dim": 256, "heads": 8, "layers": 6, "position": "learned", "dropout": 0.1}),
-        ("large_cohort", "training", {"weight_decay": 0.1, "visit_budget": 4096}),
+        ("large_cohort", "training", {"visit_budget": 4096, "subjects_per_step": None}),
         ("domain_shift", "model", {"dim": 128, "layers": 4, "position": "sinusoidal", "frozen": ("age", "visit")}),
-        ("domain_shift", "training", {"weight_decay": 0.1, "visit_budget": 1024}),
+        ("domain_shift", "training", {"visit_budget": 2048, "subjects_per_step": 48}),
     ],
 )
 def test_a_preset_sets_what_its_page_says(preset: str, section: str, expected: dict[str, object]) -> None:

@@ -249,8 +249,10 @@ def test_an_interrupted_single_run_is_not_resumed_as_an_ensemble(
         if progress.epoch == 2:
             raise Interrupted
 
+    training = tiny_study.training.model_copy(update={"checkpoint_seconds": 0.0})
+    study = tiny_study.model_copy(update={"training": training})
     with pytest.raises(Interrupted):
-        Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=tiny_study).fit(on_progress=stop)
+        Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study).fit(on_progress=stop)
     with pytest.raises(EhrseqError, match="started with other settings"):
         train(sim_prepared, tmp_path / "run", TRIO, resume=True)
 

@@ -108,6 +108,16 @@ def test_an_epoch_holds_every_subject_once_within_the_budget(arrays: Arrays) -> 
     assert not np.array_equal(np.concatenate(steps), np.concatenate(other))
 
 
+def test_a_step_holds_so_many_subjects_at_most(arrays: Arrays) -> None:
+    loader = SubjectLoader(*arrays)
+    steps = loader.shuffled(0, seed=0, visit_budget=10**9, most_subjects=7)
+    assert [len(step) for step in steps[:-1]] == [7] * (len(steps) - 1)
+    assert len(steps[-1]) == (len(loader) % 7 or 7)
+    tight = loader.shuffled(0, seed=0, visit_budget=200, most_subjects=7)  # the budget still holds
+    assert all(len(s) <= 7 and (loader.cost[s].sum() <= 200 or len(s) == 1) for s in tight)
+    np.testing.assert_array_equal(np.sort(np.concatenate(tight)), loader.subjects)
+
+
 def within_step_share(loader: SubjectLoader, epochs: list[list[np.ndarray]]) -> float:
     """Share of the variance of the length that lies within steps; 1 where length does not decide who shares one."""
     within, total = 0.0, 0.0

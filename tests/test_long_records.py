@@ -394,7 +394,7 @@ def test_a_moved_batch_remembers_the_cpu_one() -> None:
 
 TINY = (
     "model.dim=16", "model.heads=2", "model.layers=1", "model.max_visits=3", "training.epochs=1",
-    "training.min_steps=12", "training.visit_budget=16", "training.warmup_steps=20",
+    "training.min_steps=12", "training.visit_budget=16", "training.warmup_steps=20", "training.checkpoint_seconds=0",
 )  # fmt: skip
 
 

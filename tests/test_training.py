@@ -19,13 +19,14 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.predict import Run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
+from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
 from ehrsequencing.training.loop import Trainer, learning_rate, make_optimizer
 from simulate_helpers import busy_world
 
 TINY = (
     "model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=3", "training.min_steps=6",
-    "training.checkpoint_steps=2",
+    "training.checkpoint_steps=2", "training.checkpoint_seconds=0",
 )  # fmt: skip
 
 
@@ -164,6 +165,28 @@ def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(
     good[0].write_bytes(bytes(repaired))
     train(sim_prepared, tmp_path / "run", resume=True)
     assert weights(tmp_path / "run") == weights(reference)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0, 2), (15, 0), (3, 1)])
+def test_no_checkpoint_is_made_soon_after_another(
+    sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int
+) -> None:
+    """Six steps, a second each, with a checkpoint every second one: it waits for the seconds that were asked for."""
+    clock = [0.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    study = load_study(None, [*TINY, f"training.checkpoint_seconds={seconds}"])
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
+    saved = []
+    stop = _raise_at(5)
+
+    def second_passes(progress: object) -> None:
+        clock[0] += 1.0
+        saved.append(len(list((tmp_path / "run").glob("checkpoints/step-*"))))
+        stop(progress)
+
+    with pytest.raises(Interrupted):
+        trainer.fit(on_progress=second_passes)
+    assert saved[-1] == expected
 
 
 def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tmp_path: Path) -> None:

@@ -383,17 +383,20 @@ class TrainingConfig(Settings):
     seed: int = 0
     members: int = Field(1, ge=1)  # models with the seeds seed, seed + 1 …; their mean hazard is the run's
     bootstrap: bool = False  # a member learns from as many subjects, drawn with replacement by its seed
-    visit_budget: int = Field(1024, ge=1)  # visits (and queries) in a step of randomly drawn subjects
+    subjects_per_step: int | None = Field(48, ge=1)  # randomly drawn; null: as many as the budget holds
+    visit_budget: int = Field(2048, ge=1)  # most visits (and queries) in a step, unless one subject has more
     min_steps: int = Field(10, ge=1)  # per epoch: small cohorts get a smaller budget
+    masked_codes: float = Field(0.3, ge=0)  # weight of guessing a visit's code from the others; 0 = off; not of flat
     learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(100, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
-    weight_decay: float = Field(0.1, ge=0)
+    weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
     clip_norm: float = Field(1.0, gt=0)
     ema: float = Field(0.998, ge=0, lt=1)  # decay of the averaged weights, warmed up; 0 = off
     precision: Literal["32", "bf16"] = "32"
     patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
-    checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch
+    checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch, and one after each epoch,
+    checkpoint_seconds: float = Field(15.0, ge=0)  # ... but never sooner than so long after the one before
     grid_bins: int = Field(20, ge=4, le=64)  # quantile edges of the horizon head (SCIENCE.md: 16-24)
 
 
@@ -424,15 +427,21 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
             "age_polynomial": True,
             "wide_head": True,
         },
-        "training": {"weight_decay": 1.0, "visit_budget": 2048, "ema": 0.99},
+        "training": {"weight_decay": 1.0, "subjects_per_step": None, "visit_budget": 2048, "ema": 0.99},
     },
     "medium_cohort": {  # 5,000 to 20,000 subjects: a small model that forgets readily
         "model": {"size": "small", "rotary": False, "dropout": 0.2, "wide_head": True},
-        "training": {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512, "ema": 0.99},
+        "training": {
+            "weight_decay": 1.0,
+            "learning_rate": 1e-3,
+            "subjects_per_step": None,
+            "visit_budget": 512,
+            "ema": 0.99,
+        },
     },
     "large_cohort": {  # more than 20,000 subjects: learned places and width pay off
         "model": {"size": "large", "position": "learned", "dropout": 0.1},
-        "training": {"visit_budget": 4096, "weight_decay": 0.1},
+        "training": {"subjects_per_step": None, "visit_budget": 4096, "weight_decay": 0.1},
     },
     "domain_shift": {  # another institution: fixed places, and ages and visit numbers kept as they were
         "model": {"position": "sinusoidal", "frozen": ("age", "visit")},

@@ -179,21 +179,24 @@ class SubjectLoader:
     def __len__(self) -> int:
         return len(self.subjects)
 
-    def shuffled(self, epoch: int, *, seed: int, visit_budget: int) -> list[Ints]:
-        """The steps of one epoch: randomly drawn subjects up to the visit budget; the same for the same seed."""
+    def shuffled(self, epoch: int, *, seed: int, visit_budget: int, most_subjects: int | None = None) -> list[Ints]:
+        """The steps of one epoch: randomly drawn subjects, so many at most, up to the visit budget.
+
+        The same for the same seed.
+        """
         order = np.random.default_rng([seed, epoch]).permutation(self.subjects)
-        return self._pack(order, visit_budget)
+        return self._pack(order, visit_budget, most_subjects)
 
     def in_order(self, *, visit_budget: int) -> Iterator[Step]:
         """Every subject once, in the order of the store; for prediction."""
         for subjects in self._pack(self.subjects, visit_budget):
             yield from self.steps(subjects, visit_budget=visit_budget)
 
-    def _pack(self, order: Ints, visit_budget: int) -> list[Ints]:
+    def _pack(self, order: Ints, visit_budget: int, most_subjects: int | None = None) -> list[Ints]:
         steps: list[Ints] = []
-        start, filled = 0, 0
+        start, filled, most = 0, 0, most_subjects or len(order)
         for position, cost in enumerate(self.cost[order].tolist()):
-            if filled + cost > visit_budget and position > start:
+            if (filled + cost > visit_budget or position - start == most) and position > start:
                 steps.append(order[start:position])
                 start, filled = position, 0
             filled += cost

@@ -29,6 +29,7 @@ from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import (
     MANIFEST,
@@ -48,9 +49,10 @@ from ehrsequencing.training.checkpoint import (
     unpack_tensors,
 )
 from ehrsequencing.training.feed import Losses, feed
+from ehrsequencing.training.masked_codes import MaskedCodes
 from ehrsequencing.training.resolve import resolve_model
 
-_MAY_CHANGE = {"epochs", "patience", "checkpoint_steps"}  # settings that a resumed run may change
+_MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,11 @@ class Trainer:
         total = int(self.loader.cost[self.loader.subjects].sum())
         self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
         # The loss is divided by a constant, the rows expected in a full step, never by the rows of this one.
-        self.rows_per_step = max(1.0, self.budget * len(self.train_rows) / max(total, 1))
+        of_all = self.budget / max(total, 1)
+        if self.settings.subjects_per_step is not None:
+            of_all = min(of_all, self.settings.subjects_per_step / len(self.loader))
+        self.rows_per_step = max(1.0, of_all * len(self.train_rows))
+        self.visits_per_step = max(1.0, of_all * int(self.loader.n_visits[self.loader.subjects].sum()))
 
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config.model_copy(update={"members": 1}))
@@ -107,10 +113,13 @@ class Trainer:
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
         self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)
-        optimizer = make_optimizer(self.model, self.settings)
-        self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
+        is_wanted = self.settings.masked_codes > 0 and isinstance(self.model, HierarchicalBEHRTForSurvival)
+        self.masked_codes = MaskedCodes(self.config) if is_wanted else None
+        parts = nn.ModuleList(part for part in (self.model, self.masked_codes) if part is not None)
+        self.module, self.optimizer = self.fabric.setup(parts, make_optimizer(parts, self.settings))
         self.averaged, self.best = self.averaged.to(self.fabric.device), self.best.to(self.fabric.device)
         self.ema = ExponentialMovingAverage(self.model, self.averaged, decay=self.settings.ema)
+        self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
 
     def _refuse_hopeless(self) -> None:
         where = f"task {self.task.name} in {self.prepared.folder}"
@@ -156,7 +165,7 @@ class Trainer:
             started = time.monotonic()
             seen = self._epoch(state, checkpoints, on_progress)
             self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
-            save_checkpoint(checkpoints, state, self._tensors())
+            self._save_when_due(checkpoints, state)
             write_history(self.out, state.history)
         facts = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
         self._write_run(self.best.cpu(), state.history, facts)
@@ -212,16 +221,25 @@ class Trainer:
         state.finished = self._is_over(state)  # epochs and patience may have changed
         return state
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        return pack_tensors(self._models, self.optimizer)
+    def _save_when_due(self, checkpoints: Path, state: TrainingState) -> None:
+        """A checkpoint, unless the last one is fresh or the run is about to be written: what is lost is seconds."""
+        now = time.monotonic()
+        if state.finished or now - self._saved_at < self.settings.checkpoint_seconds:
+            return
+        save_checkpoint(checkpoints, state, pack_tensors(self._models, self.optimizer))
+        self._saved_at = now
 
     @property
     def _models(self) -> dict[str, nn.Module]:
-        return {"model": self.model, "averaged": self.averaged, "best": self.best}
+        models: dict[str, nn.Module] = {"model": self.model, "averaged": self.averaged, "best": self.best}
+        return models if self.masked_codes is None else {**models, "masked_codes": self.masked_codes}
 
     def _epoch(self, state: TrainingState, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> int:
         """The rest of an epoch; returns the number of subjects seen."""
-        steps = self.loader.shuffled(state.epoch, seed=self.settings.seed, visit_budget=self.budget)
+        settings = self.settings
+        steps = self.loader.shuffled(
+            state.epoch, seed=settings.seed, visit_budget=self.budget, most_subjects=settings.subjects_per_step
+        )
         started, seen, rows = time.monotonic(), 0, 0
         parts: list[torch.Tensor] = []  # losses of the batches of one step
         tuning_nll = state.history[-1]["tuning_nll"] if state.history else None
@@ -238,7 +256,7 @@ class Trainer:
             state.step, seen, parts, rows = state.step + 1, seen + len(steps[state.step]), [], 0
             if state.global_step % self.settings.checkpoint_steps == 0 and state.step < len(steps):
                 losses.read(state)
-                save_checkpoint(checkpoints, state, self._tensors())
+                self._save_when_due(checkpoints, state)
             if on_progress is not None:
                 rate = seen / max(time.monotonic() - started, 1e-9)
                 loss = state.loss_sum / max(state.row_count, 1)
@@ -263,8 +281,11 @@ class Trainer:
     def _backward(self, step: Step) -> torch.Tensor:
         """Add the gradient of one batch; returns its summed NLL over `rows_per_step`."""
         with self.fabric.autocast():
-            loss = self.model.loss(step.batch, divisor=self.rows_per_step)
-        self.fabric.backward(loss)
+            total = loss = self.model.loss(step.batch, divisor=self.rows_per_step)
+            if self.masked_codes is not None and isinstance(self.model, HierarchicalBEHRTForSurvival):
+                of_codes = self.masked_codes(self.model, step.batch) / self.visits_per_step
+                total = loss + self.settings.masked_codes * of_codes
+        self.fabric.backward(total)
         return loss.detach()
 
     def _update(self, state: TrainingState) -> None:

@@ -1,0 +1,101 @@
+"""What a visit's codes say about one another: the masked-code objective, trained beside the hazards."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.models.segments import to_device
+
+MOST_VISITS = 1024  # of one batch: each is told apart from all the others, so the cost is their square
+
+
+@dataclass(frozen=True)
+class MaskedVisits:
+    """Visits that lack one of their codes, and what it was.
+
+    Attributes:
+        batch: M visits without the code, in all its copies, that was taken away.
+        targets: (M,) token ids of what was taken.
+    """
+
+    batch: VisitBatch
+    targets: Tensor
+
+
+class MaskedCodes(nn.Module):
+    """Guess the code that was taken from a visit, among all codes taken from the batch's visits.
+
+    From each real visit v with two codes or more, one is taken at random. The visit encoder sees what is left:
+
+        z_v = W_q LN(u_v),   k_c = W_k E_c,   loss_v = −log softmax over c of (z_v · k_c / √d), at v's own c
+
+    over the different codes c taken in this batch, each as often as it was taken (an in-batch softmax, which learns
+    how much more often codes meet than by chance). Codes that belong together are so found without a single outcome;
+    hazards alone find pairs of codes only after the timeline has begun to learn subjects by heart (docs/decisions.md).
+    It is BERT's masked token (Devlin et al. 2019; BEHRT: Li et al. 2020) within one visit, so it cannot see the
+    future. Its own parameters live here: the trained model has none of them.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.dim)
+        self.W_q, self.W_k = nn.Linear(config.dim, config.dim), nn.Linear(config.dim, config.dim)
+
+    def forward(self, model: HierarchicalBEHRTForSurvival, batch: VisitBatch) -> Tensor:
+        """Summed loss of the batch's masked visits; 0 where fewer than two visits can be masked."""
+        masked = mask_codes(batch.host)
+        if masked is None:
+            return batch.age_years.new_zeros(())
+        device, visits = batch.codes.device, masked.batch
+        visits = (visits.pin_memory() if device.type == "cuda" else visits).to(device, non_blocking=True)
+        targets = to_device(masked.targets, device)
+        u = model.visit_encoder(model.code_embedding(visits), visits)
+        z, k = self.W_q(self.norm(u)), self.W_k(model.code_embedding.table(targets))
+        with torch.autocast(z.device.type, enabled=False):
+            wide = torch.promote_types(z.dtype, torch.float32)
+            scores = (z.to(wide) @ k.to(wide).T) * z.shape[1] ** -0.5
+            same = targets.unsqueeze(1) == targets  # its own code, taken from another visit, is no wrong answer
+            scores = scores.masked_fill(same.fill_diagonal_(False), float("-inf"))
+            return F.cross_entropy(scores, torch.arange(len(targets), device=scores.device), reduction="sum")
+
+
+def mask_codes(batch: VisitBatch) -> MaskedVisits | None:
+    """Take one code, with all its copies, from each visit that then still has one; None below two such visits.
+
+    Queries are left out, and at most `MOST_VISITS` are kept. All on the CPU, by torch's random numbers.
+
+    Args:
+        batch: On the CPU.
+    """
+    count, first = batch.codes_per_visit, batch.visit_offsets[:-1]
+    place = (torch.rand(len(count)) * count).long().minimum((count - 1).clamp(min=0))
+    target = torch.full_like(count, -1)
+    has_codes = count > 0
+    target[has_codes] = batch.codes[(first + place)[has_codes]]
+    left = batch.codes != target[batch.visit_of_code]
+    n_left = torch.zeros_like(count).index_add_(0, batch.visit_of_code, left.long())
+    chosen = (n_left > 0) & ~batch.is_query
+    if int(chosen.sum()) > MOST_VISITS:
+        some = chosen.nonzero().squeeze(1)
+        chosen = torch.zeros_like(chosen)
+        chosen[some[torch.randperm(len(some))[:MOST_VISITS]]] = True
+    n_visits = int(chosen.sum())
+    if n_visits < 2:
+        return None
+    kept = left & chosen[batch.visit_of_code]
+    nothing = batch.age_years.new_zeros(n_visits)
+    visits = VisitBatch(
+        codes=batch.codes[kept],
+        visit_offsets=F.pad(n_left[chosen].cumsum(0), (1, 0)),
+        subject_offsets=torch.tensor([0, n_visits]),
+        age_years=nothing,
+        delta_days=nothing,
+        values=None if batch.values is None else batch.values[kept],
+        code_types=None if batch.code_types is None else batch.code_types[kept],
+    )
+    return MaskedVisits(visits, target[chosen])
