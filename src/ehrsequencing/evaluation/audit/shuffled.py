@@ -24,7 +24,7 @@ _RESAMPLES = 100
 SMALL = (
     "model.dim=64", "model.heads=4", "model.layers=1", "model.dropout=0", "training.epochs=12", "training.patience=12",
     "training.learning_rate=3e-3", "training.weight_decay=0", "training.ema=0.9", "training.visit_budget=2048",
-    "training.subjects_per_step=null",
+    "training.subjects_per_step=null", "training.masked_codes=0",
 )  # fmt: skip
 
 
