@@ -1,0 +1,31 @@
+"""Settings: frozen, typed, and an unknown key is an error. A study file holds them all; a `RUN` records its own.
+
+Every setting can be given in a YAML file (`--config study.yaml`) or as `section.key=value` on the command line.
+"""
+
+from ehrsequencing.config.base import DAYS_PER_YEAR, Settings, format_days, parse_days
+from ehrsequencing.config.files import load_study, load_task, read_settings, validated
+from ehrsequencing.config.model import ModelConfig
+from ehrsequencing.config.records import (
+    DataConfig,
+    DialectConfig,
+    SplitsConfig,
+    ValuesConfig,
+    VisitsConfig,
+    VocabularyConfig,
+)
+from ehrsequencing.config.study import PRESETS, EvaluationConfig, StudyConfig, TrainingConfig
+from ehrsequencing.config.task import (
+    CensoringConfig,
+    EligibilityConfig,
+    HistoryCode,
+    IndexConfig,
+    TaskConfig,
+)
+
+__all__ = [
+    "DAYS_PER_YEAR", "PRESETS", "CensoringConfig", "DataConfig", "DialectConfig", "EligibilityConfig",
+    "EvaluationConfig", "HistoryCode", "IndexConfig", "ModelConfig", "Settings", "SplitsConfig",
+    "StudyConfig", "TaskConfig", "TrainingConfig", "ValuesConfig", "VisitsConfig", "VocabularyConfig",
+    "format_days", "load_study", "load_task", "parse_days", "read_settings", "validated",
+]  # fmt: skip

@@ -1,0 +1,60 @@
+"""What all settings share: frozen, typed, strict about names; durations and lists as people write them."""
+
+import re
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+DAYS_PER_YEAR = 365.25
+_UNIT_DAYS = {"min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": DAYS_PER_YEAR}
+
+
+def parse_days(text: object) -> float:
+    """Turn a duration such as `48h`, `30d`, `2w` or `1y` into days (`1y` = 365.25 d).
+
+    >>> parse_days("48h"), parse_days("1y")
+    (2.0, 365.25)
+    """
+    if isinstance(text, float):  # already days: what a recorded configuration holds
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(min|h|d|w|y)\s*", str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration: write a number and a unit (min, h, d, w, y), as in 30d")
+    return float(match[1]) * _UNIT_DAYS[match[2]]
+
+
+def format_days(days: float) -> str:
+    """Write days as a person would: `1y`, `90d`, `48h`.
+
+    >>> format_days(365.25), format_days(90.0), format_days(0.25)
+    ('1y', '90d', '6h')
+    """
+    if days >= DAYS_PER_YEAR and (days / DAYS_PER_YEAR) % 0.5 == 0:
+        return f"{days / DAYS_PER_YEAR:g}y"
+    return f"{days * 24:g}h" if 0 < days < 1 else f"{days:g}d"
+
+
+Days = Annotated[float, BeforeValidator(parse_days)]
+
+
+class Settings(BaseModel):
+    """Base of every section: immutable, and strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+SettingsT = TypeVar("SettingsT", bound=BaseModel)
+
+
+def as_list(value: object) -> object:
+    """One text as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+CodeList = Annotated[tuple[str, ...], BeforeValidator(as_list), Field(min_length=1)]
+
+
+def check_date(text: str | None) -> None:
+    """Refuse what is no ISO date."""
+    if text is not None and re.fullmatch(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2})?)?", text) is None:
+        raise ValueError(f"{text!r} is not an ISO date such as 2015-01-01")

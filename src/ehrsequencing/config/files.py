@@ -1,0 +1,105 @@
+"""Settings from YAML files and `section.key=value`, and one clear line for what is wrong with them."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from ehrsequencing.config.base import SettingsT
+from ehrsequencing.config.study import StudyConfig
+from ehrsequencing.config.task import TaskConfig
+from ehrsequencing.errors import EhrseqError
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read one YAML mapping; dates stay text, so that they validate like any other setting."""
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_TextDates)
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f"{path}, line {line + 1}" if line is not None else str(path)
+        raise EhrseqError("is not valid YAML", where=where, mend="see the examples in examples/tasks") from error
+    if not isinstance(data, dict):
+        raise EhrseqError("must hold a mapping of settings", where=str(path), mend="see examples/tasks")
+    return data
+
+
+class _TextDates(yaml.SafeLoader):
+    """Safe YAML in which `2015-01-01` stays a string."""
+
+
+_TextDates.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def load_task(path: Path) -> TaskConfig:
+    """Read a task file; the path of its `index.file` is relative to the task file's folder."""
+    return _located(validated(TaskConfig, read_yaml(path), where=str(path)), path)
+
+
+def _located(task: TaskConfig, path: Path) -> TaskConfig:
+    """The task with an absolute `index.file`, so that it means the same file wherever the task is kept."""
+    if task.index.file is None:
+        return task
+    index = task.index.model_copy(update={"file": str((path.parent / task.index.file).resolve())})
+    return task.model_copy(update={"index": index})
+
+
+def load_study(path: Path | None = None, overrides: Iterable[str] = ()) -> StudyConfig:
+    """Settings from an optional study file, then `section.key=value` overrides."""
+    where = str(path) if path is not None else "settings"
+    study = validated(StudyConfig, read_settings(path, overrides), where=where)
+    if path is None or study.task is None:
+        return study
+    return study.model_copy(update={"task": _located(study.task, path)})
+
+
+def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]:
+    """A YAML file's mapping with `key=value` overrides, `a.b=value` reaching into section `a`."""
+    data: dict[str, Any] = read_yaml(path) if path is not None else {}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise EhrseqError("is not a setting", where=repr(text), mend="write section.key=value, as in model.dim=64")
+        *parents, key = name.strip().split(".")
+        node = data
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise EhrseqError("is not a section", where=repr(part), mend="write section.key=value")
+        try:
+            node[key] = yaml.load(value, Loader=_TextDates)
+        except yaml.YAMLError as error:
+            raise EhrseqError("is not a YAML value", where=repr(text), mend="quote it") from error
+    return data
+
+
+def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> SettingsT:
+    """Validate, and turn pydantic's report into one line that names the setting and the mend."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(_siblings(kind, first["loc"]))
+            raise EhrseqError(f"unknown setting {name!r}", where=where, mend=f"known here: {known}") from error
+        text = first["msg"].removeprefix("Value error, ")
+        raise EhrseqError(f"{name}: {text}" if name else text, where=where, mend="correct this setting") from error
+
+
+def _siblings(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Names that would have been valid where an unknown one was given."""
+    for part in loc[:-1]:
+        field = kind.model_fields.get(str(part))
+        inner = [a for a in (getattr(field.annotation, "__args__", ()) or (field.annotation,))] if field else []
+        models = [a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)]
+        if models:
+            kind = models[0]
+    return list(kind.model_fields)

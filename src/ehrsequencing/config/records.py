@@ -1,0 +1,114 @@
+"""Settings of `prepare`: visits, numbers, vocabulary, splits, and how a data set's files differ from MEDS."""
+
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from ehrsequencing.config.base import Days, Settings, as_list, check_date
+
+
+class VisitsConfig(Settings):
+    """How events are grouped into visits (SCIENCE.md §1)."""
+
+    by: Literal["day", "window", "gap", "encounter"] = "day"
+    window: Days = 1 / 24  # by=window: length of the window, aligned to midnight
+    gap: Days = 1.0  # by=gap: a new visit after so long without an event
+    column: str = "hadm_id"  # by=encounter: the column that names the encounter
+    ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end
+
+
+class ValuesConfig(Settings):
+    """What a code's number becomes."""
+
+    mode: Literal["polynomial", "interpolate", "bins", "none"] = "polynomial"
+    bins: int = Field(5, ge=2, le=50)
+    carry: bool = True  # queries carry summaries of the past per numeric code
+
+
+def _from_switch(value: object) -> object:
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value  # YAML's on and off
+
+
+class VocabularyConfig(Settings):
+    """Which codes get a token of their own."""
+
+    min_subjects: int = Field(5, ge=1)  # training subjects that must have the code
+    # Rare codes by the ontology (`parent_codes`): on = replaced by their nearest frequent ancestor; ancestors = every
+    # code also brings its frequent ancestors along.
+    rollup: Annotated[Literal["off", "on", "ancestors"], BeforeValidator(_from_switch)] = "off"
+
+
+class SplitsConfig(Settings):
+    """Who trains, tunes and is held out. `file` falls back to the folders of shards, and without them to `hash`."""
+
+    by: Literal["file", "hash", "date", "site"] = "file"
+    train: float = Field(0.70, gt=0, lt=1)
+    tuning: float = Field(0.15, gt=0, lt=1)
+    seed: int = 0
+    from_date: str | None = None  # by=date, also written `from`: whose index falls on it or later is held out
+    column: str | None = None  # by=site: column of the data that names the site of each row
+    held_out_sites: Annotated[tuple[str, ...], BeforeValidator(as_list)] | None = None  # by=site
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_from(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "from" in data:
+            return {**{key: value for key, value in data.items() if key != "from"}, "from_date": data["from"]}
+        return data
+
+    @model_validator(mode="after")
+    def _complete(self) -> "SplitsConfig":
+        if self.by == "date" and self.from_date is None:
+            raise ValueError("splits.by=date needs splits.from, as in splits.from=2015-01-01")
+        if self.by == "site" and not (self.column and self.held_out_sites):
+            raise ValueError("splits.by=site needs splits.column and splits.held_out_sites, as in [north]")
+        check_date(self.from_date)
+        return self
+
+
+NameList = Annotated[tuple[str, ...], BeforeValidator(as_list)]  # codes; one that ends with * is a prefix
+
+
+class DialectConfig(Settings):
+    """How a data set's files differ from MEDS 0.4: names of columns, other names of codes, a time zone."""
+
+    subject_id: str = "subject_id"  # the column that holds it
+    time: str = "time"
+    code: str = "code"
+    numeric_value: str = "numeric_value"
+    birth: NameList = ("MEDS_BIRTH//*", "BIRTH", "DATE_OF_BIRTH", "DOB", "SNOMED/184099003")  # also MEDS_BIRTH itself
+    death: NameList = ("MEDS_DEATH//*", "DEATH", "DATE_OF_DEATH", "DOD", "SNOMED/419620001")  # also MEDS_DEATH itself
+    time_zone: str | None = None  # clock of the hospital, for times with a zone: Europe/Berlin
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "DialectConfig":
+        columns = (self.subject_id, self.time, self.code, self.numeric_value)
+        if len(set(columns)) < len(columns):
+            raise ValueError("two parts of a row have the same column")
+        if set(self.birth) & set(self.death):
+            raise ValueError("a code cannot mean both birth and death")
+        if self.time_zone is not None:
+            try:
+                ZoneInfo(self.time_zone)
+            except (KeyError, ValueError, OSError) as error:
+                raise ValueError(f"{self.time_zone!r} is no time zone such as Europe/Berlin or UTC") from error
+        return self
+
+
+class DataConfig(Settings):
+    """Facts about the data set that its files do not tell."""
+
+    extracted: str | None = None  # ISO date of extraction: later events are refused
+    dialect: DialectConfig | None = None  # written as the section `dialect:` of a study file; None: MEDS as it is
+
+    @model_serializer(mode="wrap")
+    def _without_empty_dialect(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # What an older version recorded, and its digest, stay as they were.
+        return {name: value for name, value in dump(self).items() if name != "dialect" or value is not None}

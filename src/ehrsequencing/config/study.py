@@ -1,0 +1,109 @@
+"""Settings of training and evaluation, presets, and the study that holds every section."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from ehrsequencing.config.base import Settings
+from ehrsequencing.config.model import ModelConfig
+from ehrsequencing.config.records import DataConfig, SplitsConfig, ValuesConfig, VisitsConfig, VocabularyConfig
+from ehrsequencing.config.task import TaskConfig
+
+
+class TrainingConfig(Settings):
+    """How a model is fitted."""
+
+    epochs: int = Field(60, ge=1)
+    seed: int = 0
+    members: int = Field(1, ge=1)  # models with the seeds seed, seed + 1 …; their mean hazard is the run's
+    bootstrap: bool = False  # a member learns from as many subjects, drawn with replacement by its seed
+    subjects_per_step: int | None = Field(48, ge=1)  # randomly drawn; null: as many as the budget holds
+    visit_budget: int = Field(2048, ge=1)  # most visits (and queries) in a step, unless one subject has more
+    min_steps: int = Field(10, ge=1)  # per epoch: small cohorts get a smaller budget
+    masked_codes: float = Field(0.3, ge=0)  # weight of guessing a visit's code from the others; 0 = off; not of flat
+    learning_rate: float = Field(5e-4, gt=0)
+    warmup_steps: int = Field(100, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
+    clip_norm: float = Field(1.0, gt=0)
+    ema: float = Field(0.998, ge=0, lt=1)  # decay of the averaged weights, warmed up; 0 = off
+    precision: Literal["32", "bf16"] = "32"
+    patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
+    checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch, and one after each epoch,
+    checkpoint_seconds: float = Field(15.0, ge=0)  # ... but never sooner than so long after the one before
+    grid_bins: int = Field(20, ge=4, le=64)  # quantile edges of the horizon head (SCIENCE.md: 16-24)
+
+
+class EvaluationConfig(Settings):
+    """How a run is judged."""
+
+    baselines: Literal["fast", "all", "none"] = "fast"  # all: also LSTM and flat BEHRT, trained as the run was
+    censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: where censoring depends on the record
+    bootstrap: int = Field(500, ge=0)  # resamples of subjects
+    seed: int = 0
+    trajectories: int = Field(4, ge=0)  # de-identified example curves in the report
+    decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # none: spread over the predicted risks
+    subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
+    tuning_trials: int | None = Field(None, ge=0)  # settings tried before these, told by people; None: NOT PROVIDED
+    recalibrate: bool = False  # per-cause recalibration on the tuning split, reported before and after
+
+
+# Cohort presets (docs/models.md), the first two chosen on tuning splits (docs/benchmarks.md), the others after the
+# tuning notes of the embeddings seed. What a study sets itself wins.
+_AS_MEASURED = {"subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99}  # for docs/benchmarks.md
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "small_cohort": {  # fewer than 5,000 subjects: little to learn, and no places to learn by heart
+        "model": {
+            "size": "small", "position": "sinusoidal", "rotary": False, "dropout": 0.3, "code_dropout": 0.3,
+            "age_polynomial": True, "wide_head": True,
+        },
+        "training": {"weight_decay": 1.0, "visit_budget": 2048, **_AS_MEASURED},
+    },
+    "medium_cohort": {  # 5,000 to 20,000 subjects: a small model that forgets readily
+        "model": {"size": "small", "rotary": False, "dropout": 0.2, "wide_head": True},
+        "training": {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512, **_AS_MEASURED},
+    },
+    "large_cohort": {  # more than 20,000 subjects: learned places and width pay off
+        "model": {"size": "large", "position": "learned", "dropout": 0.1},
+        "training": {"subjects_per_step": None, "visit_budget": 4096, "weight_decay": 0.1},
+    },
+    "domain_shift": {  # another institution: fixed places, and ages and visit numbers kept as they were
+        "model": {"position": "sinusoidal", "frozen": ("age", "visit")},
+    },
+}  # fmt: skip
+
+
+class StudyConfig(Settings):
+    """Everything a study needs, in one file. A preset fills in what the sections leave open."""
+
+    preset: Literal["small_cohort", "medium_cohort", "large_cohort", "domain_shift"] | None = None
+    data: DataConfig = DataConfig()
+    visits: VisitsConfig = VisitsConfig()
+    values: ValuesConfig = ValuesConfig()
+    vocabulary: VocabularyConfig = VocabularyConfig()
+    splits: SplitsConfig = SplitsConfig()
+    task: TaskConfig | None = None
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_preset(cls, data: Any) -> Any:
+        preset = PRESETS.get(str(data.get("preset"))) if isinstance(data, dict) else None
+        for section, defaults in (preset or {}).items():
+            given = data.get(section, {})
+            if isinstance(given, dict):
+                data = {**data, section: {**defaults, **given}}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _file_dialect(cls, data: Any) -> Any:
+        """`dialect:` is a section of its own to write, and part of `data` to read: whoever reads records needs both."""
+        if not isinstance(data, dict) or "dialect" not in data:
+            return data
+        facts, rest = data.get("data") or {}, {k: v for k, v in data.items() if k != "dialect"}
+        if not isinstance(facts, dict) or not isinstance(data["dialect"], dict):
+            raise ValueError("dialect and data must hold settings")
+        return {**rest, "data": {**facts, "dialect": {**(facts.get("dialect") or {}), **data["dialect"]}}}

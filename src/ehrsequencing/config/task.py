@@ -1,0 +1,117 @@
+"""The task file: for whom, from when, which event, with which competing causes (ARCHITECTURE.md, task file)."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ehrsequencing.config.base import CodeList, Days, Settings, check_date
+
+
+class IndexConfig(Settings):
+    """Time zero: exactly one of `code`, `first_visit`, `age`, `date`, `file`."""
+
+    code: CodeList | None = None
+    which: Literal["first", "every"] = "first"
+    after: Days = 0.0
+    first_visit: bool = False
+    age: Days | None = None
+    date: str | None = None
+    file: str | None = None  # index times from elsewhere: MEDS labels, an ACES result, or an OHDSI cohort table
+    cohort_id: int | None = None  # which cohort_definition_id of an OHDSI cohort table
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "IndexConfig":
+        given = [self.code, self.first_visit or None, self.age, self.date, self.file]
+        if sum(one is not None for one in given) != 1:
+            raise ValueError("give exactly one of code, first_visit, age, date, file")
+        if self.code is None and self.file is None and self.which != "first":
+            raise ValueError("which belongs to an index by code or file")
+        if self.cohort_id is not None and self.file is None:
+            raise ValueError("cohort_id belongs to an index by file")
+        check_date(self.date)
+        return self
+
+
+class CensoringConfig(Settings):
+    """End of follow-up: one of `code`, `date`, `dataset_end`; none means the subject's last event."""
+
+    code: CodeList | None = None
+    date: str | None = None
+    dataset_end: bool = False
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "CensoringConfig":
+        if sum([self.code is not None, self.date is not None, self.dataset_end]) > 1:
+            raise ValueError("give at most one of code, date, dataset_end")
+        check_date(self.date)
+        return self
+
+
+class HistoryCode(Settings):
+    """Codes that an index must, or must not, have in the time before it (its own instant included)."""
+
+    code: CodeList
+    within: Days | None = None  # before the index; none = ever, codes without a time included
+    count: int = Field(1, ge=1)  # so many events at least
+
+
+def _as_history(value: object) -> object:
+    """A code, or a list of codes and mappings, as a list of mappings."""
+    items = [value] if isinstance(value, str | dict) else value
+    if not isinstance(items, list | tuple):
+        return items
+    return [{"code": item} if isinstance(item, str | list) else item for item in items]
+
+
+HistoryCodes = Annotated[tuple[HistoryCode, ...], BeforeValidator(_as_history)]
+
+
+class EligibilityConfig(Settings):
+    """Who may enter, judged at each index by what is known there; an index that fails is no index."""
+
+    history: Days = 0.0  # least time from the record's first event (birth apart) to the index
+    min_age: Days | None = None  # at the index; unknown age is not eligible
+    max_age: Days | None = None  # younger than this
+    must_have: HistoryCodes = ()  # each of them
+    must_not_have: HistoryCodes = ()  # none of them
+
+    @model_validator(mode="after")
+    def _rising(self) -> "EligibilityConfig":
+        if self.min_age is not None and self.max_age is not None and self.min_age >= self.max_age:
+            raise ValueError("min_age must be below max_age")
+        return self
+
+
+class TaskConfig(Settings):
+    """A question: for whom, from when, which event, with which competing causes (ARCHITECTURE.md, task file)."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    index: IndexConfig
+    outcome: dict[str, CodeList] = Field(min_length=1)  # the cause of interest first
+    competing: dict[str, CodeList] = Field(default_factory=dict)
+    censoring: CensoringConfig = CensoringConfig()
+    horizons: tuple[Days, ...] = Field(min_length=1)
+    landmarks: tuple[Days, ...] = Field((0.0,), min_length=1)  # times since the index at which models are compared
+    blanking: Days = 0.0
+    eligibility: EligibilityConfig | None = None
+    recurrent: bool = False  # outcomes recur: labels tell the next one after each prediction time
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TaskConfig":
+        if set(self.outcome) & set(self.competing):
+            raise ValueError("a cause cannot be both outcome and competing")
+        if min(self.horizons) <= 0 or list(self.horizons) != sorted(set(self.horizons)):
+            raise ValueError("horizons must be positive and rising")
+        if min(self.landmarks, default=0.0) < 0 or list(self.landmarks) != sorted(set(self.landmarks)):
+            raise ValueError("landmarks must be rising and not negative")
+        return self
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Names of all causes; cause k of the labels is `causes[k - 1]`."""
+        return (*self.outcome, *self.competing)
+
+    @property
+    def patterns(self) -> dict[str, tuple[str, ...]]:
+        """Code patterns of each cause, in order."""
+        return {**self.outcome, **self.competing}
