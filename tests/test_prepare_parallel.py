@@ -1,20 +1,24 @@
 """`prepare` over several processes: the same bytes, the same errors; and the fast orders and samples it stands on."""
 
+import itertools
 import os
 import pickle
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import prepared as prepared_room
 from ehrsequencing.records import samples as samples_room
-from ehrsequencing.records.events import Events, distinct_sorted, group_order
+from ehrsequencing.records.dialect import _check_codes
+from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
 from ehrsequencing.records.kept import keep, ranges, read_kept
 from ehrsequencing.records.meds import MedsReader, SplitLookup, find_shards
 from ehrsequencing.records.mends import MendLog, _same_code_at_once
@@ -137,14 +141,24 @@ def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pyt
 @settings(max_examples=60, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 4), min_size=1, max_size=9), shards=st.integers(1, 4), parts=st.integers(1, 12),
-    encounters=st.booleans(), seed=st.integers(0, 99),
+    rows=st.integers(1, 9), encounters=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_kept_rows_come_back_by_subject(
-    tmp_path_factory: pytest.TempPathFactory, counts: list[int], shards: int, parts: int, encounters: bool, seed: int
+    tmp_path_factory: pytest.TempPathFactory,
+    counts: list[int],
+    shards: int,
+    parts: int,
+    rows: int,
+    encounters: bool,
+    seed: int,
 ) -> None:
     """Against one sort of everything; each shard has its own numbers of codes, and some shards have no rows."""
     folder, rng = tmp_path_factory.mktemp("kept") / "rows", np.random.default_rng(seed)
     codes = ("A", "B", "C")
+
+    def group(ids: NDArray[np.int64]) -> NDArray[np.int8]:
+        return (ids % 3).astype(np.int8)
+
     subject_id = np.repeat(rng.permutation(len(counts)).astype(np.int64) - 3, counts)
     n = len(subject_id)
     place, time = np.abs(subject_id) % shards, np.arange(n) + 5
@@ -162,13 +176,20 @@ def test_kept_rows_come_back_by_subject(
         kept[-1].number_codes(numbers)
     if not n:
         return
-    found = [read_kept(part, codes) for part in ranges(kept, parts)]
+    found = [list(read_kept(part, codes, group=group, rows=rows)) for part in ranges(kept, parts)]
     assert 1 <= len(found) <= parts
-    order = np.argsort(subject_id, kind="stable")
-    for name in ("subject_id", "time_us", "code", "value", *(["encounter"] if encounters else [])):
-        together = np.concatenate([getattr(part, name) for part in found])
-        assert together.tolist() == getattr(everything, name)[order].tolist()
-    assert sum(len(np.unique(part.subject_id)) for part in found) == len(np.unique(subject_id))  # nobody is cut in two
+    assert sum(len(np.unique(p.subject_id)) for own in found for p in own) == len(
+        np.unique(subject_id)
+    )  # nobody is cut
+    assert all(len(np.unique(p.subject_id)) == 1 or len(p) < rows + 4 for own in found for p in own)
+    for own in found:  # a range holds all of some neighbours in the order of ids, group by group
+        inside = np.flatnonzero(np.isin(subject_id, np.concatenate([p.subject_id for p in own])))
+        order = inside[np.lexsort((subject_id[inside], group(subject_id[inside])))]
+        for name in ("subject_id", "time_us", "code", "value", *(["encounter"] if encounters else [])):
+            together = np.concatenate([getattr(part, name) for part in own])
+            assert together.tolist() == getattr(everything, name)[order].tolist()
+    ends = [(min(ids), max(ids)) for ids in ([who for p in own for who in p.subject_id.tolist()] for own in found)]
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
 
 
 # ---- what a fit collects, merged -------------------------------------------------------------------------------------
@@ -190,7 +211,7 @@ def test_merged_fits_are_the_fit_of_all_shards(
         patch.setattr(samples_room, "SAMPLE", sample)
         patch.setattr(samples_room, "WAITING", 3)
         for events in MedsReader(data):
-            ids, row = distinct_sorted(events.subject_id)
+            ids, row = events.subjects
             is_training = (ids % 4 != seed % 4)[row]
             one = new()
             for fit in (whole, one):
@@ -297,3 +318,72 @@ def test_mends_keep_their_places_between_processes() -> None:
     log.merge(pickle.loads(pickle.dumps(later)))
     assert dict(log) == {"duplicates": 3, "bad_year": 1}
     assert log.places == {"duplicates": "a, row 5", "bad_year": "b, row 9"}
+
+
+# ---- the fast lanes, against the plain road --------------------------------------------------------------------------
+
+
+@given(keys=st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1), max_size=40))
+def test_no_row_with_company_is_passed_over(keys: list[int]) -> None:
+    found = may_repeat(np.array(keys, dtype=np.int64)).tolist()
+    assert found == sorted(set(found))
+    assert set(found) >= {row for row, key in enumerate(keys) if keys.count(key) > 1}
+
+
+def test_few_rows_without_company_are_suspected() -> None:
+    assert len(may_repeat(np.arange(100_000))) < 50_000
+
+
+@given(counts=st.lists(st.integers(1, 7), max_size=12), rows=st.integers(1, 9))
+def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
+    starts = np.cumsum([0, *counts])[:-1].astype(np.int64)
+    found = pieces(starts, sum(counts), rows)
+    assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(sum(counts)))
+    assert {piece.start for piece in found} <= set(starts.tolist())
+    assert all(piece.stop - piece.start < rows + 7 for piece in found)
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([int(STATIC), 1, 2, 5]), st.booleans()), max_size=20))
+def test_last_times(rows: list[tuple[int, int, bool]]) -> None:
+    rows = sorted(rows)
+    who, time = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(2))
+    events = Events(who, time, np.zeros(len(rows), np.int32), ("A",), np.zeros(len(rows), np.float32))
+    chosen = np.array([row[2] for row in rows], dtype=bool)
+    expected = [max([t for w, t, is_chosen in rows if w == one and is_chosen], default=int(STATIC)) for one in range(5)]
+    assert last_time(events, chosen, who, 5).tolist() == expected
+
+
+@pytest.mark.parametrize("odd", ["", " ", " A", "A\nB", "\n", "A\n", "A\x00", "A\rB", "[PAD]", "[UNK//LAB]"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_odd_code_is_found_among_plain_ones(odd: str, place: int) -> None:
+    """The one look at all codes together sees what a look at each sees."""
+    codes = ["A", "B//x y"]
+    codes.insert(place, odd)
+    code = np.arange(3, dtype=np.int32)
+    if odd == " A":
+        _check_codes(code, tuple(codes), Path("shard"))
+        return
+    with pytest.raises(EhrseqError, match=f"row {place}, column code"):
+        _check_codes(code, tuple(codes), Path("shard"))
+
+
+def test_what_needs_no_mend_and_what_does_become_the_same(tmp_path: Path) -> None:
+    """The same data, once as MEDS wants it and once shuffled, doubled and with rows to drop: the same arrays."""
+    made = []
+    clean = sorted(rows_of(30), key=lambda row: (row.subject, row.time is not None, row.time or 0))
+    clean = [row for k, row in enumerate(clean) if repr(row) not in {repr(other) for other in clean[:k]}]
+    dirty = [*clean, *clean[::3], Row(3, us("1850-01-01"), "DX//0"), Row(99, None, "SEX//0")]
+    for name, rows in (("clean", clean), ("dirty", dirty)):
+        data = tmp_path / name / "data"
+        write_meds(data, rows, shards=2)
+        if name == "dirty":
+            for path in find_shards(data):
+                table = pq.read_table(path)
+                order = np.random.default_rng(0).permutation(len(table))
+                order = order[np.argsort(np.isnat(table["time"].to_numpy()[order]), kind="stable")]
+                pq.write_table(table.take(order), path)
+        prepare(data, out := tmp_path / name / "out", study=StudyConfig(), tasks=[TASK], processes=1)
+        made.append({k: v for k, v in files(out).items() if k != "manifest.json"})
+    assert b'"duplicates"' in (tmp_path / "dirty" / "out" / "manifest.json").read_bytes()
+    assert b'"duplicates"' not in (tmp_path / "clean" / "out" / "manifest.json").read_bytes()
+    assert made[0] == made[1]

@@ -19,7 +19,7 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.eligibility import Eligibility, eligibility_steps
-from ehrsequencing.records.events import opens_run
+from ehrsequencing.records.events import last_time, opens_run
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import BIRTH, DAY_US, DEATH, STATIC, Events, first_time, parse_date_us
 from ehrsequencing.records.visits import Visits, count_at_or_before
@@ -223,7 +223,7 @@ class CohortBuilder:
             index_owner=owner,
             index_reached=reached,
             after_censoring=int(np.sum(valid & (t != NEVER) & (t > censor_us))),
-            ends_record=self._ends_record(events, subject, timed, rows, t_us=event_us) if labelled else 0,
+            ends_record=self._ends_record(events, subject, rows, t_us=event_us) if labelled else 0,
             ended_by_death=len(np.intersect1d(indexes.subject[is_dead & (indexes.cause == 0)], rows.subject)),
             censoring_before=self._only_before(events, subject, timed, indexes) if labelled else 0,
             before_birth=int(np.sum((born != STATIC) & (indexes.time_us < born))),
@@ -233,7 +233,6 @@ class CohortBuilder:
         self,
         events: Events,
         subject: NDArray[np.int64],
-        timed: NDArray[np.bool_],
         rows: CohortRows,
         *,
         t_us: NDArray[np.int64],
@@ -245,12 +244,9 @@ class CohortBuilder:
         is_cause = np.zeros(len(events), dtype=bool)
         for matcher in self.cause_codes:
             is_cause |= matcher.events(events)
-        last_other, last_cause = np.full(len(t_us), STATIC), np.full(len(t_us), STATIC)
-        for last, chosen in ((last_other, ~is_cause & ~events.is_code(BIRTH)), (last_cause, is_cause)):
-            places = np.flatnonzero(timed & chosen)
-            last[subject[places]] = events.time_us[places]
+        last_other = last_time(events, ~is_cause & ~events.is_code(BIRTH), subject, len(t_us))
         with_event = np.unique(rows.subject[rows.cause > 0])
-        t_us = last_cause if self.task.recurrent else t_us
+        t_us = last_time(events, is_cause, subject, len(t_us)) if self.task.recurrent else t_us
         return int(np.sum(t_us[with_event] > last_other[with_event]))
 
     def _candidates(
@@ -334,9 +330,7 @@ class CohortBuilder:
             return np.full(len(owner), parse_date_us(rule.date))
         if rule.dataset_end:
             return np.full(len(owner), dataset_end_us)
-        last = np.full(n_subjects, STATIC)
-        rows = np.flatnonzero(timed & ~events.is_code(BIRTH))
-        last[subject[rows]] = events.time_us[rows]  # sorted by time: the latest is written last
+        last = last_time(events, ~events.is_code(BIRTH), subject, n_subjects)
         mark_us, _ = self._censoring_marks(events, subject, timed).at_or_after(owner, moment)
         return np.where(mark_us == NEVER, last[owner], mark_us)
 
@@ -361,6 +355,8 @@ class CohortBuilder:
         if as_of_us is not None:
             owner = np.unique(indexes.subject)
             moment, is_query = np.full(len(owner), as_of_us), np.ones(len(owner), dtype=bool)
+            visits_before, _ = count_at_or_before(visits.subject, visits.end_us, owner, moment)
+            rows = np.arange(len(owner))
         else:
             offsets = np.array([0, *(round(days * DAY_US) for days in self.task.landmarks)], dtype=np.int64)
             asked = (indexes.time_us[:, None] + offsets).ravel()
@@ -374,12 +370,15 @@ class CohortBuilder:
             place = before + first  # visits are in order already: queries come in between, and first at an instant
             owner, moment = np.insert(visits.subject, place, asker), np.insert(visits.end_us, place, asked)
             is_query = np.insert(np.zeros(len(visits), dtype=bool), place, True)
-        distinct = opens_run(owner, moment)
+            rows = np.flatnonzero(opens_run(owner, moment))  # distinct moments; all visits of one are before it
+            visits_before = np.cumsum(~is_query)[np.append(rows[1:], len(owner))[: len(rows)] - 1]
+            first_visit = np.r_[0, np.cumsum(np.bincount(visits.subject, minlength=owner.max(initial=-1) + 1))]
+            visits_before -= first_visit.take(owner.take(rows))
+        owner, moment, is_query = owner.take(rows), moment.take(rows), is_query.take(rows)
         count, first = count_at_or_before(indexes.subject, indexes.time_us, owner, moment)
-        index = np.clip(first + count - 1, 0, max(len(indexes.subject) - 1, 0))
-        keep = distinct & (count > 0)
-        owner, moment, is_query, index = owner[keep], moment[keep], is_query[keep], index[keep]
-        end, cause = indexes.end_us[index], indexes.cause[index]
+        keep = np.flatnonzero(count > 0)
+        owner, moment, index = owner.take(keep), moment.take(keep), (first + count - 1).take(keep)
+        end, cause = indexes.end_us.take(index), indexes.cause.take(index)
         at_risk = moment < end
         if indexes.recurring is not None:
             next_us, next_cause = indexes.recurring.at_or_after(owner, moment + 1)
@@ -387,15 +386,15 @@ class CohortBuilder:
             end = np.minimum(next_us, end)
         if labelled:
             at_risk &= moment < end - round(self.task.blanking * DAY_US)
-        owner, moment, is_query, index = owner[at_risk], moment[at_risk], is_query[at_risk], index[at_risk]
-        end, cause = end[at_risk], cause[at_risk]
-        visits_before, _ = count_at_or_before(visits.subject, visits.end_us, owner, moment)
+        left = np.flatnonzero(at_risk)
+        owner, moment, index = owner.take(left), moment.take(left), index.take(left)
+        end, cause, keep = end.take(left), cause.take(left), keep.take(left)
         return CohortRows(
             subject=owner,
             prediction_us=moment,
-            index_us=indexes.time_us[index],
-            is_query=is_query,
-            visits_before=visits_before,
+            index_us=indexes.time_us.take(index),
+            is_query=is_query.take(keep),
+            visits_before=visits_before.take(keep),
             duration_days=(end - moment) / DAY_US if labelled else np.full(len(owner), np.nan),
             cause=cause if labelled else np.zeros(len(owner), dtype=np.int8),
             entry_days=np.full(len(owner), self.task.blanking),

@@ -5,7 +5,7 @@ the rows of a range of subjects are one slice of each shard's file. The second p
 order of their ids, however the shards were cut, and what it writes needs no sorting.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.records.events import Events, distinct_sorted, ragged
+from ehrsequencing.records.events import Events, pieces, ragged
 
 _COLUMNS: dict[str, type[np.generic]] = {
     "time_us": np.int64, "code": np.int32, "value": np.float32, "encounter": np.int32,
 }  # fmt: skip
+SubjectGroup = Callable[[NDArray[np.int64]], NDArray[np.int8]]  # of each subject id
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,24 @@ def keep(events: Events, path: Path) -> KeptRows:
     with open(path, "wb") as file:
         for name in columns:
             file.write(np.ascontiguousarray(getattr(events, name), dtype=_COLUMNS[name]).data)
-    subject_id, subject = distinct_sorted(events.subject_id)
+    subject_id, subject = events.subjects
     counts = np.bincount(subject, minlength=len(subject_id))
     return KeptRows(path, len(events), columns, subject_id, np.r_[0, np.cumsum(counts)].astype(np.int64))
 
 
-def read_kept(shards: Sequence[KeptRows], codes: tuple[str, ...]) -> Events:
-    """The rows of some subjects, from all shards that hold any, as one shard sorted by subject and time.
+def read_kept(
+    shards: Sequence[KeptRows], codes: tuple[str, ...], *, group: SubjectGroup, rows: int
+) -> Iterator[Events]:
+    """The rows of some subjects, from all shards that hold any, in pieces of whole subjects.
 
     Args:
         shards: As `KeptRows.between` gives them, none of them empty.
         codes: All codes of the data set.
+        group: Subjects come group by group, in each by their ids.
+        rows: About so many rows make a piece: what is done to them finds them in the processor's cache.
+
+    Yields:
+        Rows by subject and time.
     """
     lengths = [int(shard.offsets[-1] - shard.offsets[0]) for shard in shards]
     columns = {name: np.empty(sum(lengths), dtype=_COLUMNS[name]) for name in shards[0].columns}
@@ -86,11 +94,14 @@ def read_kept(shards: Sequence[KeptRows], codes: tuple[str, ...]) -> Events:
         shard.read_into(columns, slice(stop, stop := stop + length))
     subject_id = np.concatenate([shard.subject_id for shard in shards])
     counts = np.concatenate([np.diff(shard.offsets) for shard in shards])
-    order = np.argsort(subject_id, kind="stable")
-    if len(shards) > 1:
-        rows, _ = ragged(np.r_[0, np.cumsum(counts)], order)
-        columns = {name: column[rows] for name, column in columns.items()}
-    return Events(subject_id=np.repeat(subject_id[order], counts[order]), codes=codes, **columns)
+    offsets = np.r_[0, np.cumsum(counts)]
+    order = np.lexsort((subject_id, group(subject_id)))
+    first_row = np.cumsum(counts[order]) - counts[order]
+    for piece in pieces(first_row, int(counts.sum()), rows):
+        chosen = order[np.searchsorted(first_row, piece.start) : np.searchsorted(first_row, piece.stop)]
+        places, _ = ragged(offsets, chosen)
+        own = {name: column.take(places) for name, column in columns.items()}
+        yield Events(subject_id=np.repeat(subject_id[chosen], counts[chosen]), codes=codes, **own)
 
 
 def ranges(shards: Sequence[KeptRows], parts: int) -> list[list[KeptRows]]:

@@ -21,7 +21,6 @@ from ehrsequencing.records.events import (
     SECOND_US,
     STATIC,
     Events,
-    distinct_sorted,
     first_time,
     hash_u64,
     parse_date_us,
@@ -88,7 +87,7 @@ class MedsReader:
         ids: list[NDArray[np.int64]] = []
         for path in self.shards:
             events = self.read(path)
-            ids.append(distinct_sorted(events.subject_id)[0])
+            ids.append(events.subjects[0])
             yield events
         refuse_scattered(ids, self.shards)
 

@@ -21,10 +21,9 @@ from ehrsequencing.records.events import (
     SECOND_US,
     STATIC,
     Events,
-    distinct_sorted,
     first_time,
     hash_u64,
-    opens_run,
+    may_repeat,
 )
 
 MENDS = {
@@ -161,7 +160,11 @@ class _Shard:
             raise EhrseqError(what, where=where, mend="correct data.extracted or the data")
 
     def drop_bad_years(self) -> None:
-        time, is_birth = self.events.time_us, self.events.is_code(BIRTH)
+        time = self.events.time_us
+        early = np.count_nonzero(time < MIN_US)
+        if early == np.count_nonzero(time == STATIC) and time.max(initial=STATIC) < MAX_US:
+            return
+        is_birth = self.events.is_code(BIRTH)
         ancient = is_birth & (time < _YEAR_1_US) & (time != STATIC)
         if ancient.any():  # an age over 120 in any case, but one that could overflow
             time = np.where(ancient, _YEAR_1_US, time)
@@ -172,11 +175,10 @@ class _Shard:
             self._take(~bad)
 
     def sort(self) -> None:
-        subject, time = self.events.subject_id, self.events.time_us
-        backwards = (subject[1:] == subject[:-1]) & (time[1:] < time[:-1])
-        if not (backwards.any() or np.any(subject[1:] < subject[:-1])):
+        subject, time, starts = self.events.subject_id, self.events.time_us, self.events.starts  # of runs of a subject
+        backwards = (time[1:] < time[:-1]) & ~self.events.opens[1:]
+        if not backwards.any() and np.all(np.diff(subject.take(starts)) > 0):
             return
-        starts = np.flatnonzero(np.r_[True, subject[1:] != subject[:-1]])  # of the runs of one subject
         _, first_run = np.unique(subject[starts], return_index=True)
         again = np.setdiff1d(starts, starts[first_run])  # runs of a subject that was there before
         self._note("not_contiguous", again, len(np.unique(subject[again])))
@@ -210,7 +212,7 @@ class _Shard:
     def keep_lifetimes(self) -> None:
         """Refuse two births; drop rows before birth or after death, and subjects that have only static rows."""
         events = self.events
-        subjects, row = distinct_sorted(events.subject_id)
+        subjects, row = events.subjects
         birth_us = first_time(events, events.is_code(BIRTH), row, len(subjects))
         births = np.flatnonzero(events.is_code(BIRTH) & (events.time_us != STATIC))
         second = births[events.time_us[births] != birth_us[row[births]]]
@@ -219,9 +221,9 @@ class _Shard:
             mend = f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births"
             raise EhrseqError("a subject has two births", where=where, mend=mend)
         death_us = first_time(events, events.is_code(DEATH), row, len(subjects))
-        timed = events.time_us != STATIC
-        if _all_within(events.time_us, row, birth_us, death_us):
+        if _all_within(events, birth_us, death_us):
             return
+        timed = events.time_us != STATIC
         before = timed & (birth_us[row] != STATIC) & (events.time_us < birth_us[row])
         after = timed & (death_us[row] != STATIC) & (events.time_us > death_us[row])
         has_timed = np.zeros(len(subjects), dtype=bool)
@@ -238,15 +240,12 @@ def _is_named(code: str, names: Sequence[str]) -> bool:
     return any(code.startswith(name[:-1]) if name.endswith("*") else code == name for name in names)
 
 
-def _all_within(
-    time_us: NDArray[np.int64], row: NDArray[np.int64], birth_us: NDArray[np.int64], death_us: NDArray[np.int64]
-) -> bool:
+def _all_within(events: Events, birth_us: NDArray[np.int64], death_us: NDArray[np.int64]) -> bool:
     """Whether every subject has timed rows, and all of them from birth to death: a look at the first and the last."""
-    if not len(row):
-        return True
-    start = np.flatnonzero(opens_run(row))
-    first = start + np.add.reduceat(time_us == STATIC, start, dtype=np.int64)
-    last = np.r_[start[1:], len(row)] - 1
+    time_us, start = events.time_us, events.starts
+    static = np.flatnonzero(time_us == STATIC)  # they come first
+    first = start + np.bincount(events.subjects[1].take(static), minlength=len(start))
+    last = np.append(start[1:], len(events))[: len(start)] - 1
     if np.any(first > last):
         return False
     born, died = birth_us != STATIC, death_us != STATIC
@@ -258,10 +257,14 @@ def _same_code_at_once(events: Events) -> NDArray[np.int64]:
 
     Rows are sorted by subject and time, so that few have to be compared.
     """
-    opens = opens_run(events.subject_id, events.time_us)
-    alone = opens & np.r_[opens[1:], True][: len(opens)]
+    opens = events.opens.copy()
+    opens[1:] |= events.time_us[1:] != events.time_us[:-1]
+    alone = opens.copy()
+    alone[:-1] &= opens[1:]
     rows = np.flatnonzero(~alone)
-    key = np.cumsum(opens[rows]) * len(events.codes) + events.code[rows]
+    key = np.cumsum(opens.take(rows)) * len(events.codes) + events.code.take(rows)
+    near = may_repeat(key)
+    rows, key = rows.take(near), key.take(near)
     order = np.argsort(key, kind="stable")
     same = key[order][1:] == key[order][:-1]
     found = np.zeros(len(rows), dtype=bool)

@@ -27,9 +27,10 @@ class Sample:
     def add(self, key: NDArray[np.int64], hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]]) -> None:
         """Add rows: keys, hashes and values (n,)."""
         missing = int(key.max(initial=-1)) + 1 - len(self._limit)
-        self._limit = np.r_[self._limit, np.full(max(missing, 0), np.iinfo(np.uint64).max, np.uint64)]
-        near = np.flatnonzero(hashed <= self._limit[key])
-        self._parts.append((key[near].astype(np.int32), hashed[near], value[near]))
+        if missing > 0:
+            self._limit = np.r_[self._limit, np.full(missing, np.iinfo(np.uint64).max, np.uint64)]
+        near = np.flatnonzero(hashed <= self._limit.take(key))
+        self._parts.append((key.take(near).astype(np.int32), hashed.take(near), value.take(near)))
         self._waiting += len(near)
         if self._waiting > max(WAITING, self._kept):
             self.rows()

@@ -5,6 +5,7 @@ itself, so that other processes can do the work: they return plain arrays, and t
 appends them to files, in order. Processes are spawned, never forked: nothing is inherited from one that runs threads.
 """
 
+import itertools
 import multiprocessing
 import os
 from collections import Counter, deque
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, cohort_steps
-from ehrsequencing.records.events import STATIC, Events, distinct_sorted
+from ehrsequencing.records.events import STATIC, Events, opens_run
 from ehrsequencing.records.kept import KeptRows, keep, read_kept
 from ehrsequencing.records.meds import SPLITS, MedsReader, SplitLookup
 from ehrsequencing.records.mends import MendLog
@@ -36,13 +37,14 @@ from ehrsequencing.records.timelines import (
     encode_rows,
     encode_timelines,
     make_record,
-    take_rows,
-    take_timelines,
+    slice_rows,
+    slice_timelines,
 )
 from ehrsequencing.records.vocabulary import FitPart, Vocabulary, VocabularyFit
 from ehrsequencing.storage import read_json
 
 KEPT, CODES = ".rows", "codes.json"  # in the folder that is being made: rows between the passes, and all codes
+_PIECE_ROWS = 1 << 17  # about so many rows are encoded at once: they fit the processor's cache
 _ROWS_PER_PROCESS = 2_000_000  # with fewer, a process costs more than it saves
 Result = TypeVar("Result")
 
@@ -70,15 +72,13 @@ class Tally:
             "indexes with censoring codes only before them": cohort.censoring_before,
             "indexes before birth": cohort.before_birth,
         })  # fmt: skip
-        n_steps = self.subjects.shape[1]
-        for k in range(len(SPLITS)):
-            rows = cohort.rows.take(split[cohort.rows.subject] == k)
-            self.subjects[k] += np.bincount(cohort.reached[split == k], minlength=n_steps)
-            self.indexes[k] += np.bincount(cohort.index_reached[split[cohort.index_owner] == k], minlength=n_steps)
-            self.rows[k] += len(rows)
-            self.queries[k] += int(rows.is_query.sum())
-            _, first = np.unique(rows.subject, return_index=True)
-            self.outcomes[k] += np.bincount(rows.cause[first], minlength=self.outcomes.shape[1])
+        rows, row_split = cohort.rows, split[cohort.rows.subject]
+        first = np.flatnonzero(opens_run(rows.subject))
+        self.subjects += _crossed(split, cohort.reached, self.subjects.shape)
+        self.indexes += _crossed(split[cohort.index_owner], cohort.index_reached, self.indexes.shape)
+        self.rows += np.bincount(row_split, minlength=len(SPLITS))
+        self.queries += np.bincount(row_split[rows.is_query], minlength=len(SPLITS))
+        self.outcomes += _crossed(row_split[first], rows.cause[first], self.outcomes.shape)
 
     def merge(self, other: "Tally") -> None:
         """Add the counts of other shards."""
@@ -118,6 +118,12 @@ class Tally:
         }
 
 
+def _crossed(row: NDArray[np.int8], column: NDArray[np.int8], shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """How often each pair of small numbers occurs."""
+    counts = np.bincount(row * np.int64(shape[1]) + column, minlength=shape[0] * shape[1])
+    return counts.reshape(shape)
+
+
 @dataclass(frozen=True)
 class FittedShard:
     """What the first pass takes from one shard."""
@@ -130,7 +136,7 @@ class FittedShard:
 
 @dataclass(frozen=True)
 class EncodedShard:
-    """What the second pass makes of a range of subjects, by split in the order of `SPLITS`."""
+    """What the second pass makes of some subjects, by split in the order of `SPLITS`."""
 
     visits: list[Timelines]
     rows: list[list[TaskRows]]  # per task
@@ -161,11 +167,32 @@ class ShardWork:
         _, end_us = update_fit(fit, events, self.lookup)
         return FittedShard(keep(events, kept), end_us, fit.part(), self.reader.mends)
 
-    def encode(self, shards: Sequence[KeptRows], folder: Path, dataset_end_us: int) -> EncodedShard:
-        """Second pass, on a range of subjects, with the vocabulary that stands in `folder`."""
+    def encode(self, shards: Sequence[KeptRows], folder: Path, dataset_end_us: int) -> list[EncodedShard]:
+        """Second pass, on a range of subjects, piece by piece, with the vocabulary that stands in `folder`."""
         self.folder = folder
-        record = make_record(read_kept(shards, self._codes), excluded=self.excluded, settings=self.study.visits)
-        return encode_shard(record, self._vocabulary, self.builders, self.lookup, dataset_end_us)
+        return [
+            self._encode(make_record(events, excluded=self.excluded, settings=self.study.visits), dataset_end_us)
+            for events in read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
+        ]
+
+    def _encode(self, record: Record, dataset_end_us: int) -> EncodedShard:
+        """Encode visits and each task's prediction times; subjects come split by split."""
+        timelines, too_old = encode_timelines(record, self._vocabulary)
+        mends = Counter({"old_age": too_old})
+        split = self.lookup(record.subject_id)
+        bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
+        parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
+        rows, tallies = [], []
+        for builder in self.builders:
+            cohort = builder.build(
+                record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=dataset_end_us
+            )
+            mends["after_censoring"] += cohort.after_censoring
+            tallies.append(Tally(builder.task))
+            tallies[-1].add_cohort(cohort, split)
+            encoded = encode_rows(record, cohort.rows, self._vocabulary)
+            rows.append([slice_rows(encoded, part) for part in parts])
+        return EncodedShard([slice_timelines(timelines, part) for part in parts], rows, tallies, mends)
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:
@@ -180,34 +207,9 @@ class ShardWork:
 
 def update_fit(fit: VocabularyFit, events: Events, lookup: SplitLookup) -> tuple[NDArray[np.int64], int]:
     """Add a shard to a fit; its distinct subject ids and last timestamp."""
-    subject_id, subject = distinct_sorted(events.subject_id)
+    subject_id, subject = events.subjects
     fit.update(events, subject, (lookup(subject_id) == 0)[subject])
     return subject_id, int(events.time_us.max(initial=STATIC))
-
-
-def encode_shard(
-    record: Record,
-    vocabulary: Vocabulary,
-    builders: Sequence[CohortBuilder],
-    lookup: SplitLookup,
-    dataset_end_us: int,
-) -> EncodedShard:
-    """Encode a shard's visits and each task's prediction times, each subject in its split."""
-    timelines, too_old = encode_timelines(record, vocabulary)
-    mends = Counter({"old_age": too_old})
-    split = lookup(record.subject_id)
-    chosen = [np.flatnonzero(split == k) for k in range(len(SPLITS))]
-    rows, tallies = [], []
-    for builder in builders:
-        cohort = builder.build(
-            record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=dataset_end_us
-        )
-        mends["after_censoring"] += cohort.after_censoring
-        tallies.append(Tally(builder.task))
-        tallies[-1].add_cohort(cohort, split)
-        encoded = encode_rows(record, cohort.rows, vocabulary)
-        rows.append([take_rows(encoded, subjects) for subjects in chosen])
-    return EncodedShard([take_timelines(timelines, subjects) for subjects in chosen], rows, tallies, mends)
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from ehrsequencing.records.events import (
     DAY_US,
     STATIC,
     Events,
-    distinct_sorted,
     first_time,
+    may_repeat,
     number_runs,
     opens_run,
 )
@@ -136,7 +136,7 @@ def make_record(events: Events, *, excluded: Callable[[str], bool], settings: Vi
         excluded: Codes that make no token, no visit and no visit end.
         settings: How visits are cut.
     """
-    subject_id, subject = distinct_sorted(events.subject_id)
+    subject_id, subject = events.subjects
     if isinstance(excluded, CodeMatcher):  # it remembers its answer
         skip = excluded.mask(events.codes)[events.code]
     else:
@@ -151,15 +151,18 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     events, visits = record.events, record.visits
     n_subjects, n_visits = len(record.subject_id), len(visits)
     place, codes, values = encode_events(events, visits.event, vocabulary)
-    owner = visits.visit[place]
-    opens = np.flatnonzero(opens_run(visits.visit, events.time_us[visits.event]))
-    moment = number_runs(opens, len(visits.visit))[place]  # distinct (visit, time), in order
+    opens = np.flatnonzero(opens_run(visits.visit, events.time_us.take(visits.event)))
+    moment = number_runs(opens, len(visits.visit))  # distinct (visit, time), in order
+    owner = visits.visit
+    if len(place) > len(visits.event):  # ancestors have come along
+        moment, owner = moment.take(place), owner.take(place)
     order = np.argsort(moment * len(vocabulary) + codes, kind="stable")  # runs are sorted: nearly linear
-    owner, codes, values = owner[order], codes[order], values.take(order, axis=0)
-    repeats = _repeats(owner, codes, np.isnan(values[:, 0]))
+    owner, codes = owner.take(order), codes.take(order)
+    repeats = _repeats(owner, codes, np.isnan(values[:, 0].take(order)))
     if repeats.any():
         first = np.flatnonzero(~repeats)
-        owner, codes, values = owner[first], codes[first], values.take(first, axis=0)
+        owner, codes, order = owner.take(first), codes.take(first), order.take(first)
+    values = values.take(order, axis=0)
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
     place, static_codes, _ = encode_events(events, static, vocabulary)
@@ -293,7 +296,9 @@ def age_years(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> tupl
 def _repeats(visit: NDArray[np.int64], codes: NDArray[np.int32], plain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Which tokens without a value repeat an earlier one of their visit."""
     rows = np.flatnonzero(plain)
-    key = visit[rows] * (int(codes.max(initial=0)) + 1) + codes[rows]
+    key = visit.take(rows) * (int(codes.max(initial=0)) + 1) + codes.take(rows)
+    near = may_repeat(key)
+    rows, key = rows.take(near), key.take(near)
     order = np.argsort(key, kind="stable")  # the earliest of equals comes first
     out = np.zeros(len(codes), dtype=bool)
     out[rows[order[~opens_run(key[order])]]] = True
@@ -321,3 +326,32 @@ def take_rows(rows: TaskRows, subjects: NDArray[np.int64]) -> TaskRows:
     new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
     new |= {name: getattr(rows, name).take(carry, axis=0) for name in ("carry_codes", "carry_values")}
     return TaskRows(**new, **{f.name: getattr(rows, f.name)[chosen] for f in fields(rows) if f.name not in new})
+
+
+def slice_timelines(timelines: Timelines, subjects: slice) -> Timelines:
+    """The timelines of subjects that stand together: views, but for the offsets."""
+    subject_offsets, visits = _slice_owned(timelines.subject_offsets, subjects)
+    visit_offsets, codes = _slice_owned(timelines.visit_offsets, visits)
+    static_offsets, static = _slice_owned(timelines.static_offsets, subjects)
+    return Timelines(
+        subject_id=timelines.subject_id[subjects], birth_us=timelines.birth_us[subjects],
+        subject_offsets=subject_offsets, start_us=timelines.start_us[visits], end_us=timelines.end_us[visits],
+        age_years=timelines.age_years[visits], delta_days=timelines.delta_days[visits], visit_offsets=visit_offsets,
+        codes=timelines.codes[codes], values=timelines.values[codes],
+        static_codes=timelines.static_codes[static], static_offsets=static_offsets,
+    )  # fmt: skip
+
+
+def slice_rows(rows: TaskRows, subjects: slice) -> TaskRows:
+    """The prediction times of subjects that stand together: views, but for the offsets."""
+    row_offsets, chosen = _slice_owned(rows.row_offsets, subjects)
+    carry_offsets, carry = _slice_owned(rows.carry_offsets, chosen)
+    new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
+    new |= {name: getattr(rows, name)[carry] for name in ("carry_codes", "carry_values")}
+    return TaskRows(**new, **{f.name: getattr(rows, f.name)[chosen] for f in fields(rows) if f.name not in new})
+
+
+def _slice_owned(offsets: NDArray[np.int64], owners: slice) -> tuple[NDArray[np.int64], slice]:
+    """Offsets of owners that stand together, from 0, and where their items are."""
+    own = offsets[owners.start : owners.stop + 1]
+    return own - own[0], slice(int(own[0]), int(own[-1]))

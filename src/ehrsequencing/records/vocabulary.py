@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
-from ehrsequencing.records.events import DAY_US, STATIC, Events, group_order, hash_u64, opens_run
+from ehrsequencing.records.events import DAY_US, STATIC, Events, group_order, hash_u64, opens_run, pieces
 from ehrsequencing.records.rollup import Carriers, Rollup, fit_rollup
 from ehrsequencing.records.samples import Sample
 from ehrsequencing.storage import digest, read_json, write_json
@@ -27,6 +27,7 @@ from ehrsequencing.storage import digest, read_json, write_json
 PAD, UNK = "[PAD]", "[UNK]"
 SUMMARIES = ("LAST", "FIRST", "MEAN", "MIN", "MAX", "SINCE", "COUNT")
 _QUANTILES = 128  # knots of a scale, less one
+_PIECE_ROWS = 1 << 17  # about so many rows are added to a fit at once: they fit the processor's cache
 _RANK_SD = float(np.sqrt(12.0))  # a uniform rank times this has standard deviation 1
 
 
@@ -142,18 +143,25 @@ class Vocabulary:
         """
         out = np.full((len(ids), 2), np.nan, dtype=np.float32)
         rows = np.flatnonzero(~np.isnan(value))
-        rows = rows[self.scale[ids[rows]] >= 0]
-        if self.settings.mode == "none" or not len(rows):
+        scale = self.scale.take(ids.take(rows))
+        known = np.flatnonzero(scale >= 0)
+        if self.settings.mode == "none" or not len(known):
             return ids, out
-        scale, number = self.scale[ids[rows]], value[rows].astype(np.float64)
+        if len(known) < len(rows):
+            rows, scale = rows.take(known), scale.take(known)
+        number = value.take(rows).astype(np.float64)
         rank = self._ranks.of(scale, number)
         if self.settings.mode == "bins":
             ids = ids.copy()
             last = self.settings.bins - 1
             ids[rows] = self._first_bin[ids[rows]] + np.minimum(rank * self.settings.bins, last).astype(np.int32)
             return ids, out
-        out[rows, 0] = (rank - 0.5) * _RANK_SD
-        out[rows, 1] = np.clip((number - self.mean[scale]) / self.sd[scale], -4.0, 4.0)
+        pair = np.empty((len(rows), 2), dtype=np.float32)
+        pair[:, 0] = (rank - 0.5) * _RANK_SD
+        pair[:, 1] = np.clip((number - self.mean.take(scale)) / self.sd.take(scale), -4.0, 4.0)
+        if len(rows) == len(out):
+            return ids, pair
+        out[rows] = pair
         return ids, out
 
     @cached_property
@@ -233,7 +241,7 @@ class _Ranks:
         place, left = start.copy(), self.per_scale
         while left:  # how many knots are below the number
             half = (left + 1) // 2
-            place += half * (self.knots.take(place + (half - 1)) < value)
+            place += half * (self.knots[half - 1 :].take(place) < value)
             left -= half
         below = place - start
         low, at = np.maximum(below - 1, 0), np.minimum(below, last) + start
@@ -282,6 +290,7 @@ class VocabularyFit:
         self._carriers = Carriers(settings.min_subjects) if settings.rollup != "off" else None
         self.number: dict[str, int] = {}  # every code of the data set → a number
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
+        self._last: tuple[tuple[str, ...], NDArray[np.int64]] = ((), np.zeros(0, np.int64))  # codes and their numbers
         self._values, self._gaps, self._counts = Sample(), Sample(), Sample()
 
     def update(self, events: Events, subject: NDArray[np.int64], is_training: NDArray[np.bool_]) -> None:
@@ -292,32 +301,44 @@ class VocabularyFit:
             subject: (n,) subject row of each event.
             is_training: (n,) whether the event's subject is in the training split.
         """
-        numbers = self.numbers(events.codes)
-        rows = np.flatnonzero(is_training)
-        code = numbers[events.code[rows]]
+        self.numbers(events.codes)  # also where no row is left
+        ids = np.zeros(int(subject.max(initial=-1)) + 1, np.int64)
+        ids[subject.take(events.starts)] = events.subject_id.take(events.starts)
+        hashed = hash_u64(ids.view(np.uint64))
+        for piece in pieces(events.starts, len(events), _PIECE_ROWS):
+            rows = np.flatnonzero(is_training[piece]) + piece.start
+            self._update(events, rows, subject, hashed)
+
+    def _update(
+        self, events: Events, rows: NDArray[np.int64], subject: NDArray[np.int64], hashed_id: NDArray[np.uint64]
+    ) -> None:
+        """Add some rows, of whole subjects."""
+        code = self.numbers(events.codes).take(events.code.take(rows))
         order = group_order(code, len(self.number))
-        rows, code = rows[order], code[order]  # by code, subject and time
-        first = np.flatnonzero(opens_run(code, subject[rows]))
+        rows, code = rows.take(order), code.take(order)  # by code, subject and time
+        first = np.flatnonzero(opens_run(code, subject.take(rows)))
         self.subjects += np.bincount(code[first], minlength=len(self.number))
         if self._carriers is not None:
             self._carriers.add(code[first], events.subject_id[rows[first]])
         if self.value_settings.mode == "none":
             return
-        valued = ~np.isnan(events.value[rows])
-        rows, code = rows[valued], code[valued]
-        time, value = events.time_us[rows], events.value[rows]
-        identity = hash_u64(events.subject_id[rows].view(np.uint64)) ^ time.view(np.uint64)
+        valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
+        rows, code = rows.take(valued), code.take(valued)
+        time, value, owner = events.time_us.take(rows), events.value.take(rows), subject.take(rows)
+        identity = hashed_id.take(owner) ^ time.view(np.uint64)
         hashed = hash_u64(identity ^ value.astype(np.float64).view(np.uint64))
         self._values.add(code, hashed, value)
         if self.value_settings.carry:
-            timed = time != STATIC
-            self._update_summaries(code[timed], subject[rows[timed]], time[timed], hashed[timed])
+            timed = np.flatnonzero(time != STATIC)
+            self._update_summaries(code.take(timed), owner.take(timed), time.take(timed), hashed.take(timed))
 
     def numbers(self, codes: tuple[str, ...]) -> NDArray[np.int64]:
         """The number of each code, a new one for a new code."""
-        numbers = np.array([self.number.setdefault(c, len(self.number)) for c in codes], dtype=np.int64)
-        self.subjects = np.r_[self.subjects, np.zeros(len(self.number) - len(self.subjects), np.int64)]
-        return numbers
+        if self._last[0] is not codes:
+            numbers = np.array([self.number.setdefault(c, len(self.number)) for c in codes], dtype=np.int64)
+            self.subjects = np.r_[self.subjects, np.zeros(len(self.number) - len(self.subjects), np.int64)]
+            self._last = codes, numbers
+        return self._last[1]
 
     def _update_summaries(
         self, code: NDArray[np.int64], subject: NDArray[np.int64], time: NDArray[np.int64], hashed: NDArray[np.uint64]
@@ -421,13 +442,15 @@ def _build(
     if len(set(tokens)) < len(tokens):
         mend = "rename the codes of the data that begin with LAST//, COUNT// … or end with //Q1 …"
         raise EhrseqError("a code has the name of a token that the vocabulary makes itself", mend=mend)
-    knots = [_quantiles(s) for s in scales]
-    sd = np.array([s.std() for s in scales])
+    distinct = {id(s): s for s in scales}  # many codes share the pooled scales
+    found = {key: (_quantiles(s), s.mean(), s.std()) for key, s in distinct.items()}
+    facts = [found[id(s)] for s in scales]
+    sd = np.array([own for _, _, own in facts])
     return Vocabulary(
         tokens=tuple(tokens),
         scale=np.array([rows.get(t, -1) for t in tokens], dtype=np.int32),
-        knots=np.array(knots).reshape(-1, _QUANTILES + 1),
-        mean=np.array([s.mean() for s in scales]),
+        knots=np.array([own for own, _, _ in facts]).reshape(-1, _QUANTILES + 1),
+        mean=np.array([own for _, own, _ in facts]),
         sd=np.where(sd > 0, sd, 1.0),
         settings=settings,
     )
