@@ -237,13 +237,14 @@ def test_bf16_trains_close_to_float32(sim_prepared: Path, reference: Path, tmp_p
     assert losses(tmp_path / "run")[-1][1] == pytest.approx(losses(reference)[-1][1], rel=0.02)
 
 
-def test_averaged_weights_follow_their_recursion() -> None:
+@pytest.mark.parametrize("warmup", [4, 10])
+def test_averaged_weights_follow_their_recursion(warmup: int) -> None:
     model, averaged = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    average = ExponentialMovingAverage(model, averaged, decay=0.9)
+    average = ExponentialMovingAverage(model, averaged, decay=0.9, warmup=warmup)
     expected = averaged.weight.detach().clone()
     for step in range(1, 40):
         torch.nn.init.normal_(model.weight)
-        decay = min(0.9, (1 + step) / (10 + step))
+        decay = min(0.9, (1 + step) / (warmup + step))
         expected = decay * expected + (1 - decay) * model.weight.detach()
         average.update(step)
     torch.testing.assert_close(averaged.weight.detach(), expected)

@@ -16,9 +16,10 @@ class ModelConfig(Settings):
     dim: int = Field(128, ge=4)  # width d of every vector
     heads: int = Field(4, ge=1)
     layers: int = Field(4, ge=1)  # of the timeline, or of the flat encoder
-    dropout: float = Field(0.1, ge=0, lt=1)  # residual and feed-forward; never on attention weights
+    dropout: float = Field(0.0, ge=0, lt=1)  # residual and feed-forward; never on attention weights
     code_dropout: float = Field(0.0, ge=0, lt=1)  # of whole codes of a visit (not static ones), in training
-    history_dropout: float = Field(0.0, ge=0, lt=1)  # of whole visits (flat: codes) as values of attention over time
+    history_dropout: float = Field(0.3, ge=0, lt=1)  # of whole visits (flat: codes) as values of attention over time;
+    # ... 0 for flat and the LSTM unless given
     visit_encoder: Literal["attention", "mean", "transformer", "sum", "scaled_sum", "max"] = "attention"
     visit_mlp: bool = True  # residual MLP after the pooling; off = the seeds' encoder
     scorer: Literal["query", "bottleneck"] = "query"  # of attention pooling: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
@@ -54,6 +55,8 @@ class ModelConfig(Settings):
         if isinstance(data, dict) and data.get("size") in sizes:
             dim, heads, layers = sizes[data["size"]]
             data = {"dim": dim, "heads": heads, "layers": layers, **data}
+        if isinstance(data, dict) and (data.get("timeline") == "lstm" or data.get("architecture") == "flat"):
+            data = {"history_dropout": 0.0, **data}
         return data
 
     @model_validator(mode="after")

@@ -26,7 +26,10 @@ class TrainingConfig(Settings):
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
     clip_norm: float = Field(1.0, gt=0)
-    ema: float = Field(0.998, ge=0, lt=1)  # decay of the averaged weights, warmed up; 0 = off
+    ema: float = Field(0.999, ge=0, lt=1)  # decay of the averaged weights; 0 = off
+    ema_warmup: int = Field(
+        4, ge=2
+    )  # ... at step t at most (1 + t) / (ema_warmup + t): the last quarter of a short run
     precision: Literal["32", "bf16"] = "32"
     patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
     checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch, and one after each epoch,
@@ -50,17 +53,17 @@ class EvaluationConfig(Settings):
 
 # Cohort presets (docs/models.md), the first two chosen on tuning splits (docs/benchmarks.md), the others after the
 # tuning notes of the embeddings seed. What a study sets itself wins.
-_AS_MEASURED = {"subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99}  # for docs/benchmarks.md
+_AS_MEASURED = {"subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99, "ema_warmup": 10}  # for docs/benchmarks.md
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small_cohort": {  # fewer than 5,000 subjects: little to learn, and no places to learn by heart
         "model": {
             "size": "small", "position": "sinusoidal", "rotary": False, "dropout": 0.3, "code_dropout": 0.3,
-            "age_polynomial": True, "wide_head": True,
+            "age_polynomial": True, "wide_head": True, "history_dropout": 0.0,
         },
         "training": {"weight_decay": 1.0, "visit_budget": 2048, **_AS_MEASURED},
     },
     "medium_cohort": {  # 5,000 to 20,000 subjects: a small model that forgets readily
-        "model": {"size": "small", "rotary": False, "dropout": 0.2, "wide_head": True},
+        "model": {"size": "small", "rotary": False, "dropout": 0.2, "history_dropout": 0.0, "wide_head": True},
         "training": {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512, **_AS_MEASURED},
     },
     "large_cohort": {  # more than 20,000 subjects: learned places and width pay off

@@ -24,10 +24,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 # What flat BEHRT does not have, and a hierarchical model does not; ModelConfig refuses settings without effect.
 _IDLE = {
-    LSTM: ("max_tokens",),
+    LSTM: ("max_tokens", "history_dropout"),
     FLAT: (
         "visit_encoder", "visit_mlp", "scorer", "visit_layers", "visit_pool", "timeline", "code_position", "delta_bins",
-        "delta_bin_days", "delta_top_days",
+        "delta_bin_days", "delta_top_days", "history_dropout",
     ),
 }  # fmt: skip
 
@@ -68,8 +68,8 @@ def variant(model: ModelConfig, name: str) -> ModelConfig:
     >>> variant(ModelConfig(dim=64, visit_encoder="mean"), FLAT).dim
     64
     """
-    idle = {field: ModelConfig.model_fields[field].default for field in _IDLE[name]}
-    return ModelConfig.model_validate(model.model_dump() | idle | _CHANGES[name])
+    kept = {field: value for field, value in model.model_dump().items() if field not in _IDLE[name]}
+    return ModelConfig.model_validate(kept | _CHANGES[name])
 
 
 def is_variant(model: ModelConfig, name: str) -> bool:

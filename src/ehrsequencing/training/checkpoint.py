@@ -50,18 +50,18 @@ class TrainingState:
 class ExponentialMovingAverage:
     """Averaged weights: `average ← decay · average + (1 − decay) · weight` after every step.
 
-    The decay warms up as (1 + t) / (10 + t), so that short runs do not average over their start.
+    The decay warms up as (1 + t) / (warmup + t), so that short runs do not average over their start.
     """
 
-    def __init__(self, model: nn.Module, averaged: nn.Module, *, decay: float) -> None:
-        self.decay = decay
+    def __init__(self, model: nn.Module, averaged: nn.Module, *, decay: float, warmup: int) -> None:
+        self.decay, self.warmup = decay, warmup
         self._source: list[Tensor] = list(model.parameters())
         self._target: list[Tensor] = list(averaged.parameters())
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Average in the weights after step number `step`, counted from 1."""
-        decay = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
+        decay = min(self.decay, (1 + step) / (self.warmup + step)) if self.decay else 0.0
         torch._foreach_lerp_(self._target, self._source, 1.0 - decay)
 
 

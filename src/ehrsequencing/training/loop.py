@@ -118,7 +118,9 @@ class Trainer:
         parts = nn.ModuleList(part for part in (self.model, self.masked_codes) if part is not None)
         self.module, self.optimizer = self.fabric.setup(parts, make_optimizer(parts, self.settings))
         self.averaged, self.best = self.averaged.to(self.fabric.device), self.best.to(self.fabric.device)
-        self.ema = ExponentialMovingAverage(self.model, self.averaged, decay=self.settings.ema)
+        self.ema = ExponentialMovingAverage(
+            self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
+        )
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
 
     def _refuse_hopeless(self) -> None:

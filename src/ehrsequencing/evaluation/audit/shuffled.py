@@ -22,9 +22,10 @@ DEALS = 4
 _RESAMPLES = 100
 # What learns by heart: no dropout, no early stop, the last weights. A control that cannot learn finds nothing.
 SMALL = (
-    "model.dim=64", "model.heads=4", "model.layers=1", "model.dropout=0", "training.epochs=12", "training.patience=12",
-    "training.learning_rate=3e-3", "training.weight_decay=0", "training.ema=0.9", "training.visit_budget=2048",
-    "training.subjects_per_step=null", "training.masked_codes=0",
+    "model.dim=64", "model.heads=4", "model.layers=1", "model.dropout=0", "model.history_dropout=0",
+    "training.epochs=12", "training.patience=12", "training.learning_rate=3e-3", "training.weight_decay=0",
+    "training.ema=0.9", "training.ema_warmup=10", "training.visit_budget=2048", "training.subjects_per_step=null",
+    "training.masked_codes=0",
 )  # fmt: skip
 
 
