@@ -22,7 +22,10 @@ WORLD = SimulationConfig(
     pairs=3, background_codes=60, order_visit_share=0, acute_visit_share=0, stay_visit_share=0, visit_effect=0,
     drop_out_effect=0, truth_futures=64,
 )  # fmt: skip
-SETTINGS = ("model.size=small", "training.learning_rate=1e-3", "training.epochs=30", "evaluation.bootstrap=200")
+SETTINGS = (  # for few patients: small, and with dropout, as the presets for small cohorts have it
+    "model.size=small", "model.dropout=0.2", "model.history_dropout=0", "training.learning_rate=1e-3",
+    "training.subjects_per_step=24", "training.epochs=30", "evaluation.bootstrap=200",
+)  # fmt: skip
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 
