@@ -302,7 +302,7 @@ class Trainer:
     def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
         """Judge the averaged weights on the tuning split; keep them when they are the best so far."""
         nll = self.tuning_nll(self.averaged)
-        better = nll < state.best_nll
+        better = nll < state.best_nll - self.settings.min_gain  # on a plateau later epochs only get bolder
         if better:
             state.best_nll, state.best_epoch, state.stale_epochs = nll, state.epoch + 1, 0
             self.best.load_state_dict(self.averaged.state_dict())
