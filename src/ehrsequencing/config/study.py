@@ -32,7 +32,7 @@ class TrainingConfig(Settings):
     )  # ... at step t at most (1 + t) / (ema_warmup + t): the last quarter of a short run
     precision: Literal["32", "bf16"] = "32"
     patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
-    min_gain: float = Field(5e-4, ge=0)  # a tuning NLL is better if it is lower by so much: of equals the earlier epoch
+    min_gain: float = Field(1e-3, ge=0)  # a tuning NLL is better if it is lower by so much: of equals the earlier epoch
     checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch, and one after each epoch,
     checkpoint_seconds: float = Field(15.0, ge=0)  # ... but never sooner than so long after the one before
     grid_bins: int = Field(20, ge=4, le=64)  # quantile edges of the horizon head (SCIENCE.md: 16-24)
