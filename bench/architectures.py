@@ -52,7 +52,8 @@ def main() -> None:
     models, flops = {}, {}
     for name, settings in VARIANTS.items():
         chosen = {k: arguments.layers if v is None else v for k, v in settings.items()}
-        models[name] = build_model(ModelConfig.model_validate({**shape, **chosen, "dropout": 0.0}))
+        exact = {"dropout": 0.0, "history_dropout": 0.0}
+        models[name] = build_model(ModelConfig.model_validate({**shape, **chosen, **exact}))
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # flash FLOPs are not counted
             models[name].loss(batch).backward()  # type: ignore[no-untyped-call]
         flops[name] = counter.get_total_flops()

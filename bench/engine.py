@@ -164,8 +164,8 @@ Model = PaddedFlat | PaddedHierarchical | SurvivalModel
 def model_of(name: str, dim: int, layers: int) -> Model:
     """A contender's model: the seeds' settings for all, so that they compute the same function."""
     settings: dict[str, object] = {
-        "vocab_size": VOCABULARY, "dim": dim, "layers": layers, "heads": HEADS, "dropout": 0.0, "head": "visit",
-        "values": "none", "max_visits": 4096,
+        "vocab_size": VOCABULARY, "dim": dim, "layers": layers, "heads": HEADS, "dropout": 0.0, "history_dropout": 0.0,
+        "head": "visit", "values": "none", "max_visits": 4096,
     }  # fmt: skip
     flat: dict[str, object] = {"architecture": "flat", "attention": "bidirectional"}
     hierarchical: dict[str, object] = {"visit_mlp": False, "delta_bins": "linear", "rotary": False}

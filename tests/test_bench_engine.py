@@ -15,7 +15,15 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
 from reference.seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits, load_packed
 
-SEEDS: dict[str, Any] = {"dim": 16, "heads": 2, "layers": 2, "dropout": 0.0, "head": "visit", "values": "none"}
+SEEDS: dict[str, Any] = {
+    "dim": 16,
+    "heads": 2,
+    "layers": 2,
+    "dropout": 0.0,
+    "history_dropout": 0.0,
+    "head": "visit",
+    "values": "none",
+}
 HIERARCHICAL: dict[str, Any] = {**SEEDS, "visit_mlp": False, "delta_bins": "linear", "rotary": False}
 
 

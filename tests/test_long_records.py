@@ -448,7 +448,7 @@ def test_a_run_with_cut_records_goes_on_to_the_same_bytes(sim_prepared: Path, cu
 def test_training_on_parts_is_training_on_the_whole(
     sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ("model.dropout=0.0", "training.learning_rate=1e-4")
+    settings = ("model.dropout=0.0", "model.history_dropout=0.0", "training.learning_rate=1e-4")
     assert max(train(sim_prepared, tmp_path / "parts", *settings)) > 2
     monkeypatch.setattr(Reach, "of", lambda config: None)
     assert max(train(sim_prepared, tmp_path / "whole", *settings)) == 1

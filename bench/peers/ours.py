@@ -86,7 +86,7 @@ def same_inputs_config(store: Store, **sizes: int) -> ModelConfig:
     """The nearest thing that we have to PyHealth's Transformer: a sum of codes, a transformer over visits, no more."""
     return ModelConfig(
         vocab_size=len(store.prepared.vocabulary), visit_encoder="sum", visit_mlp=False, values="none",
-        position="none", age_bin_years=0, delta_bins="none", head="visit", dropout=0.0, **sizes,
+        position="none", age_bin_years=0, delta_bins="none", head="visit", dropout=0.0, history_dropout=0.0, **sizes,
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def main() -> None:
         model = build_model(same_inputs_config(store, **sizes))
         ready = [same_inputs_batch(group) for group in groups]
     else:
-        study = StudyConfig(model=ModelConfig(dropout=0.0, **sizes))
+        study = StudyConfig(model=ModelConfig(dropout=0.0, history_dropout=0.0, **sizes))
         model = Trainer(
             store.prepared, store.task.name, Path("unused"), study=study
         ).model  # as `ehrseq train` makes it
