@@ -26,10 +26,10 @@ class TrainingConfig(Settings):
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
     clip_norm: float = Field(1.0, gt=0)
-    ema: float = Field(0.999, ge=0, lt=1)  # decay of the averaged weights; 0 = off
-    ema_warmup: int = Field(
-        4, ge=2
-    )  # ... at step t at most (1 + t) / (ema_warmup + t): the last quarter of a short run
+    ema: float = Field(
+        0.999, ge=0, lt=1
+    )  # decay of the averaged weights, at step t at most (1 + t) / (ema_warmup + t);
+    ema_warmup: int = Field(4, ge=2)  # ... 4: a short run's last quarter counts. ema=0: no averaging
     precision: Literal["32", "bf16"] = "32"
     patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
     min_gain: float = Field(1e-3, ge=0)  # a tuning NLL is better if it is lower by so much: of equals the earlier epoch
@@ -54,13 +54,9 @@ class EvaluationConfig(Settings):
 
 # Cohort presets (docs/models.md), the first two chosen on tuning splits (docs/benchmarks.md), the others after the
 # tuning notes of the embeddings seed. What a study sets itself wins.
-_AS_MEASURED = {
-    "subjects_per_step": None,
-    "masked_codes": 0.0,
-    "ema": 0.99,
-    "ema_warmup": 10,
-    "min_gain": 0.0,
-}  # for docs/benchmarks.md
+_AS_MEASURED = {  # for docs/benchmarks.md
+    "subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99, "ema_warmup": 10, "min_gain": 0.0,
+}  # fmt: skip
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small_cohort": {  # fewer than 5,000 subjects: little to learn, and no places to learn by heart
         "model": {
