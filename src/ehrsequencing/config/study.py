@@ -26,10 +26,8 @@ class TrainingConfig(Settings):
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
     clip_norm: float = Field(1.0, gt=0)
-    ema: float = Field(
-        0.999, ge=0, lt=1
-    )  # decay of the averaged weights, at step t at most (1 + t) / (ema_warmup + t);
-    ema_warmup: int = Field(4, ge=2)  # ... 4: a short run's last quarter counts. ema=0: no averaging
+    ema: float = Field(0.999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
+    ema_warmup: int = Field(4, ge=2)  # at step t it is at most (1 + t) / (ema_warmup + t): a short run's last quarter
     precision: Literal["32", "bf16"] = "32"
     patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
     min_gain: float = Field(1e-3, ge=0)  # a tuning NLL is better if it is lower by so much: of equals the earlier epoch
