@@ -31,7 +31,7 @@ from ehrsequencing.models import plans
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import STATIC
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.vocabulary import VocabularyFit
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from meds_helpers import DAY_US, SPLITS, Row
 
 Make = Callable[[Path, Path, pytest.MonkeyPatch], Path]

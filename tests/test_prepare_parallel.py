@@ -26,7 +26,8 @@ from ehrsequencing.records.prepared import prepare
 from ehrsequencing.records.samples import Sample
 from ehrsequencing.records.shards import ShardWork, Workers, count_processes
 from ehrsequencing.records.visits import count_at_or_before
-from ehrsequencing.records.vocabulary import VocabularyFit, _quantiles, _Ranks
+from ehrsequencing.records.vocabulary import _Ranks
+from ehrsequencing.records.vocabulary_fit import VocabularyFit, _quantiles
 from meds_helpers import DAY_US, Row, us, write_meds
 
 TASK = TaskConfig.model_validate({

@@ -22,7 +22,7 @@ from ehrsequencing.records.mends import MENDS, MendLog
 from ehrsequencing.records.prepared import Progress, Tally, excluded_codes, first_pass
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.timelines import Record, age_years, make_record
-from ehrsequencing.records.vocabulary import VocabularyFit
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
 FEW_EVENTS = 100
 LONG_VISIT_DAYS = 30

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.dialect import is_text
+from ehrsequencing.records.events import OfCodes
 from ehrsequencing.records.meds import BIRTH, DEATH, Events, read_table
 
 _CONDITION = re.compile(r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
@@ -97,7 +98,7 @@ class CodeMatcher:
         self.patterns = tuple(patterns)
         self._parents = parents or {}
         self._cache: dict[str, bool] = {}
-        self._last: tuple[tuple[str, ...], NDArray[np.bool_]] = ((), np.zeros(0, dtype=bool))
+        self.mask = OfCodes(self._mask)  # (C,) which of a shard's codes match, whatever their number
         found = [(pattern, split_condition(pattern)) for pattern in self.patterns]
         self.by_value = tuple(pattern for pattern, condition in found if condition is not None)
         plain = [pattern for pattern, condition in found if condition is None]
@@ -136,11 +137,8 @@ class CodeMatcher:
             queue.extend(fresh)
         return False
 
-    def mask(self, codes: tuple[str, ...]) -> NDArray[np.bool_]:
-        """(C,) which of the codes match, whatever their number."""
-        if self._last[0] is not codes:  # many questions are asked of the same events
-            self._last = codes, np.fromiter((self(code) for code in codes), dtype=bool, count=len(codes))
-        return self._last[1]
+    def _mask(self, codes: tuple[str, ...]) -> NDArray[np.bool_]:
+        return np.fromiter((self(code) for code in codes), dtype=bool, count=len(codes))
 
     def events(self, events: Events) -> NDArray[np.bool_]:
         """(n,) which events match: their code, and where a pattern has a condition, their number; no number is none."""

@@ -1,10 +1,11 @@
 """`Events`: the checked rows of one shard as plain NumPy columns, and what every reader of them shares."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from ehrsequencing.errors import EhrseqError
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
 SECOND_US, DAY_US = 1_000_000, 86_400_000_000
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -65,21 +67,27 @@ class Events:
 
     def is_code(self, code: str) -> NDArray[np.bool_]:
         """(n,) True where the event has exactly this code."""
-        return np.asarray(self.code == _position(code, self.codes))
+        return np.asarray(self.code == _places(self.codes).get(code, -1))
 
 
-_asked: tuple[tuple[str, ...], dict[str, int]] = ((), {})  # codes, and where some of them stand
+class OfCodes(Generic[Answer]):
+    """What a function says of a shard's codes, remembered while the same ones are asked about.
+
+    Many questions are asked of the same events, and all pieces of a data set share one tuple of codes.
+    """
+
+    def __init__(self, find: Callable[[tuple[str, ...]], Answer]) -> None:
+        self._find = find
+        self._last: tuple[tuple[str, ...], Answer] | None = None
+
+    def __call__(self, codes: tuple[str, ...]) -> Answer:
+        """The function's answer; the tuple itself is compared, not what it holds."""
+        if self._last is None or self._last[0] is not codes:
+            self._last = codes, self._find(codes)
+        return self._last[1]
 
 
-def _position(code: str, codes: tuple[str, ...]) -> int:
-    """Where a code stands, -1 where it does not; many pieces of a data set have the same codes."""
-    global _asked
-    known = _asked if _asked[0] is codes else (codes, {})
-    found = known[1].get(code)
-    if found is None:
-        found = known[1][code] = codes.index(code) if code in codes else -1
-    _asked = known
-    return found
+_places = OfCodes(lambda codes: {code: place for place, code in enumerate(codes)})
 
 
 def number_runs(first: NDArray[np.int64], n: int) -> NDArray[np.int64]:

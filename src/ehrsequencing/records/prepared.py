@@ -55,7 +55,8 @@ from ehrsequencing.records.shards import (
 from ehrsequencing.records.shards import Tally as Tally
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.records.vocabulary import Vocabulary, VocabularyFit
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.storage import (
     ArrayWriter,
     complete_folder,

@@ -40,7 +40,8 @@ from ehrsequencing.records.timelines import (
     slice_rows,
     slice_timelines,
 )
-from ehrsequencing.records.vocabulary import FitPart, Vocabulary, VocabularyFit
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit
 from ehrsequencing.storage import read_json
 
 KEPT, CODES = ".rows", "codes.json"  # in the folder that is being made: rows between the passes, and all codes

@@ -12,7 +12,8 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.meds import BIRTH, DEATH, STATIC, Events, MedsReader, parse_date_us
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.vocabulary import Vocabulary, VocabularyFit
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
 
 @dataclass(frozen=True)
