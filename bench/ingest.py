@@ -156,6 +156,9 @@ def main() -> None:
     parser.add_argument("--events", type=int, nargs="+", default=[10_000_000, 20_000_000])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--clean", action="store_true", help="remove each size's data after it was measured")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave each size's prepared set, as bench/streaming.py wants it"
+    )
     parser.add_argument("--prepare", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.prepare is not None:
@@ -170,7 +173,7 @@ def main() -> None:
             rate = events / (found["user_s"] + found["system_s"])
             rows.append({"events": events, "processes": processes, "rate": rate, **found})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        for folder in (data, out) if given.clean else (out,):
+        for folder in [data] * given.clean + [out] * (not given.keep):
             shutil.rmtree(folder)
     machine = {
         "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
