@@ -269,3 +269,23 @@ def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:
     assert {name for name, p in model.named_parameters() if id(p) in decayed} == linear
     assert all("bias" not in name and "norm" not in name for name in linear)
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("decay_steps", "steps_per_epoch", "expected"),
+    [(300, 150, 0.5), (300, 300, 0.5), (300, 1200, 0.125), (None, 1200, 0.5)],
+)
+def test_weights_forget_over_as_many_epochs_whatever_their_steps(
+    sim_run: Path, decay_steps: int | None, steps_per_epoch: float, expected: float
+) -> None:
+    settings = TrainingConfig(weight_decay=0.5, decay_steps=decay_steps)
+    optimizer = make_optimizer(Run(sim_run).model, settings, steps_per_epoch=steps_per_epoch)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [expected, 0.0]
+
+
+def test_a_trainer_counts_the_steps_of_its_epochs(sim_prepared: Path, tmp_path: Path) -> None:
+    study = StudyConfig(training=TrainingConfig(subjects_per_step=2, decay_steps=10, min_steps=1))
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
+    steps = len(trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=2))
+    assert steps > 20
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == pytest.approx(10 / steps, rel=0.03)

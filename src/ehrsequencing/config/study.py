@@ -25,6 +25,9 @@ class TrainingConfig(Settings):
     warmup_steps: int = Field(100, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
+    decay_steps: int | None = Field(
+        300, ge=1
+    )  # in an epoch of more steps each decays less, in proportion; null: as much
     clip_norm: float = Field(1.0, gt=0)
     ema: float = Field(0.999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
     ema_warmup: int = Field(4, ge=2)  # at step t it is at most (1 + t) / (ema_warmup + t): a short run's last quarter
@@ -53,7 +56,7 @@ class EvaluationConfig(Settings):
 # Cohort presets (docs/models.md), the first two chosen on tuning splits (docs/benchmarks.md), the others after the
 # tuning notes of the embeddings seed. What a study sets itself wins.
 _AS_MEASURED = {  # for docs/benchmarks.md
-    "subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99, "ema_warmup": 10, "min_gain": 0.0,
+    "subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99, "ema_warmup": 10, "min_gain": 0.0, "decay_steps": None,
 }  # fmt: skip
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small_cohort": {  # fewer than 5,000 subjects: little to learn, and no places to learn by heart

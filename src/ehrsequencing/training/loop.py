@@ -100,7 +100,7 @@ class Trainer:
         total = int(self.loader.cost[self.loader.subjects].sum())
         self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
         # The loss is divided by a constant, the rows expected in a full step, never by the rows of this one.
-        of_all = self.budget / max(total, 1)
+        of_all = min(1.0, self.budget / max(total, 1))
         if self.settings.subjects_per_step is not None:
             of_all = min(of_all, self.settings.subjects_per_step / len(self.loader))
         self.rows_per_step = max(1.0, of_all * len(self.train_rows))
@@ -116,7 +116,8 @@ class Trainer:
         is_wanted = self.settings.masked_codes > 0 and isinstance(self.model, HierarchicalBEHRTForSurvival)
         self.masked_codes = MaskedCodes(self.config) if is_wanted else None
         parts = nn.ModuleList(part for part in (self.model, self.masked_codes) if part is not None)
-        self.module, self.optimizer = self.fabric.setup(parts, make_optimizer(parts, self.settings))
+        optimizer = make_optimizer(parts, self.settings, steps_per_epoch=1 / of_all)
+        self.module, self.optimizer = self.fabric.setup(parts, optimizer)
         self.averaged, self.best = self.averaged.to(self.fabric.device), self.best.to(self.fabric.device)
         self.ema = ExponentialMovingAverage(
             self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
@@ -351,14 +352,21 @@ class Trainer:
         }, files=files)  # fmt: skip
 
 
-def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases."""
+def make_optimizer(model: nn.Module, settings: TrainingConfig, *, steps_per_epoch: float = 1.0) -> torch.optim.AdamW:
+    """AdamW; weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases.
+
+    AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
+    steps an epoch; what should stay is the number of epochs that weights remember (Wang & Aitchison 2024, How to set
+    AdamW's weight decay as you scale model and dataset size). So beyond `decay_steps` an epoch, decay falls in
+    proportion.
+    """
+    decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
     learned = [p for p in model.parameters() if p.requires_grad]
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LSTM)]
     linear = {id(p) for m in layers for name, p in m.named_parameters(recurse=False) if name.startswith("weight")}
     decayed = [p for p in learned if id(p) in linear]
     others = [p for p in learned if id(p) not in linear]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
