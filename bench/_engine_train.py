@@ -18,7 +18,7 @@ from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import loop
-from ehrsequencing.training.masked_codes import MaskedCodes
+from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes
 
 Row = dict[str, Any]
 EHRSEQ = Path(sys.executable).with_name("ehrseq")
@@ -112,7 +112,8 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
     trainer, clock = trainer_of(folder, out, size=size, epochs=epochs), Clock()
     places = [
         (SurvivalModel, "loss", "forward"), (SurvivalModel, "nll", "forward"), (MaskedCodes, "forward", "forward"),
-        (trainer.fabric, "backward", "backward"),
+        (trainer.fabric, "backward", "backward"), (BesideHazards, "backward", "backward"),
+        (BesideHazards, "step", "optimiser"),
         (trainer.fabric, "clip_gradients", "optimiser"), (trainer.optimizer, "step", "optimiser"),
         (trainer.optimizer, "zero_grad", "optimiser"), (trainer.ema, "update", "averaged weights"),
         (SubjectLoader, "collate", "collate"), (SubjectLoader, "shuffled", "shuffle"),

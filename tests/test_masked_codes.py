@@ -12,12 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.config import ModelConfig, load_study
+from ehrsequencing.config import ModelConfig, TrainingConfig, load_study
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import masked_codes
+from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.masked_codes import MaskedCodes, MaskedVisits, mask_codes
+from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes, MaskedVisits, mask_codes
 from strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records
 from test_models_varlen import check_no_wait
 from test_training import TINY
@@ -227,7 +228,8 @@ def test_the_run_keeps_the_model_alone(sim_prepared: Path, tmp_path: Path) -> No
     assert on.masked_codes is not None
     assert off.masked_codes is None
     before = MaskedCodes(on.config).state_dict()
-    assert any(not torch.equal(value, before[name]) for name, value in on.masked_codes.state_dict().items())
+    after = on.masked_codes.objective.state_dict()
+    assert any(not torch.equal(value, before[name]) for name, value in after.items())
     with_it, without = (load_file(tmp_path / name / "model.safetensors") for name in ("on", "off"))
     assert with_it.keys() == without.keys()
     assert any(not torch.equal(with_it[name], without[name]) for name in with_it)
@@ -245,3 +247,67 @@ def test_the_history_tells_the_hazards_loss_alone(sim_prepared: Path, tmp_path: 
         trained(sim_prepared, tmp_path / str(weight), *extra)
         found.append((tmp_path / str(weight) / "history.jsonl").read_text().split('"tuning_nll"')[0])
     assert found[0] == found[1]
+
+
+def hazards_gradients(trainer: Trainer) -> list[Tensor | None]:
+    """What the hazards' optimiser would be given in the first step."""
+    steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=8)
+    trainer._begin_step(TrainingState(""), total_steps=1)
+    trainer._backward(next(trainer._batches(steps)))
+    return [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()]
+
+
+def same(a: list[Tensor | None], b: list[Tensor | None]) -> bool:
+    return all(x is y is None or (x is not None and y is not None and torch.equal(x, y)) for x, y in zip(a, b))  # noqa: B905
+
+
+def test_hazards_move_at_their_own_pace(sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However loud the guessing of codes is, the hazards' optimiser is given what it would be given without it."""
+
+    def trainer(pace: float) -> Trainer:
+        study = load_study(None, [*TINY, "model.dropout=0.1", f"training.masked_codes={pace}"])
+        return Trainer(Prepared(sim_prepared), "simulated", tmp_path / str(pace), study=study)
+
+    alone = hazards_gradients(trainer(0))
+    assert same(alone, hazards_gradients(trainer(50)))
+
+    def add(beside: BesideHazards, loss: Tensor) -> None:  # the two losses as one sum
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(BesideHazards, "backward", add)
+    assert not same(alone, hazards_gradients(trainer(50)))
+
+
+def test_parts_of_a_step_add_up_and_its_pace_is_a_share_of_the_hazards() -> None:
+    model, _ = parts(torch.float32)
+    beside = BesideHazards(model, TrainingConfig(masked_codes=0.25))
+    batch = pack(sample_records(2), dtype=torch.float32)
+    for _ in range(2):
+        torch.manual_seed(1)
+        beside.backward(beside.loss(batch))
+    twice = [None if g is None else g.clone() for g in beside._gradients]
+    torch.manual_seed(1)
+    once = torch.autograd.grad(beside.loss(batch), beside.parameters, allow_unused=True)
+    assert any(g is not None and bool(g.any()) for g in once)
+    for a, b in zip(twice, once, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, 2 * b)
+    before = [p.detach().clone() for p in model.visit_encoder.parameters()]
+    beside.step(1e-2)
+    assert {group["lr"] for group in beside.optimizer.param_groups} == {0.25e-2}
+    moved = max(
+        float((a - b.detach()).abs().max()) for a, b in zip(before, model.visit_encoder.parameters(), strict=True)
+    )
+    assert moved == pytest.approx(0.25e-2, rel=0.01)  # Adam's first step
+    assert all(gradient is None for gradient in beside._gradients)
+    assert all(p.grad is None for p in model.head.parameters())
+
+
+def test_nothing_to_mask_is_no_gradient() -> None:
+    model, _ = parts(torch.float32)
+    beside = BesideHazards(model, TrainingConfig())
+    beside.backward(beside.loss(pack([Subject((Visit((3,), (None,)),))], dtype=torch.float32)))
+    before = [p.clone() for p in model.parameters()]
+    beside.step(1e-2)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -20,7 +20,7 @@ class TrainingConfig(Settings):
     subjects_per_step: int | None = Field(48, ge=1)  # randomly drawn; null: as many as the budget holds
     visit_budget: int = Field(2048, ge=1)  # most visits (and queries) in a step, unless one subject has more
     min_steps: int = Field(10, ge=1)  # per epoch: small cohorts get a smaller budget
-    masked_codes: float = Field(0.3, ge=0)  # weight of guessing a visit's code from the others; 0 = off; not of flat
+    masked_codes: float = Field(0.3, ge=0)  # pace of guessing a visit's code from its others, of learning_rate; 0 = off
     learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(100, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"

@@ -112,25 +112,30 @@ def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, d
     return None
 
 
-def pack_tensors(models: Mapping[str, nn.Module], optimizer: Optimizer) -> dict[str, Tensor]:
-    """Every tensor of a run under one flat set of names: the named models' weights and the optimiser's moments."""
+def pack_tensors(models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> dict[str, Tensor]:
+    """Every tensor of a run under one flat set of names: the named models' weights and optimisers' moments."""
     out: dict[str, Tensor] = {}
     for prefix, module in models.items():
         out |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
-    for number, moments in optimizer.state_dict()["state"].items():
-        out |= {f"optimizer.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+    for prefix, optimizer in optimizers.items():
+        for number, moments in optimizer.state_dict()["state"].items():
+            out |= {f"{prefix}.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()}
     return out
 
 
-def unpack_tensors(tensors: Mapping[str, Tensor], models: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
+def unpack_tensors(
+    tensors: Mapping[str, Tensor], models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+) -> None:
     """Put back what `pack_tensors` took."""
     for prefix, module in models.items():
-        own = {n.removeprefix(f"{prefix}."): t for n, t in tensors.items() if n.startswith(f"{prefix}.")}
-        module.load_state_dict(own)
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimizer."):
-            _, number, key = name.split(".")
+        module.load_state_dict(_under(prefix, tensors))
+    for prefix, optimizer in optimizers.items():
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in _under(prefix, tensors).items():
+            number, key = name.split(".")
             moments.setdefault(int(number), {})[key] = value
-    whole = optimizer.state_dict()
-    optimizer.load_state_dict({**whole, "state": moments})
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}

@@ -49,7 +49,7 @@ from ehrsequencing.training.checkpoint import (
     unpack_tensors,
 )
 from ehrsequencing.training.feed import Losses, feed
-from ehrsequencing.training.masked_codes import MaskedCodes
+from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.resolve import resolve_model
 
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
@@ -113,11 +113,11 @@ class Trainer:
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
         self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)
-        is_wanted = self.settings.masked_codes > 0 and isinstance(self.model, HierarchicalBEHRTForSurvival)
-        self.masked_codes = MaskedCodes(self.config) if is_wanted else None
-        parts = nn.ModuleList(part for part in (self.model, self.masked_codes) if part is not None)
-        optimizer = make_optimizer(parts, self.settings, steps_per_epoch=1 / of_all)
-        self.module, self.optimizer = self.fabric.setup(parts, optimizer)
+        optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all)
+        self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
+        self.masked_codes: BesideHazards | None = None
+        if self.settings.masked_codes > 0 and isinstance(self.model, HierarchicalBEHRTForSurvival):
+            self.masked_codes = BesideHazards(self.model, self.settings)
         self.averaged, self.best = self.averaged.to(self.fabric.device), self.best.to(self.fabric.device)
         self.ema = ExponentialMovingAverage(
             self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
@@ -220,7 +220,7 @@ class Trainer:
         if found is None:
             return TrainingState(self.fingerprint)
         state, tensors = found
-        unpack_tensors(tensors, self._models, self.optimizer)
+        unpack_tensors(tensors, self._models, self._optimizers)
         state.finished = self._is_over(state)  # epochs and patience may have changed
         return state
 
@@ -229,13 +229,18 @@ class Trainer:
         now = time.monotonic()
         if state.finished or now - self._saved_at < self.settings.checkpoint_seconds:
             return
-        save_checkpoint(checkpoints, state, pack_tensors(self._models, self.optimizer))
+        save_checkpoint(checkpoints, state, pack_tensors(self._models, self._optimizers))
         self._saved_at = now
 
     @property
     def _models(self) -> dict[str, nn.Module]:
         models: dict[str, nn.Module] = {"model": self.model, "averaged": self.averaged, "best": self.best}
-        return models if self.masked_codes is None else {**models, "masked_codes": self.masked_codes}
+        return models if self.masked_codes is None else {**models, "masked_codes": self.masked_codes.objective}
+
+    @property
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        found: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
+        return found if self.masked_codes is None else {**found, "masked_codes_optimizer": self.masked_codes.optimizer}
 
     def _epoch(self, state: TrainingState, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> int:
         """The rest of an epoch; returns the number of subjects seen."""
@@ -284,11 +289,12 @@ class Trainer:
     def _backward(self, step: Step) -> torch.Tensor:
         """Add the gradient of one batch; returns its summed NLL over `rows_per_step`."""
         with self.fabric.autocast():
-            total = loss = self.model.loss(step.batch, divisor=self.rows_per_step)
-            if self.masked_codes is not None and isinstance(self.model, HierarchicalBEHRTForSurvival):
-                of_codes = self.masked_codes(self.model, step.batch) / self.visits_per_step
-                total = loss + self.settings.masked_codes * of_codes
-        self.fabric.backward(total)
+            loss = self.model.loss(step.batch, divisor=self.rows_per_step)
+        self.fabric.backward(loss)
+        if self.masked_codes is not None:
+            with self.fabric.autocast():
+                of_codes = self.masked_codes.loss(step.batch) / self.visits_per_step
+            self.masked_codes.backward(of_codes)
         return loss.detach()
 
     def _update(self, state: TrainingState) -> None:
@@ -297,6 +303,8 @@ class Trainer:
             self.module, self.optimizer, max_norm=self.settings.clip_norm, error_if_nonfinite=False
         )
         self.optimizer.step()
+        if self.masked_codes is not None:
+            self.masked_codes.step(self.optimizer.param_groups[0]["lr"])
         state.global_step += 1
         self.ema.update(state.global_step)
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.config import ModelConfig
+from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.segments import to_device
 
@@ -62,6 +62,54 @@ class MaskedCodes(nn.Module):
             same = targets.unsqueeze(1) == targets  # its own code, taken from another visit, is no wrong answer
             scores = scores.masked_fill(same.fill_diagonal_(False), float("-inf"))
             return F.cross_entropy(scores, torch.arange(len(targets), device=scores.device), reduction="sum")
+
+
+class BesideHazards:
+    """Trains the visit encoder on masked codes by an optimiser of its own.
+
+    Adam divides each step by the size of the gradients it sees. Were the two losses added, hazards would move by their
+    share of the sum: where the codes of a visit say nothing about one another, their noise alone would keep hazards
+    from being learned (docs/decisions.md). With moments of their own both move at their own pace.
+
+    Args:
+        model: Whose codes and visit encoder are trained.
+        settings: `masked_codes` is this optimiser's learning rate as a share of the hazards'.
+    """
+
+    def __init__(self, model: HierarchicalBEHRTForSurvival, settings: TrainingConfig) -> None:
+        self.model, self.objective, self.settings = model, MaskedCodes(model.config), settings
+        self.objective.to(next(model.parameters()).device)
+        trained = (model.code_embedding, model.visit_encoder, self.objective)
+        self.parameters = [p for part in trained for p in part.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=settings.learning_rate, weight_decay=0.0, fused=True)
+        self._gradients: list[Tensor | None] = [None] * len(self.parameters)
+
+    def loss(self, batch: VisitBatch) -> Tensor:
+        """Summed loss of a batch's masked visits."""
+        loss: Tensor = self.objective(self.model, batch)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a batch's gradient to those of this step; the hazards' gradients are left alone."""
+        if not loss.requires_grad:  # nothing could be masked
+            return
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = zip(self._gradients, found, strict=True)
+        self._gradients = [old if new is None else new if old is None else old + new for old, new in pairs]
+
+    def step(self, learning_rate: float) -> None:
+        """One step along the gradients of all batches since the last one.
+
+        Args:
+            learning_rate: Of the hazards' optimiser at this step.
+        """
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        self._gradients = [None] * len(self.parameters)
+        nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate * self.settings.masked_codes
+        self.optimizer.step()
 
 
 def mask_codes(batch: VisitBatch) -> MaskedVisits | None:
