@@ -104,16 +104,22 @@ def read_kept(
         yield Events(subject_id=np.repeat(subject_id[chosen], counts[chosen]), codes=codes, **own)
 
 
-def ranges(shards: Sequence[KeptRows], parts: int) -> list[list[KeptRows]]:
-    """Cut all subjects, in the order of their ids, into at most so many ranges with about as many rows each."""
+def ranges(shards: Sequence[KeptRows], parts: int) -> Iterator[list[KeptRows]]:
+    """Cut all subjects, in the order of their ids, into at most so many ranges with about as many rows each.
+
+    Each is made when it is asked for: all of them together would be as many objects as ranges times shards.
+    """
+    for first, last in _bounds(shards, parts):
+        inside = [shard.between(first, last) for shard in shards]
+        yield [shard for shard in inside if len(shard.subject_id)]
+
+
+def _bounds(shards: Sequence[KeptRows], parts: int) -> list[tuple[int, int]]:
+    """The first and the last subject id of each range."""
     subject_id = np.concatenate([shard.subject_id for shard in shards])
     order = np.argsort(subject_id, kind="stable")
     ids, rows = subject_id[order], np.cumsum(np.concatenate([np.diff(shard.offsets) for shard in shards])[order])
     stops = np.searchsorted(rows, np.linspace(0, rows[-1], parts + 1)[1:])
     stops = np.unique(np.append(stops, len(ids) - 1))
-    firsts = [0, *(stops[:-1] + 1).tolist()]
-    found = []
-    for first, last in zip(firsts, stops.tolist(), strict=True):
-        inside = [shard.between(int(ids[first]), int(ids[last])) for shard in shards]
-        found.append([shard for shard in inside if len(shard.subject_id)])
-    return found
+    firsts = np.r_[0, stops[:-1] + 1]
+    return list(zip(ids[firsts].tolist(), ids[stops].tolist(), strict=True))

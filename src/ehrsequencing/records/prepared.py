@@ -159,14 +159,14 @@ def prepare(
                 builder.require_subjects(subject_ids)
             vocabulary.save(folder)
             write_json(folder / KEPT / CODES, list(fit.number))
-            found = ranges(kept, n_ranges)
-            encoded = workers.in_order(ShardWork.encode, [(shards, folder, dataset_end_us) for shards in found])
+            found = ((shards, folder, dataset_end_us) for shards in ranges(kept, n_ranges))
+            done = 0
             with _Writers(folder, tasks) as writers:
-                for pieces in encoded:
+                for done, pieces in enumerate(workers.in_order(ShardWork.encode, found), start=1):  # noqa: B007
                     for piece in pieces:
                         writers.add(piece, mends)
                     tick()
-            for _ in range(len(found), n_ranges):
+            for _ in range(done, n_ranges):
                 tick()
         shutil.rmtree(folder / KEPT)
         write_settings(folder / "config.yaml", study, only=SECTIONS)
