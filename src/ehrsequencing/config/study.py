@@ -25,9 +25,7 @@ class TrainingConfig(Settings):
     warmup_steps: int = Field(100, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
     weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
-    decay_steps: int | None = Field(
-        300, ge=1
-    )  # in an epoch of more steps each decays less, in proportion; null: as much
+    decay_steps: int | None = Field(300, ge=1)  # in an epoch of more steps each decays less, in proportion; null: never
     clip_norm: float = Field(1.0, gt=0)
     ema: float = Field(0.999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
     ema_warmup: int = Field(4, ge=2)  # at step t it is at most (1 + t) / (ema_warmup + t): a short run's last quarter
