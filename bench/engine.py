@@ -20,6 +20,7 @@ import math
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -224,15 +225,15 @@ def inference(model: Any, *, bf16: bool) -> Any:
 # ---- sections --------------------------------------------------------------------------------------------------------
 
 
-def steps(scale: Scale, rows: list[Row], *, busy: bool) -> None:
-    """Every shape, size, number of threads and mode."""
+def steps(scale: Scale, *, busy: bool) -> Iterator[list[Row]]:
+    """Every shape, size, number of threads and mode, one after another."""
     for threads in scale.threads:
         torch.set_num_threads(threads)
         for dim, layers in scale.sizes:
             for shape in SHAPES:
                 for mode in ("train", "inference"):
                     cell = {"shape": shape, "mode": mode, "dim": dim, "layers": layers, "threads": threads}
-                    rows += one_cell(cell, scale, busy=busy and threads == 1)
+                    yield one_cell(cell, scale, busy=busy and threads == 1)
                     print(f"{shape}, {mode}, d{dim}, {layers} layers, {threads} thread(s): done", flush=True)
 
 
@@ -270,9 +271,9 @@ def flops_per_visit(seed: int, *, shape: str, subjects: int, dim: int, layers: i
     return flops_of(lambda: model.loss(batch)) / batch.n_visits
 
 
-def memory(scale: Scale, rows: list[Row]) -> None:
+def memory(scale: Scale) -> list[Row]:
     """Peak of a training step on a dense batch, beyond what the imports take."""
-    (dim, layers), subjects = scale.sizes[0], scale.memory_subjects
+    (dim, layers), subjects, rows = scale.sizes[0], scale.memory_subjects, list[Row]()
     for name in ("flat", "padded", "ours", "ours mini"):
         size = ("--dim", dim, "--layers", layers, "--subjects", subjects)
         found = child(Path(__file__), "--peak-of", name, *size)
@@ -280,6 +281,7 @@ def memory(scale: Scale, rows: list[Row]) -> None:
             {"section": "memory", "contender": name, "dim": dim, "layers": layers, "subjects": subjects, **found}
         )
     print("memory: done", flush=True)
+    return rows
 
 
 def one_peak(name: str, *, dim: int, layers: int, subjects: int) -> Row:
@@ -321,27 +323,32 @@ def main(given: list[str] | None = None) -> None:
         measure(arguments.scale or "short", arguments.only, data=arguments.data, out=arguments.out, busy=arguments.busy)
 
 
-def measure(name: str, sections: tuple[str, ...], *, data: Path, out: Path, busy: bool) -> None:
-    """Run the sections, print the tables, write the JSON."""
+def measure(name: str, sections: Sequence[str], *, data: Path, out: Path, busy: bool) -> None:
+    """Run the sections and print the tables; the JSON is written anew after each piece, so that a stop loses one."""
     scale, rows, started = SCALES[name], list[Row](), time.monotonic()
     facts = {**machine(), "clock_of_one_thread": "CPU time" if busy else "wall"}
-    with tempfile.TemporaryDirectory(prefix="ehrseq-bench-") as folder:
-        if "step" in sections:
-            steps(scale, rows, busy=busy)
-        torch.set_num_threads(1)
-        if "memory" in sections:
-            memory(scale, rows)
-        if "train" in sections:
-            rows += time_of_train(
-                Path(folder), data, subjects=scale.simulated, repeats=scale.repeats, quick=name == "quick"
-            )
-        if "scaling" in sections:
-            rows += cost_of_subjects(Path(folder), scale.cohorts, repeats=scale.repeats, script=Path(__file__))
-    facts["minutes"] = round((time.monotonic() - started) / 60, 1)
-    print(f"\n{facts}\n\n{goals_table(rows)}\n\n{ratios_table(rows)}\n\n{sections_table(rows)}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"machine": facts, "scale": name, "rows": rows}, indent=1) + "\n")
-    print(f"\n{out}")
+    with tempfile.TemporaryDirectory(prefix="ehrseq-bench-") as folder:
+        for found in pieces(scale, sections, Path(folder), data=data, quick=name == "quick", busy=busy):
+            rows += found
+            facts["minutes"] = round((time.monotonic() - started) / 60, 1)
+            out.write_text(json.dumps({"machine": facts, "scale": name, "rows": rows}, indent=1) + "\n")
+    print(f"\n{facts}\n\n{goals_table(rows)}\n\n{ratios_table(rows)}\n\n{sections_table(rows)}\n\n{out}")
+
+
+def pieces(
+    scale: Scale, sections: Sequence[str], folder: Path, *, data: Path, quick: bool, busy: bool
+) -> Iterator[list[Row]]:
+    """The rows of all sections, as they are measured."""
+    if "step" in sections:
+        yield from steps(scale, busy=busy)
+    torch.set_num_threads(1)
+    if "memory" in sections:
+        yield memory(scale)
+    if "train" in sections:
+        yield time_of_train(folder, data, subjects=scale.simulated, repeats=scale.repeats, quick=quick)
+    if "scaling" in sections:
+        yield cost_of_subjects(folder, scale.cohorts, repeats=scale.repeats, script=Path(__file__))
 
 
 if __name__ == "__main__":
