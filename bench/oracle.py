@@ -2,8 +2,8 @@
 
 Simulates the default world, trains each encoder with the default settings by `ehrseq train`, judges it by `ehrseq
 evaluate` without baselines, and prints the oracle table: share of the null → oracle NLL gain, slope of the true on the
-predicted risk at every horizon, error of risks and hazards, and what was learned of each mechanism. Finished runs are
-kept and not trained again.
+predicted risk at every horizon (in brackets the widest of their 95 % half-intervals), error of risks and hazards, and
+what was learned of each mechanism. Finished runs are kept and not trained again.
 """
 
 import argparse
@@ -44,7 +44,11 @@ def line(name: str, oracle: dict[str, Any]) -> str:
     """One row of the table."""
     outcome = [row for row in oracle["risks"] if row["cause"] == oracle["risks"][0]["cause"]]
     cells = [f"{oracle['gain_share']:.3f} ± {1.96 * oracle['gain_share_se']:.3f}"]
-    cells += [" ".join(f"{row['slope']:.2f}" for row in outcome), " ".join(f"{row['rmse']:.3f}" for row in outcome)]
+    half = max(1.96 * row["slope_se"] for row in outcome)
+    cells += [
+        " ".join(f"{row['slope']:.2f}" for row in outcome) + f" (± {half:.2f})",
+        " ".join(f"{row['rmse']:.3f}" for row in outcome),
+    ]
     cells.append(f"{next(iter(oracle['hazard_rmse_per_year'].values())):.3f}")
     cells.append(", ".join(f"{row['mechanism']} {row['share']:.2f}" for row in oracle["mechanisms"]))
     return f"| {name} | {' | '.join(cells)} |"

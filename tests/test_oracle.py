@@ -1,6 +1,7 @@
 """One model beside the truth: each number against a model whose error is known."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,18 +82,38 @@ def test_errors_of_risks() -> None:
     truth = world()
     horizons = np.array([90.0, 365.25])
     true = truth.risk(horizons)
-    exact = risk_errors(true, true, causes=CAUSES, horizons_days=horizons)
+    asked: Any = {"causes": CAUSES, "horizons_days": horizons, "subject": np.arange(len(true))}
+    exact = risk_errors(true, true, **asked)
     assert [row["rmse"] for row in exact] == [0.0] * 4
     assert [row["slope"] for row in exact] == pytest.approx([1.0] * 4)
-    half = risk_errors(0.1 + true / 2, true, causes=CAUSES, horizons_days=horizons)[1]
+    half = risk_errors(0.1 + true / 2, true, **asked)[1]
     assert (half["cause"], half["horizon_days"]) == ("outcome", 365.25)
     assert half["slope"] == pytest.approx(2.0)
     assert half["slope_reversed"] == pytest.approx(0.5)
     assert half["rmse"] == pytest.approx(float(np.sqrt(np.mean((0.1 - true[:, 0, 1] / 2) ** 2))))
     true[3] = np.nan  # a row without a truth does not count
-    assert risk_errors(truth.risk(horizons), true, causes=CAUSES, horizons_days=horizons)[0]["rmse"] == 0.0
-    constant = risk_errors(true * 0 + 0.2, true, causes=CAUSES, horizons_days=horizons)[0]
+    assert risk_errors(truth.risk(horizons), true, **asked)[0]["rmse"] == 0.0
+    constant = risk_errors(true * 0 + 0.2, true, **asked)[0]
     assert constant["slope"] is None
+    assert constant["slope_se"] is None
+
+
+def test_the_error_of_a_slope_is_its_spread_over_worlds() -> None:
+    """Subjects of three rows whose model errs in the same way each time: rows alone would promise too much."""
+    slopes, errors, by_row = [], [], []
+    for seed in range(200):
+        chance = np.random.default_rng(seed)
+        true = np.repeat(chance.uniform(0.1, 0.5, 80), 3)
+        model = true + np.repeat(chance.normal(0, 0.05, 80), 3) + chance.normal(0, 0.01, 240)
+        for subject, out in ((np.repeat(np.arange(80), 3), errors), (np.arange(240), by_row)):
+            (row,) = risk_errors(
+                model[:, None, None], true[:, None, None],
+                causes=["outcome"], horizons_days=np.array([90.0]), subject=subject,
+            )  # fmt: skip
+            out.append(row["slope_se"])
+        slopes.append(row["slope"])
+    assert np.mean(errors) == pytest.approx(np.std(slopes), rel=0.12)
+    assert np.mean(by_row) < 0.7 * np.std(slopes)
 
 
 def test_errors_of_hazards() -> None:

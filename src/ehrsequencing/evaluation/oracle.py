@@ -108,7 +108,9 @@ def _read_mechanisms(data: Path, timelines: Timelines, rows: TaskRows) -> dict[s
 # ---- one model beside the truth --------------------------------------------------------------------------------------
 
 
-def risk_errors(model: Floats, true: Floats, *, causes: Sequence[str], horizons_days: Floats) -> list[dict[str, Any]]:
+def risk_errors(
+    model: Floats, true: Floats, *, causes: Sequence[str], horizons_days: Floats, subject: NDArray[np.int64]
+) -> list[dict[str, Any]]:
     """How far predicted risks are from true ones, per cause and horizon.
 
     `slope` is that of the true risk on the predicted one: 1 where predictions are neither too extreme nor too timid,
@@ -119,9 +121,11 @@ def risk_errors(model: Floats, true: Floats, *, causes: Sequence[str], horizons_
         true: (R, E, H) true ones; rows with NaN do not count.
         causes: Names.
         horizons_days: (H,).
+        subject: (R,) the rows' subjects, for the standard error.
 
     Returns:
-        One mapping per cause and horizon: `rmse`, `slope`, `slope_reversed`, `correlation`; None where undefined.
+        One mapping per cause and horizon: `rmse`, `slope`, `slope_se` (by subject), `slope_reversed`, `correlation`;
+        None where undefined.
     """
     out = []
     for e, cause in enumerate(causes):
@@ -130,13 +134,21 @@ def risk_errors(model: Floats, true: Floats, *, causes: Sequence[str], horizons_
             x, y = model[known, e, h], true[known, e, h]
             covariance = np.cov(x, y) if len(x) > 1 else np.zeros((2, 2))
             between, defined = covariance[0, 1], len(x) > 1 and bool(np.ptp(x) > 0 and np.ptp(y) > 0)
+            slope = float(between / covariance[0, 0]) if defined else None
             out.append({
                 "cause": cause, "horizon_days": horizon, "rmse": float(np.sqrt(np.mean((x - y) ** 2))),
-                "slope": float(between / covariance[0, 0]) if defined else None,
+                "slope": slope, "slope_se": None if slope is None else slope_error(x, y, slope, subject[known]),
                 "slope_reversed": float(between / covariance[1, 1]) if defined else None,
                 "correlation": float(between / np.sqrt(covariance[0, 0] * covariance[1, 1])) if defined else None,
             })  # fmt: skip
     return out
+
+
+def slope_error(x: Floats, y: Floats, slope: float, subject: NDArray[np.int64]) -> float:
+    """Standard error of a least-squares slope of y on x whose rows belong together by subject (sandwich)."""
+    x = x - x.mean()
+    by_subject = np.bincount(subject, weights=x * (y - y.mean() - slope * x))
+    return float(np.sqrt((by_subject**2).sum()) / (x @ x))
 
 
 def hazard_rmse_per_year(model_risk: Floats, truth: Truth, *, causes: Sequence[str]) -> dict[str, float]:

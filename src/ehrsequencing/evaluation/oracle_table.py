@@ -41,12 +41,13 @@ def oracle_table(
         task: The question.
     """
     causes, horizons, early = task.causes, np.array(task.horizons), np.array([EARLY_DAYS])
+    subject = np.asarray(rows.subject)
     gap = oracle_gap(nll, truth.nll(rows), train=train, rows=rows, edges_days=edges_days, n_causes=len(causes))
     return gap | {
         "name": ORACLE,
-        "risks": risk_errors(risk(horizons), truth.risk(horizons), causes=causes, horizons_days=horizons),
-        "hazard_rmse_per_year": hazard_rmse_per_year(risk(truth.edges_days[1:]), truth, causes=causes),
-        "mechanisms": mechanism_shares(
-            risk(early)[:, 0, 0], truth.risk(early)[:, 0, 0], truth, np.asarray(rows.subject)
+        "risks": risk_errors(
+            risk(horizons), truth.risk(horizons), causes=causes, horizons_days=horizons, subject=subject
         ),
+        "hazard_rmse_per_year": hazard_rmse_per_year(risk(truth.edges_days[1:]), truth, causes=causes),
+        "mechanisms": mechanism_shares(risk(early)[:, 0, 0], truth.risk(early)[:, 0, 0], truth, subject),
     }
