@@ -116,9 +116,11 @@ def ranges(shards: Sequence[KeptRows], parts: int) -> Iterator[list[KeptRows]]:
 
 def _bounds(shards: Sequence[KeptRows], parts: int) -> list[tuple[int, int]]:
     """The first and the last subject id of each range."""
-    subject_id = np.concatenate([shard.subject_id for shard in shards])
-    order = np.argsort(subject_id, kind="stable")
-    ids, rows = subject_id[order], np.cumsum(np.concatenate([np.diff(shard.offsets) for shard in shards])[order])
+    ids = np.concatenate([shard.subject_id for shard in shards])
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    rows = np.concatenate([np.diff(shard.offsets) for shard in shards])[order]
+    np.cumsum(rows, out=rows)
     stops = np.searchsorted(rows, np.linspace(0, rows[-1], parts + 1)[1:])
     stops = np.unique(np.append(stops, len(ids) - 1))
     firsts = np.r_[0, stops[:-1] + 1]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ehrsequencing.records.events import group_order
 
 SAMPLE = 2048  # values kept per key
-WAITING = 1 << 19  # rows that wait at least before a sample is cut down again
+WAITING = 1 << 19  # rows that wait at least before a sample is cut down again; in a large one, half of what it holds
 
 
 class Sample:
@@ -32,14 +32,15 @@ class Sample:
         near = np.flatnonzero(hashed <= self._limit.take(key))
         self._parts.append((key.take(near).astype(np.int32), hashed.take(near), value.take(near)))
         self._waiting += len(near)
-        if self._waiting > max(WAITING, self._kept):
+        if self._waiting > max(WAITING, self._kept // 2):
             self.rows()
 
     def rows(self) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]]]:
         """Keys (sorted), hashes and values of the sample."""
         if not self._parts:
             return np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0)
-        key, hashed, value = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        columns, self._parts = list(zip(*self._parts, strict=True)), []  # each is let go as soon as it is one array
+        key, hashed, value = (np.concatenate(columns.pop(0)) for _ in range(3))
         if self._waiting:
             order = group_order(key, len(self._limit))
             counts = np.bincount(key, minlength=len(self._limit))
@@ -51,7 +52,8 @@ class Sample:
                 self._limit[k] = hashed[order[span]][keep[span]].max()
             chosen = order[keep]
             key, hashed, value = key[chosen], hashed[chosen], value[chosen]
-            self._parts, self._waiting, self._kept = [(key, hashed, value)], 0, len(key)
+            self._waiting, self._kept = 0, len(key)
+        self._parts = [(key, hashed, value)]
         return key, hashed, value
 
     @staticmethod
