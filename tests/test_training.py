@@ -21,7 +21,8 @@ from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
-from ehrsequencing.training.loop import Trainer, learning_rate, make_optimizer
+from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from simulate_helpers import busy_world
 
 TINY = (

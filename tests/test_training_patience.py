@@ -4,9 +4,11 @@ import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ehrsequencing.config import load_study
+from ehrsequencing.predict import Run, nll_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Trainer
 from test_training import TINY
@@ -51,3 +53,19 @@ def test_of_equal_epochs_the_earlier_is_kept(
     Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
     rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     assert max(row["epoch"] for row in rows if row["best"]) == best
+
+
+def test_the_early_stop_sees_every_prediction_time_or_landmarks_alone(sim_prepared: Path, tmp_path: Path) -> None:
+    store = Prepared(sim_prepared)
+    rows, found = store.rows("simulated", "tuning"), {}
+    for where in ("visits", "landmarks"):
+        settings = [*TINY, "training.epochs=1", f"training.early_stop={where}"]
+        trainer = Trainer(store, "simulated", tmp_path / where, study=load_study(None, settings))
+        trainer.fit()
+        (row,) = (json.loads(line) for line in (tmp_path / where / "history.jsonl").read_text().splitlines())
+        found[where] = row["tuning_nll"]
+        nll = nll_of_rows(Run(tmp_path / where).model, store.timelines("tuning"), rows)
+    landmarks = np.any([rows.at_landmark(days) for days in store.task("simulated").landmarks], axis=0)
+    assert 0 < landmarks.sum() < len(rows)
+    assert found == {"visits": pytest.approx(nll.mean(), 1e-5), "landmarks": pytest.approx(nll[landmarks].mean(), 1e-5)}
+    assert abs(nll.mean() - nll[landmarks].mean()) > 1e-3

@@ -31,7 +31,8 @@ class TrainingConfig(Settings):
     ema_warmup: int = Field(4, ge=2)  # at step t it is at most (1 + t) / (ema_warmup + t): a short run's last quarter
     precision: Literal["32", "bf16"] = "32"
     patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
-    min_gain: float = Field(1e-3, ge=0)  # a tuning NLL is better if it is lower by so much: of equals the earlier epoch
+    early_stop: Literal["visits", "landmarks"] = "visits"  # tuning NLL at every prediction time, or at landmarks alone
+    min_gain: float = Field(0.0, ge=0)  # a tuning NLL is better if it is lower by more than that
     checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch, and one after each epoch,
     checkpoint_seconds: float = Field(15.0, ge=0)  # ... but never sooner than so long after the one before
     grid_bins: int = Field(20, ge=4, le=64)  # quantile edges of the horizon head (SCIENCE.md: 16-24)
@@ -54,7 +55,8 @@ class EvaluationConfig(Settings):
 # Cohort presets (docs/models.md), the first two chosen on tuning splits (docs/benchmarks.md), the others after the
 # tuning notes of the embeddings seed. What a study sets itself wins.
 _AS_MEASURED = {  # for docs/benchmarks.md
-    "subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99, "ema_warmup": 10, "min_gain": 0.0, "decay_steps": None,
+    "subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99, "ema_warmup": 10, "early_stop": "landmarks",
+    "decay_steps": None,
 }  # fmt: skip
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "small_cohort": {  # fewer than 5,000 subjects: little to learn, and no places to learn by heart

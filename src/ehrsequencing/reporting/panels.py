@@ -244,7 +244,7 @@ def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Training curves, and which epoch was kept."""
     best = next((row["epoch"] for row in reversed(history) if row.get("best")), None)
     plots = []
-    for name, title in (("train_loss", "Training loss"), ("tuning_nll", "Tuning NLL at the landmarks")):
+    for name, title in (("train_loss", "Training loss"), ("tuning_nll", "Tuning NLL")):
         rows = [row for row in history if row.get(name) is not None]
         if rows:
             epochs, values = [row["epoch"] for row in rows], [row[name] for row in rows]

@@ -8,7 +8,6 @@ epoch its order of subjects, so that an interrupted run goes on to the same bits
 
 import copy
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ehrsequencing import __version__
-from ehrsequencing.config import StudyConfig, TrainingConfig
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
@@ -50,6 +49,7 @@ from ehrsequencing.training.checkpoint import (
 )
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.masked_codes import BesideHazards
+from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.resolve import resolve_model
 
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
@@ -311,7 +311,7 @@ class Trainer:
     def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
         """Judge the averaged weights on the tuning split; keep them when they are the best so far."""
         nll = self.tuning_nll(self.averaged)
-        better = nll < state.best_nll - self.settings.min_gain  # on a plateau later epochs only get bolder
+        better = nll < state.best_nll - self.settings.min_gain
         if better:
             state.best_nll, state.best_epoch, state.stale_epochs = nll, state.epoch + 1, 0
             self.best.load_state_dict(self.averaged.state_dict())
@@ -329,8 +329,9 @@ class Trainer:
         return state.epoch >= self.settings.epochs or (state.stale_epochs >= self.settings.patience and state.step == 0)
 
     def tuning_nll(self, model: SurvivalModel) -> float:
-        """Mean NLL at the task's landmarks in the tuning split (all at-risk visits for the `visit` head)."""
-        chosen = self._landmark_rows() if self.config.head == "horizon" else np.ones(len(self.tuning_rows), dtype=bool)
+        """Mean NLL at the tuning split's prediction times, or at its landmarks alone (`early_stop`; `horizon` head)."""
+        alone = self.settings.early_stop == "landmarks" and self.config.head == "horizon"
+        chosen = self._landmark_rows() if alone else np.ones(len(self.tuning_rows), dtype=bool)
         model.eval()
         total, count = 0.0, 0
         with torch.no_grad(), self.fabric.autocast():
@@ -358,33 +359,6 @@ class Trainer:
             "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
             "fingerprint": self.fingerprint, **facts,
         }, files=files)  # fmt: skip
-
-
-def make_optimizer(model: nn.Module, settings: TrainingConfig, *, steps_per_epoch: float = 1.0) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases.
-
-    AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
-    steps an epoch; what should stay is the number of epochs that weights remember (Wang & Aitchison 2024, How to set
-    AdamW's weight decay as you scale model and dataset size). So beyond `decay_steps` an epoch, decay falls in
-    proportion.
-    """
-    decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
-    learned = [p for p in model.parameters() if p.requires_grad]
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LSTM)]
-    linear = {id(p) for m in layers for name, p in m.named_parameters(recurse=False) if name.startswith("weight")}
-    decayed = [p for p in learned if id(p) in linear]
-    others = [p for p in learned if id(p) not in linear]
-    groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
-
-
-def learning_rate(settings: TrainingConfig, step: int, total_steps: int) -> float:
-    """Linear warm-up, then constant, or a cosine down to zero at the last step."""
-    warm = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
-    if settings.schedule == "constant":
-        return settings.learning_rate * warm
-    done = min(1.0, max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
-    return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def resampled(subjects: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:

@@ -1,0 +1,36 @@
+"""AdamW as this package uses it: what decays and how much, and how fast it learns."""
+
+import math
+
+import torch
+from torch import nn
+
+from ehrsequencing.config import TrainingConfig
+
+
+def make_optimizer(model: nn.Module, settings: TrainingConfig, *, steps_per_epoch: float = 1.0) -> torch.optim.AdamW:
+    """Weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases.
+
+    AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
+    steps an epoch; what should stay is the number of epochs that weights remember (Wang & Aitchison 2024, How to set
+    AdamW's weight decay as you scale model and dataset size). So beyond `decay_steps` an epoch, decay falls in
+    proportion.
+    """
+    decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LSTM)]
+    linear = {id(p) for m in layers for name, p in m.named_parameters(recurse=False) if name.startswith("weight")}
+    learned = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in learned if id(p) in linear], "weight_decay": decay},
+        {"params": [p for p in learned if id(p) not in linear], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+
+
+def learning_rate(settings: TrainingConfig, step: int, total_steps: int) -> float:
+    """Linear warm-up, then constant, or a cosine down to zero at the last step."""
+    warm = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
+    if settings.schedule == "constant":
+        return settings.learning_rate * warm
+    done = min(1.0, max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
+    return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
