@@ -127,7 +127,7 @@ def _fit_cause(eta: Floats, days: Floats, eta_at_event: Floats) -> tuple[float, 
 
 
 def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
-    """Fit on the tuning split's landmark queries, where the early stop looks, too.
+    """Fit on the tuning split's landmark queries, where models are compared.
 
     Raises:
         EhrseqError: The run has the `visit` head.
