@@ -54,6 +54,7 @@ RECIPE = (
     "training.visit_budget=512", "training.subjects_per_step=null", "training.min_steps=100", "training.epochs=15",
     "training.patience=3", "training.weight_decay=0.1", "training.decay_steps=null", "training.ema=0.99",
     "training.ema_warmup=10", "training.early_stop=landmarks", "training.masked_codes=0", "model.history_dropout=0",
+    "training.recalibration=0",
 )  # fmt: skip
 ENCODERS: dict[str, tuple[str, ...]] = {
     "mean": ("model.visit_encoder=mean",),

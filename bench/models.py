@@ -22,7 +22,7 @@ SETTINGS = [
     "model.size=small", "model.dropout=0.2", "model.wide_head=true", "model.rotary=false", "training.weight_decay=1",
     "training.visit_budget=2048", "training.subjects_per_step=null", "training.masked_codes=0",
     "training.ema=0.99", "training.ema_warmup=10", "training.early_stop=landmarks", "training.decay_steps=null",
-    "model.history_dropout=0",
+    "model.history_dropout=0", "training.recalibration=0",
 ]  # fmt: skip
 VARIANTS = {
     "mean": ["model.visit_encoder=mean"],

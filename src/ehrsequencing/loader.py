@@ -187,10 +187,10 @@ class SubjectLoader:
         order = np.random.default_rng([seed, epoch]).permutation(self.subjects)
         return self._pack(order, visit_budget, most_subjects)
 
-    def in_order(self, *, visit_budget: int) -> Iterator[Step]:
-        """Every subject once, in the order of the store; for prediction."""
-        for subjects in self._pack(self.subjects, visit_budget):
-            yield from self.steps(subjects, visit_budget=visit_budget)
+    def in_order(self, *, visit_budget: int, subjects: Ints | None = None) -> Iterator[Step]:
+        """Every subject once, in the order of the store, or the given ones in theirs; for prediction."""
+        for together in self._pack(self.subjects if subjects is None else subjects, visit_budget):
+            yield from self.steps(together, visit_budget=visit_budget)
 
     def _pack(self, order: Ints, visit_budget: int, most_subjects: int | None = None) -> list[Ints]:
         steps: list[Ints] = []

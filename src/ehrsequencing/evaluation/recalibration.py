@@ -28,11 +28,10 @@ from ehrsequencing.predict import VISIT_BUDGET, Run, risk_of_rows
 from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.training.hazard_regression import Floats, fit_hazards
 
-Floats = NDArray[np.float64]
 FEWEST_EVENTS = 10  # of a cause among the tuning subjects: with fewer, two numbers cannot be fitted
 FITTED_ON = "tuning"
-_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,6 @@ def fit_recalibration(
 
         NLL_e(a, b) = Σ_p Σ_k exp(a + b · η_{p,e,k}) · days_{p,k} − Σ_{p: cause e} (a + b · η_{p,e,k(duration)})
 
-    It is convex: Newton's method with step halving finds the one minimum.
-
     Args:
         log_hazard: (R, E, K) η, log-hazards per day.
         edges_days: The K − 1 inner edges.
@@ -100,30 +97,10 @@ def _fit_cause(eta: Floats, days: Floats, eta_at_event: Floats) -> tuple[float, 
     """The pair (a, b) of one cause from η (R, K), days at risk (R, K), and η at its events."""
     seen = days > 0
     centre = float(eta_at_event.mean())  # around it level and slope hardly depend on each other
-    x, log_days, x_event = eta[seen] - centre, np.log(days[seen]), eta_at_event - centre
-
-    def loss(level: float, slope: float) -> float:
-        return float(np.exp(level + slope * x + log_days).sum() - (level + slope * x_event).sum())
-
-    level, slope = centre, 1.0
-    with np.errstate(over="ignore"):
-        for _ in range(_STEPS):
-            expected = np.exp(level + slope * x + log_days)
-            gradient = np.array([expected.sum() - len(x_event), (expected * x).sum() - x_event.sum()])
-            cross = (expected * x).sum()
-            hessian = np.array([[expected.sum(), cross], [cross, (expected * x * x).sum()]])
-            if hessian[1, 1] - cross**2 / hessian[0, 0] <= 1e-9 * hessian[0, 0]:  # everybody has the same hazard
-                step = np.array([np.log(len(x_event) / expected.sum()), 0.0])
-            else:
-                step = -np.linalg.solve(hessian, gradient)
-            size = 1.0
-            before = loss(level, slope)
-            while not loss(level + size * step[0], slope + size * step[1]) <= before and size > 1e-9:
-                size /= 2
-            level, slope = level + size * float(step[0]), slope + size * float(step[1])
-            if np.abs(step).max() < 1e-10:
-                break
-    return level - slope * centre, slope
+    features = np.stack([np.ones(int(seen.sum())), eta[seen] - centre])
+    at_events = np.array([len(eta_at_event), (eta_at_event - centre).sum()])
+    (level, slope), _ = fit_hazards(features, np.log(days[seen]), at_events, start=(centre, 1.0))
+    return float(level - slope * centre), float(slope)
 
 
 def recalibrate(run: Run, prepared: Prepared) -> Recalibration:

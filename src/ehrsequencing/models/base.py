@@ -59,6 +59,23 @@ class SurvivalModel(nn.Module):
             logits = logits.masked_fill(batch.is_query, float("nan"))
         return logits
 
+    def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:
+        """Fold `log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}` into the last layers.
+
+        The model keeps its shape, its files and its cost; its hazards are what `Recalibrated` would give.
+
+        Args:
+            intercept: (causes, bins) a.
+            slope: (causes, bins) b.
+
+        Raises:
+            EhrseqError: The head is `visit`, a shape is another, or a number is not finite.
+        """
+        self.head.recalibrate(intercept, slope)
+        if self.wide_head is not None:
+            with torch.no_grad():
+                self.wide_head.weight.mul_(slope.reshape(-1, 1))
+
     def _freeze(self, **modules: nn.Module | None) -> None:
         """Leave the embeddings that the configuration names as they are."""
         for name in self.config.frozen:

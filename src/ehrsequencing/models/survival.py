@@ -61,6 +61,16 @@ class HazardHead(nn.Module):
         with torch.no_grad():
             self.W2.bias.copy_(bias)
 
+    def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:
+        """From now on `η' = intercept + slope · η`, both (causes, bins); errors as of `SurvivalModel.recalibrate`."""
+        for name, values in {"intercept": intercept, "slope": slope}.items():
+            if not self.shape or values.shape != self.shape or not bool(values.isfinite().all()):
+                what = f"expected finite numbers of shape {self.shape}, got {tuple(values.shape)}"
+                raise EhrseqError(what if self.shape else "the visit head has no hazards per day", where=name)
+        with torch.no_grad():
+            self.W2.weight.mul_(slope.reshape(-1, 1))
+            self.W2.bias.mul_(slope.flatten()).add_(intercept.flatten())
+
 
 # ---- the `visit` head ------------------------------------------------------------------------------------------------
 

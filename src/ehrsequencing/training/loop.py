@@ -50,6 +50,7 @@ from ehrsequencing.training.checkpoint import (
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
+from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model
 
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
@@ -170,9 +171,19 @@ class Trainer:
             self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
             self._save_when_due(checkpoints, state)
             write_history(self.out, state.history)
-        facts = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
+        facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
+        if self.settings.recalibration > 0 and self.config.head == "horizon":
+            facts |= self._recalibrate()
         self._write_run(self.best.cpu(), state.history, facts)
         shutil.rmtree(checkpoints, ignore_errors=True)
+
+    def _recalibrate(self) -> dict[str, Any]:
+        """Mend the best model's boldness; what was changed, and the tuning NLL after it."""
+        fitted = recalibrate_head(
+            self.best, self.tuning, prior_sd=self.settings.recalibration,
+            visit_budget=4 * self.settings.visit_budget, device=self.fabric.device,
+        )  # fmt: skip
+        return {"tuning_nll": self.tuning_nll(self.best), "recalibration": fitted.as_json(self.task.causes)}
 
     def _check_finished(self) -> None:
         """A finished run has nothing to resume, as long as it is this very run."""
@@ -211,7 +222,8 @@ class Trainer:
             rows = (member.out / "history.jsonl").read_text().splitlines()
             history += [{"member": number + 1, **json.loads(row)} for row in rows]
             manifest = read_manifest(member.out, what="a run")
-            facts.append({key: manifest[key] for key in ("seed", "best_epoch", "tuning_nll")})
+            told = ("seed", "best_epoch", "tuning_nll", "recalibration")
+            facts.append({key: manifest[key] for key in told if key in manifest})
         nll = self.tuning_nll(ensemble.to(self.fabric.device))
         self._write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll})
 
