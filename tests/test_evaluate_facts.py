@@ -1,5 +1,6 @@
 """What stands beside the metrics (subgroups, inputs, drift, checks, instability), and whom a run is judged on."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -471,6 +472,12 @@ def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prep
     assert frame["events"] == {name: part["events"] for name, part in splits.items()}
     assert frame["data"]["visits"]["train"] == len(prepared.timelines("train").start_us)
     assert frame["split"] == "tuning"
+    assert frame["recalibrated_in_training"] is True
+    ensemble, older = copy.copy(run), copy.copy(run)
+    rest = {key: value for key, value in run.manifest.items() if key != "recalibration"}
+    ensemble.manifest, older.manifest = {**rest, "members": [run.manifest] * 2}, rest
+    found = [Facts(one, facts.judged, prepared).frame() for one in (ensemble, older)]
+    assert [one["recalibrated_in_training"] for one in found] == [True, False]
 
 
 # ---- instability ----------------------------------------------------------------------------------------------------

@@ -145,6 +145,14 @@ def test_recalibration_is_read_in_every_shape(oe: Any) -> None:
     assert "0.90" in {value for words, value in before.items() if words.startswith("O/E")}
 
 
+@pytest.mark.parametrize("told", [True, False, None])
+def test_a_correction_at_the_end_of_training_is_told(told: bool | None) -> None:
+    metrics = complete(**WIDE)
+    metrics.pop("recalibrated_in_training")
+    metrics |= {} if told is None else {"recalibrated_in_training": told}
+    assert ("Training ended with a small correction" in render(metrics)) == bool(told)
+
+
 # ------------------------------------------------------------------------------------------- nobody can be worked out
 
 

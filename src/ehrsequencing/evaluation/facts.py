@@ -47,6 +47,7 @@ class Facts:
     def frame(self) -> dict[str, Any]:
         """Task, data, flow, training: what the report opens and closes with."""
         run, task = self.run, self.run.task
+        member = run.manifest.get("members", [run.manifest])[0]
         history = [json.loads(line) for line in (run.folder / "history.jsonl").read_text().splitlines()]
         return {
             "title": task.name, "run": run.folder.name, "split": self.judged.split,
@@ -65,6 +66,7 @@ class Facts:
             "history": [{**row, "train_loss": row["train_nll"]} for row in history],
             "config": run.study.model_dump(mode="json"),
             "oracle": None, "external": None, "recalibration": None, "repeated_splits": None,
+            "recalibrated_in_training": "recalibration" in member,
         }  # fmt: skip
 
     def inputs(self, *, landmark_days: float | None, seed: int) -> dict[str, Any]:
