@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example as for_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.reporting import figures, published, small_counts, svg
+from ehrsequencing.reporting import curves, figures, published, small_counts, svg
 from ehrsequencing.reporting.figures import CalibrationPoint
 from ehrsequencing.reporting.published import publish, subgroup_rows
 from ehrsequencing.reporting.report import render, write_report
@@ -481,6 +482,17 @@ def test_figures_are_valid_for_any_numbers(data: st.DataObject) -> None:
     check(figures.oracle_bar(*data.draw(st.tuples(*[st.floats(-9, 9)] * 3)), title="t"))
     bars = merge_bins([k / 10 for k in range(11)], data.draw(st.lists(st.integers(0, 30), min_size=10, max_size=10)))
     check(figures.risk_distribution([figures.Ridge("r", "", bars, rough=True)], title=data.draw(name), label="x"))
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=9), st.floats(1e-3, 1))
+@for_example([-0.5, -0.2], 0.3)
+@for_example([0.0], 0.1)
+def test_net_benefit_is_drawn_for_any_numbers(gained: list[float], end: float) -> None:
+    """A model that gains nothing at any threshold too: elsewhere it may well."""
+    x = [end * (k + 1) / len(gained) for k in range(len(gained))]
+    low, high = [v - 0.1 for v in gained], [v + 0.1 for v in gained]
+    check(curves.decision([figures.Curve(0, "ours", x, gained, low, high)], title="t"))
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))

@@ -16,7 +16,7 @@ def decision(curves: Sequence[Curve], *, title: str) -> str:
         title: Name of the figure.
     """
     scaled = [replace(c, y=_times_100(c.y), low=_times_100(c.low), high=_times_100(c.high)) for c in curves]
-    top = max((v for c in scaled for v in c.y), default=0.0) * 1.12 or 1.0
+    top = max((v for c in scaled for v in c.y if v > 1e-9), default=0.0) * 1.12 or 1.0  # nobody gains: an empty frame
     ends = [x for c in scaled for x in c.x]
     frame = svg.Frame(320, 260, (0.0, max(ends, default=1.0)), (-0.12 * top, top), left=50)
     body = [frame.y_axis("net benefit per 100", svg.plain), frame.x_axis("act from a risk of", svg.percent)]
