@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all mutants check bench bench-accuracy docs clean
+.PHONY: demo test test-all mutants check bench bench-accuracy bench-encoders bench-oracle docs clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -42,6 +42,14 @@ bench: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python bench/long_records.py --json runs/long_records.json
 	$(BIN)/python bench/engine.py --full --data $(DATA) --out runs/engine.json
 	$(BIN)/python bench/real_data.py $(DATA) runs
+
+# What each encoder learns of small worlds, and the figure of that page.
+bench-encoders: .venv/dev
+	$(BIN)/python bench/encoders.py runs/encoders --figure docs/figures/encoders.svg
+
+# How near the truth: all encoders with 20,000 simulated subjects, the default one with 60,000 and 100,000.
+bench-oracle: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python bench/oracle.py runs/oracle --check
 
 # The table of docs/benchmarks.md; goes on where it was interrupted.
 bench-accuracy: .venv/dev
