@@ -96,3 +96,11 @@ def test_every_run_has_its_mark_in_the_figure(bench: ModuleType) -> None:
     marks = [element for element in root if element.tag.rpartition("}")[2] in ("circle", "polygon")]
     legend = len(bench.ENCODERS)
     assert len(marks) == len(rows) * (len(bench.MECHANISMS) + 1) + len(pair_rows) + legend
+
+
+@pytest.mark.slow
+def test_the_whole_experiment_runs(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["encoders.py", str(tmp_path), "--quick"])
+    bench.main()
+    assert len(list((tmp_path / "quick").glob("*.json"))) > 30
+    ET.parse(tmp_path / "quick" / "encoders.svg")
