@@ -1,0 +1,51 @@
+"""`bench/oracle.py`: a row says what was measured, and a missed goal is told."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("oracle_bench", Path(__file__).parents[1] / "bench" / "oracle.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measured(*, share: float = 0.8, slopes: tuple[float, float] = (1.0, 1.04), death: float = 1.3) -> dict[str, Any]:
+    risks = [
+        {"cause": cause, "horizon_days": days, "slope": slope, "slope_se": 0.01, "rmse": 0.05}
+        for cause, pair in (("outcome", slopes), ("death", (death, death)))
+        for days, slope in zip((90.0, 365.25), pair, strict=True)
+    ]
+    return {
+        "gain_share": share, "gain_share_se": 0.02, "risks": risks, "hazard_rmse_per_year": {"outcome": 0.1},
+        "mechanisms": [{"mechanism": "pair", "share": 0.9}],
+    }  # fmt: skip
+
+
+def test_a_row_says_what_was_measured(bench: ModuleType) -> None:
+    row = bench.line("mean", 20_000, measured())
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == [
+        "20,000", "mean", "0.800 ± 0.039", "1.000 1.040 (± 0.020)", "1.300 1.300 (± 0.020)", "0.050 0.050", "0.100",
+        "pair 0.90",
+    ]  # fmt: skip
+    assert len(cells) == len(bench.COLUMNS)
+
+
+def test_a_missed_goal_is_told(bench: ModuleType) -> None:
+    assert bench.missed(20_000, measured()) == []
+    assert bench.missed(20_000, measured(share=0.72)) == []  # within its standard error
+    (said,) = bench.missed(20_000, measured(share=0.70))
+    assert said == "20,000 subjects: share of the gain 0.700, goal 0.75"
+    assert len(bench.missed(60_000, measured(share=0.8))) == 1
+    assert bench.missed(100_000, measured(share=0.1)) == []  # no goal, an aim
+    assert len(bench.missed(20_000, measured(slopes=(1.08, 0.92)))) == 2
+    assert bench.missed(20_000, measured(slopes=(1.06, 0.94))) == []
