@@ -160,6 +160,10 @@ def test_rates_and_shares_of_zero_leave_their_thing_out() -> None:
     assert everything - prefixes(codes_of(chronic_prevalence=0)) == {"DX//CHRONIC"}
     assert everything - prefixes(codes_of(chronic_conditions=0)) == {"DX//CHRONIC"}
     assert everything - prefixes(codes_of(death_per_year=0)) == {"MEDS_DEATH"}
+    assert everything - prefixes(codes_of(outcome_per_year=0)) == {"DX//OUTCOME"}
+    assert everything - prefixes(codes_of(other_lab_visit_share=0)) == {"LAB//OTHER"}
+    for none in ("background_codes", "background_per_visit"):
+        assert everything - prefixes(codes_of(**{none: 0})) == {"DX//N", "RX//N", "PROC//N"}
     _, courses = courses_of(300, drop_out_per_year=0)
     full = courses.first_day + courses.censoring_day == 18_262  # 2020-01-01
     assert full.all()
@@ -177,6 +181,31 @@ def test_rates_and_shares_of_zero_leave_their_thing_out() -> None:
     assert len(set(courses.visits.frailty)) == 1
     _, courses = courses_of(300, visit_rate_spread=0.5, frailty_spread=0.5)
     assert len(set(courses.visits.visit_rate)) == len(set(courses.visits.frailty)) == CLASSES
+
+
+def test_recording_shares_are_those_of_the_visits() -> None:
+    """Of the visits that write, the expected share holds what a knob sets, however small or large."""
+    for share in (0.0, 0.3, 1.0):
+        config = busy_world(
+            background_per_visit=share, other_lab_visit_share=share, chronic_visit_share=share,
+            chronic_conditions=1, chronic_prevalence=1, stay_visit_share=0,
+        )  # fmt: skip
+        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
+        visits: dict[tuple[int, date], list[str]] = defaultdict(list)
+        for row in block.events.to_pylist():
+            own = {"MEDS_BIRTH", "MEDS_DEATH", "DX//OUTCOME", "ENROLLMENT", "END_OF_FOLLOWUP"}
+            if row["time"] is not None and row["code"] not in own:
+                visits[row["subject_id"], row["time"].date()].append(row["code"])
+        first = {subject: min(day for who, day in visits if who == subject) for subject, _ in visits}
+        later = [codes for (subject, day), codes in visits.items() if day > first[subject]]
+        assert all(("VISIT//EMPTY" in codes) == (codes == ["VISIT//EMPTY"]) for codes in visits.values())
+        assert all("DX//CHRONIC00" in visits[item] for item in first.items())
+        slack = 4 * np.sqrt(share * (1 - share) / len(later))
+        for begins in ("LAB//OTHER", "DX//CHRONIC", ("DX//N", "RX//N", "PROC//N")):
+            held = [sum(code.startswith(begins) for code in codes) for codes in later]
+            assert max(held) <= 1
+            assert abs(np.mean(held) - share) <= slack
+        assert len(later) > 1000
 
 
 def test_background_codes_follow_zipf() -> None:
@@ -241,9 +270,10 @@ def hazards_read_off(record: list[dict[str, Any]], p: datetime) -> tuple[list[fl
     return [np.log(0.027 / 365.25) + sum(parts.values()), death], parts
 
 
-def test_every_hazard_can_be_read_off_the_record() -> None:
+@pytest.mark.parametrize("background", [4.0, 0.0])
+def test_every_hazard_can_be_read_off_the_record(background: float) -> None:
     """A plain loop over raw rows recovers each prediction time's state, hence its hazards; nothing later is needed."""
-    config = busy_world(stay_visit_share=0.2)
+    config = busy_world(stay_visit_share=0.2, background_per_visit=background)
     process = Process(config)
     block = simulate_block(process, CodeTable(config), seed=11, block=2, subjects=60)
     rows: dict[int, list[dict[str, Any]]] = defaultdict(list)

@@ -1,9 +1,8 @@
 """The truth against closed forms, the population and the records themselves."""
 
 import math
-from collections import defaultdict
 from dataclasses import replace
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from ehrsequencing.simulate.hidden import Evidence
 from ehrsequencing.simulate.lives import Lives
 from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.truth import Curves, grid_days, horizons, true_curves
-from simulate_helpers import busy_world
+from simulate_helpers import brute_prediction_times, busy_world
 
 YEAR = 365.25
 NO_EFFECTS = dict.fromkeys(
@@ -33,6 +32,8 @@ NO_EFFECTS = dict.fromkeys(
     ),
     0.0,
 )
+
+SHARES = [f"{what}_visit_share" for what in ("stay", "chronic", "pair", "order", "acute", "lab", "other_lab")]
 
 
 def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[Process, Courses, Lives, Evidence]:
@@ -245,28 +246,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def brute_prediction_times(out: Path) -> list[tuple[int, datetime]]:
-    """Index and ends of later day-visits while p < min(T, C), by SCIENCE.md §2 from raw rows and the task file."""
-    task = yaml.safe_load((out / "task.yaml").read_text())
-    assert task["landmarks"] == ["0d"]
-    index_code, censoring = task["index"]["code"], task["censoring"]["code"]
-    causes = [*task["outcome"].values(), *task["competing"].values()]
-    records = defaultdict(list)
-    for shard in (out / "data").glob("*/*.parquet"):
-        for row in pq.read_table(shard).to_pylist():
-            if row["time"] is not None:
-                records[row["subject_id"]].append((row["time"], row["code"]))
-    found = []
-    for subject, rows in sorted(records.items()):
-        index = min(time for time, code in rows if code == index_code)
-        end = min(time for time, code in rows if code in causes or code == censoring)
-        last_of_day: dict[date, datetime] = {}
-        for time, code in rows:
-            if code not in {"MEDS_BIRTH", "MEDS_DEATH", censoring}:
-                last_of_day[time.date()] = max(last_of_day.get(time.date(), time), time)
-        ends = {time for time in last_of_day.values() if time > index}
-        found += [(subject, time) for time in sorted({index} | ends) if time < end]
-    return found
+def test_visits_without_contents_are_prediction_times_too(tmp_path: Path) -> None:
+    """Nothing to write but at the first visit: the record still shows every visit, and `prepare` asks at each."""
+    nothing = dict.fromkeys((*SHARES, "background_per_visit"), 0.0)
+    simulate(tmp_path / "out", subjects=60, seed=5, truth="all", config=busy_world(truth_futures=4, **nothing))
+    truth = pq.read_table(tmp_path / "out" / "truth.parquet")
+    assert len(truth) > 8 * 5 * 60
+    assert times_of(cohort_of(tmp_path / "out", tmp_path / "set")) == times_of(truth)
 
 
 def test_truth_rows_are_exactly_the_prediction_times(data: Path) -> None:

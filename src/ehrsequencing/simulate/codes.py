@@ -8,6 +8,7 @@ BIRTH, DEATH_CODE, OUTCOME_CODE = "MEDS_BIRTH", "MEDS_DEATH", "DX//OUTCOME"
 ENROLMENT, END_OF_FOLLOW_UP = "ENROLLMENT", "END_OF_FOLLOWUP"
 ADMISSION, DISCHARGE = "STAY//ADMISSION", "STAY//DISCHARGE"
 FEMALE, MALE, ACUTE, MARKER, OTHER_LAB = "SEX//F", "SEX//M", "DX//FLARE", "LAB//MARKER", "LAB//OTHER"
+EMPTY_VISIT = "VISIT//EMPTY"
 _ROOT = "GROUP//"
 
 # Rows of one instant stand in this order.
@@ -64,6 +65,8 @@ class CodeTable:
         self.background = self._add(
             {f"{_BACKGROUND_KINDS[b % 3]}//N{b:04d}": "Background: without meaning" for b in range(background)}, decades
         )
+        if background == 0 or config.background_per_visit < 1:  # otherwise every visit has a background code
+            self.single[EMPTY_VISIT] = self._add({EMPTY_VISIT: "A visit at which nothing else is written"}, [None])
         self._groups = {**_GROUPS, **{name: ("Ten background codes", "BACKGROUND") for name in decades}}
 
     def _add(self, codes: dict[str, str], groups: Sequence[str | None]) -> int:

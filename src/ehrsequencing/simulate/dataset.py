@@ -217,6 +217,7 @@ def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
     splits = pa.table({"subject_id": subject_id, "split": pa.array(SPLITS).take(pa.array(split_of(subject_id)))})
     _write_table(out / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(splits))
     code_table = pa.table(codes.ontology(), schema=meds.CodeMetadataSchema.schema())
+    meds.CodeMetadataSchema.validate(code_table)
     _write_table(out / meds.code_metadata_filepath, code_table)
     card = {
         "dataset_name": "ehrsequencing simulation",

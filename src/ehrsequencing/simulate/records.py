@@ -15,6 +15,7 @@ from ehrsequencing.simulate.codes import (
     BIRTH,
     DEATH_CODE,
     DISCHARGE,
+    EMPTY_VISIT,
     END_OF_FOLLOW_UP,
     ENROLMENT,
     FEMALE,
@@ -194,18 +195,15 @@ def _contents(
     other_b = (a + rng.integers(1, config.pairs, size=len(paired))) % config.pairs
     b = np.where(visits.matched[paired], a, other_b)
 
-    # A condition is written at the first visit, and at four in ten of the later ones.
-    written = (visits.day[:, None] == 0) | (rng.random((len(everything), config.chronic_conditions)) < 0.4)
+    # A condition is written at the first visit, and at some of the later ones.
+    again = rng.random((len(everything), config.chronic_conditions)) < config.chronic_visit_share
+    written = (visits.day[:, None] == 0) | again
     chronic_visit, condition = np.nonzero(written & courses.chronic[courses.subject] & writes[:, None])
 
-    weights = np.arange(1, config.background_codes + 1, dtype=np.float64) ** -config.background_zipf
-    count = writes * (1 + rng.poisson(config.background_per_visit - 1, len(everything)))
-    drawn = rng.choice(config.background_codes, size=count.sum(), p=weights / weights.sum())
-    background = np.unique(np.repeat(everything, count) * config.background_codes + drawn)
-
+    background_visit, background = _background(config, writes, rng)
     order, acute = everything[visits.has_order], everything[visits.has_acute]
     marker = everything[visits.has_lab]
-    other_lab = everything[rng.random(len(everything)) < 0.4]
+    other_lab = everything[rng.random(len(everything)) < config.other_lab_visit_share]
     parts: list[tuple[Ints, Ints | int, Floats | float]] = [
         (paired, codes.pair_a + a, np.nan),
         (paired, codes.pair_b + b, np.nan),
@@ -214,12 +212,32 @@ def _contents(
         (everything[visits.in_stay], codes.single[ADMISSION], np.nan),
         (everything[visits.discharged], codes.single[DISCHARGE], np.nan),
         (chronic_visit, codes.chronic + condition, np.nan),
-        (background // config.background_codes, codes.background + background % config.background_codes, np.nan),
+        (background_visit, codes.background + background, np.nan),
         (marker, codes.single[MARKER], 100 + 15 * visits.lab[marker]),
         (other_lab, codes.single[OTHER_LAB], rng.lognormal(1.0, 0.5, len(other_lab))),
     ]
+    if EMPTY_VISIT in codes.single:
+        # Without a row the record would not show a visit that the hazards depend on.
+        empty = np.setdiff1d(everything, np.concatenate([visit for visit, _, _ in parts]))
+        parts.append((empty, codes.single[EMPTY_VISIT], np.nan))
     return (
         np.concatenate([visit for visit, _, _ in parts]),
         np.concatenate([np.broadcast_to(code, len(visit)) for visit, code, _ in parts]),
         np.concatenate([np.broadcast_to(value, len(visit)) for visit, _, value in parts]).astype(np.float64),
     )
+
+
+def _background(config: SimulationConfig, writes: Bools, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Background codes without repeats within a visit: visit number, number of the code.
+
+    A visit draws one and a Poisson number more. Where the mean is below one it draws one with that chance, else none.
+    """
+    if config.background_codes == 0:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    mean, visits = config.background_per_visit, np.arange(len(writes))
+    count = 1 + rng.poisson(mean - 1, len(writes)) if mean >= 1 else rng.random(len(writes)) < mean
+    weights = np.arange(1, config.background_codes + 1, dtype=np.float64) ** -config.background_zipf
+    times = writes * count
+    drawn = rng.choice(config.background_codes, size=times.sum(), p=weights / weights.sum())
+    visit, code = np.divmod(np.unique(np.repeat(visits, times) * config.background_codes + drawn), len(weights))
+    return visit, code

@@ -1,18 +1,22 @@
 """What a simulation can be asked for: one knob per mechanism, and zero switches it off."""
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DAYS_PER_YEAR = 365.25
+Effect = Annotated[float, Field(ge=-5, le=5)]  # a log-hazard ratio; beyond these bounds hazards could overflow
+DecadeEffect = Annotated[float, Field(ge=-2, le=2)]  # the same per ten years of age
 
 
 class SimulationConfig(BaseModel):
-    """The simulated world. Effects are log-hazard ratios; a rate is per year.
+    """The simulated world. Effects are log-hazard ratios; a rate is per year. All are listed in `docs/simulator.md`.
 
     Sickness is what chronic conditions, the acute event and the marker add to the outcome's log hazard. The process is
     written out in `ehrsequencing.simulate.process`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Follow-up
     history_max_years: float = Field(2.0, ge=0, le=20)  # record before enrolment: uniform on [0, this]
@@ -31,7 +35,7 @@ class SimulationConfig(BaseModel):
     stay_days: float = Field(6.0, ge=1, le=365)  # mean; geometric
 
     # Baseline hazards: at age 60, female, without any of what follows
-    outcome_per_year: float = Field(0.06, gt=0, le=10)
+    outcome_per_year: float = Field(0.06, ge=0, le=10)
     death_per_year: float = Field(0.012, ge=0, le=10)
 
     # Frailty: a hidden multiplier of the outcome's hazard, and to the power of a share of death's
@@ -39,43 +43,45 @@ class SimulationConfig(BaseModel):
     frailty_death_share: float = Field(0.5, ge=0, le=2)
 
     # Age (per ten years, as of the last visit) and sex (male)
-    age_effect: float = 0.35
-    death_age_effect: float = 0.6
-    sex_effect: float = 0.2
-    death_sex_effect: float = 0.3
+    age_effect: DecadeEffect = 0.35
+    death_age_effect: DecadeEffect = 0.6
+    sex_effect: Effect = 0.2
+    death_sex_effect: Effect = 0.3
 
     # Chronic conditions, present from the first visit or never
     chronic_conditions: int = Field(8, ge=0, le=100)
     chronic_prevalence: float = Field(0.15, ge=0, le=1)
-    chronic_effect: float = 0.5  # mean over conditions; the c-th of K has 2c / (K + 1) times this
+    chronic_effect: Effect = 0.5  # mean over conditions; the c-th of K has 2c / (K + 1) times this
+    chronic_visit_share: float = Field(0.4, ge=0, le=1)  # later visits that write a condition again
 
     # Pairs: a visit's A_k with B_k raises the hazard, A_k with another B lowers it, and neither code alone tells
     pairs: int = Field(24, ge=2, le=500)
     pair_visit_share: float = Field(1.0, ge=0, le=1)  # visits that hold one A and one B; half of them match
-    pair_effect: float = 2.0
+    pair_effect: Effect = 2.0
     pair_memory: float = Field(0.5, ge=0, le=1)  # what is left of an effect at each later pair; 0: until the next pair
 
     # Relapse: two visits close together raise the hazard until the next visit
-    gap_effect: float = 0.8
+    gap_effect: Effect = 0.8
     gap_days: float = Field(60.0, ge=0, le=10_000)
 
     # Order: of three codes, A then B, B then C, C then A raise the hazard until the next of them; B then A … lower it
-    order_effect: float = 0.3
+    order_effect: Effect = 0.3
     order_visit_share: float = Field(0.3, ge=0, le=1)  # visits that hold one of the three, each as often as the others
 
     # An acute event: its effect halves with every half-life since the last one, and is gone after four
-    decay_effect: float = 1.2
+    decay_effect: Effect = 1.2
     decay_half_life_days: int = Field(60, ge=1, le=3650)
     acute_visit_share: float = Field(0.12, ge=0, le=1)
 
     # A laboratory marker, measured at some visits; its last value counts, per sd
-    lab_effect: float = 0.4
+    lab_effect: Effect = 0.4
     lab_visit_share: float = Field(0.5, ge=0, le=1)
     lab_memory: float = Field(0.8, ge=0, le=1)  # correlation of a value with the one before
 
-    # Background codes, which mean nothing
-    background_codes: int = Field(200, ge=1, le=100_000)
-    background_per_visit: float = Field(2.0, ge=1, le=200)  # mean number drawn; repeats within a visit count once
+    # What means nothing: another laboratory value and background codes
+    other_lab_visit_share: float = Field(0.4, ge=0, le=1)  # visits that measure it
+    background_codes: int = Field(200, ge=0, le=100_000)
+    background_per_visit: float = Field(2.0, ge=0, le=200)  # mean number drawn; repeats within a visit count once
     background_zipf: float = Field(1.0, ge=0, le=5)  # exponent of the codes' frequencies; 0: all alike
 
     # The truth's precision: simulated futures per prediction time (in mirrored pairs)

@@ -131,7 +131,7 @@ def _follow(
     while len(slot):
         hazards = process.hazards_per_day(lives) * factors
         rate = hazards.sum(axis=0)
-        share = hazards / rate
+        share = hazards / np.maximum(rate, np.finfo(np.float64).tiny)  # 0 / 0: nobody's share of nothing
         start = lives.now + 1 - prediction_day
         lives = process.advance(lives, Draws.fresh(rng, len(slot) // 2).with_mirror())
         end = lives.now + 1 - lives.is_visit - prediction_day
