@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,31 @@ def hospital_splits(rows: list[Row]) -> dict[int, str]:
     return {subject: SPLITS[(0, 0, 0, 1, 2)[k % 5]] for k, subject in enumerate(subjects)}
 
 
-def make_set(folder: Path, rows: list[Row], *settings: str, **changes: Any) -> Path:
-    """Write the records, and prepare them."""
-    write_meds(folder / "data", rows, splits=hospital_splits(rows))
+def make_set(
+    folder: Path,
+    rows: list[Row],
+    *settings: str,
+    parents: Mapping[str, Sequence[str]] | None = None,
+    column: str | None = None,
+    **changes: Any,
+) -> Path:
+    """Write the records, and prepare them for the task with `changes`."""
+    write_meds(folder / "data", rows, splits=hospital_splits(rows), parents=parents, column=column)
     prepare(folder / "data", folder / "set", study=load_study(None, settings), tasks=[task(**changes)])
     return folder / "set"
 
 
+def in_stays(rows: list[Row]) -> list[Row]:
+    """The same events in stays of several days that overlap and enclose loose rows."""
+    out = []
+    for row in rows:
+        stay = None if row.time is None or row.code == "END" else f"{row.time // (9 * DAY_US)}-{row.time % 2}"
+        out.append(row._replace(encounter=stay if row.time and row.time % 5 else None))
+    return out
+
+
 def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
-    """A run with large random weights, so that every input moves every answer; nothing is learned."""
+    """A run with large random weights, so that every input moves every answer; nothing is learned but the last step."""
     store = Prepared(prepared)
     trainer = Trainer(store, store.only_task(), out, study=load_study(None, [*TINY, *settings]))
     noise = torch.Generator().manual_seed(seed)
@@ -81,7 +97,10 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
         for parameter in trainer.best.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=noise)
     out.mkdir(parents=True)
-    trainer._write_run(trainer.best, [], {"best_epoch": 0, "tuning_nll": 0.0})
+    trainer.tuning_nll = lambda model: 0.0  # type: ignore[method-assign]  # it refuses labels that are to be audited
+    corrects = trainer.settings.recalibration > 0 and trainer.config.head == "horizon"
+    facts = {"best_epoch": 0, "tuning_nll": 0.0} | (trainer._recalibrate() if corrects else {})
+    trainer._write_run(trainer.best, [], facts)
     return out
 
 

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import ehrsequencing.records.timelines as timelines_room
+import ehrsequencing.training.loop as loop_room
 import ehrsequencing.training.resolve as resolve_room
 from audit_helpers import (
     FIRST_ID,
@@ -18,6 +20,7 @@ from audit_helpers import (
     broken_model,
     broken_set,
     hospital_rows,
+    in_stays,
     leaks,
     load,
     make_set,
@@ -26,11 +29,13 @@ from audit_helpers import (
     verdicts,
 )
 from ehrsequencing.evaluation.audit import CHECKS
+from ehrsequencing.evaluation.audit.copies import one_owner
 from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models import plans
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import STATIC
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import take_rows
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from meds_helpers import DAY_US, SPLITS, Row
 
@@ -62,8 +67,19 @@ def bidirectional_timeline(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -
 
 
 @planted("future_perturbation", "gradient", "prefix_equality")
-def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+def flat_bidirectional(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     return broken_model(assemble(honest, tmp / "run", "model.architecture=flat"), attention="bidirectional")
+
+
+@planted("future_perturbation", "gradient", "queries_are_silent", "prefix_equality")
+def flat_without_visit_mask(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """No mask at all: every token of a person sees every other, those of later visits and of other questions too."""
+
+    def unmasked(batch: Any, token_offsets: Any, **settings: Any) -> Any:
+        return plans.codes_plan(token_offsets[batch.subject_offsets])
+
+    patch.setattr(plans, "tokens_plan", unmasked)
+    return assemble(honest, tmp / "run", "model.architecture=flat")
 
 
 @planted("future_perturbation", "gradient")
@@ -124,22 +140,59 @@ def values_standardised_by_the_whole_record(honest: Path, tmp: Path, patch: pyte
 # ---- inputs that were not known yet ----------------------------------------------------------------------------------
 
 
+def into_the_newest_visit(folder: Path, *, token: int) -> None:
+    """The newest visit that a person with the event has before it holds a token in place of its first one."""
+    for split in SPLITS:
+        visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
+        codes, first = load(visits, "codes"), load(visits, "visit_offsets")
+        owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
+        chosen = np.flatnonzero((load(rows, "cause") == 1) & ~load(rows, "is_query"))
+        newest = load(visits, "subject_offsets")[owner[chosen]] + load(rows, "visits_before")[chosen] - 1
+        codes[first[newest]] = token
+        save(visits, "codes", codes)
+
+
 @planted("outcome_in_input")
 def outcome_code_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """The newest visit that a person with the event has before it says so."""
-
-    def change(folder: Path) -> None:
-        token = Prepared(honest).vocabulary.index["DX//RELAPSE"]
-        for split in SPLITS:
-            visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
-            codes, first = load(visits, "codes"), load(visits, "visit_offsets")
-            owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
-            chosen = np.flatnonzero((load(rows, "cause") == 1) & ~load(rows, "is_query"))
-            newest = load(visits, "subject_offsets")[owner[chosen]] + load(rows, "visits_before")[chosen] - 1
-            codes[first[newest]] = token
-            save(visits, "codes", codes)
-
+    change = partial(into_the_newest_visit, token=Prepared(honest).vocabulary.index["DX//RELAPSE"])
     return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("outcome_in_input")
+def outcome_rolled_up_and_kept_as_input(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """The outcome's many rare codes are written as their parent, which harmless codes have too."""
+    rows, parents = [], {}
+    for row in hospital_rows():
+        code = f"DX//RELAPSE-{row.subject % 40}" if row.code == "DX//RELAPSE" else row.code
+        if code.startswith("DX//RELAPSE") or code in {f"DX//{k}" for k in range(20, 60)}:
+            parents[code] = ["DX//ANY"]
+        rows.append(row._replace(code=code))
+    settings = ("vocabulary.rollup=on", "vocabulary.min_subjects=15")
+    prepared = make_set(tmp, rows, *settings, parents=parents, outcome={"relapse": "DX//RELAPSE*"})
+    vocabulary = Prepared(prepared).vocabulary
+    assert not any("RELAPSE" in token for token in vocabulary.tokens)  # nothing to be found by its name
+    change = partial(into_the_newest_visit, token=vocabulary.index["DX//ANY"])
+    return assemble(broken_set(prepared, tmp / "broken", change), tmp / "run")
+
+
+@planted("stamps", "outcome_in_input")
+def stays_known_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """A question is asked at an admission and answered with the whole stay, which ends after the outcome."""
+    build = CohortBuilder.build
+
+    def at_admission(self: Any, events: Any, subject: Any, visits: Any, **settings: Any) -> Any:
+        return build(self, events, subject, replace(visits, end_us=visits.start_us), **settings)
+
+    def change(folder: Path) -> None:  # a batch refuses the gaps below zero that come of it
+        for split in SPLITS:
+            place = folder / "tasks" / "hospital" / split
+            save(place, "delta_days", np.maximum(load(place, "delta_days"), 0))
+
+    with patch.context() as during:
+        during.setattr(CohortBuilder, "build", at_admission)
+        prepared = make_set(tmp, in_stays(hospital_rows()), "visits.by=encounter", column="hadm_id")
+    return assemble(broken_set(prepared, tmp / "broken", change), tmp / "run")
 
 
 @planted("tokens_in_records", "prefix_equality")
@@ -285,6 +338,25 @@ def asked_at_the_instant_of_the_outcome(honest: Path, tmp: Path, patch: pytest.M
 
 @planted("splits")
 def split_by_row(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Prediction times were dealt out, and not people: every other one of a training person is held out."""
+
+    def change(folder: Path) -> None:
+        train, held_out = (folder / "tasks" / "hospital" / split for split in ("train", "held_out"))
+        rows, subject = Prepared(honest).rows("hospital", "train"), Prepared(honest).rows("hospital", "train").subject
+        shutil.rmtree(folder / "visits" / "held_out")
+        shutil.copytree(folder / "visits" / "train", folder / "visits" / "held_out")
+        for remainder, place in enumerate((train, held_out)):
+            kept = np.flatnonzero(np.arange(len(rows)) % 2 == remainder)
+            counts = np.bincount(subject[kept], minlength=len(rows.row_offsets) - 1)
+            part = replace(take_rows(one_owner(rows), kept), row_offsets=np.r_[0, np.cumsum(counts)])
+            for name, array in vars(part).items():
+                save(place, name, array)
+
+    return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
+
+
+@planted("splits")
+def people_in_two_splits(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """People of the tuning split are held out, too."""
 
     def change(folder: Path) -> None:
@@ -307,8 +379,7 @@ def vocabulary_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -
     return assemble(prepared, tmp / "run")
 
 
-@planted("vocabulary_refit")
-def scales_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+def with_scales_of_everyone(tmp: Path, patch: pytest.MonkeyPatch, *settings: str) -> Path:
     """Codes are counted on training subjects, but the scales of their values come from all."""
     update = VocabularyFit.update
 
@@ -321,8 +392,19 @@ def scales_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Pa
 
     with patch.context() as during:
         during.setattr(VocabularyFit, "update", leaky)
-        prepared = make_set(tmp, hospital_rows())
+        prepared = make_set(tmp, hospital_rows(), *settings)
     return assemble(prepared, tmp / "run")
+
+
+@planted("vocabulary_refit")
+def scales_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    return with_scales_of_everyone(tmp, patch)
+
+
+@planted("vocabulary_refit")
+def bins_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """The edges of the bins into which values fall, and with them the tokens that a record becomes."""
+    return with_scales_of_everyone(tmp, patch, "values.mode=bins")
 
 
 @planted("grid")
@@ -338,6 +420,33 @@ def grid_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path
     with patch.context() as during:
         during.setattr(resolve_room, "grid_edges", of_all)
         return assemble(honest, tmp / "run")
+
+
+def corrected_on(split: str, honest: Path, patch: pytest.MonkeyPatch, *, counted_on: str) -> None:
+    """The last step of training is fitted on another split, and told with the counts of a third."""
+    fit, store = loop_room.recalibrate_head, Prepared(honest)
+
+    def elsewhere(model: Any, loader: SubjectLoader, **settings: Any) -> Any:
+        rows = store.rows("hospital", split)
+        fitted = fit(model, SubjectLoader.of_model(model.config, store.timelines(split), rows), **settings)
+        counted = store.rows("hospital", counted_on)
+        subjects = [len(np.unique(counted.subject[counted.cause == cause])) for cause in (1, 2)]
+        return replace(fitted, subjects=np.array(subjects))
+
+    patch.setattr(loop_room, "recalibrate_head", elsewhere)
+
+
+@planted("recalibration")
+def recalibration_on_held_out(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    corrected_on("held_out", honest, patch, counted_on="held_out")
+    return assemble(honest, tmp / "run")
+
+
+@planted("recalibration")
+def recalibration_on_training_told_as_tuning(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Only the three numbers betray it."""
+    corrected_on("train", honest, patch, counted_on="tuning")
+    return assemble(honest, tmp / "run")
 
 
 # ---- inputs that know too much ---------------------------------------------------------------------------------------

@@ -344,7 +344,8 @@ def audit(
 ) -> None:
     """Test a run, and the data that it was made from, for leaks of the future.
 
-    Exits with 1 where a leak is found.
+    Exits with 1 where a leak is found, with 0 where none is: also where some checks could not be made. A report that
+    the run has is drawn again.
     """
     with _errors(debug):
         from ehrsequencing.evaluation.audit import audit as make
@@ -357,8 +358,29 @@ def audit(
             )  # fmt: skip
         typer.echo("\n".join(audit_lines(result)))
         typer.echo(f"details: {run / 'audit.json'}")
+        _show_audit(run, result)
         if result["leaks"]:
             raise typer.Exit(1)
+
+
+def _show_audit(run: Path, result: dict[str, Any]) -> None:
+    """Draw the run's report again, if it has one, from the metrics as they are and the audit that was just made."""
+    from ehrsequencing.evaluation.checks import audit_summary, predictor_cutoff
+    from ehrsequencing.evaluation.evaluate import add_to_run
+    from ehrsequencing.reporting.report import render
+    from ehrsequencing.storage import read_json, read_manifest, write_bytes
+
+    if not {"metrics.json", "report.html"} <= set(read_manifest(run, what="a finished run", verify=False)["files"]):
+        return
+    metrics, summary = read_json(run / "metrics.json"), audit_summary(run)
+    told = {"audit": summary, "predictor_cutoff": predictor_cutoff(summary)}
+    try:
+        page = render(metrics | {"audit": result, "checks": (metrics.get("checks") or {}) | told}).encode()
+    except Exception as error:  # metrics of an older version, say: the verdict counts, and it stands
+        typer.echo(f"{run / 'report.html'} is as it was (run ehrseq evaluate again): {error}", err=True)
+        return
+    add_to_run(run, "report.html", lambda path: write_bytes(path, page))
+    typer.echo(f"report: {run / 'report.html'}")
 
 
 def _tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:

@@ -32,8 +32,8 @@ from ehrsequencing.evaluation.estimates import (
 from ehrsequencing.evaluation.facts import Facts
 from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.judged import Judged
-from ehrsequencing.evaluation.oracle import Truth
-from ehrsequencing.evaluation.oracle_table import oracle_table
+from ehrsequencing.evaluation.oracle import Truth, other_settings
+from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.scope import ORACLE, OURS, Scope, draw_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
@@ -92,9 +92,18 @@ class Evaluation:
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.grid = np.unique(np.r_[spaced, self.horizons])
         self.warnings: list[str] = []
-        self.truth: Truth | None = None
-        if judged.source is not None and not run.is_visit_head:
-            self.truth = Truth.read(judged.source, self.timelines, self.rows, causes=self.task.causes)
+        self.truth = None if judged.source is None or run.is_visit_head else self._truth(judged.source)
+        self.beside_truth: list[dict[str, Any]] = []
+
+    def _truth(self, data: Path) -> Truth | None:
+        """The truth of these prediction times, where the data is a simulation that answers this very task."""
+        other = other_settings(data, self.task)
+        if other:
+            self.warnings.append(
+                f"No comparison with the truth of the simulation: it answers another task, by its {', '.join(other)}."
+            )
+            return None
+        return Truth.read(data, self.timelines, self.rows, causes=self.task.causes)
 
     # ---- what metrics.json holds -------------------------------------------------------------------------------
 
@@ -234,6 +243,7 @@ class Evaluation:
             estimates = scope_estimates(scope, self.task.causes)
             metrics += metric_rows(scope, estimates) + integrated_brier_rows(on_grid, self.task.causes)
             differences += difference_rows(scope, estimates, ours=OURS, rivals=rivals)
+            self.beside_truth += oracle_differences(scope, estimates)
         return metrics + self._nll_metrics(scopes), differences
 
     def _nll_metrics(self, scopes: list[Scope]) -> list[dict[str, Any]]:
@@ -312,9 +322,8 @@ class Evaluation:
             self.truth, self._risk, self.nll, self.rows, train=train, edges_days=self.run.study.model.edges_days,
             task=self.task,
         )  # fmt: skip
-        if found["beats_oracle_z"] > 3:
-            self.warnings.append("The model beats the true hazards by more than three standard errors: it is leaking.")
-        return found
+        self.warnings += oracle_warnings(found)
+        return found | {"differences": self.beside_truth}
 
     def _visit_head_result(self) -> dict[str, Any]:
         """The `visit` head has no calendar: only its likelihood and its mean hazard can be judged."""

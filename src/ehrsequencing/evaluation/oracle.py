@@ -14,14 +14,18 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.models.survival import cumulative_incidence
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure
 from ehrsequencing.records.meds import read_table
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
-TRUTH, MECHANISMS = "truth_hazards.parquet", "truth_mechanisms.parquet"
+TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
+ANSWERED = ("index", "outcome", "competing", "censoring", "recurrent")  # settings of a task that change its truth
 EARLY_DAYS = 30.0  # the mechanisms are those of the prediction time; they are sought in the risk soon after it
+LEAK_Z = 3.0  # standard errors by which no honest model beats the truth
 _NO_HAZARD = 1e-12  # per day: a true hazard of zero has no logarithm
+_LEAST = 1e-3  # of a bin's mean hazard: below it a logarithm would say more than hazards near zero mean
 Floats = NDArray[np.float64]
 
 
@@ -92,6 +96,25 @@ class Truth:
         return np.asarray(risk, dtype=np.float64)
 
 
+def other_settings(data: Path, task: TaskConfig) -> list[str]:
+    """Settings in which a task asks another question than the one that a simulation's truth answers.
+
+    Landmarks, horizons, `blanking` and eligibility may differ: they choose among the prediction times, and the truth of
+    a prediction time is the same whoever chose it.
+
+    Args:
+        data: Folder of the records.
+        task: The run's task.
+
+    Returns:
+        Their names; none where the data has no truth, or does not say which task that is the truth of.
+    """
+    if not (data / TRUTH).is_file() or not (data / TASK).is_file():
+        return []
+    own = load_task(data / TASK)
+    return [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
+
+
 def _read_mechanisms(data: Path, timelines: Timelines, rows: TaskRows) -> dict[str, Floats]:
     if not (data / MECHANISMS).is_file():
         return {}
@@ -151,6 +174,17 @@ def slope_error(x: Floats, y: Floats, slope: float, subject: NDArray[np.int64]) 
     return float(np.sqrt((by_subject**2).sum()) / (x @ x))
 
 
+def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
+    """Constant hazards per bin and day (R, E, K) with the cumulative incidences (R, E, K) at the bins' ends."""
+    incidence = np.concatenate([np.zeros_like(risk[:, :, :1]), risk], axis=2)
+    survival = np.maximum(1 - incidence.sum(axis=1), 1e-12)
+    gained = np.diff(incidence, axis=2)
+    total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(edges_days)
+    either = gained.sum(axis=1, keepdims=True)
+    share = np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
+    return np.asarray(total[:, None] * share, dtype=np.float64)
+
+
 def hazard_rmse_per_year(model_risk: Floats, truth: Truth, *, causes: Sequence[str]) -> dict[str, float]:
     """Root mean square error of each cause's hazard, per year, over the bins of the truth.
 
@@ -163,13 +197,7 @@ def hazard_rmse_per_year(model_risk: Floats, truth: Truth, *, causes: Sequence[s
         causes: Names.
     """
     width = np.diff(truth.edges_days)
-    incidence = np.concatenate([np.zeros_like(model_risk[:, :, :1]), model_risk], axis=2)
-    survival = np.maximum(1 - incidence.sum(axis=1), 1e-12)
-    gained = np.diff(incidence, axis=2)
-    total = np.log(survival[:, :-1] / survival[:, 1:]) / width
-    either = gained.sum(axis=1, keepdims=True)
-    hazard = total[:, None] * np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
-    known = truth.known
+    hazard, known = bin_hazards(model_risk, truth.edges_days), truth.known
     alive = np.exp(-np.cumsum(truth.hazards[known].sum(axis=1) * width, axis=1)) * width
     squared = ((hazard[known] - truth.hazards[known]) * 365.25) ** 2
     mean = np.einsum("rek,rk->e", squared, alive) / alive.sum()
@@ -214,10 +242,82 @@ def mechanism_shares(
     ]
 
 
+def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
+    r"""What a model tells of the events beyond what the truth expects, in nats; above 0 on average only by a leak.
+
+        Σ_e ∫ Y log(m_e / r_e) (dN_e − λ*_e du)
+
+    with N the events, Y at risk, m the model's hazards, λ* the truth's. Of an honest model the mean is 0, since m and r
+    are known at the prediction time and λ* is what is expected then, **and it stays 0 if λ* is a noisy mean over few
+    simulated futures**, since λ* stands there linearly and its noise knows nothing of m, r or N. That is not so for a
+    difference in NLL: with λ*(1 + ε) in place of λ* the truth's NLL is too high by
+
+        Σ_e ∫ Y λ* (ε − log(1 + ε)) du  ≈  ½ Σ_e ∫ Y λ* ε² du
+
+    half the expected events times the squared relative noise, and a better model "beats" it.
+
+    r may be anything without that noise; the nearer to λ*, the smaller the standard error. It is a regression of
+    log λ* on the mechanisms, per cause and bin.
+
+    Args:
+        model: (R, E, K) hazards per day in the bins of the truth.
+        truth: The truth.
+        rows: The prediction times.
+
+    Returns:
+        (R,), NaN without a truth.
+    """
+    known, hazards = truth.known, truth.hazards
+    least = np.maximum(_LEAST * hazards[known].mean(axis=0), _NO_HAZARD)
+    design = np.column_stack([np.ones(known.sum()), *(ratio[known] for ratio in truth.mechanisms.values())])
+    logs = np.log(np.maximum(hazards[known], least)).reshape(len(design), -1)
+    reference = (design @ np.linalg.lstsq(design, logs, rcond=None)[0]).reshape(hazards[known].shape)
+    stake = np.full_like(hazards, np.nan)
+    stake[known] = np.log(np.maximum(model[known], least)) - reference
+    inner, cause = truth.edges_days[1:-1].tolist(), np.asarray(rows.cause).astype(np.int64)
+    found = -np.einsum("rek,rk->r", stake * hazards, exposure(inner, rows.entry_days, rows.duration_days))
+    had = np.flatnonzero(cause > 0)
+    found[had] += stake[had, cause[had] - 1, event_bin(inner, np.asarray(rows.duration_days)[had])]
+    return np.asarray(found, dtype=np.float64)
+
+
+def expected_gain_share(model: Floats, truth: Truth, *, train: TaskRows, rows: TaskRows) -> float | None:
+    """The share of the gain by what the truth expects, not by what happened.
+
+        Σ ∫ Y (λ* log(m / λ⁰) − m + λ⁰)  /  Σ ∫ Y (λ* log(λ* / λ⁰) − λ* + λ⁰)
+
+    with λ⁰ the cohort's own hazards in the bins of the truth. Outcomes decide only who is at risk. Noise of the truth
+    makes the divisor too large by ½ Σ ∫ Y λ* ε² and that of `gain_share` too small by as much (see `foresight`): of an
+    honest model this share is too low and the other too high.
+
+    Args:
+        model: (R, E, K) hazards per day in the bins of the truth.
+        truth: The truth.
+        train: Training rows, on which λ⁰ is fitted.
+        rows: The evaluated rows.
+
+    Returns:
+        The share; None where the truth is λ⁰.
+    """
+    inner, known = truth.edges_days[1:-1].tolist(), truth.known
+    n_causes = truth.hazards.shape[1]
+    null = cohort_hazards(inner, train.entry_days, train.duration_days, train.cause, n_causes=n_causes)
+    span = exposure(inner, rows.entry_days, rows.duration_days)[known]
+    true, said = truth.hazards[known], model[known]
+
+    def gain(hazards: Floats) -> float:
+        ratio = np.log(np.maximum(hazards, _NO_HAZARD) / null)
+        return float(np.einsum("rek,rk->", true * ratio - hazards + null, span))
+
+    best = gain(true)
+    return gain(said) / best if best > 0 else None
+
+
 def oracle_gap(
     nll_model: NDArray[np.float64],
     nll_oracle: NDArray[np.float64],
     *,
+    foresight: NDArray[np.float64],
     train: TaskRows,
     rows: TaskRows,
     edges_days: Sequence[float],
@@ -225,9 +325,13 @@ def oracle_gap(
 ) -> dict[str, Any]:
     """Share of the NLL gain from the cohort's own hazards (null) to the truth (oracle) that a model reaches.
 
+    A model is leaking where its NLL is better than the truth's by more than `LEAK_Z` standard errors *and* it foresees
+    events: the first alone a good model reaches too, where the truth is noisy. `beats_oracle_z` is the smaller of both.
+
     Args:
         nll_model: (R,) the model's NLL.
         nll_oracle: (R,) the truth's, NaN where unknown.
+        foresight: (R,) what `foresight` says of the model, NaN where unknown.
         train: Training rows, on which the null hazards are fitted.
         rows: The evaluated rows.
         edges_days: Grid of the null hazards.
@@ -235,7 +339,8 @@ def oracle_gap(
 
     Returns:
         `nll_null`, `nll_model`, `nll_oracle` (means), `gain_share` with its standard error by subject, and
-        `beats_oracle_z`: how many standard errors the model is better than the truth; above 3 it is leaking.
+        `beats_oracle_z`: how many standard errors the model is better than the truth, above 3 it is leaking; the
+        smaller of `nll_z` (by the NLL) and `foresight_z`.
     """
     hazards = cohort_hazards(edges_days, train.entry_days, train.duration_days, train.cause, n_causes=n_causes)
     span = exposure(edges_days, rows.entry_days, rows.duration_days)
@@ -250,14 +355,19 @@ def oracle_gap(
     share = gain / best
     # The delta method for a ratio of means; rows of one subject are summed first, since they belong together.
     influence = _by_subject((null - model) - share * (null - oracle), subject) / (len(null) * best)
-    excess = _by_subject(oracle - model - (oracle - model).mean(), subject) / len(null)
-    se_excess = float(np.sqrt(np.sum(excess**2)))
+    nll_z, foresight_z = _z(oracle - model, subject), _z(foresight[known], subject)
     return {
         "nll_null": float(null.mean()), "nll_model": float(model.mean()), "nll_oracle": float(oracle.mean()),
         "gain_share": float(share), "gain_share_se": float(np.sqrt(np.sum(influence**2))),
-        "beats_oracle_z": float((oracle - model).mean() / max(se_excess, 1e-12)),
+        "beats_oracle_z": min(nll_z, foresight_z), "nll_z": nll_z, "foresight_z": foresight_z,
         "prediction_times": int(known.sum()),
     }  # fmt: skip
+
+
+def _z(values: NDArray[np.float64], subject: NDArray[np.int64]) -> float:
+    """Mean in its standard errors, by subject."""
+    se = float(np.sqrt(np.sum(_by_subject(values - values.mean(), subject) ** 2))) / len(values)
+    return float(values.mean() / max(se, 1e-12))
 
 
 def _by_subject(values: NDArray[np.float64], subject: NDArray[np.int64]) -> NDArray[np.float64]:

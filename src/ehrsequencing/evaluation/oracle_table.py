@@ -1,21 +1,26 @@
 """A run beside the truth of a simulation, in one mapping: likelihood, risks, hazards, mechanisms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.evaluation.censoring import Floats
+from ehrsequencing.evaluation.estimates import COMPARED, Estimate, long_rows
 from ehrsequencing.evaluation.oracle import (
     EARLY_DAYS,
+    LEAK_Z,
     Truth,
+    bin_hazards,
+    expected_gain_share,
+    foresight,
     hazard_rmse_per_year,
     mechanism_shares,
     oracle_gap,
     risk_errors,
 )
-from ehrsequencing.evaluation.scope import ORACLE
+from ehrsequencing.evaluation.scope import ORACLE, OURS, Scope
 from ehrsequencing.records.timelines import TaskRows
 
 
@@ -41,13 +46,51 @@ def oracle_table(
         task: The question.
     """
     causes, horizons, early = task.causes, np.array(task.horizons), np.array([EARLY_DAYS])
-    subject = np.asarray(rows.subject)
-    gap = oracle_gap(nll, truth.nll(rows), train=train, rows=rows, edges_days=edges_days, n_causes=len(causes))
+    subject, on_grid = np.asarray(rows.subject), risk(truth.edges_days[1:])
+    hazards = bin_hazards(on_grid, truth.edges_days)
+    gap = oracle_gap(
+        nll, truth.nll(rows), foresight=foresight(hazards, truth, rows), train=train, rows=rows,
+        edges_days=edges_days, n_causes=len(causes),
+    )  # fmt: skip
     return gap | {
         "name": ORACLE,
+        "gain_share_expected": expected_gain_share(hazards, truth, train=train, rows=rows),
         "risks": risk_errors(
             risk(horizons), truth.risk(horizons), causes=causes, horizons_days=horizons, subject=subject
         ),
-        "hazard_rmse_per_year": hazard_rmse_per_year(risk(truth.edges_days[1:]), truth, causes=causes),
+        "hazard_rmse_per_year": hazard_rmse_per_year(on_grid, truth, causes=causes),
         "mechanisms": mechanism_shares(risk(early)[:, 0, 0], truth.risk(early)[:, 0, 0], truth, subject),
     }
+
+
+def oracle_differences(
+    scope: Scope, estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+) -> list[dict[str, Any]]:
+    """Long rows of `oracle.differences`: the run minus the truth, on the same resamples of subjects.
+
+    Args:
+        scope: The rows, with the truth among the models.
+        estimates: Of `scope_estimates`.
+    """
+    if ORACLE not in scope.risk:
+        return []
+    return [
+        row
+        for cause, found in estimates.items()
+        for name in (*COMPARED, "oe")
+        for row in long_rows(
+            scope, found[OURS][name].minus(found[ORACLE][name]), model=ORACLE, cause=cause, metric=name
+        )
+    ]  # fmt: skip
+
+
+def oracle_warnings(found: Mapping[str, Any]) -> list[str]:
+    """What a reader of `oracle` must be warned of."""
+    if found["beats_oracle_z"] > LEAK_Z:
+        return ["The model beats the true hazards by more than three standard errors: it is leaking."]
+    if found["nll_z"] > LEAK_Z:
+        return [
+            "The model's NLL beats that of the true hazards by more than three standard errors, but it foresees no "
+            "event that they do not expect: they are means over too few simulated futures. Raise truth_futures."
+        ]
+    return []

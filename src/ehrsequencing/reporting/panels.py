@@ -11,7 +11,7 @@ from ehrsequencing.reporting import curves, figures, svg
 from ehrsequencing.reporting.figures import CalibrationPoint, Curve
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.small_counts import SMALLEST, merge_bins, pool_groups
-from ehrsequencing.reporting.wording import duration, exact, from_landmark, size
+from ehrsequencing.reporting.wording import METRICS, duration, exact, from_landmark, size
 
 
 @dataclass(frozen=True)
@@ -266,4 +266,25 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {
         "figure": figure, "reached": reached, "z": z, "leak": z is not None and z > 3,
         "risks": found.get("risks", []), "mechanisms": found.get("mechanisms", []),
+        "expected": found.get("gain_share_expected"), "differences": _beside_truth(found.get("differences", [])),
     }  # fmt: skip
+
+
+def _beside_truth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Ours less the truth in C and O/E: a row per landmark, cause and horizon, values and intervals in words."""
+    told: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
+    for row in rows:
+        if row["metric"] in ("c", "oe"):
+            place = dict(zip(("landmark", "cause", "horizon"), _place(row), strict=True))
+            told.setdefault(_place(row), place)[row["metric"]] = _signed(row)
+    return list(told.values())
+
+
+def _signed(row: Mapping[str, Any]) -> str:
+    if row["value"] is None:
+        return "undefined"
+    digits = METRICS[row["metric"]].digits
+    between = ""
+    if row["low"] is not None and row["high"] is not None:
+        between = f" ({row['low']:+.{digits}f} to {row['high']:+.{digits}f})"
+    return f"{row['value']:+.{digits}f}{between}"

@@ -66,6 +66,11 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
         lines.append(
             f"LEAK: better than the true hazards by {z:.1f} standard errors. No honest model is: see ehrseq audit"
         )
+    elif oracle.get("nll_z", 0) > 3:
+        lines.append(
+            f"better than the true hazards by {oracle['nll_z']:.1f} standard errors of the NLL, but it foresees no "
+            "event that they do not expect: too few simulated futures (truth_futures), no leak"
+        )
     return lines
 
 

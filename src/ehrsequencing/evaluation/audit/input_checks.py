@@ -233,19 +233,21 @@ def _age(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> NDArray[n
 
 
 def outcome_in_input(data: AuditData) -> Finding:
-    """Codes of the outcome, or of a competing cause, in visits after the index that an at-risk row sees."""
+    """Codes of the outcome, or of a competing cause, in visits after the index that an at-risk row sees.
+
+    First by the names of the tokens, for everybody. An outcome's code may also be written under another name: that of
+    the parent to which it is rolled up, or the unknown token of its type. Such a token is compared with the records.
+    """
     parents = data.source.parents if data.source is not None else {}
     ending = data.task.competing if data.task.recurrent else data.task.patterns
     patterns = [pattern for some in ending.values() for pattern in some if split_condition(pattern) is None]
-    matches = CodeMatcher(patterns, parents=parents).mask(data.vocabulary.tokens)[data.base_token]
+    matcher = CodeMatcher(patterns, parents=parents)
+    matches = matcher.mask(data.vocabulary.tokens)[data.base_token]
     tested, bad, still = {"rows": 0}, 0, 0
     for name in SPLITS:
         timelines, rows = data.timelines[name], data.rows[name]
         first, seen, _ = _views(timelines, rows)
-        owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
-        up_to_index, _ = count_at_or_before(
-            owner, np.asarray(timelines.end_us), rows.subject, np.asarray(rows.index_us)
-        )
+        up_to_index = _up_to_index(timelines, rows)
         hits = np.r_[0, np.cumsum(matches[np.asarray(timelines.codes)])][np.asarray(timelines.visit_offsets)]
         bad += int((hits[first + seen] > hits[np.minimum(first + up_to_index, first + seen)]).sum())
         of_static = np.r_[0, np.cumsum(matches[np.asarray(timelines.static_codes)])][
@@ -256,13 +258,81 @@ def outcome_in_input(data: AuditData) -> Finding:
     if still and not bad:
         why = f"{still:,} prediction times see a code of the outcome among the codes without a time"
         return Finding("leak", why, tested, float(still), 0.0)
-    under = any(p.startswith("under:") for p in patterns)
-    if under and data.source is None and not bad:
-        return no_source(data)
+    if data.source is None:
+        if not bad and (data.vocabulary.rollup.mode != "off" or any(p.startswith("under:") for p in patterns)):
+            return no_source(data)
+    elif not bad:
+        finding = _outcome_by_another_name(data, data.source, matcher, matches)
+        if finding is not None:
+            return finding
     return judge(
         bad, of=tested["rows"], what="at-risk prediction times see a code of the outcome after the index",
         tested=tested, clean="no at-risk prediction time sees a code of an outcome after its index",
     )  # fmt: skip
+
+
+def _up_to_index(timelines: Timelines, rows: TaskRows) -> NDArray[np.int64]:
+    """(R,) how many visits of each row's subject had ended by the index."""
+    owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
+    return count_at_or_before(owner, np.asarray(timelines.end_us), rows.subject, np.asarray(rows.index_us))[0]
+
+
+def _outcome_by_another_name(
+    data: AuditData, source: Source, outcome: CodeMatcher, named: NDArray[np.bool_]
+) -> Finding | None:
+    """Tokens that an outcome's code shares with other codes: each one seen after the index needs one of those others.
+
+    Args:
+        data: The audited run.
+        source: The records.
+        outcome: Which codes are the outcome's.
+        named: (V,) tokens that were looked for by their names already.
+    """
+    vocabulary = data.vocabulary
+    codes = tuple(code for code in source.codes if outcome(code) and not source.excluded(code))
+    shared = np.zeros(len(vocabulary), dtype=bool)
+    shared[np.r_[vocabulary.ids(codes), vocabulary.extra_ids(codes)[1]]] = True
+    shared &= ~named
+    if not shared.any():
+        return None
+    alone = total = subjects = 0
+    for name in SPLITS:
+        timelines, rows = data.timelines[name], data.rows[name]
+        up_to_index = _up_to_index(timelines, rows)
+        for subject in data.sample[name].tolist():
+            low, high = int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])
+            start = int(timelines.subject_offsets[subject])
+            visits = (start + int(up_to_index[low:high].min()), start + int(rows.visits_before[high - 1]))
+            events = source.records[int(timelines.subject_id[subject])]
+            found = _without_another_cause(data, source, timelines, visits, events, outcome, shared)
+            alone, total, subjects = alone + found[0], total + found[1], subjects + 1
+    if not alone:
+        return None
+    tested = {"subjects": subjects, "tokens": total}
+    what = f"{alone:,} of {total:,} tokens that the outcome shares with other codes stand for none of those others"
+    return Finding("leak", f"{what}, in visits that at-risk prediction times see", tested, float(alone), 0.0)
+
+
+def _without_another_cause(
+    data: AuditData, source: Source, timelines: Timelines, visits: tuple[int, int], events: Events,
+    outcome: CodeMatcher, shared: NDArray[np.bool_],
+) -> tuple[int, int]:  # fmt: skip
+    """Shared tokens in some visits of a subject without an event of another code in the visit; and how many in all."""
+    low, high = (int(timelines.visit_offsets[visit]) for visit in (visits[0], max(visits)))
+    base = data.base_token[np.asarray(timelines.codes[low:high])]
+    place = np.flatnonzero(shared[base])[:MAX_TOKENS]
+    if not len(place):
+        return 0, 0
+    event, token, _ = _encoded(data, source, events)
+    token = data.base_token[token]
+    other = shared[token] & ~outcome.mask(events.codes)[events.code[event]]
+    token, moment = token[other], events.time_us[event[other]]
+    visit = np.searchsorted(np.asarray(timelines.visit_offsets), low + place, side="right") - 1
+    explained = [
+        bool(np.any((token == base[k]) & (moment >= timelines.start_us[v]) & (moment <= timelines.end_us[v])))
+        for k, v in zip(place.tolist(), visit.tolist(), strict=True)
+    ]
+    return len(place) - sum(explained), len(place)
 
 
 def _views(timelines: Timelines, rows: TaskRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -28,6 +28,7 @@ class Source:
         training_fit: The vocabulary that the training subjects of the prepared set give.
         records: Events of each sampled subject, by id.
         dataset_end_us: Last timestamp, or the date of extraction.
+        codes: Every code of the data set, in the order of the names.
     """
 
     prepared: Prepared
@@ -37,6 +38,7 @@ class Source:
     training_fit: Vocabulary
     records: dict[int, Events]
     dataset_end_us: int
+    codes: tuple[str, ...]
 
     @classmethod
     def read(
@@ -78,7 +80,7 @@ class Source:
         if subjects != manifest["subjects"] or end_us != manifest["dataset_end_us"] or len(records) < len(wanted):
             mend = "name the records that were prepared with --data"
             raise EhrseqError("these are not the records that were prepared", where=str(folder), mend=mend)
-        return cls(prepared, folder, parents, excluded, fit.finish(), records, end_us)
+        return cls(prepared, folder, parents, excluded, fit.finish(), records, end_us, tuple(sorted(fit.number)))
 
     def fit_on_everyone(self) -> Vocabulary:
         """The vocabulary that all subjects would give: what a leak would look like. One more pass."""
