@@ -25,7 +25,8 @@ def measured(*, share: float = 0.8, slopes: tuple[float, float] = (1.0, 1.04), d
         for days, slope in zip((90.0, 365.25), pair, strict=True)
     ]
     return {
-        "gain_share": share, "gain_share_se": 0.02, "risks": risks, "hazard_rmse_per_year": {"outcome": 0.1},
+        "gain_share": share, "gain_share_se": 0.02, "gain_share_expected": 0.79, "risks": risks,
+        "hazard_rmse_per_year": {"outcome": 0.1},
         "mechanisms": [{"mechanism": "pair", "share": 0.9}],
     }  # fmt: skip
 
@@ -34,7 +35,8 @@ def test_a_row_says_what_was_measured(bench: ModuleType) -> None:
     row = bench.line("mean", 20_000, measured())
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
-        "20,000", "mean", "0.800 ± 0.039", "1.000 1.040 (± 0.020)", "1.300 1.300 (± 0.020)", "0.050 0.050", "0.100",
+        "20,000", "mean", "0.800 ± 0.039 (0.790)",
+        "1.000 1.040 (± 0.020)", "1.300 1.300 (± 0.020)", "0.050 0.050", "0.100",
         "pair 0.90",
     ]  # fmt: skip
     assert len(cells) == len(bench.COLUMNS)
