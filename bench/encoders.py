@@ -252,7 +252,7 @@ def figure(rows: list[Row], pair_rows: list[Row]) -> str:
         words(
             20,
             694,
-            "Filled: with the residual MLP (visit_mlp); hollow: without. 95 % intervals are narrower than the marks.",
+            "Filled: with the residual MLP (visit_mlp); hollow: without. Lines: 95 % intervals over subjects.",
             fill=GREY,
         )
     ]

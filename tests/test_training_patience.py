@@ -49,7 +49,7 @@ def test_of_equal_epochs_the_earlier_is_kept(
 ) -> None:
     given = iter(nlls)
     monkeypatch.setattr(Trainer, "tuning_nll", lambda self, model: next(given))
-    settings = [*TINY, f"training.epochs={len(nlls)}", f"training.min_gain={min_gain}"]
+    settings = [*TINY, f"training.epochs={len(nlls)}", f"training.min_gain={min_gain}", "training.recalibration=0"]
     Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
     rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
     assert max(row["epoch"] for row in rows if row["best"]) == best
@@ -59,7 +59,7 @@ def test_the_early_stop_sees_every_prediction_time_or_landmarks_alone(sim_prepar
     store = Prepared(sim_prepared)
     rows, found = store.rows("simulated", "tuning"), {}
     for where in ("visits", "landmarks"):
-        settings = [*TINY, "training.epochs=1", f"training.early_stop={where}"]
+        settings = [*TINY, "training.epochs=1", f"training.early_stop={where}", "training.recalibration=0"]
         trainer = Trainer(store, "simulated", tmp_path / where, study=load_study(None, settings))
         trainer.fit()
         (row,) = (json.loads(line) for line in (tmp_path / where / "history.jsonl").read_text().splitlines())
