@@ -1,6 +1,5 @@
 """The experiment of docs/what-each-encoder-learns.md: what its claims rest on."""
 
-import importlib.util
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from bench_helpers import load_bench
 from ehrsequencing import ModelConfig, VisitBatch
 from ehrsequencing.models.build import build_model
 from ehrsequencing.simulate import SimulationConfig, simulate
@@ -19,12 +19,7 @@ A1, A2, B1, B2 = 1, 2, 3, 4
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("encoders", Path(__file__).parents[1] / "bench" / "encoders.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_bench("encoders")
 
 
 def interaction(bench: ModuleType, *, silenced: bool = True, **settings: Any) -> float:

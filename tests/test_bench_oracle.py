@@ -1,21 +1,16 @@
 """`bench/oracle.py`: a row says what was measured, and a missed goal is told."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from bench_helpers import load_bench
+
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("oracle_bench", Path(__file__).parents[1] / "bench" / "oracle.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_bench("oracle")
 
 
 def measured(*, share: float = 0.8, slopes: tuple[float, float] = (1.0, 1.04), death: float = 1.3) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.training.hazard_regression import Floats, fit_hazards
+from ehrsequencing.training.recalibration import log_hazards as of_loader
 
 FEWEST_EVENTS = 10  # of a cause among the tuning subjects: with fewer, two numbers cannot be fitted
 FITTED_ON = "tuning"
@@ -127,9 +128,8 @@ def log_hazards(
     """(R, causes, bins) log-hazards per day of a `horizon` model at every prediction time."""
     out = np.empty((len(rows), model.config.causes, model.config.bins))
     loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
-    with torch.no_grad():
-        for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            out[step.rows] = model(step.batch).double().numpy()[step.positions]
+    row, eta = of_loader(model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu"))
+    out[row] = eta
     return out
 
 

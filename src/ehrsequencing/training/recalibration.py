@@ -144,8 +144,7 @@ def recalibrate_head(
         device: Where the model is.
     """
     rows = loader.rows
-    chosen = loader.subjects[:: max(1, -(-len(rows) // MOST_ROWS))]
-    row, eta = _log_hazards(model, loader, chosen, visit_budget=visit_budget, device=device)
+    row, eta = labelled_log_hazards(model, loader, visit_budget=visit_budget, device=device)
     fitted = fit_bin_recalibration(
         eta, model.config.edges_days, duration_days=np.asarray(rows.duration_days)[row],
         cause=np.asarray(rows.cause)[row], entry_days=np.asarray(rows.entry_days)[row],
@@ -155,17 +154,35 @@ def recalibrate_head(
     return fitted
 
 
-def _log_hazards(
-    model: SurvivalModel, loader: SubjectLoader, subjects: NDArray[np.int64], *, visit_budget: int,
-    device: torch.device,
+def labelled_log_hazards(
+    model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """What the fit is made on: labelled prediction times, of a split with more than `MOST_ROWS` those of a sample.
+
+    Args:
+        model: With the `horizon` head.
+        loader: The split.
+        visit_budget: Of one batch.
+        device: Where the model is.
+
+    Returns:
+        Rows of the task (r,), and their log-hazards per day (r, E, K).
+    """
+    chosen = loader.subjects[:: max(1, -(-len(loader.rows) // MOST_ROWS))]
+    row, eta = log_hazards(model, loader, subjects=chosen, visit_budget=visit_budget, device=device)
+    labelled = ~np.isnan(np.asarray(loader.rows.duration_days)[row])
+    return row[labelled], eta[labelled]
+
+
+def log_hazards(
+    model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device,
+    subjects: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:  # fmt: skip
-    """Labelled rows of some subjects (r,), and their log-hazards (r, E, K)."""
+    """Rows of some subjects, or of all, as they come (r,), and their log-hazards per day (r, E, K)."""
     model.eval()
-    labelled = ~np.isnan(np.asarray(loader.rows.duration_days))
     row, eta = [], []
     with torch.no_grad():
         for step in feed(loader.in_order(visit_budget=visit_budget, subjects=subjects), device):
-            here = labelled[step.rows]
-            row.append(step.rows[here])
-            eta.append(model(step.batch).float().cpu().numpy()[step.positions[here]])
+            row.append(step.rows)
+            eta.append(model(step.batch).float().cpu().numpy()[step.positions])
     return np.concatenate(row), np.concatenate(eta)

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ehrsequencing.evaluation.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
-from ehrsequencing.evaluation.recalibration import log_hazards
+from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.predict import VISIT_BUDGET
 from ehrsequencing.records.grid import exposure, grid_edges
-from ehrsequencing.records.timelines import Timelines, take_rows, take_timelines
+from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.recalibration import MOST_ROWS, fit_bin_recalibration
+from ehrsequencing.training.recalibration import fit_bin_recalibration, labelled_log_hazards
 
 SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
@@ -164,15 +166,14 @@ def _fitted_again(data: AuditData, model: SurvivalModel, told: Floats, names: tu
     """(E, 4) what training would have fitted on some splits, and on how many subjects with the event."""
     hazards, durations, causes, entries, owners = [], [], [], [], []
     for number, name in enumerate(names):
-        able = np.flatnonzero(np.diff(np.asarray(data.rows[name].row_offsets)) > 0)
-        chosen = able[:: max(1, -(-len(data.rows[name]) // MOST_ROWS))]  # as training chooses them
-        people, rows = take_timelines(data.timelines[name], chosen), take_rows(data.rows[name], chosen)
-        labelled = ~np.isnan(rows.duration_days)
-        hazards.append(log_hazards(model, people, rows, code_types=data.run.code_types)[labelled])
-        durations.append(rows.duration_days[labelled])
-        causes.append(rows.cause[labelled])
-        entries.append(rows.entry_days[labelled])
-        owners.append(rows.subject[labelled] * len(names) + number)
+        timelines, rows = data.timelines[name], data.rows[name]
+        loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=data.run.code_types)
+        chosen, eta = labelled_log_hazards(model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu"))
+        hazards.append(eta.astype(np.float64))
+        durations.append(rows.duration_days[chosen])
+        causes.append(rows.cause[chosen])
+        entries.append(rows.entry_days[chosen])
+        owners.append(rows.subject[chosen] * len(names) + number)
     duration, entry = np.concatenate(durations), np.concatenate(entries)
     edges = model.config.edges_days
     found = fit_bin_recalibration(
