@@ -17,7 +17,11 @@ SETTINGS = ("model.size=small", "training.epochs=6", "training.learning_rate=1e-
 
 
 def lead_over_age_and_sex(folder: Path, **knobs: float) -> dict[str, list[tuple[float, float]]]:
-    """Paired differences in C and IPA, at the index and at all prediction times, by every horizon: (low, high)."""
+    """Paired differences in C and IPA, at the index and at all prediction times, by a year and later: (low, high).
+
+    By 90 days seven of the held-out people have the event: no interval is to be trusted, and age + sex itself is behind
+    a constant risk there (as are the true hazards).
+    """
     world = SimulationConfig(outcome_per_year=0.08, background_codes=40, truth_futures=4, **{**NOTHING, **knobs})
     simulate(folder / "data", subjects=3000, seed=5, config=world)
     study = load_study(None, SETTINGS)
@@ -28,21 +32,23 @@ def lead_over_age_and_sex(folder: Path, **knobs: float) -> dict[str, list[tuple[
         name: [
             (row["low"], row["high"])
             for row in metrics["differences"]
-            if row["model"] == "age + sex" and row["cause"] == metrics["causes"][0] and row["metric"] == name
+            if row["model"] == "age + sex"
+            and row["cause"] == metrics["causes"][0]
+            and row["metric"] == name
+            and row["horizon_days"] > 90
         ]
         for name in ("c", "ipa")
     }
-    assert all(len(spans) == 2 * len(metrics["horizons_days"]) for spans in found.values())
+    assert all(len(spans) == 2 * (len(metrics["horizons_days"]) - 1) for spans in found.values())
     return found
 
 
 @pytest.mark.slow
 def test_with_every_mechanism_at_zero_nothing_beats_age_and_sex(tmp_path: Path) -> None:
-    found = lead_over_age_and_sex(tmp_path)
-    assert sum(low > 0 for low, _ in found["c"]) <= 1  # of eight 95 % intervals
-    assert all(low < 0.01 for low, _ in found["ipa"])  # by 90 days some .007 ahead, in level: nobody is ranked better
-    for spans in found.values():
-        assert sum(high >= 0.05 for _, high in spans) <= 1  # 90 days have few events, and a wide interval
+    for spans in lead_over_age_and_sex(tmp_path).values():
+        for low, high in spans:
+            assert low <= 0
+            assert high < 0.05
 
 
 @pytest.mark.slow
