@@ -27,8 +27,8 @@ class TrainingConfig(Settings):
     weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
     decay_steps: int | None = Field(300, ge=1)  # in an epoch of more steps each decays less, in proportion; null: never
     clip_norm: float = Field(1.0, gt=0)
-    ema: float = Field(0.999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
-    ema_warmup: int = Field(4, ge=2)  # at step t it is at most (1 + t) / (ema_warmup + t): a short run's last quarter
+    ema: float = Field(0.9999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
+    ema_warmup: int = Field(4, ge=2)  # at step t it is at most (1 + t) / (ema_warmup + t): about the run's last quarter
     precision: Literal["32", "bf16"] = "32"
     patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
     early_stop: Literal["visits", "landmarks"] = "visits"  # tuning NLL at every prediction time, or at landmarks alone
