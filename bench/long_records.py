@@ -53,7 +53,8 @@ def long_record(n_visits: int, codes_per_visit: int) -> tuple[Timelines, TaskRow
         row_offsets=np.array([0, n_visits]), prediction_us=end, index_us=np.zeros(n_visits, np.int64),
         is_query=np.zeros(n_visits, bool), visits_before=(1 + np.arange(n_visits)).astype(np.int32),
         age_years=timelines.age_years, delta_days=none, duration_days=rng.exponential(500.0, n_visits) + 1,
-        entry_days=none, cause=rng.integers(0, 2, n_visits).astype(np.int8),
+        unfinished_codes=np.zeros(n_visits, np.int32), entry_days=none,
+        cause=rng.integers(0, 2, n_visits).astype(np.int8),
         carry_offsets=np.zeros(n_visits + 1, np.int64), carry_codes=np.zeros(0, np.int32),
         carry_values=np.zeros((0, 2), np.float32),
     )  # fmt: skip

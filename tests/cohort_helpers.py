@@ -135,10 +135,11 @@ def differences(store: Path, task: TaskConfig, records: Records, splits: dict[in
 
 
 def check_arrays(store: Path, task: TaskConfig, records: Records) -> None:
-    """Compare the arrays that training reads with the oracle: labels, and what a query knows about time."""
-    cohort = records.cohort(task)
+    """Compare the arrays that training reads with the oracle: labels, and what a query knows of time and its visit."""
+    cohort, names = records.cohort(task), token_names(store)
     for split in SPLITS:
-        subjects = load_arrays(store / "visits" / split)["subject_id"].tolist()
+        visits_of = load_arrays(store / "visits" / split)
+        subjects = visits_of["subject_id"].tolist()
         arrays = load_arrays(store / "tasks" / task.name / split)
         offsets = arrays["row_offsets"]
         assert len(offsets) == len(subjects) + 1
@@ -156,15 +157,20 @@ def check_arrays(store: Path, task: TaskConfig, records: Records) -> None:
                 "visits_before": [len(before) for before in visits],
             }.items():
                 assert arrays[name][at].tolist() == want, (task.name, subject, name)
+            for row, codes, before in zip(expected, arrays["unfinished_codes"][at], visits, strict=True):
+                want_codes = [code for code, _ in records.unfinished(subject, row.prediction_us)]
+                assert codes == (len(want_codes) if row.kind == "query" else 0), (task.name, subject, row)
+                first = visits_of["visit_offsets"][visits_of["subject_offsets"][n] + len(before)]
+                got = [names[token] for token in visits_of["codes"][first : first + codes]]
+                assert all(code in want_codes for code in got if not code.startswith("[UNK")), (task.name, subject, row)
             assert np.all(arrays["entry_days"][at] == np.float32(task.blanking))
             birth = records.birth(subject)
-            for got_age, got_gap, row, before in zip(
-                arrays["age_years"][at], arrays["delta_days"][at], expected, visits, strict=True
-            ):
+            for got_age, got_gap, row in zip(arrays["age_years"][at], arrays["delta_days"][at], expected, strict=True):
                 if row.kind == "visit":
                     continue  # a visit has its own age and gap, with the visits
                 age = np.nan if birth is None else (row.prediction_us - birth) / YEAR_US
-                gap = (row.prediction_us - before[-1].end) / DAY_US if before else 0.0
+                known = records.last_known(subject, row.prediction_us)
+                gap = 0.0 if known is None else (row.prediction_us - known) / DAY_US
                 np.testing.assert_array_equal(got_age, np.float32(np.nan if age > 120 or age < 0 else age))
                 np.testing.assert_array_equal(got_gap, np.float32(gap))
 

@@ -268,7 +268,8 @@ def test_index_landmark_and_age_at_a_query_are_counted_by_hand(tmp_path: Path) -
     assert arrays["visits_before"].tolist() == [1, 2, 2, 3, 3]  # day 1's visit ends at day 1.5
     ages, gaps = arrays["age_years"][[0, 2, 4]], arrays["delta_days"][[0, 2, 4]]
     np.testing.assert_allclose(ages, [10 + days / 365.25 for days in (1, 1.75, 4)], rtol=1e-7)
-    np.testing.assert_array_equal(gaps, [1.0, 0.25, 2.0])
+    np.testing.assert_array_equal(gaps, [0.0, 0.25, 2.0])  # at day 1 the day's visit has begun, with IDX
+    assert arrays["unfinished_codes"].tolist() == [1, 0, 0, 0, 0]
     records = Records(rows, [task])
     assert records.summaries(1, moment(1)) == {"LAB//X": Summary(3, 3, 3, 3, 3, since_days=1, number=1)}
     assert records.summaries(1, moment(4)) == {"LAB//X": Summary(6, 3, 4.5, 1, 8, since_days=2, number=4)}

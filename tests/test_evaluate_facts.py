@@ -305,8 +305,9 @@ def tiny_rows(ages: list[float]) -> TaskRows:
     return TaskRows(
         row_offsets=np.arange(n + 1), prediction_us=zeros, index_us=zeros, is_query=np.ones(n, bool),
         visits_before=zeros.astype(np.int32), age_years=np.array(ages, np.float32),
-        delta_days=zeros.astype(np.float32), duration_days=np.ones(n), entry_days=zeros.astype(np.float32),
-        cause=zeros.astype(np.int8), carry_offsets=np.zeros(n + 1, np.int64), carry_codes=np.zeros(0, np.int32),
+        delta_days=zeros.astype(np.float32), unfinished_codes=zeros.astype(np.int32), duration_days=np.ones(n),
+        entry_days=zeros.astype(np.float32), cause=zeros.astype(np.int8),
+        carry_offsets=np.zeros(n + 1, np.int64), carry_codes=np.zeros(0, np.int32),
         carry_values=np.zeros((0, 2), np.float32),
     )  # fmt: skip
 

@@ -89,7 +89,8 @@ def every_moment(timelines: Timelines) -> TaskRows:
         row_offsets=offsets(np.array(owner, np.int64), len(timelines)), prediction_us=np.array(moment, np.int64),
         index_us=np.zeros(n, np.int64), is_query=np.array(query), visits_before=np.array(before, np.int32),
         age_years=np.linspace(20, 80, n, dtype=np.float32), delta_days=np.zeros(n, np.float32),
-        duration_days=np.full(n, 9.0), entry_days=np.zeros(n, np.float32), cause=np.zeros(n, np.int8),
+        unfinished_codes=np.zeros(n, np.int32), duration_days=np.full(n, 9.0),
+        entry_days=np.zeros(n, np.float32), cause=np.zeros(n, np.int8),
         carry_offsets=np.zeros(n + 1, np.int64), carry_codes=np.zeros(0, np.int32),
         carry_values=np.zeros((0, 2), np.float32),
     )  # fmt: skip
@@ -235,5 +236,6 @@ def test_a_subject_without_rows_chooses_nothing() -> None:
     only = rows.row_offsets[1]
     first = {f: getattr(rows, f)[:only] for f in ("prediction_us", "index_us", "is_query", "visits_before", "cause")}
     first |= {f: getattr(rows, f)[:only] for f in ("age_years", "delta_days", "duration_days", "entry_days")}
+    first |= {"unfinished_codes": rows.unfinished_codes[:only]}
     kept = replace(rows, row_offsets=np.array([0, only, only]), carry_offsets=rows.carry_offsets[: only + 1], **first)
     assert fit_feature_spec(timelines, kept, vocabulary()).codes == (4,)

@@ -6,6 +6,9 @@ budget is full. Length never decides (SCIENCE.md §3: it is informative about th
 A record too long for one batch is cut into parts: some of its prediction times each, with as much of the record before
 them as they can depend on (`Reach`). A step's loss is a sum over prediction times, so its gradient is the sum of its
 parts' gradients: memory is that of one part, and nothing else changes.
+
+A query that lies in a visit sees that visit's codes stamped up to its moment, and no other answer may see them. It is
+asked of a copy of its subject whose record ends there: the very batch that the truncated record would make.
 """
 
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.events import spans
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
 Ints = NDArray[np.int64]
@@ -98,6 +102,8 @@ class Part:
         subject: Row of the subject.
         visits: From which of the subject's visits to which (exclusive).
         rows: From which row of the task to which (exclusive).
+        unfinished: Whether it is a query that lies in the last of these visits, by itself; queries that lie in a visit
+            are left out of other parts.
         tokens_skipped: Codes of the visits before, an empty visit counting as one.
         next_row: For the `visit` head, the subject's next visit at risk, after which this part's last one is no last
             one; None at the end of a record.
@@ -106,6 +112,7 @@ class Part:
     subject: int
     visits: tuple[int, int]
     rows: tuple[int, int]
+    unfinished: bool = False
     tokens_skipped: int = 0
     next_row: int | None = None
 
@@ -145,8 +152,25 @@ class SubjectLoader:
             is_query = np.asarray(rows.is_query)
             self.n_queries[self.subjects] = np.add.reduceat(is_query, offsets[self.subjects], dtype=np.int64)
         self.cost: Ints = self.n_visits + self.n_queries
+        self.n_copies = np.zeros(len(timelines), dtype=np.int64)  # one for each query that lies in a visit
+        if queries:
+            self._count_copies()
         if not queries:
             self.subjects = self.subjects[self.n_visits[self.subjects] > 0]
+
+    def _count_copies(self) -> None:
+        """Queries that lie in a visit have copies of their own; the subject itself needs only what other rows see."""
+        rows, offsets = self.rows, np.asarray(self.rows.row_offsets)
+        copies = np.flatnonzero(rows.unfinished_codes)
+        if not len(copies):
+            return
+        owner = np.searchsorted(offsets, copies, side="right") - 1
+        np.add.at(self.n_copies, owner, 1)
+        np.add.at(self.cost, owner, rows.visits_before[copies] + 1)
+        seen = np.where(rows.unfinished_codes, 0, rows.visits_before)
+        seen_by_others = np.maximum.reduceat(seen, offsets[self.subjects])
+        self.cost[self.subjects] += seen_by_others - self.n_visits[self.subjects]
+        self.n_visits[self.subjects] = seen_by_others
 
     @classmethod
     def of_model(
@@ -169,12 +193,9 @@ class SubjectLoader:
             huge = start + np.flatnonzero(np.diff(offsets[start : start + _SCAN + 1]) > MAX_VISIT_CODES)
             subject = np.searchsorted(self.timelines.subject_offsets, huge, side="right") - 1
             if np.any(huge - self.timelines.subject_offsets[subject] < self.n_visits[subject]):
-                raise EhrseqError(
-                    f"a visit has more than {MAX_VISIT_CODES:,} codes, which this model relates each to each",
-                    where="visits",
-                    mend="use model.architecture=hierarchical with model.visit_encoder=attention, whose cost is linear"
-                    " in the codes of a visit, or prepare with finer visits (visits.by=window)",
-                )
+                raise _huge_visit()
+        if self.n_copies.any() and np.max(self.rows.unfinished_codes) > MAX_VISIT_CODES:
+            raise _huge_visit()
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -228,7 +249,23 @@ class SubjectLoader:
         first = np.asarray(self.timelines.subject_offsets)[subjects]
         offsets, n_visits = np.asarray(self.timelines.visit_offsets), self.n_visits[subjects]
         tokens: Ints = np.maximum(offsets[first + n_visits] - offsets[first], n_visits)
+        tokens += self._tokens_of_copies(subjects)
         return tokens + self.n_queries[subjects]
+
+    def _tokens_of_copies(self, subjects: Ints) -> Ints:
+        """Tokens of the records of each subject's queries that lie in a visit."""
+        total, rows = np.zeros(len(subjects), dtype=np.int64), self.rows
+        for k in np.flatnonzero(self.n_copies[subjects]).tolist():
+            row = self._unfinished_rows(subjects[k])
+            first = self.timelines.subject_offsets[subjects[k]]
+            length = self.timelines.visit_offsets[first + rows.visits_before[row]] - self.timelines.visit_offsets[first]
+            total[k] = np.sum(np.maximum(length, rows.visits_before[row]) + rows.unfinished_codes[row])
+        return total
+
+    def _unfinished_rows(self, subject: int) -> Ints:
+        """Rows of a subject's queries that lie in a visit."""
+        low, high = self.rows.row_offsets[subject : subject + 2]
+        return int(low) + np.flatnonzero(self.rows.unfinished_codes[low:high])
 
     def parts(self, subject: int, *, size: int) -> list[Part]:
         """Cut one subject's prediction times into parts of about equal size.
@@ -241,6 +278,13 @@ class SubjectLoader:
         assert self.reach is not None
         rows, first = self.rows, int(self.timelines.subject_offsets[subject])
         row = np.arange(rows.row_offsets[subject], rows.row_offsets[subject + 1])
+        copies = (
+            [self._part_of_copy(subject, k) for k in self._unfinished_rows(subject).tolist()] if self.queries else []
+        )
+        if copies:
+            row = row[rows.unfinished_codes[row] == 0]
+            if not len(row):
+                return copies
         known = ~np.isnan(rows.duration_days[row])
         if not self.queries:
             chosen = self._ends_a_visit(row, np.full(len(row), first))
@@ -266,15 +310,31 @@ class SubjectLoader:
             rest = at_risk[np.searchsorted(at_risk, row[high - 1], side="right") :]
             next_row = int(rest[0]) if len(rest) and not self.queries else None
             own = (int(row[low]), int(row[high - 1]) + 1)
-            parts.append(Part(subject, (back, int(seen[high - 1])), own, int(tokens[back]), next_row))
-        return parts
+            parts.append(
+                Part(subject, (back, int(seen[high - 1])), own, tokens_skipped=int(tokens[back]), next_row=next_row)
+            )
+        return parts + copies
+
+    def _part_of_copy(self, subject: int, row: int) -> Part:
+        """A query that lies in a visit, with that visit and what it can depend on before."""
+        assert self.reach is not None
+        first, seen = int(self.timelines.subject_offsets[subject]), int(self.rows.visits_before[row])
+        codes = np.r_[np.diff(self.timelines.visit_offsets[first : first + seen + 1]), self.rows.unfinished_codes[row]]
+        tokens: Ints = np.r_[0, np.cumsum(np.maximum(codes, 1))]
+        start = tokens if self.reach.in_tokens else np.arange(len(tokens))
+        back = self.reach.first_visit(start, seen)
+        return Part(subject, (back, seen + 1), (row, row + 1), unfinished=True, tokens_skipped=int(tokens[back]))
 
     def collate_part(self, part: Part) -> Step:
         """Pack one part of a long record."""
         low, high = part.rows
-        row = np.arange(low, high) if part.next_row is None else np.r_[np.arange(low, high), part.next_row]
+        row = np.arange(low, high)
+        if self.queries and not part.unfinished:
+            row = row[self.rows.unfinished_codes[row] == 0]
+        row = row if part.next_row is None else np.r_[row, part.next_row]
         last = part.visits[1] if part.next_row is None else int(self.rows.visits_before[part.next_row])
-        step = self._collate(np.array([part.subject]), np.array([part.visits[0]]), np.array([last]), row, row * 0)
+        cut = np.array([self.rows.unfinished_codes[low] if part.unfinished else 0])
+        step = self._collate(np.array([part.subject]), np.array([part.visits[0]]), np.array([last]), row, row * 0, cut)
         batch = replace(
             step.batch,
             visits_skipped=torch.tensor([part.visits[0]]),
@@ -292,7 +352,16 @@ class SubjectLoader:
         """Pack some subjects, in the order given."""
         start = np.asarray(self.rows.row_offsets)[subjects]
         row, owner, _ = _slices(start, np.asarray(self.rows.row_offsets)[subjects + 1] - start)
-        return self._collate(subjects, np.zeros_like(subjects), self.n_visits[subjects], row, owner)
+        high, cut = self.n_visits[subjects], np.zeros_like(subjects)
+        if self.n_copies[subjects].any():  # only where this head answers queries
+            codes = self.rows.unfinished_codes[row].astype(np.int64)
+            copies = np.flatnonzero(codes)
+            owner_of_copy = subjects[owner[copies]]
+            owner[copies] = len(subjects) + np.arange(len(copies))
+            subjects = np.r_[subjects, owner_of_copy]
+            high = np.r_[high, self.rows.visits_before[row[copies]] + 1]
+            cut = np.r_[cut, codes[copies]]
+        return self._collate(subjects, np.zeros_like(subjects), high, row, owner, cut)
 
     def _ends_a_visit(self, row: Ints, first_visit: Ints) -> NDArray[np.bool_]:
         """Which rows of the task fall on the end of the last visit that they see; the subjects' first visits given."""
@@ -300,8 +369,11 @@ class SubjectLoader:
         end_us = np.asarray(self.timelines.end_us)[np.maximum(first_visit + seen - 1, 0)]
         return np.asarray((seen > 0) & (end_us == np.asarray(self.rows.prediction_us[row])))
 
-    def _collate(self, subjects: Ints, low: Ints, high: Ints, row: Ints, row_owner: Ints) -> Step:
-        """Pack the visits `low` to `high` (exclusive) of some subjects, and rows of the task that see no others."""
+    def _collate(self, subjects: Ints, low: Ints, high: Ints, row: Ints, row_owner: Ints, cut: Ints) -> Step:
+        """Pack the visits `low` to `high` (exclusive) of some subjects, and rows of the task that see no others.
+
+        Where `cut` is not 0 the last of the visits shows its first so many codes, and the subject's row sees it too.
+        """
         timelines, rows = self.timelines, self.rows
         first = np.asarray(timelines.subject_offsets)[subjects]
         visit, visit_owner, visit_rank = _slices(first + low, high - low)
@@ -309,7 +381,7 @@ class SubjectLoader:
         if not self.queries:
             own = self._ends_a_visit(row, first[row_owner])
             row, row_owner, is_query = row[own], row_owner[own], np.zeros(int(own.sum()), dtype=bool)
-        seen = np.asarray(rows.visits_before[row], dtype=np.int64) - low[row_owner]
+        seen = np.asarray(rows.visits_before[row], dtype=np.int64) - low[row_owner] + (cut[row_owner] > 0)
         asked = np.flatnonzero(is_query)
 
         # A visit stands before the queries that may see it: visit i at 2(i + 1), a query that sees k visits at 2k + 1.
@@ -325,7 +397,11 @@ class SubjectLoader:
             return torch.from_numpy(np.concatenate([of_visits, of_queries])[order])
 
         query_rows = row[asked]
-        codes, code_offsets = _items(timelines.visit_offsets, visit)
+        first_code = np.asarray(timelines.visit_offsets)[visit]
+        length = np.asarray(timelines.visit_offsets)[visit + 1] - first_code
+        is_cut = np.flatnonzero(cut)
+        length[visit_start[is_cut + 1] - 1] = cut[is_cut]
+        codes, code_offsets = spans(first_code, length)
         carried, carry_offsets = _items(rows.carry_offsets, query_rows)
         joint = np.r_[code_offsets, code_offsets[-1] + carry_offsets[1:]]
         token, visit_offsets = _items(joint, order)
@@ -366,6 +442,15 @@ class SubjectLoader:
         cause[where] = own_cause
         at_risk_, duration_, cause_, entry_ = map(torch.from_numpy, (at_risk, duration, cause, entry))
         return at_risk_, duration_, cause_, entry_
+
+
+def _huge_visit() -> EhrseqError:
+    return EhrseqError(
+        f"a visit has more than {MAX_VISIT_CODES:,} codes, which this model relates each to each",
+        where="visits",
+        mend="use model.architecture=hierarchical with model.visit_encoder=attention, whose cost is linear"
+        " in the codes of a visit, or prepare with finer visits (visits.by=window)",
+    )
 
 
 def _slices(start: Ints, length: Ints) -> tuple[Ints, Ints, Ints]:

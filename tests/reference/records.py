@@ -20,11 +20,12 @@ Group = list[tuple[int, Row]]  # rows of a visit to be, with their times
 
 
 class Visit(NamedTuple):
-    """A visit: first and last moment of its token-making rows, and its codes in sorted order."""
+    """A visit: first and last moment of its token-making rows, its codes in sorted order, and the rows themselves."""
 
     start: int
     end: int
     codes: list[Token]
+    rows: Group
 
 
 class CohortRow(NamedTuple):
@@ -189,7 +190,7 @@ class Records:
             groups = self.by_gap(rows)
         else:
             groups = self.keyed(rows, self.window)
-        made = [Visit(*self.span(group), self.code_set([row for _, row in group])) for group in groups]
+        made = [Visit(*self.span(group), self.code_set([row for _, row in group]), group) for group in groups]
         return sorted(made, key=lambda visit: visit[:2])
 
     def code_set(self, rows: list[Row]) -> list[Token]:
@@ -490,6 +491,21 @@ class Records:
     def visits_before(self, subject: int, moment: int) -> list[Visit]:
         """Visits that a query sees: those with end ≤ p."""
         return [visit for visit in self.visits(subject) if visit.end <= moment]
+
+    def unfinished(self, subject: int, moment: int) -> list[Token]:
+        """What a query sees of the visit that it lies in: that visit's codes stamped ≤ p."""
+        return self.code_set([row for time, row in self.under_way(subject, moment) if self.known(time, moment)])
+
+    def last_known(self, subject: int, moment: int) -> int | None:
+        """When the newest visit that a query sees ended, or its newest code was stamped where it lies in a visit."""
+        ends = [visit.end for visit in self.visits_before(subject, moment)]
+        return max(
+            [*ends, *(time for time, _ in self.under_way(subject, moment) if self.known(time, moment))], default=None
+        )
+
+    def under_way(self, subject: int, moment: int) -> Group:
+        """Rows of the visit that a query lies in."""
+        return [pair for visit in self.visits(subject) if visit.start <= moment < visit.end for pair in visit.rows]
 
     def summaries(self, subject: int, moment: int) -> dict[str, Summary]:
         """Carried summaries at p, per numeric code that makes tokens, of its values stamped ≤ p (an unfinished visit's

@@ -6,10 +6,10 @@ come from the run's own training subjects.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,9 @@ from ehrsequencing.records.prepared import Prepared, Tally, data_name
 from ehrsequencing.records.timelines import (
     Record,
     TaskRows,
-    Timelines,
     encode_rows,
     encode_timelines,
+    joined,
     make_record,
     take_rows,
     take_timelines,
@@ -42,7 +42,6 @@ SPLIT = "external"
 FEWEST_SUBJECTS = 11  # with an unknown code before it is named: a rare code may point at a person
 MOST_CODES = 15
 MUCH_UNKNOWN = 0.1  # above the share in training: worth a warning
-Arrays = TypeVar("Arrays", Timelines, TaskRows)
 
 
 @dataclass(frozen=True)
@@ -176,18 +175,6 @@ def _refuse_foreign(run: Run, data: Path, survey: Survey, *, unknown: dict[str, 
     what = f"the run's task {run.task.name} matches nothing here ({'; '.join(unmatched)}), and {known}"
     mend = "map its codes to those of the data that the run was trained on"
     raise EhrseqError(what, where=str(data), mend=mend)
-
-
-def joined(parts: Sequence[Arrays]) -> Arrays:
-    """Arrays of several shards one after another; offsets go on where those before ended."""
-    columns: dict[str, Any] = {}
-    for field in fields(parts[0]):
-        arrays: list[NDArray[Any]] = [np.asarray(getattr(part, field.name)) for part in parts]
-        if field.name.endswith("_offsets"):
-            ends: NDArray[np.int64] = np.cumsum([0, *(int(array[-1]) for array in arrays)])
-            arrays = [np.zeros(1, np.int64), *(array[1:] + ends[k] for k, array in enumerate(arrays))]
-        columns[field.name] = np.concatenate(arrays)
-    return type(parts[0])(**columns)
 
 
 def validate(

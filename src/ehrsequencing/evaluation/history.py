@@ -1,8 +1,8 @@
 """What is known at a prediction time, as one row of numbers: the features of the baselines.
 
-A row at p sees the subject's static codes and the visits with `end ≤ p` (`TaskRows.visits_before` counts them), and
-nothing else. Summaries of a code are running ones along the subject's record, so that a row costs the same at the
-thousandth visit as at the first.
+A row at p sees the subject's static codes and the visits with `end ≤ p` (`TaskRows.visits_before` counts them); where p
+lies in a visit, that visit's codes stamped ≤ p too, as one more visit; and nothing else. Summaries of a code run along
+the subject's record, so that a row costs the same at the thousandth visit as at the first.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.records.meds import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines, offsets, ragged, take_timelines
+from ehrsequencing.records.timelines import TaskRows, Timelines, as_of, joined, offsets, ragged, take_timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 TIMING = ("age_years", "days_since_index", "days_since_visit", "days_between_visits", "visits", "is_query")
@@ -70,9 +70,9 @@ def fit_feature_spec(
     static_counts = np.zeros(len(vocabulary), dtype=np.int64)
     last_row = rows.row_offsets[1:][np.diff(rows.row_offsets) > 0] - 1  # in time order: it has seen the most visits
     for chosen in _chunks(timelines, rows, last_row):
-        subjects = rows.subject[chosen]
-        part = take_timelines(timelines, subjects)
-        known = _before(part, np.asarray(rows.visits_before)[chosen])
+        every, subject, visits = _records_until(timelines, rows, chosen)
+        part = take_timelines(every, subject)
+        known = _before(part, visits)
         owner = np.repeat(_visit_subject(part), np.diff(part.visit_offsets))
         counts += _subjects_with(owner[known], part.codes[known], len(vocabulary))
         static_owner = np.repeat(np.arange(len(part)), np.diff(part.static_offsets))
@@ -185,11 +185,10 @@ def _features(
     timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, chosen: Ints, columns: FeatureSpec
 ) -> Floats32:
     """Features of one chunk of rows, sorted; its subjects fit in memory."""
-    subjects, subject = np.unique(rows.subject[chosen], return_inverse=True)
-    part = take_timelines(timelines, subjects)
+    part, subject, visits = _records_until(timelines, rows, chosen)
     prediction_us = np.asarray(rows.prediction_us)[chosen]
     first_visit = part.subject_offsets[subject]
-    stop_visit = first_visit + np.asarray(rows.visits_before)[chosen]  # visits [first, stop) are known
+    stop_visit = first_visit + visits  # visits [first, stop) are known
     seen = stop_visit > first_visit
 
     out = np.full((len(chosen), len(columns)), np.nan, dtype=np.float32)
@@ -217,6 +216,24 @@ def _features(
             new_subject = np.r_[True, np.diff(_visit_subject(part)[visit]) != 0][: len(visit)]
             out[:, column + 2 : column + 6] = _running(number, np.cumsum(new_subject) - 1, first, stop)
     return out
+
+
+def _records_until(timelines: Timelines, rows: TaskRows, chosen: Ints) -> tuple[Timelines, Ints, Ints]:
+    """What some rows see: records, the record of each row, and how many of its visits are known.
+
+    A query that lies in a visit has a record of its own, which ends at its moment.
+    """
+    subjects, subject = np.unique(rows.subject[chosen], return_inverse=True)
+    part, visits = take_timelines(timelines, subjects), np.asarray(rows.visits_before)[chosen].astype(np.int64)
+    codes = np.asarray(rows.unfinished_codes)[chosen].astype(np.int64)
+    inside = np.flatnonzero(codes)
+    if len(inside):
+        row = chosen[inside]
+        known_us = np.asarray(rows.prediction_us)[row] - np.round(rows.delta_days[row] * float(DAY_US)).astype(np.int64)
+        cut = as_of(part, subject[inside], visits=visits[inside], unfinished_codes=codes[inside], end_us=known_us)
+        part, subject[inside] = joined([part, cut]), len(subjects) + np.arange(len(inside))
+        visits[inside] += 1
+    return part, subject, visits
 
 
 def _running(value: NDArray[np.float64], group: Ints, first: Ints, stop: Ints) -> Floats32:
@@ -283,7 +300,7 @@ def _chunks(timelines: Timelines, rows: TaskRows, chosen: Ints) -> Iterator[Ints
     yield chosen[start:]
 
 
-def _before(part: Timelines, visits_before: NDArray[np.int32]) -> Ints:
+def _before(part: Timelines, visits_before: Ints) -> Ints:
     """Tokens of the first `visits_before` visits of each subject."""
     known = np.arange(len(part.start_us)) < (part.subject_offsets[:-1] + visits_before)[_visit_subject(part)]
     return ragged(part.visit_offsets, np.flatnonzero(known))[0]

@@ -139,9 +139,18 @@ def ragged(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArr
     >>> ragged(np.array([0, 2, 5]), np.array([1, 0]))
     (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
     """
-    length = np.diff(offsets)[chosen]
+    return spans(offsets[chosen], np.diff(offsets)[chosen])
+
+
+def spans(start: NDArray[np.int64], length: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Items of several spans, one after another, and the spans' offsets.
+
+    >>> import numpy as np
+    >>> spans(np.array([2, 0]), np.array([3, 1]))
+    (array([2, 3, 4, 0]), array([0, 3, 4]))
+    """
     new = np.r_[0, np.cumsum(length)].astype(np.int64)
-    return np.arange(new[-1]) + np.repeat(offsets[chosen] - new[:-1], length), new
+    return np.arange(new[-1]) + np.repeat(start - new[:-1], length), new
 
 
 def first_time(events: Events, chosen: NDArray[np.bool_], row: NDArray[np.int64], n_subjects: int) -> NDArray[np.int64]:

@@ -77,8 +77,8 @@ _DTYPES: dict[str, Any] = {
     "subject_id": np.int64, "birth_us": np.int64, "start_us": np.int64, "end_us": np.int64, "age_years": np.float32,
     "delta_days": np.float32, "codes": np.int32, "values": np.float32, "static_codes": np.int32,
     "prediction_us": np.int64, "index_us": np.int64, "is_query": np.bool_, "visits_before": np.int32,
-    "duration_days": np.float64, "entry_days": np.float32, "cause": np.int8, "carry_codes": np.int32,
-    "carry_values": np.float32,
+    "unfinished_codes": np.int32, "duration_days": np.float64, "entry_days": np.float32, "cause": np.int8,
+    "carry_codes": np.int32, "carry_values": np.float32,
 }  # fmt: skip
 _WORD = pa.dictionary(pa.int8(), pa.string())  # in the file a plain string: its schema is not stored as Arrow's
 _COHORT = pa.schema([

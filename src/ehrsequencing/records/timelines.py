@@ -4,9 +4,9 @@
 the same records.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from ehrsequencing.records.events import (
     may_repeat,
     number_runs,
     opens_run,
+    spans,
 )
 from ehrsequencing.records.events import ragged as ragged
 from ehrsequencing.records.summaries import summarise
@@ -31,6 +32,8 @@ from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 
 MAX_AGE_YEARS = 120.0
 _US_PER_YEAR = DAYS_PER_YEAR * DAY_US
+_OF_VISITS = ("start_us", "end_us", "age_years", "delta_days")
+Arrays = TypeVar("Arrays", "Timelines", "TaskRows")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,11 @@ class TaskRows:
         is_query: (R,) bool.
         visits_before: (R,) int32, visits of the subject with `end ≤ p`; a visit row is the last of them.
         age_years: (R,) float32 at p.
-        delta_days: (R,) float32 since the end of the last visit before p, 0 without one.
+        delta_days: (R,) float32 since the end of the last visit before p, 0 without one; where p lies in a visit, since
+            the last event of that visit that is stamped ≤ p.
+        unfinished_codes: (R,) int32, where a query lies in a visit that ends later: how many of that visit's codes are
+            stamped ≤ p. They are its first ones (codes stand in the order of their times), and the query sees them as
+            one more visit; 0 elsewhere.
         duration_days: (R,) float64, NaN without labels.
         entry_days: (R,) float32.
         cause: (R,) int8.
@@ -96,6 +103,7 @@ class TaskRows:
     visits_before: NDArray[np.int32]
     age_years: NDArray[np.float32]
     delta_days: NDArray[np.float32]
+    unfinished_codes: NDArray[np.int32]
     duration_days: NDArray[np.float64]
     entry_days: NDArray[np.float32]
     cause: NDArray[np.int8]
@@ -150,19 +158,7 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     """Encode a shard's visits; also says at how many visits the age was over 120 and became unknown."""
     events, visits = record.events, record.visits
     n_subjects, n_visits = len(record.subject_id), len(visits)
-    place, codes, values = encode_events(events, visits.event, vocabulary)
-    opens = np.flatnonzero(opens_run(visits.visit, events.time_us.take(visits.event)))
-    moment = number_runs(opens, len(visits.visit))  # distinct (visit, time), in order
-    owner = visits.visit
-    if len(place) > len(visits.event):  # ancestors have come along
-        moment, owner = moment.take(place), owner.take(place)
-    order = np.argsort(moment * len(vocabulary) + codes, kind="stable")  # runs are sorted: nearly linear
-    owner, codes = owner.take(order), codes.take(order)
-    repeats = _repeats(owner, codes, np.isnan(values[:, 0].take(order)))
-    if repeats.any():
-        first = np.flatnonzero(~repeats)
-        owner, codes, order = owner.take(first), codes.take(first), order.take(first)
-    values = values.take(order, axis=0)
+    owner, codes, values = _visit_tokens(events, visits.event, visits.visit, vocabulary)
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
     place, static_codes, _ = encode_events(events, static, vocabulary)
@@ -187,6 +183,36 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
         static_offsets=offsets(pairs[0], n_subjects),
     )
     return timelines, too_old
+
+
+def _visit_tokens(
+    events: Events, event: NDArray[np.int64], visit: NDArray[np.int64], vocabulary: Vocabulary
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens of visits by visit, time, then id; in a visit, identical tokens without a value stand once, the earliest.
+
+    So what a visit shows of itself at any moment is the first so many of its tokens.
+
+    Args:
+        events: A shard's events.
+        event: (m,) rows of the visits' events, ordered by visit, then time.
+        visit: (m,) visit of each.
+        vocabulary: Tokens, scales and roll-up.
+
+    Returns:
+        (t,) visit of each token, (t,) token ids, (t, 2) numbers.
+    """
+    place, codes, values = encode_events(events, event, vocabulary)
+    opens = np.flatnonzero(opens_run(visit, events.time_us.take(event)))
+    moment = number_runs(opens, len(visit))  # distinct (visit, time), in order
+    if len(place) > len(event):  # ancestors have come along
+        moment, visit = moment.take(place), visit.take(place)
+    order = np.argsort(moment * len(vocabulary) + codes, kind="stable")  # runs are sorted: nearly linear
+    visit, codes = visit.take(order), codes.take(order)
+    repeats = _repeats(visit, codes, np.isnan(values[:, 0].take(order)))
+    if repeats.any():
+        first = np.flatnonzero(~repeats)
+        visit, codes, order = visit.take(first), codes.take(first), order.take(first)
+    return visit, codes, values.take(order, axis=0)
 
 
 def encode_events(
@@ -225,8 +251,10 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
     """Encode a task's prediction times, with the carried summaries of its queries."""
     last_visit = offsets(record.visits.subject, len(record.subject_id))[rows.subject] + rows.visits_before - 1
     before = rows.visits_before > 0
-    delta = np.zeros(len(rows))
-    delta[before] = (rows.prediction_us[before] - record.visits.end_us[last_visit[before]]) / DAY_US
+    known_us = rows.prediction_us.copy()
+    known_us[before] = record.visits.end_us[last_visit[before]]
+    unfinished = _encode_unfinished(record, rows, last_visit + 1, vocabulary, known_us)
+    delta = (rows.prediction_us - known_us) / DAY_US
     age, _ = age_years(rows.prediction_us, record.birth_us[rows.subject])
     counts, codes, values = _carry(record, rows, vocabulary)
     return TaskRows(
@@ -237,6 +265,7 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
         visits_before=rows.visits_before.astype(np.int32),
         age_years=age,
         delta_days=delta.astype(np.float32),
+        unfinished_codes=unfinished,
         duration_days=rows.duration_days,
         entry_days=rows.entry_days.astype(np.float32),
         cause=rows.cause,
@@ -244,6 +273,40 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
         carry_codes=codes,
         carry_values=values,
     )
+
+
+def _encode_unfinished(
+    record: Record, rows: CohortRows, next_visit: NDArray[np.int64], vocabulary: Vocabulary, known_us: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """How many codes of the visit that it lies in each query has seen; their last moment goes into `known_us`.
+
+    Args:
+        record: The shard.
+        rows: Prediction times.
+        next_visit: (R,) the visit after the last one that had ended; another subject's where there is none.
+        vocabulary: Tokens.
+        known_us: (R,) changed where a query lies in a visit.
+
+    Returns:
+        (R,) counts.
+    """
+    visits, times = record.visits, record.events.time_us
+    counts = np.zeros(len(rows), dtype=np.int32)
+    row = np.flatnonzero(rows.is_query & (next_visit < len(visits)))
+    visit = next_visit[row]
+    has_begun = (visits.subject[visit] == rows.subject[row]) & (visits.start_us[visit] <= rows.prediction_us[row])
+    row, visit = row[has_begun], visit[has_begun]
+    if not len(row):
+        return counts
+    items, bounds = ragged(offsets(visits.visit, len(visits)), visit)
+    event, query = visits.event[items], np.repeat(np.arange(len(row)), np.diff(bounds))
+    is_known = times[event] <= rows.prediction_us[row[query]]
+    event, query = event[is_known], query[is_known]
+    token_query, _, _ = _visit_tokens(record.events, event, query, vocabulary)
+    counts[row] = np.bincount(token_query, minlength=len(row))
+    last = np.cumsum(np.bincount(query, minlength=len(row))) - 1  # a visit that has begun has an event by then
+    known_us[row] = times[event[last]]
+    return counts
 
 
 def _carry(
@@ -326,6 +389,53 @@ def take_rows(rows: TaskRows, subjects: NDArray[np.int64]) -> TaskRows:
     new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
     new |= {name: getattr(rows, name).take(carry, axis=0) for name in ("carry_codes", "carry_values")}
     return TaskRows(**new, **{f.name: getattr(rows, f.name)[chosen] for f in fields(rows) if f.name not in new})
+
+
+def as_of(
+    timelines: Timelines,
+    subjects: NDArray[np.int64],
+    *,
+    visits: NDArray[np.int64],
+    unfinished_codes: NDArray[np.int64],
+    end_us: NDArray[np.int64],
+) -> Timelines:
+    """Records as they stood at moments that lie in a visit, each as a subject of its own.
+
+    Args:
+        timelines: Whole records.
+        subjects: (m,) rows of `timelines`.
+        visits: (m,) how many visits had ended.
+        unfinished_codes: (m,) how many codes of the next visit were known; at least one.
+        end_us: (m,) the last of these codes' times.
+
+    Returns:
+        m subjects with `visits + 1` visits each.
+    """
+    visit, subject_offsets = spans(np.asarray(timelines.subject_offsets)[subjects], visits + 1)
+    newest = subject_offsets[1:] - 1
+    start = np.asarray(timelines.visit_offsets)[visit]
+    length = np.asarray(timelines.visit_offsets)[visit + 1] - start
+    length[newest] = unfinished_codes
+    codes, visit_offsets = spans(start, length)
+    stood = replace(
+        take_timelines(timelines, subjects), subject_offsets=subject_offsets, visit_offsets=visit_offsets,
+        codes=timelines.codes[codes], values=timelines.values.take(codes, axis=0),
+        **{name: np.array(getattr(timelines, name)[visit]) for name in _OF_VISITS},
+    )  # fmt: skip
+    stood.end_us[newest] = end_us
+    return stood
+
+
+def joined(parts: Sequence[Arrays]) -> Arrays:
+    """Arrays of several groups of subjects one after another; offsets go on where those before ended."""
+    columns: dict[str, Any] = {}
+    for field in fields(parts[0]):
+        arrays: list[NDArray[Any]] = [np.asarray(getattr(part, field.name)) for part in parts]
+        if field.name.endswith("_offsets"):
+            ends: NDArray[np.int64] = np.cumsum([0, *(int(array[-1]) for array in arrays)])
+            arrays = [np.zeros(1, np.int64), *(array[1:] + ends[k] for k, array in enumerate(arrays))]
+        columns[field.name] = np.concatenate(arrays)
+    return type(parts[0])(**columns)
 
 
 def slice_timelines(timelines: Timelines, subjects: slice) -> Timelines:

@@ -29,7 +29,7 @@ class Cut:
 
     subject: int  # row of the timelines
     first_visit: int
-    past_visits: int
+    past_visits: int  # with the visit that the prediction time lies in
     last_visit: int  # exclusive
     first_row: int
     row: int
@@ -59,7 +59,7 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
         spent += float(cost[subject])
         if found and spent > MAX_TOKENS / share:
             return found
-        past = int(rows.visits_before[row])
+        past = int(rows.visits_before[row]) + int(rows.unfinished_codes[row] > 0)
         low, high = int(visits[subject]), int(visits[subject + 1])
         found.append(Cut(subject, low, past, high, int(first[subject]), row, int(first[subject + 1])))
     return found
@@ -67,11 +67,12 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of subjects, and which of their visits and rows stand after the cut."""
+    """Copies of subjects, and which of their visits, codes and rows stand after the cut."""
 
     timelines: Timelines
     rows: TaskRows
     later_visit: NDArray[np.bool_]
+    later_code: NDArray[np.bool_]  # of later visits, and of a visit that the cut lies in
     later_row: NDArray[np.bool_]
 
 
@@ -116,10 +117,18 @@ def copy_subjects(
         seen, is_query = np.array(asked.visits_before), np.array(asked.is_query)
         moment = np.array(asked.prediction_us)
         seen[last], is_query[last] = n_visits, True
+        unfinished = np.array(asked.unfinished_codes)
+        unfinished[last] = 0
         moment[last] = np.maximum(moment[last], int(made.end_us.max(initial=0))) + DAY_US
-        asked = replace(asked, visits_before=seen, is_query=is_query, prediction_us=moment)
+        asked = replace(asked, visits_before=seen, is_query=is_query, prediction_us=moment, unfinished_codes=unfinished)
     asked = replace(asked, row_offsets=np.r_[0, np.cumsum(n_rows)])
-    return Copies(made, asked, place >= np.repeat(past, n_visits), later_row)
+    later_visit = place >= np.repeat(past, n_visits)
+    shown = np.diff(visit_offsets)  # of each visit's codes
+    known = np.array([int(rows.unfinished_codes[cut.row]) for cut in chosen])
+    shown[(made.subject_offsets[:-1] + past - 1)[known > 0]] = known[known > 0]
+    shown[later_visit] = 0
+    later_code = _places(np.diff(visit_offsets)) >= np.repeat(shown, np.diff(visit_offsets))
+    return Copies(made, asked, later_visit, later_code, later_row)
 
 
 def one_owner(rows: TaskRows) -> TaskRows:
@@ -140,7 +149,7 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
     old, asked = copies.timelines, copies.rows
     visit = ~copies.later_visit if past else copies.later_visit
     row = ~copies.later_row if past else copies.later_row
-    token = np.repeat(visit, np.diff(old.visit_offsets))
+    token = ~copies.later_code if past else copies.later_code
     codes, values = np.array(old.codes), np.array(old.values)
     _scramble(data, codes, values, token, rng)
     carry = np.repeat(row & np.asarray(asked.is_query), np.diff(asked.carry_offsets))

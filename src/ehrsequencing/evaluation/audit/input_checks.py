@@ -17,7 +17,10 @@ _US_PER_YEAR = 365.25 * DAY_US
 
 
 def stamps(data: AuditData) -> Finding:
-    """Every visit that a prediction time sees has ended by then; a visit's own prediction time is its end."""
+    """Every visit that a prediction time sees has ended by then; a visit's own prediction time is its end.
+
+    A query may see part of one more visit, which has begun by then.
+    """
     late = misplaced = total = 0
     for name in SPLITS:
         timelines, rows = data.timelines[name], data.rows[name]
@@ -29,6 +32,7 @@ def stamps(data: AuditData) -> Finding:
         last = np.where(seen > 0, end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else STATIC, STATIC)
         beyond = first + seen > np.asarray(timelines.subject_offsets)[rows.subject + 1]
         late += int(((last > p) | beyond).sum())
+        late += int((_inside(rows) & ~_lies_in_next_visit(timelines, rows)).sum())
         misplaced += int((~np.asarray(rows.is_query) & (last != p)).sum())
         misplaced += int((np.asarray(rows.index_us) > p).sum())
         total += len(p)
@@ -40,6 +44,22 @@ def stamps(data: AuditData) -> Finding:
         why = f"{misplaced:,} of {total:,} prediction times are not the end of the visit that answers for them"
         return Finding("leak", why, {"rows": total}, float(misplaced), 0.0)
     return finding
+
+
+def _inside(rows: TaskRows) -> NDArray[np.bool_]:
+    """Which rows see part of a visit that ends later."""
+    return np.asarray(rows.unfinished_codes) != 0
+
+
+def _lies_in_next_visit(timelines: Timelines, rows: TaskRows) -> NDArray[np.bool_]:
+    """Which rows are queries in the visit after those that had ended, and see no more codes than it has."""
+    first, seen, p = _views(timelines, rows)
+    following = first + seen
+    out = np.asarray(rows.is_query) & (following < np.asarray(timelines.subject_offsets)[rows.subject + 1])
+    row, visit = np.flatnonzero(out), following[out]
+    out[row] = (np.asarray(timelines.start_us)[visit] <= p[row]) & (p[row] < np.asarray(timelines.end_us)[visit])
+    out[row] &= np.asarray(rows.unfinished_codes)[row] <= np.diff(timelines.visit_offsets)[visit]
+    return np.asarray(out)
 
 
 def tokens_in_records(data: AuditData) -> Finding:
@@ -213,7 +233,12 @@ def time_signals(data: AuditData) -> Finding:
         first, seen, p = _views(timelines, rows)
         last = end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else p
         since = np.where(seen > 0, (p - last) / DAY_US, 0.0)
-        wrong += int(_differ(np.asarray(rows.delta_days, np.float64), since).sum())
+        stored, inside = np.asarray(rows.delta_days, np.float64), _inside(rows)
+        wrong += int(_differ(stored, since)[~inside].sum())
+        begun_us = start[
+            (first + seen)[inside]
+        ]  # the time since an event of a visit is not longer than since its start
+        wrong += int(((stored[inside] < 0) | (stored[inside] > (p[inside] - begun_us) / DAY_US + NUMBERS_DIFFER)).sum())
         wrong += int(
             _differ(np.asarray(rows.age_years, np.float64), _age(p, np.asarray(timelines.birth_us)[rows.subject])).sum()
         )

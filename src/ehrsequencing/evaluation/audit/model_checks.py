@@ -87,7 +87,8 @@ def queries_are_silent(data: AuditData) -> Finding:
     stranger = np.tile([True, False, True], len(asked))
     more = take_rows(one_owner(asked), doubled)
     more = replace(more, row_offsets=3 * np.asarray(asked.row_offsets), is_query=np.asarray(more.is_query) | stranger)
-    noise = noisy(data, Copies(people, more, np.zeros(len(people.start_us), dtype=bool), stranger), rng)
+    no_visit, no_code = np.zeros(len(people.start_us), dtype=bool), np.zeros(len(people.codes), dtype=bool)
+    noise = noisy(data, Copies(people, more, no_visit, no_code, stranger), rng)
     moved = movement(before, answers(data, people, noise.rows)[~stranger])
     # Without any queries; and with each subject's last row alone.
     for keep in (~is_query, _last_of_subject(asked)):
@@ -109,7 +110,7 @@ def gradient(data: AuditData) -> Finding:
     """The derivative of each answer by the inputs of later visits, and of other queries, must be exactly zero."""
     rng, n_visits = data.rng(13), len(data.people.start_us)
     ends = {cut.subject: replace(cut, row=cut.last_row - 1) for cut in cuts(data, share=16)}
-    seen = np.asarray(data.asked.visits_before)
+    seen = np.asarray(data.asked.visits_before) + (np.asarray(data.asked.unfinished_codes) > 0)
     chosen = [replace(cut, past_visits=int(seen[cut.row])) for cut in ends.values()]
 
     def then_strangers(cut: Cut) -> Ints:

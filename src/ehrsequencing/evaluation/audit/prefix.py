@@ -22,6 +22,8 @@ def prefix_equality(data: AuditData) -> Finding:
     chosen = cuts(data, share=2)
     asked, first_visit = np.array([cut.row for cut in chosen]), np.array([cut.first_visit for cut in chosen])
     in_progress = _in_progress(timelines, rows, asked, first_visit)
+    if data.prepared.study.visits.by != "encounter":  # an encounter's later rows decide with which others it merges
+        in_progress &= ~np.asarray(rows.is_query)[asked]
     before = answers(data, timelines, rows)[asked]
     parts = [_until(data.source, timelines, rows, row) for row in asked.tolist()]
     has_record = np.array([bool(np.any(part.time_us != STATIC)) for part in parts])
@@ -53,7 +55,7 @@ def prefix_equality(data: AuditData) -> Finding:
 def _in_progress(
     timelines: Timelines, rows: TaskRows, asked: NDArray[np.int64], first_visit: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which rows fall into a visit that ends later: unfinished then, it is visible in the cut record only."""
+    """Which rows fall into a visit that ends later: in the cut record it ends there."""
     following = first_visit + np.asarray(rows.visits_before)[asked]
     exists = following < np.asarray(timelines.subject_offsets)[rows.subject[asked] + 1]
     out = np.zeros(len(asked), dtype=bool)
