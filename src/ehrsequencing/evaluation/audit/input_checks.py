@@ -48,7 +48,7 @@ def stamps(data: AuditData) -> Finding:
 
 def _inside(rows: TaskRows) -> NDArray[np.bool_]:
     """Which rows see part of a visit that ends later."""
-    return np.asarray(rows.unfinished_codes) != 0
+    return np.asarray(rows.unfinished_codes > 0)
 
 
 def _lies_in_next_visit(timelines: Timelines, rows: TaskRows) -> NDArray[np.bool_]:
