@@ -222,7 +222,9 @@ def visits_seen_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPa
             following = load(visits, "subject_offsets")[owner] + seen
             exists = following < load(visits, "subject_offsets")[owner + 1]
             soon = start[np.minimum(following, len(start) - 1)] < load(rows, "prediction_us") + 30 * DAY_US
-            save(rows, "visits_before", seen + (exists & soon & load(rows, "is_query")))
+            sees = exists & soon & load(rows, "is_query")
+            save(rows, "visits_before", seen + sees)
+            save(rows, "unfinished_codes", np.where(sees, 0, load(rows, "unfinished_codes")))
 
     return assemble(broken_set(honest, tmp / "set", change), tmp / "run")
 

@@ -571,6 +571,9 @@ def contents(store: Path) -> dict[str, str]:
         hashed = hashlib.sha256()
         for split in SPLITS:
             for field, array in load_arrays(store / name / split).items():
+                if field == "unfinished_codes":  # newer than the digests
+                    assert not array.any()
+                    continue
                 if "values" in field:
                     array = np.round(array.astype(np.float64), 3) + 0.0
                 hashed.update(f"{field} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
