@@ -235,9 +235,8 @@ def time_signals(data: AuditData) -> Finding:
         since = np.where(seen > 0, (p - last) / DAY_US, 0.0)
         stored, inside = np.asarray(rows.delta_days, np.float64), _inside(rows)
         wrong += int(_differ(stored, since)[~inside].sum())
-        begun_us = start[
-            (first + seen)[inside]
-        ]  # the time since an event of a visit is not longer than since its start
+        # The time since an event of a visit is not longer than since the start of that visit.
+        begun_us = start.take((first + seen)[inside], mode="clip")
         wrong += int(((stored[inside] < 0) | (stored[inside] > (p[inside] - begun_us) / DAY_US + NUMBERS_DIFFER)).sum())
         wrong += int(
             _differ(np.asarray(rows.age_years, np.float64), _age(p, np.asarray(timelines.birth_us)[rows.subject])).sum()
