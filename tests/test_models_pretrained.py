@@ -153,7 +153,7 @@ def test_a_failed_write_keeps_the_old_weights(tmp_path: Path, monkeypatch: pytes
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ehrsequencing.models.base.os.fsync", no_space)
+    monkeypatch.setattr("ehrsequencing.temporaries.os.fsync", no_space)
     with pytest.raises(EhrseqError, match="No space left"):
         make_model(seed=1).save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before

@@ -81,7 +81,7 @@ def test_nothing_but_the_files_that_others_read(data: Path) -> None:
     assert files == {
         *(f"data/{split}/0.parquet" for split in SPLITS),
         *(f"metadata/{name}" for name in ("subject_splits.parquet", "codes.parquet", "dataset.json")),
-        *("truth.parquet", "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"),
+        *("truth.parquet", "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml", "manifest.json"),
     }
 
 
@@ -181,9 +181,9 @@ def test_progress_counts_up_to_all(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(EhrseqError, match="not an empty folder"):
+    with pytest.raises(EhrseqError, match="not empty"):
         simulate(tmp_path, subjects=5, seed=0)
-    with pytest.raises(EhrseqError, match="not an empty folder"):
+    with pytest.raises(EhrseqError, match="is a file"):
         simulate(tmp_path / "mine.txt", subjects=5, seed=0)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

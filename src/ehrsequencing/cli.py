@@ -172,13 +172,15 @@ def check(
     """
     with _errors(debug):
         from ehrsequencing.records.check import check_data, format_check
-        from ehrsequencing.storage import write_json
+        from ehrsequencing.storage import CHECK, is_json_of, refuse_foreign_file, write_json
 
         study = _study(config, overrides)
+        if json is not None:
+            refuse_foreign_file(json, lambda path: is_json_of(path, CHECK))
         with _bar("checking") as tick:
             found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
         if json is not None:
-            write_json(json, found.as_json())
+            write_json(json, {**CHECK.facts, **found.as_json()})
         if text := format_check(found):
             typer.echo(text)
         if found.refused:
@@ -279,8 +281,9 @@ def evaluate(
         with _stages("evaluating") as stage:
             if data is not None and external:
                 result, folder = validate(
-                    run, data, out=out, prepared=prepared, settings=settings, facts=study.data, progress=stage
-                )
+                    run, data, out=out, prepared=prepared, settings=settings, facts=study.data, progress=stage,
+                    draw=lambda result, to: write_report(result | {"audit": saved_audit(run)}, to / "report.html"),
+                )  # fmt: skip
             else:
                 result, folder = judge(run, split=split, prepared=prepared, settings=settings, progress=stage), run
         if splits is not None:
@@ -289,10 +292,8 @@ def evaluate(
                     run, splits=splits, first_seed=split_seed, data=data, prepared=prepared, settings=settings,
                     progress=tick,
                 )  # fmt: skip
-        report = (result if external else add_splits(run, result)) | {"audit": saved_audit(run)}
-        if external:
-            write_report(report, folder / "report.html")
-        else:
+        if not external:
+            report = add_splits(run, result) | {"audit": saved_audit(run)}
             add_to_run(run, "report.html", lambda path: write_report(report, path))
         typer.echo("\n".join(metric_lines(result)))
         typer.echo(f"report: {folder / 'report.html'}")

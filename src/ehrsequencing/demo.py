@@ -13,7 +13,16 @@ from ehrsequencing.evaluation.evaluate import OURS, add_to_run, evaluate
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import write_report
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.storage import MANIFEST, read_json, read_manifest, sweep_temporaries
+from ehrsequencing.simulate.dataset import simulation_facts
+from ehrsequencing.storage import (
+    MANIFEST,
+    SIMULATION,
+    is_json_of,
+    is_temporary,
+    read_json,
+    read_manifest,
+    sweep_temporaries,
+)
 from ehrsequencing.training.loop import Trainer
 
 # A small world for a small cohort: 24 pairs and 200 background codes want more than ten thousand subjects. What is
@@ -53,14 +62,10 @@ def run_demo(
     """
     data, prepared, run = out / "data", out / "prepared", out / "run"
     torch.set_num_threads(1)  # so small a model gains little from a second one, and loses much on a busy machine
-    marker = out / f"demo-{subjects}-{seed}"
-    if out.is_dir() and any(out.iterdir()) and not marker.is_file():
-        raise EhrseqError("holds something else", where=str(out), mend="name another folder with --out")
-    out.mkdir(parents=True, exist_ok=True)
-    marker.touch()
+    refuse_another_demo(out, subjects=subjects, seed=seed)
     sweep_temporaries(out)
     study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
-    if not (data / "task.yaml").is_file():
+    if not (data / MANIFEST).is_file():
         say(f"1/5  simulating {subjects:,} patients, whose true risks are known")
         with bar("simulating") as tick:
             simulate(data, subjects=subjects, seed=seed, config=WORLD, progress=tick)
@@ -88,6 +93,20 @@ def run_demo(
     say(f"\nOpen {run / 'report.html'}")
     say(f"Next: ehrseq predict {run} {data} --at last --out {out / 'predictions.parquet'}")
     return metrics
+
+
+def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
+    """Refuse a folder that holds anything but this very demo, complete or interrupted.
+
+    Raises:
+        EhrseqError: It does.
+    """
+    wanted = {**SIMULATION.facts, **simulation_facts(subjects, seed, "held_out", WORLD)}
+    manifest = out / "data" / MANIFEST
+    if is_json_of(manifest, SIMULATION) and wanted.items() <= read_json(manifest).items():
+        return
+    if out.exists() and (not out.is_dir() or any(not is_temporary(path) for path in out.iterdir())):
+        raise EhrseqError("holds something else", where=str(out), mend="name another folder with --out")
 
 
 def summary(metrics: dict[str, Any]) -> list[str]:

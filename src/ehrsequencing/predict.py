@@ -29,14 +29,23 @@ from ehrsequencing.records.meds import STATIC, MedsReader, parse_date_us
 from ehrsequencing.records.prepared import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, encode_rows, encode_timelines, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.storage import atomic_path, read_json, read_manifest
+from ehrsequencing.storage import (
+    PREDICTIONS,
+    atomic_path,
+    is_parquet_of,
+    parquet_mark,
+    read_json,
+    read_manifest,
+    refuse_foreign_file,
+    refuse_overlap,
+)
 
 RECALIBRATION = "recalibration.json"  # in a run: what `ehrseq evaluate --recalibrate` fitted
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
 _PREDICTIONS = pa.schema([
     ("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("cause", pa.string()),
     ("horizon_days", pa.float64()), ("risk", pa.float32()),
-])  # fmt: skip
+], metadata=parquet_mark(PREDICTIONS))  # fmt: skip
 
 
 class Run:
@@ -212,7 +221,7 @@ def predict(
     Args:
         run_folder: A trained run.
         data: A MEDS data set.
-        out: The Parquet file to write.
+        out: The Parquet file to write; of what is there, only an earlier file of predictions is overwritten.
         at: `all` prediction times, each subject's `last`, or a date ("as of that day").
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
@@ -225,6 +234,8 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
+    refuse_foreign_file(out, lambda path: is_parquet_of(path, PREDICTIONS))
+    refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
     horizons = tuple(horizons_days or run.task.horizons)
     if min(horizons) <= 0:

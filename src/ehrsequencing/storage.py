@@ -2,14 +2,16 @@
 
 Every file goes to a temporary name in its own folder, is fsynced and renamed, and the folder is fsynced. A folder's
 `manifest.json` is written last and lists the sha256 of every file: without a complete manifest nothing is loaded.
+A command replaces a folder or a file only where it can tell that ehrseq wrote it, and nothing else is in it.
+What a killed process leaves is settled when the same file or folder is written next (`ehrsequencing.temporaries`).
 """
 
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -20,38 +22,144 @@ from numpy.typing import DTypeLike, NDArray
 
 from ehrsequencing.config import Settings
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.temporaries import (
+    INSIDE,
+    MANIFEST,
+    entries,
+    fsync,
+    is_temporary,
+    move_entries,
+    private,
+    remove_folder,
+    settle,
+    settle_for,
+    sweep_temporaries,
+    temporary_name,
+)
 
-MANIFEST = "manifest.json"
-_TEMPORARY = ".tmp-"
+__all__ = [
+    "CHECK", "CHECKPOINT", "EXTERNAL", "IMPORTED", "MANIFEST", "PREDICTIONS", "PREPARED", "RUN", "SIMULATION",
+    "UNFINISHED_RUN", "ArrayWriter", "Kind", "atomic_path", "complete_folder", "digest", "is_json_of",
+    "is_parquet_of", "is_temporary", "parquet_mark", "read_json", "read_manifest", "refuse_foreign_file",
+    "refuse_foreign_folder", "refuse_overlap", "remove_folder", "sha256", "sweep_temporaries", "write_bytes",
+    "write_json", "write_manifest", "write_settings",
+]  # fmt: skip
 
 
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@dataclass(frozen=True)
+class Kind:
+    """What a folder or a file of ours is.
+
+    Attributes:
+        name: `kind` in its manifest.
+        what: The same in words.
+        format: The newest `format` that this version knows.
+    """
+
+    name: str
+    what: str
+    format: int = 1
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        return {"kind": self.name, "format": self.format}
+
+    def is_of(self, facts: object) -> bool:
+        """Whether a manifest names this kind, in a format that this version knows."""
+        if not isinstance(facts, dict) or facts.get("kind") != self.name:
+            return False
+        return type(facts.get("format")) is int and 1 <= facts["format"] <= self.format
+
+
+PREPARED = Kind("prepared", "a prepared data set")
+IMPORTED = Kind("imported data set", "an imported data set")
+SIMULATION = Kind("simulation", "a simulated data set")
+RUN = Kind("run", "a run")
+UNFINISHED_RUN = Kind("unfinished run", "an unfinished run")
+CHECKPOINT = Kind("checkpoint", "a checkpoint")
+EXTERNAL = Kind("external validation", "an external validation")
+CHECK = Kind("check", "a report of ehrseq check")
+PREDICTIONS = Kind("predictions", "predictions")
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it becomes `path`, on any failure it is removed.
+    """Yield a temporary file beside `path`; on success it becomes `path`, on any failure it is removed.
+
+    Only its owner can read it until then.
 
     Raises:
         EhrseqError: The disk refused (full, read-only, no permission); what stood at `path` still stands.
     """
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
+    temporary = temporary_name(path, "new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _fsync_folder(path.parent)
+        settle_for(path)
+        with private(temporary, like=path) as mode:
+            yield temporary
+            temporary.chmod(mode)
+            fsync(temporary)
+            os.replace(temporary, path)
+        fsync(path.parent)
     except OSError as error:
         raise EhrseqError("cannot be written", where=str(path), mend=error.strerror or "check the disk") from error
-    finally:
-        temporary.unlink(missing_ok=True) if temporary.parent.is_dir() else None
+
+
+def refuse_foreign_file(path: Path, is_ours: Callable[[Path], bool]) -> None:
+    """Refuse to overwrite a file that we did not write.
+
+    Raises:
+        EhrseqError: Something is there, and `is_ours` does not know it.
+    """
+    if path.exists() and not (path.is_file() and is_ours(path)):
+        mend = "name another file, or remove this one"
+        raise EhrseqError("is there already, and ehrseq did not write it", where=str(path), mend=mend)
+
+
+def is_json_of(path: Path, kind: Kind) -> bool:
+    """Whether a file is JSON that names a kind of ours."""
+    try:
+        return kind.is_of(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def parquet_mark(kind: Kind) -> dict[str, str]:
+    """Metadata of a Parquet schema that says what the file is."""
+    return {"ehrsequencing": json.dumps(kind.facts)}
+
+
+def is_parquet_of(path: Path, kind: Kind) -> bool:
+    """Whether a file is Parquet with our mark."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return kind.is_of(json.loads((pq.read_schema(path).metadata or {}).get(b"ehrsequencing", b"")))
+    except (OSError, ValueError, pa.ArrowException):
+        return False
+
+
+def refuse_overlap(out: Path, *inputs: Path) -> None:
+    """Refuse an output that is an input, lies inside one, or holds one; links are followed.
+
+    Raises:
+        EhrseqError: They overlap.
+    """
+    for given in inputs:
+        if given.exists() and (_is_among(given, _up(out)) or _is_among(out, _up(given))):
+            mend = "name an output folder that is neither the input, nor in it, nor around it"
+            raise EhrseqError(f"the output overlaps the input {given}", where=str(out), mend=mend)
+
+
+def _up(path: Path) -> list[Path]:
+    place = Path(os.path.realpath(path))
+    return [place, *place.parents]
+
+
+def _is_among(path: Path, others: list[Path]) -> bool:
+    return path.exists() and any(other.exists() and path.samefile(other) for other in others)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -92,17 +200,17 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def sweep_temporaries(folder: Path) -> None:
-    """Remove what an interrupted write left behind."""
-    for orphan in folder.rglob(f"{_TEMPORARY}*"):
-        orphan.unlink() if orphan.is_file() else shutil.rmtree(orphan, ignore_errors=True)
-
-
 def write_manifest(folder: Path, facts: Mapping[str, Any], *, files: list[Path] | None = None) -> None:
-    """Hash the folder's files and write the manifest last, which makes the folder complete."""
-    chosen = files if files is not None else [p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST]
-    hashes = {p.relative_to(folder).as_posix(): sha256(p) for p in sorted(chosen)}
-    write_json(folder / MANIFEST, {**facts, "files": hashes})
+    """Hash the folder's files and write the manifest last, which makes the folder complete.
+
+    Args:
+        folder: The folder.
+        facts: What the manifest says; `Kind.facts` first.
+        files: Which files; default: all. Temporaries are never listed.
+    """
+    chosen = files if files is not None else [p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST]
+    listed = sorted(p for p in chosen if not any(map(is_temporary, (p, *p.relative_to(folder).parents))))
+    write_json(folder / MANIFEST, {**facts, "files": {p.relative_to(folder).as_posix(): sha256(p) for p in listed}})
 
 
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:
@@ -135,30 +243,123 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
     return manifest
 
 
-@contextmanager
-def complete_folder(folder: Path, *, what: str) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `folder` when the block succeeds, and vanishes when it fails.
+def refuse_foreign_folder(folder: Path, kind: Kind) -> None:
+    """Refuse to replace anything but an empty folder, or a folder of this kind that we made, with nothing else in it.
 
-    A complete earlier `folder` is replaced in one rename; a folder that is not ours is refused.
+    Raises:
+        EhrseqError: It is a file, or its manifest is not of this kind, or it holds something that is not listed there.
     """
     if folder.exists() and not folder.is_dir():
         raise EhrseqError("is a file", where=str(folder), mend="name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise EhrseqError(f"is not empty and not {what}", where=str(folder), mend="name another output folder")
-    temporary = folder.with_name(f"{_TEMPORARY}{os.getpid()}-{folder.name}")
-    old = folder.with_name(f"{_TEMPORARY}{os.getpid()}-old-{folder.name}")
+    if folder.is_dir() and entries(folder) and (why := _why_foreign(folder, kind)):
+        mend = "nothing was touched; name another output folder, or remove this one"
+        raise EhrseqError(why, where=str(folder), mend=mend)
+
+
+def _why_foreign(folder: Path, kind: Kind) -> str | None:
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(temporary, folder)
-        _fsync_folder(folder.parent)
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        manifest = None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        return f"is not empty, and not {kind.what} that ehrseq made"
+    if manifest.get("kind") != kind.name:
+        return f"holds something other than {kind.what}"
+    if not kind.is_of(manifest):
+        return f"holds {kind.what} of another version of ehrseq"
+    strange = _unlisted(folder, manifest["files"])
+    return f"holds {strange!r}, which ehrseq did not write" if strange else None
+
+
+def _unlisted(folder: Path, files: Mapping[str, Any]) -> str | None:
+    """The first file, folder or link in a folder that its manifest does not know."""
+    known = {MANIFEST, *files}
+    known |= {parent.as_posix() for name in files for parent in Path(name).parents}
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for here, folders, names in os.walk(folder, onerror=fail):
+        if Path(here) == folder:
+            mine = {path.name for path in entries(folder)}
+            folders[:] = [name for name in folders if name in mine]
+        for name in sorted([*folders, *names]):
+            path = Path(here) / name
+            inside = path.relative_to(folder).as_posix()
+            if inside not in known or path.is_symlink():
+                return inside
+    return None
+
+
+@contextmanager
+def complete_folder(folder: Path, kind: Kind) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `folder` when the block succeeds, and vanishes when it fails.
+
+    A link stays and its target is replaced; a mount point, or the folder that the process works in, stays and its
+    content is replaced. However the process ends, the earlier folder or the new one is there, or is put there when
+    the folder is next written.
+
+    Args:
+        folder: Where it will be; its parents are made.
+        kind: What it is; an earlier folder of this kind, with nothing else in it, is replaced.
+
+    Raises:
+        EhrseqError: What stands there is not ours to replace, or the disk refused.
+    """
+    try:
+        place = Path(os.path.realpath(folder))
+        settle_for(place)
+        refuse_foreign_folder(folder, kind)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        stays = place.is_dir() and _must_stay(place)
+        temporary = temporary_name(place / INSIDE if stays else place, "new")
+        with private(temporary, is_folder=True, like=place) as mode:
+            yield temporary
+            for path in [*temporary.rglob("*"), temporary]:
+                fsync(path)
+            refuse_foreign_folder(folder, kind)  # somebody may have used it meanwhile
+            if stays:
+                _replace_content(place, temporary)
+            else:
+                temporary.chmod(mode)
+                _replace_folder(place, temporary)
     except OSError as error:
         raise EhrseqError("cannot be written", where=str(folder), mend=error.strerror or "check the disk") from error
+
+
+def _must_stay(folder: Path) -> bool:
+    """Whether a folder cannot be renamed (a mount point) or should not be (somebody works in it)."""
+    mounts = Path("/proc/self/mountinfo")
+    mounted = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
+    if os.path.ismount(folder) or str(folder).replace(" ", "\\040") in mounted:
+        return True
+    return not os.access(folder.parent, os.W_OK) or Path.cwd().is_relative_to(folder)
+
+
+def _replace_folder(place: Path, new: Path) -> None:
+    old = temporary_name(place, "old")
+    try:
+        if place.exists():
+            os.replace(place, old)
+        os.replace(new, place)
+        fsync(place.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        if old.exists():
+            settle(old)
+
+
+def _replace_content(place: Path, new: Path) -> None:
+    """Move the old content out, then the new content in; `put` says that the first is done."""
+    out, put = (temporary_name(place / INSIDE, role) for role in ("out", "put"))
+    try:
+        out.mkdir(mode=0o700)
+        move_entries(place, out, manifest_first=True)
+        os.replace(new, put)
+        move_entries(put, place)
+    finally:
+        for left in (put, out):
+            if left.exists():
+                settle(left)
 
 
 class ArrayWriter:

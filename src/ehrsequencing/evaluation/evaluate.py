@@ -40,10 +40,9 @@ from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.predict import RECALIBRATION, Run, nll_of_rows, risk_of_rows
 from ehrsequencing.records.check import task_warnings
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import MANIFEST, read_json, write_json, write_manifest
-from ehrsequencing.training.loop import labels_digest
+from ehrsequencing.storage import MANIFEST, read_json, refuse_foreign_file, sha256, write_json
 
-__all__ = ["ORACLE", "OURS", "Evaluation", "add_to_run", "evaluate", "question", "require_own"]
+__all__ = ["ORACLE", "OURS", "Evaluation", "add_to_run", "evaluate", "question", "require_own", "require_room"]
 
 GRID_POINTS = 12  # of the integrated Brier score
 FEW_EVENTS = 50
@@ -377,6 +376,7 @@ def evaluate(
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
+    require_room(run_folder, "metrics.json", "report.html")
     folder = prepared or Path(run.manifest["prepared"])
     if not folder.is_dir():
         raise EhrseqError("the prepared set has moved", where=str(folder), mend="name it with --prepared")
@@ -393,20 +393,35 @@ def evaluate(
 
 def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
     """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list."""
+    require_room(folder, name)
     manifest = read_json(folder / MANIFEST)
-    listed = [folder / file for file in manifest.pop("files") if file != name]
-    write_manifest(folder, manifest, files=listed)
+    others = {file: file_hash for file, file_hash in manifest.pop("files").items() if file != name}
+    unsure = {*manifest.pop("writing", []), name}  # of a killed command: whether it wrote them or not, they are ours
+    write_json(folder / MANIFEST, {**manifest, "writing": sorted(unsure), "files": others})
     write(folder / name)
-    write_manifest(folder, manifest, files=[*listed, folder / name])
+    left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
+    write_json(folder / MANIFEST, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
+
+
+def require_room(folder: Path, *names: str) -> None:
+    """Refuse where a finished run holds a file by one of these names that ehrseq did not write.
+
+    Raises:
+        EhrseqError: There is one.
+    """
+    manifest = read_json(folder / MANIFEST)
+    ours = {*manifest["files"], *manifest.get("writing", [])}
+    for name in names:
+        refuse_foreign_file(folder / name, lambda path: path.name in ours)
 
 
 def require_own(run: Run, prepared: Prepared) -> None:
     """Refuse a prepared set that is not the one a run was trained on.
 
     Raises:
-        EhrseqError: Vocabulary or labels differ.
+        EhrseqError: Its vocabulary, labels, codes, values or visits differ.
     """
-    known = run.task.name in prepared.tasks and labels_digest(prepared, run.task.name) == run.manifest["labels"]
-    if not known or prepared.vocabulary.digest != run.vocabulary.digest:
-        mend = "evaluate with the prepared set that the run was trained on"
-        raise EhrseqError("is not what this run was trained on", where=str(prepared.folder), mend=mend)
+    if other := prepared.unlike(run.task.name, run.manifest):
+        mend = f"name the set that {run.folder} was trained on with --prepared"
+        what = f"is not what this run was trained on: other {', '.join(other)}"
+        raise EhrseqError(what, where=str(prepared.folder), mend=mend)

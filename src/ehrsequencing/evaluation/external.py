@@ -36,7 +36,7 @@ from ehrsequencing.records.timelines import (
     take_timelines,
 )
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.storage import write_json
+from ehrsequencing.storage import EXTERNAL, complete_folder, refuse_overlap, write_json, write_manifest
 
 SPLIT = "external"
 FEWEST_SUBJECTS = 11  # with an unknown code before it is named: a rare code may point at a person
@@ -186,18 +186,20 @@ def validate(
     settings: EvaluationConfig | None = None,
     facts: DataConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
-    """Judge a run on other data and write `metrics.json` into a folder of its own.
+    """Judge a run on other data and write `metrics.json` into a folder of its own, which appears when complete.
 
     Args:
         run_folder: A finished run.
         data: A MEDS data set that it has not seen.
-        out: The folder; default: `RUN/external-NAME`, by the data set's name.
+        out: The folder; default: `RUN/external-NAME`, by the data set's name. An earlier validation there is replaced.
         prepared: The run's own prepared set, where it is no longer where training found it. Baselines are fitted on
             its training subjects; without it there are none.
         settings: Baselines and resamples; default: those of the run.
         facts: What the data set's files do not tell.
         progress: Called with the name of each stage.
+        draw: Called with the result and the folder that is being written, to add a report.
 
     Returns:
         What was written, and the folder.
@@ -216,16 +218,18 @@ def validate(
         raise EhrseqError("the prepared set has moved: its tuning split is needed", where=str(own), mend=mend)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
-    if folder.exists() and not (folder / "metrics.json").is_file() and (folder.is_file() or any(folder.iterdir())):
-        raise EhrseqError("holds something else", where=str(folder), mend="name another folder with --out")
-    found = read_external(run, data, facts=facts, progress=progress)
-    evaluation = Evaluation(run, found.judged, prepared=store, settings=settings)
-    summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
-    result = evaluation.result(progress=progress)
-    result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
-    if store is not None and settings.recalibrate:
-        result["recalibration"] = before_and_after(run, recalibrate(run, store), found.judged)
-    write_json(folder / "metrics.json", result)
+    refuse_overlap(folder, data)
+    with complete_folder(folder, EXTERNAL) as temporary:
+        found = read_external(run, data, facts=facts, progress=progress)
+        evaluation = Evaluation(run, found.judged, prepared=store, settings=settings)
+        summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
+        result = evaluation.result(progress=progress)
+        result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
+        if store is not None and settings.recalibrate:
+            result["recalibration"] = before_and_after(run, recalibrate(run, store), found.judged)
+        write_json(temporary / "metrics.json", result)
+        draw(result, temporary)
+        write_manifest(temporary, {**EXTERNAL.facts, "run": run.manifest.get("fingerprint")})
     return result, folder
 
 

@@ -13,7 +13,7 @@ from ehrsequencing.evaluation.censoring import Floats, Ints
 from ehrsequencing.predict import Run, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
-from ehrsequencing.storage import MANIFEST, complete_folder, read_json, sweep_temporaries
+from ehrsequencing.storage import MANIFEST, RUN, complete_folder, read_json, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 LSTM, FLAT = "LSTM", "flat BEHRT"
@@ -101,7 +101,7 @@ def train_baseline(
     if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
         if parent.is_dir():
             sweep_temporaries(parent)
-        with complete_folder(folder, what="a baseline of a run") as temporary:
+        with complete_folder(folder, RUN) as temporary:
             Trainer(prepared, task_name, temporary, study=wanted).fit()
             shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
     return TrainedBaseline(name, Run(folder))

@@ -1,7 +1,6 @@
 """What every survival model of this package shares: likelihood, risk, and its two files."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Self
@@ -16,6 +15,7 @@ from ehrsequencing.config import ModelConfig, validated
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll_terms
+from ehrsequencing.storage import write_bytes
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -180,14 +180,8 @@ class SurvivalModel(nn.Module):
         """
         folder = Path(path)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
-            _write(folder / CONFIG_FILE, (self.config.model_dump_json(indent=2) + "\n").encode())
-        except OSError as error:
-            raise EhrseqError(
-                "cannot be written", where=str(folder), mend=error.strerror or "check the disk"
-            ) from error
+        write_bytes(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+        write_bytes(folder / CONFIG_FILE, (self.config.model_dump_json(indent=2) + "\n").encode())
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:
@@ -230,18 +224,6 @@ def read_config(folder: Path) -> ModelConfig:
     """The configuration of a saved model."""
     saved = {"rotary": False, **_read_json(folder / CONFIG_FILE)}  # models saved before there was one have none
     return validated(ModelConfig, saved, where=str(folder / CONFIG_FILE))
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_json(path: Path) -> dict[str, object]:

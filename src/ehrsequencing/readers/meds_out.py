@@ -25,7 +25,7 @@ from ehrsequencing.readers.rows import RULES, Counts, Progress, Role, clean_code
 from ehrsequencing.readers.settle import role_mask, settle
 from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.meds import SPLITS, hash_splits
-from ehrsequencing.storage import complete_folder, write_json, write_manifest
+from ehrsequencing.storage import IMPORTED, complete_folder, refuse_overlap, write_json, write_manifest
 
 BUCKETS = 128
 FLUSH_ROWS = 500_000  # rows held before they are spilled, and the least that a shard is cut from
@@ -227,12 +227,17 @@ class MedsWriter:
 
 
 @contextmanager
-def meds_writer(out: Path, report: ImportReport, *, encounter: pa.DataType) -> Iterator[MedsWriter]:
-    """A writer whose data set stands at `out` when the block succeeds; else `out` stays as it was."""
-    with complete_folder(out, what="an imported data set") as folder:
+def meds_writer(out: Path, report: ImportReport, source: Path, *, encounter: pa.DataType) -> Iterator[MedsWriter]:
+    """A writer whose data set stands at `out` when the block succeeds; else `out` stays as it was.
+
+    Raises:
+        EhrseqError: `out` holds something else, or overlaps the source (a folder or a file, if there is one).
+    """
+    refuse_overlap(out, source)
+    with complete_folder(out, IMPORTED) as folder:
         writer = MedsWriter(folder, report, encounter)
         yield writer
-        write_manifest(folder, {"kind": "imported data set", "source": report.source})
+        write_manifest(folder, {**IMPORTED.facts, "source": report.source})
 
 
 def _write(path: Path, table: pa.Table) -> None:

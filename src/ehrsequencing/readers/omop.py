@@ -47,7 +47,7 @@ def import_omop(source: str, out: Path, *, progress: Progress | None = None) -> 
         report = ImportReport("omop", missing=[name for name in TABLES if name not in found.tables])
         names = [name for name in TABLES if name in found.tables and name not in VOCABULARY_TABLES]
         steps = len(names) + 2
-        with meds_writer(out, report, encounter=pa.int64()) as writer:
+        with meds_writer(out, report, Path(source.removeprefix("duckdb://")), encounter=pa.int64()) as writer:
             concepts = Concepts(found)
             for done, name in enumerate(names, start=1):
                 report.tables[name] = sum(_read(found, name, table, writer, concepts) for table in found.tables[name])

@@ -59,7 +59,7 @@ def import_synthea(source: Path, out: Path, *, progress: Progress | None = None)
     report = ImportReport("synthea", missing=[name for name in EVENT_TABLES if name not in files])
     codes = _Codes()
     steps = len(files) + 1
-    with meds_writer(out, report, encounter=pa.string()) as writer:
+    with meds_writer(out, report, source, encounter=pa.string()) as writer:
         patients = _Patients()
         for done, (name, path) in enumerate(files.items()):
             report.tables[name] = 0

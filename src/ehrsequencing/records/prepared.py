@@ -58,17 +58,18 @@ from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.storage import (
+    PREPARED,
     ArrayWriter,
     complete_folder,
     digest,
     read_json,
     read_manifest,
+    refuse_overlap,
     write_json,
     write_manifest,
     write_settings,
 )
 
-WHAT = "a prepared data set"
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
 _RANGE_ROWS = 500_000  # about so many rows are read again at once
 _COHORT_CHUNK = 20_000  # subjects in one row group of `cohort.parquet`
@@ -80,6 +81,7 @@ _DTYPES: dict[str, Any] = {
     "unfinished_codes": np.int32, "duration_days": np.float64, "entry_days": np.float32, "cause": np.int8,
     "carry_codes": np.int32, "carry_values": np.float32,
 }  # fmt: skip
+_PARTS = {"codes": "codes", "static_codes": "codes", "values": "values"}  # of a run's identity; the rest is visits
 _WORD = pa.dictionary(pa.int8(), pa.string())  # in the file a plain string: its schema is not stored as Arrow's
 _COHORT = pa.schema([
     ("subject_id", pa.int64()), ("index_time", pa.timestamp("us")), ("prediction_time", pa.timestamp("us")),
@@ -125,6 +127,7 @@ def prepare(
     Raises:
         EhrseqError: Data or task cannot be used; nothing is left behind.
     """
+    refuse_overlap(out, data)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise EhrseqError("two tasks have the same name", where=", ".join(names), mend="rename one")
@@ -144,7 +147,7 @@ def prepare(
 
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
     work = ShardWork(reader, lookup, study, builders, excluded, parents)
-    with complete_folder(out, what=WHAT) as folder:
+    with complete_folder(out, PREPARED) as folder:
         with Workers(work, count_processes(reader.shards, processes)) as workers:
             fit = work.new_fit()
             kept, subject_ids, dataset_end_us = _first_pass_kept(workers, fit, tick, folder / KEPT)
@@ -176,7 +179,7 @@ def prepare(
             _write_cohort(folder, builder.task.name)
             write_json(task_folder / "attrition.json", tally.as_json())
         write_manifest(folder, {
-            "kind": "prepared", "version": __version__, "data": data_name(data),
+            **PREPARED.facts, "version": __version__, "data": data_name(data),
             "data_path": str(data.resolve()), "subjects": len(subject_ids),
             "dataset_end_us": dataset_end_us, "vocabulary": vocabulary.digest, "tasks": names,
             "splits": split_source(data, study.splits),
@@ -340,9 +343,9 @@ class Prepared:
 
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self.folder = folder
-        self.manifest = read_manifest(folder, what=WHAT, verify=verify)
-        if self.manifest.get("kind") != "prepared":
-            raise EhrseqError(f"is not {WHAT}", where=str(folder), mend="make one with ehrseq prepare")
+        self.manifest = read_manifest(folder, what=PREPARED.what, verify=verify)
+        if self.manifest.get("kind") != PREPARED.name:
+            raise EhrseqError(f"is not {PREPARED.what}", where=str(folder), mend="make one with ehrseq prepare")
 
     @cached_property
     def study(self) -> StudyConfig:
@@ -377,6 +380,23 @@ class Prepared:
         """Counts of a task, step by step."""
         counts: dict[str, Any] = read_json(self.folder / "tasks" / self.task(name).name / "attrition.json")
         return counts
+
+    def identity(self, task: str) -> dict[str, str]:
+        """Digests of what a run on a task learns from: its vocabulary, labels, codes, values and visits.
+
+        They come from the hashes of the files, so that they cost nothing.
+        """
+        hashes: dict[str, dict[str, str]] = {"labels": {}, "codes": {}, "values": {}, "visits": {}}
+        for name, file_hash in sorted(self.manifest["files"].items()):
+            if name.startswith(f"tasks/{task}/"):
+                hashes["labels"][name] = file_hash
+            elif name.startswith("visits/"):
+                hashes[_PARTS.get(Path(name).stem, "visits")][name] = file_hash
+        return {"vocabulary": self.vocabulary.digest, **{part: digest(found) for part, found in hashes.items()}}
+
+    def unlike(self, task: str, identity: Mapping[str, Any]) -> list[str]:
+        """What of this set is not as in an `identity` that was noted before; what that lacks is not compared."""
+        return [part for part, own in self.identity(task).items() if identity.get(part, own) != own]
 
     def timelines(self, split: str) -> Timelines:
         """Visits of a split."""

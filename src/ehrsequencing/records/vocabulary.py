@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from ehrsequencing.config import ValuesConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import OfCodes, hash_u64
 from ehrsequencing.records.rollup import Rollup
-from ehrsequencing.storage import digest, read_json, write_json
+from ehrsequencing.storage import digest, read_json, write_bytes, write_json
 
 PAD, UNK = "[PAD]", "[UNK]"
 SUMMARIES = ("LAST", "FIRST", "MEAN", "MIN", "MAX", "SINCE", "COUNT")
@@ -176,7 +176,7 @@ class Vocabulary:
         rollup = {} if self.rollup.mode == "off" else {"rollup": self.rollup.as_json()}
         write_json(folder / "vocabulary.json", {**text, **rollup})
         arrays: dict[str, NDArray[Any]] = {"scale": self.scale, "knots": self.knots, "mean": self.mean, "sd": self.sd}
-        save_file(arrays, folder / "vocabulary.safetensors")
+        write_bytes(folder / "vocabulary.safetensors", save(arrays))
 
     @classmethod
     def load(cls, folder: Path) -> "Vocabulary":

@@ -1,13 +1,11 @@
 """The files of a simulation: a MEDS data set, its truth, and the task that asks for it.
 
-Shards are written as they are made, so that memory does not grow with the number of subjects.
+Shards are written as they are made, so that memory does not grow with the number of subjects. The folder appears when
+it is complete, with a manifest.
 """
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +23,7 @@ from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.records import BLOCK, TRUTH_STREAM, PredictionTimes, random_stream, simulate_block
 from ehrsequencing.simulate.settings import SimulationConfig
 from ehrsequencing.simulate.truth import grid_days, horizons, true_curves
+from ehrsequencing.storage import SIMULATION, complete_folder, write_bytes, write_json, write_manifest
 
 CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of causes
 SPLITS = (meds.train_split, meds.tuning_split, meds.held_out_split)
@@ -55,7 +54,7 @@ def simulate(
     The same seed and settings give the same bytes, and a subject's record does not depend on how many others there are.
 
     Args:
-        out: Folder to make; an existing one must be empty.
+        out: Folder to make; an earlier simulation there is replaced when the new one is complete.
         subjects: How many; their ids are 1, 2, ….
         seed: 0 or more.
         truth: Whose truth to compute: that of all subjects takes about seven times as long.
@@ -64,7 +63,7 @@ def simulate(
         shard_subjects: The largest number of subjects in one data file.
 
     Raises:
-        EhrseqError: The arguments make no sense, `out` holds something, or the disk refuses.
+        EhrseqError: The arguments make no sense, `out` holds something else, or the disk refuses.
     """
     if subjects < 1:
         raise EhrseqError("there is nobody to simulate", where="subjects", mend="ask for 1 or more")
@@ -72,14 +71,12 @@ def simulate(
         raise EhrseqError("leaves no room for a subject", where="shard_subjects", mend="choose 1 or more")
     if seed < 0:
         raise EhrseqError("is negative", where="seed", mend="choose 0 or more")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise EhrseqError("is there already and not an empty folder", where=str(out), mend="name another output folder")
     process, codes = Process(config), CodeTable(config)
-    with _whole_or_empty(out):
+    with complete_folder(out, SIMULATION) as folder:
         with ExitStack() as open_files:
-            data = out / meds.data_subdirectory
+            data = folder / meds.data_subdirectory
             shards = [_ShardWriter(data / split, shard_subjects, open_files) for split in SPLITS]
-            truths = _TruthWriter(out, config, open_files)
+            truths = _TruthWriter(folder, config, open_files)
             for start in range(0, subjects, BLOCK):
                 number = start // BLOCK
                 block = simulate_block(process, codes, seed=seed, block=number, subjects=min(BLOCK, subjects - start))
@@ -93,8 +90,14 @@ def simulate(
                 truths.add(process, asked, random_stream(seed, number, TRUTH_STREAM))
                 if progress is not None:
                     progress(start + len(block.subject_id), subjects)
-        _write_text(out / "task.yaml", task_yaml(config))
-        _write_metadata(out, codes, subjects)
+        write_bytes(folder / "task.yaml", task_yaml(config).encode())
+        _write_metadata(folder, codes, subjects)
+        write_manifest(folder, {**SIMULATION.facts, **simulation_facts(subjects, seed, truth, config)})
+
+
+def simulation_facts(subjects: int, seed: int, truth: str, config: SimulationConfig) -> dict[str, Any]:
+    """What tells one simulation from another, for its manifest."""
+    return {"subjects": subjects, "seed": seed, "truth": truth, "settings": config.model_dump(mode="json")}
 
 
 def split_of(subject_id: Ints) -> NDArray[np.int64]:
@@ -212,7 +215,7 @@ def _long_table(asked: PredictionTimes, schema: pa.Schema, **columns: NDArray[np
 
 
 def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
-    """Write splits, codes, and last of all the data set's card."""
+    """Write splits, codes and the data set's card."""
     subject_id = np.arange(1, subjects + 1)
     splits = pa.table({"subject_id": subject_id, "split": pa.array(SPLITS).take(pa.array(split_of(subject_id)))})
     _write_table(out / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(splits))
@@ -227,48 +230,14 @@ def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
         "meds_version": version("meds"),
     }
     meds.DatasetMetadataSchema.validate(card)
-    _write_text(out / meds.dataset_metadata_filepath, json.dumps(card, indent=1) + "\n")
+    write_json(out / meds.dataset_metadata_filepath, card)
 
 
-@contextmanager
-def _whole_or_empty(out: Path) -> Iterator[None]:
-    """Make the folder; where the block fails or is interrupted, take away what it wrote."""
-    was_there, complete = out.exists(), False
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        yield
-        complete = True
-    except OSError as error:
-        raise EhrseqError("cannot be written", where=str(out), mend=error.strerror or "check the disk") from error
-    finally:
-        if not complete:
-            shutil.rmtree(out, ignore_errors=True)
-            if was_there:
-                out.mkdir(exist_ok=True)
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the file's own folder; on success it becomes the file."""
+def _parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{path.name}")
-    yield temporary
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-@contextmanager
-def _parquet_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    with _whole_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        yield writer
+    return pq.ParquetWriter(path, schema)
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
     with _parquet_writer(path, table.schema) as writer:
         writer.write_table(table)
-
-
-def _write_text(path: Path, text: str) -> None:
-    with _whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

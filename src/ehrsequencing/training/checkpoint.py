@@ -4,7 +4,6 @@ A checkpoint is a folder `checkpoints/step-00000123` with `state.safetensors`, `
 made under a temporary name and renamed. The last two are kept, so that a damaged one costs some steps, not the run.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,21 +11,23 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.storage import (
+    CHECKPOINT,
     complete_folder,
     read_json,
     read_manifest,
+    remove_folder,
     sweep_temporaries,
+    write_bytes,
     write_json,
     write_manifest,
 )
 
-WHAT = "a checkpoint"
 KEPT = 2
 
 
@@ -70,16 +71,15 @@ class ExponentialMovingAverage:
 def save_checkpoint(folder: Path, state: TrainingState, tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint under `folder`, then forget all but the last two."""
     name = f"step-{state.global_step:08d}-{state.epoch:05d}"
-    with complete_folder(folder / name, what=WHAT) as temporary:
-        save_file(
-            {key: value.detach().cpu().contiguous() for key, value in tensors.items()}, temporary / "state.safetensors"
-        )
+    with complete_folder(folder / name, CHECKPOINT) as temporary:
+        on_disk = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        write_bytes(temporary / "state.safetensors", save(on_disk))
         values = asdict(state)
         values["best_nll"] = None if state.best_nll == float("inf") else state.best_nll
         write_json(temporary / "state.json", values)
-        write_manifest(temporary, {"kind": "checkpoint"})
+        write_manifest(temporary, CHECKPOINT.facts)
     for old in sorted(p for p in folder.iterdir() if p.name.startswith("step-"))[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        remove_folder(old)
 
 
 def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, dict[str, Tensor]] | None:
@@ -95,7 +95,7 @@ def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, d
     damage: EhrseqError | None = None
     for path in names:
         try:
-            read_manifest(path, what=WHAT)
+            read_manifest(path, what=CHECKPOINT.what)
             values = read_json(path / "state.json")
             tensors = load_file(path / "state.safetensors")
         except (EhrseqError, SafetensorError) as error:

@@ -8,7 +8,6 @@ epoch its order of subjects, so that an interrupted run goes on to the same bits
 
 import copy
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,17 +24,24 @@ from ehrsequencing import __version__
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import Step, SubjectLoader
-from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import (
     MANIFEST,
+    RUN,
+    UNFINISHED_RUN,
     digest,
+    is_json_of,
+    is_temporary,
+    read_json,
     read_manifest,
+    remove_folder,
     sweep_temporaries,
     write_bytes,
+    write_json,
     write_manifest,
     write_settings,
 )
@@ -53,6 +59,8 @@ from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model
 
+BEGUN = "begun.json"  # among the checkpoints: what the run began with
+FILES = (CONFIG_FILE, WEIGHTS_FILE, "config.yaml", "history.jsonl", "vocabulary.json", "vocabulary.safetensors")
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
 
 
@@ -146,23 +154,20 @@ class Trainer:
         """Digest of what a resumed run must share with its start."""
         settings = self.settings.model_dump(exclude={*_MAY_CHANGE, "members"})
         members = [self.settings.members] if self.settings.members > 1 else []  # one model: as before there were more
-        labels = [
-            h for name, h in self.prepared.manifest["files"].items() if name.startswith(f"tasks/{self.task.name}/")
-        ]
         config = self.config.model_dump(exclude={"members"})
-        return digest([config, settings, self.prepared.vocabulary.digest, labels, *members])
+        return digest([config, settings, self.prepared.identity(self.task.name), *members])
 
     def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Train to the early stop and write the run."""
         checkpoints = self.out / "checkpoints"
         if resume and (self.out / MANIFEST).is_file():
             self._check_finished()
-            shutil.rmtree(checkpoints, ignore_errors=True)
+            _remove_own(checkpoints)
             return
-        self._refuse_another_beginning(checkpoints, resume=resume)
+        self._begin(checkpoints / BEGUN, resume=resume)
         if self.settings.members > 1:
             self._fit_members(checkpoints, on_progress)
-            shutil.rmtree(checkpoints, ignore_errors=True)
+            _remove_own(checkpoints)
             return
         state = self._start(checkpoints, resume=resume)
         while not state.finished:
@@ -175,7 +180,7 @@ class Trainer:
         if self.settings.recalibration > 0 and self.config.head == "horizon":
             facts |= self._recalibrate()
         self._write_run(self.best.cpu(), state.history, facts)
-        shutil.rmtree(checkpoints, ignore_errors=True)
+        _remove_own(checkpoints)
 
     def _recalibrate(self) -> dict[str, Any]:
         """Mend the best model's boldness; what was changed, and the tuning NLL after it."""
@@ -187,18 +192,34 @@ class Trainer:
 
     def _check_finished(self) -> None:
         """A finished run has nothing to resume, as long as it is this very run."""
-        if read_manifest(self.out, what="a run").get("fingerprint") != self.fingerprint:
-            mend = "name another folder for a run with other settings or data"
-            raise EhrseqError("holds a finished run made with other settings or data", where=str(self.out), mend=mend)
+        manifest = read_manifest(self.out, what=RUN.what)
+        if manifest.get("kind") != RUN.name:
+            raise EhrseqError(f"holds something other than {RUN.what}", where=str(self.out), mend="name another folder")
+        mend = "name another folder for a run with other settings or data"
+        self._require_own(manifest, was="holds a finished run made with", mend=mend)
+        sweep_temporaries(self.out)
 
-    def _refuse_another_beginning(self, checkpoints: Path, *, resume: bool) -> None:
-        """A folder in use, or one where the other kind of run (one model, or several) was begun."""
+    def _begin(self, mark: Path, *, resume: bool) -> None:
+        """Mark the folder as this run's; refuse one in use, or with another run or anything else in it."""
         if not resume and self.out.is_dir() and any(self.out.iterdir()):
             mend = "name another folder, or add --resume to go on with this run"
             raise EhrseqError("is not empty", where=str(self.out), mend=mend)
-        if any(checkpoints.glob("member-*" if self.settings.members == 1 else "step-*")):
-            mend = "resume with the training.members it was started with, or start in an empty folder"
-            raise EhrseqError("was started with other settings", where=str(self.out), mend=mend)
+        if is_json_of(mark, UNFINISHED_RUN):
+            mend = "resume with the settings and data that it was started with, or start in an empty folder"
+            self._require_own(read_json(mark), was="was started with", mend=mend)
+            return
+        if self.out.is_dir() and any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
+            what = "is not empty, and ehrseq train did not start a run there"
+            raise EhrseqError(what, where=str(self.out), mend="name another folder")
+        identity = self.prepared.identity(self.task.name)
+        write_json(mark, {**UNFINISHED_RUN.facts, "fingerprint": self.fingerprint, **identity})
+
+    def _require_own(self, noted: dict[str, Any], *, was: str, mend: str) -> None:
+        """Refuse to go on with a run of other data or settings; `noted` is what its folder says of it."""
+        if other := self.prepared.unlike(self.task.name, noted):
+            raise EhrseqError(f"{was} other data: other {', '.join(other)}", where=str(self.out), mend=mend)
+        if noted.get("fingerprint") != self.fingerprint:
+            raise EhrseqError(f"{was} other settings", where=str(self.out), mend=mend)
 
     def _fit_members(self, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> None:
         """One member after another, each a run of its own in `checkpoints/member-…`; then all of them as one run.
@@ -221,7 +242,7 @@ class Trainer:
             model.load_state_dict(load_model(member.out).state_dict())
             rows = (member.out / "history.jsonl").read_text().splitlines()
             history += [{"member": number + 1, **json.loads(row)} for row in rows]
-            manifest = read_manifest(member.out, what="a run")
+            manifest = read_manifest(member.out, what=RUN.what)
             told = ("seed", "best_epoch", "tuning_nll", "recalibration")
             facts.append({key: manifest[key] for key in told if key in manifest})
         nll = self.tuning_nll(ensemble.to(self.fabric.device))
@@ -361,16 +382,21 @@ class Trainer:
         model.save_pretrained(self.out)
         self.prepared.vocabulary.save(self.out)
         write_settings(self.out / "config.yaml", self.study)
-        files = [p for p in self.out.iterdir() if p.is_file() and p.name != MANIFEST]
         manifest = self.prepared.manifest
         write_manifest(self.out, {
-            "kind": "run", "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+            **RUN.facts, "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": self.task.name, "prepared": str(self.prepared.folder.resolve()), "data": manifest["data"],
             "excluded": manifest["excluded"],
-            "vocabulary": self.prepared.vocabulary.digest, "labels": labels_digest(self.prepared, self.task.name),
+            **self.prepared.identity(self.task.name),
             "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
             "fingerprint": self.fingerprint, **facts,
-        }, files=files)  # fmt: skip
+        }, files=[self.out / name for name in FILES])  # fmt: skip
+
+
+def _remove_own(checkpoints: Path) -> None:
+    """Remove the checkpoints of a finished run; a folder of that name without our mark is somebody else's."""
+    if (checkpoints / BEGUN).is_file():
+        remove_folder(checkpoints)
 
 
 def resampled(subjects: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
@@ -382,12 +408,6 @@ def resampled(subjects: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
 def hash_seed(seed: int, step: int) -> int:
     """A well-mixed seed for one step."""
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def labels_digest(prepared: Prepared, task_name: str) -> str:
-    """Digest of a task's labels in a prepared set."""
-    files = prepared.manifest["files"]
-    return digest({name: files[name] for name in sorted(files) if name.startswith(f"tasks/{task_name}/")})
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:

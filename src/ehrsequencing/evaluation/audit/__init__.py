@@ -24,11 +24,10 @@ from ehrsequencing.evaluation.audit import (
     suspicion,
 )
 from ehrsequencing.evaluation.audit.data import AuditData, Check
-from ehrsequencing.evaluation.evaluate import add_to_run
+from ehrsequencing.evaluation.evaluate import add_to_run, require_own, require_room
 from ehrsequencing.predict import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import digest, read_json, write_json
-from ehrsequencing.training.loop import labels_digest
 
 FILE = "audit.json"
 CHECKS: tuple[Check, ...] = (
@@ -72,14 +71,12 @@ def audit(
         EhrseqError: The run, its prepared set, or records that were named cannot be used.
     """
     run = Run(run_folder)
+    require_room(run_folder, FILE)
     folder = prepared or Path(run.manifest["prepared"])
     if not folder.is_dir():
         raise EhrseqError("the prepared set has moved", where=str(folder), mend="name it with --prepared")
     store = Prepared(folder)
-    known = run.task.name in store.tasks and labels_digest(store, run.task.name) == run.manifest["labels"]
-    if not known or store.vocabulary.digest != run.vocabulary.digest:
-        mend = "audit with the prepared set that the run was trained on"
-        raise EhrseqError("is not what this run was trained on", where=str(folder), mend=mend)
+    require_own(run, store)
     checks = [*CHECKS, shuffled.CHECK] if shuffled_labels else list(CHECKS)
     total = len(checks) + 1
     progress(0, total, "reading the records")

@@ -1,0 +1,76 @@
+"""A small set of files under the storage contract, and kills at every change of the disk while it is replaced."""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing import storage
+from ehrsequencing.storage import Kind, complete_folder, read_manifest, sweep_temporaries, write_bytes, write_manifest
+
+SET = Kind("set", "a set")
+CALLS = ("replace", "mkdir", "rmdir", "unlink")  # of the system, that change what is on the disk
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def make_set(folder: Path, content: bytes, *, then: Callable[[], None] = lambda: None) -> None:
+    with complete_folder(folder, SET) as temporary:
+        write_bytes(temporary / "part" / "x.bin", content)
+        write_manifest(temporary, SET.facts)
+        then()
+
+
+def in_a_process(call: str) -> tuple[list[str], dict[str, str]]:
+    """Command and environment that call one of these functions in a fresh process, which may fork and be killed."""
+    command = [sys.executable, "-c", f"import sys; from pathlib import Path; from storage_helpers import *; {call}"]
+    return command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def kill_everywhere(folder: Path, *, stays: bool) -> int:
+    """Kill a process that replaces a set before its first, second, … change of the disk, and look at what is left.
+
+    Returns:
+        How often it was killed.
+    """
+    storage._must_stay = lambda place: stays
+    killed = 0
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        make_set(folder / "set", b"one")
+        child = os.fork()
+        if child == 0:
+            left = iter(range(killed, -1, -1))
+            make_set(folder / "set", b"two", then=lambda left=left: be_killed(left))  # type: ignore[misc]
+            os._exit(0)
+        if os.waitpid(child, 0)[1] == 0:
+            return killed
+        killed += 1
+        for old in folder.glob(".tmp-*-old-*"):
+            read_manifest(old, what="a set")  # what would be moved back is whole
+        sweep_temporaries(folder)
+        read_manifest(folder / "set", what="a set")
+        assert (folder / "set" / "part" / "x.bin").read_bytes() in (b"one", b"two"), killed
+        make_set(folder / "set", b"three")
+        assert set(everything(folder)) == {"set/part/x.bin", "set/manifest.json"}, killed
+        assert (folder / "set" / "part" / "x.bin").read_bytes() == b"three", killed
+
+
+def be_killed(left: Iterator[int]) -> None:
+    """From now on count the changes of the disk, and die before one of them."""
+
+    def fatal(call: Callable[..., Any]) -> Callable[..., Any]:
+        def kill_or_call(*arguments: Any, **named: Any) -> Any:
+            if next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        return kill_or_call
+
+    for name in CALLS:
+        setattr(os, name, fatal(getattr(os, name)))
