@@ -192,7 +192,7 @@ def test_a_mend_names_a_row_that_has_it(tmp_path: Path) -> None:
 def test_every_shard_is_judged_though_the_first_is_refused(tmp_path: Path) -> None:
     data = write(tmp_path / "meds", *["0 A, 3 B"] * 9, shards=3)
     shards = sorted((data / "data" / "train").iterdir())
-    for path, code in zip(shards, ("", "", "[PAD]"), strict=True):
+    for path, code in zip(shards, ("", "", "A\n"), strict=True):
         table = pq.read_table(path, partitioning=None)
         codes = [code if n == 4 else x for n, x in enumerate(table["code"].to_pylist())]
         pq.write_table(table.set_column(2, "code", pa.array(codes)), path)
@@ -201,7 +201,7 @@ def test_every_shard_is_judged_though_the_first_is_refused(tmp_path: Path) -> No
     assert done.exit_code == 2
     assert done.stderr.count("ehrseq: ") == 1
     assert f"refused: a code is empty or blank; {shards[0]}, row 4, column code and 1 other places" in done.stdout
-    assert f"refused: a code is a reserved token; {shards[2]}, row 4" in done.stdout
+    assert f"refused: a code holds a line break or a NUL; {shards[2]}, row 4" in done.stdout
     assert [why["where"].split(",")[0] for why in json.loads(found.read_text())["refused"]] == [*map(str, shards)]
 
 
