@@ -538,6 +538,20 @@ def test_every_check_finds_something() -> None:
     assert {check.name for check in CHECKS} == set().union(*(found_by for _, found_by in PLANTED.values()))
 
 
+def test_a_run_holds_no_code_of_a_few_people(tmp_path: Path) -> None:
+    """Canaries: codes, types and static codes of training and held-out people, rolled up or not."""
+    rows, people = hospital_rows(subjects=60), [FIRST_ID, FIRST_ID + 1, FIRST_ID + 4]
+    rows += [Row(who, rows[-1].time, f"CANARY-{who}//1") for who in people]
+    rows += [Row(who, rows[-1].time, f"DX//CANARY-{who}", 7.5) for who in people] * 9
+    rows += [Row(FIRST_ID + 4, None, "[CANARY]")]
+    parents = {f"DX//CANARY-{who}": ["DX//1"] for who in people}
+    run = assemble(make_set(tmp_path, rows, "vocabulary.rollup=on", parents=parents), tmp_path / "run")
+    assert verdicts(run)["single_people"] == "passed"
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) > 4
+    assert not [path.name for path in files if b"CANARY" in path.read_bytes()]
+
+
 @pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
 def test_the_honest_hospital_passes_every_check(architecture: str, honest: Path, tmp_path: Path) -> None:
     run = assemble(honest, tmp_path / "run", f"model.architecture={architecture}")
