@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ehrsequencing.records.timelines as timelines_room
+import ehrsequencing.records.vocabulary_fit as fit_room
 import ehrsequencing.training.loop as loop_room
 import ehrsequencing.training.resolve as resolve_room
 from audit_helpers import (
@@ -35,6 +36,7 @@ from ehrsequencing.models import plans
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.meds import STATIC
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import Scale
 from ehrsequencing.records.timelines import take_rows
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from meds_helpers import DAY_US, SPLITS, Row
@@ -451,6 +453,35 @@ def recalibration_on_training_told_as_tuning(honest: Path, tmp: Path, patch: pyt
     return assemble(honest, tmp / "run")
 
 
+# ---- what tells of single people -------------------------------------------------------------------------------------
+
+
+@planted("single_people")
+def quantiles_that_are_single_values(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """The scales that were stored until 2026: the lowest, the highest, and every other number is somebody's."""
+
+    def plain(value: Any, owner: Any, *, enough: int) -> Scale | None:
+        if len(value) < enough:
+            return None
+        return Scale(np.quantile(value, np.linspace(0, 1, 129)), float(value.mean()), float(value.std() or 1.0))
+
+    patch.setattr(fit_room, "fit_scale", plain)  # also when the audit fits again
+    return assemble(make_set(tmp, hospital_rows(subjects=120)), tmp / "run")
+
+
+@planted("single_people")
+def type_of_one_held_out_person(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
+    """An unknown token for every type of codes that anybody has, as there was one until 2026."""
+    finish = VocabularyFit.finish
+
+    def all_types(self: VocabularyFit) -> Any:
+        return replace(finish(self), kinds=tuple(sorted(set(self.kinds) - {""})))
+
+    patch.setattr(VocabularyFit, "finish", all_types)
+    rows = hospital_rows(subjects=120)
+    return assemble(make_set(tmp, [*rows, Row(FIRST_ID + 4, rows[-1].time, "JANE-DOE//1")]), tmp / "run")
+
+
 # ---- inputs that know too much ---------------------------------------------------------------------------------------
 
 
@@ -507,6 +538,20 @@ def test_planted_leak_is_found_by_the_right_check(
 def test_every_check_finds_something() -> None:
     """A check that no planted leak sets off could be empty."""
     assert {check.name for check in CHECKS} == set().union(*(found_by for _, found_by in PLANTED.values()))
+
+
+def test_a_run_holds_no_code_of_a_few_people(tmp_path: Path) -> None:
+    """Canaries: codes, types and static codes of training and held-out people, rolled up or not."""
+    rows, people = hospital_rows(subjects=60), [FIRST_ID, FIRST_ID + 1, FIRST_ID + 4]
+    rows += [Row(who, rows[-1].time, f"CANARY-{who}//1") for who in people]
+    rows += [Row(who, rows[-1].time, f"DX//CANARY-{who}", 7.5) for who in people] * 9
+    rows += [Row(FIRST_ID + 4, None, "[CANARY]")]
+    parents = {f"DX//CANARY-{who}": ["DX//1"] for who in people}
+    run = assemble(make_set(tmp_path, rows, "vocabulary.rollup=on", parents=parents), tmp_path / "run")
+    assert verdicts(run)["single_people"] == "passed"
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert len(files) > 4
+    assert not [path.name for path in files if b"CANARY" in path.read_bytes()]
 
 
 @pytest.mark.parametrize("architecture", ["hierarchical", "flat"])

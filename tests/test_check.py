@@ -51,6 +51,31 @@ def checked(data: Path, *settings: str, task: TaskConfig | None = None) -> dict[
     return read_back
 
 
+# ---- what the vocabulary knows ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rare", "share"), [(36, 0.25), (108, 0.1), (109, 12 / 121)])
+def test_a_vocabulary_that_knows_few_rows_is_told(tmp_path: Path, rare: int, share: float) -> None:
+    """12 rows with a common code beside rows with codes of one subject; birth, death and held-out rows do not count."""
+    rows = [row for who in range(12) for row in record(who, "-8000 MEDS_BIRTH, 0 A, 900 MEDS_DEATH", start=START)]
+    rows += [Row(k % 12, START + k * DAY_US, f"TEXT//{k}") for k in range(rare)]
+    rows += [Row(20, START + k, f"MORE//{k}") for k in range(50)]
+    splits = {who: "train" if who < 12 else "held_out" for who in (*range(12), 20)}
+    data, out = write_meds(tmp_path / "meds", rows, splits=splits, shards=2), tmp_path / "set"
+    found = checked(data)
+    assert found["codes"]["known_training_rows"] == pytest.approx(share)
+    prepared, seen = ehrseq("prepare", data, "--out", out), ehrseq("check", data)
+    assert prepared.exit_code == seen.exit_code == 0
+    assert read_json(out / MANIFEST)["known_training_rows"] == pytest.approx(share)
+    told = "warning: Only 9.9% of the training subjects' rows have a token"
+    for text in (prepared.stdout, seen.stdout):
+        assert (told in text) == (share < 0.1)
+        assert ("vocabulary.min_subjects=5" in text) == (share < 0.1)
+        assert "TEXT//" not in text
+    assert len(found["warnings"]) == (share < 0.1)
+    assert "warning" not in ehrseq("prepare", data, "--out", tmp_path / "1", "vocabulary.min_subjects=1").stdout
+
+
 # ---- facts ----------------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +217,7 @@ def test_a_mend_names_a_row_that_has_it(tmp_path: Path) -> None:
 def test_every_shard_is_judged_though_the_first_is_refused(tmp_path: Path) -> None:
     data = write(tmp_path / "meds", *["0 A, 3 B"] * 9, shards=3)
     shards = sorted((data / "data" / "train").iterdir())
-    for path, code in zip(shards, ("", "", "[PAD]"), strict=True):
+    for path, code in zip(shards, ("", "", "A\n"), strict=True):
         table = pq.read_table(path, partitioning=None)
         codes = [code if n == 4 else x for n, x in enumerate(table["code"].to_pylist())]
         pq.write_table(table.set_column(2, "code", pa.array(codes)), path)
@@ -201,7 +226,7 @@ def test_every_shard_is_judged_though_the_first_is_refused(tmp_path: Path) -> No
     assert done.exit_code == 2
     assert done.stderr.count("ehrseq: ") == 1
     assert f"refused: a code is empty or blank; {shards[0]}, row 4, column code and 1 other places" in done.stdout
-    assert f"refused: a code is a reserved token; {shards[2]}, row 4" in done.stdout
+    assert f"refused: a code holds a line break or a NUL; {shards[2]}, row 4" in done.stdout
     assert [why["where"].split(",")[0] for why in json.loads(found.read_text())["refused"]] == [*map(str, shards)]
 
 

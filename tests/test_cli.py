@@ -76,7 +76,6 @@ BROKEN = {
     "null code": (with_column("code", lambda t: pa.nulls(len(t), pa.string())), "no code"),
     "empty code": (with_column("code", lambda t: pa.array([""] * len(t))), "blank"),
     "line break in a code": (with_column("code", lambda t: pa.array(["A\nB"] * len(t))), "line break"),
-    "reserved code": (with_column("code", lambda t: pa.array(["[PAD]"] * len(t))), "reserved"),
     "string time": (with_column("time", lambda t: t["time"].cast(pa.string())), "'time'"),
     "time zone": (with_column("time", lambda t: t["time"].cast(pa.timestamp("us", "UTC"))), "'time'"),
     "list code": (with_column("code", lambda t: pa.array([["A"]] * len(t))), "'code'"),

@@ -288,7 +288,7 @@ def test_true_risks_are_calibrated_only_given_the_blanking() -> None:
 
 
 def tiny_timelines(static: list[list[str]], vocabulary: Vocabulary) -> Timelines:
-    codes = [vocabulary.index[code] for own in static for code in own]
+    codes = [vocabulary.index.get(code, 1) for own in static for code in own]
     n, none = len(static), np.zeros(0, dtype=np.int64)
     return Timelines(
         subject_id=np.arange(n), birth_us=np.zeros(n, np.int64), subject_offsets=np.zeros(n + 1, np.int64),
@@ -313,13 +313,14 @@ def tiny_rows(ages: list[float]) -> TaskRows:
 
 
 def test_groups_by_hand() -> None:
-    tokens = ("[PAD]", "[UNK]", "GENDER//F", "GENDER//M", "RACE//A", "RACE//B", "SMOKER", "TRIAL")
+    codes = ("GENDER//F", "GENDER//M", "RACE//A", "RACE//B", "SMOKER", "TRIAL", "[D]Chest pain")
+    none = np.zeros(0)
     vocabulary = Vocabulary(
-        tokens, np.full(len(tokens), -1, np.int32), np.zeros((0, 129)), np.zeros(0), np.zeros(0),
-        load_study(None, []).values,
-    )  # fmt: skip
+        (), codes, np.zeros(len(codes), bool), none.reshape(0, 129), none, none, load_study(None, []).values
+    )
     timelines = tiny_timelines(
-        [["GENDER//F", "RACE//A", "TRIAL"], ["GENDER//M", "SMOKER", "TRIAL"], ["GENDER//F", "RACE//B", "TRIAL"],
+        [["GENDER//F", "RACE//A", "TRIAL"], ["GENDER//M", "SMOKER", "TRIAL", "[D]Chest pain"],
+         ["GENDER//F", "RACE//B", "TRIAL", "[D]Chest pain"],
          ["GENDER//F", "RACE//A", "RACE//B", "SMOKER", "[UNK]", "TRIAL"]],
         vocabulary,
     )  # fmt: skip
@@ -330,6 +331,7 @@ def test_groups_by_hand() -> None:
         "sex": ["F", "M", "F", "F"],
         "RACE": ["A", NOT_RECORDED, "B", "A"],
         "SMOKER": ["no", "yes", "no", "yes"],
+        "[D]Chest pain": ["no", "yes", "yes", "no"],
     }  # TRIAL, which everybody is in, is no group
     some = groups_of_rows(timelines, rows, vocabulary, chosen=np.array([3, 0, 0]), kinds=["static"])
     assert {name: levels.tolist() for name, levels in some.items()} == {"SMOKER": ["yes", "no", "no"]}

@@ -36,10 +36,10 @@ ALL_CODES = FeatureSpec(
 
 
 def vocabulary(mode: str = "polynomial") -> Vocabulary:
-    scale = np.full(len(TOKENS), -1, np.int32)
-    scale[list(NUMERIC)] = (0, 1)
+    numeric = np.isin(np.arange(3, len(TOKENS)), NUMERIC)
     knots = np.tile(np.linspace(0.0, 1.0, 129), (2, 1))
-    return Vocabulary(TOKENS, scale, knots, np.zeros(2), np.ones(2), ValuesConfig.model_validate({"mode": mode}))
+    values = ValuesConfig.model_validate({"mode": mode, "carry": False})
+    return Vocabulary(("LAB",), TOKENS[3:], numeric, knots, np.zeros(2), np.ones(2), values)
 
 
 def build(subjects: list[Subject]) -> Timelines:

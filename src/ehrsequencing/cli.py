@@ -198,7 +198,7 @@ def prepare(
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
     with _errors(debug):
-        from ehrsequencing.records.check import attrition_lines, mend_lines
+        from ehrsequencing.records.check import attrition_lines, mend_lines, vocabulary_warnings
         from ehrsequencing.records.prepared import Prepared
         from ehrsequencing.records.prepared import prepare as make
 
@@ -209,6 +209,9 @@ def prepare(
         for line in mend_lines(prepared.manifest["mends"]):
             typer.echo(line)
         typer.echo(f"{prepared.manifest['subjects']} subjects, {len(prepared.vocabulary)} tokens in {out}")
+        known = prepared.manifest["known_training_rows"]
+        for text in vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects):
+            typer.echo(f"warning: {text}")
         for name in prepared.tasks:
             typer.echo("\n".join(attrition_lines(prepared.task(name), prepared.attrition(name))))
 

@@ -108,7 +108,7 @@ def _families(timelines: Timelines, vocabulary: Vocabulary) -> Iterator[tuple[st
     members: dict[str, list[tuple[int, int]]] = {}
     for token, count in zip(tokens.tolist(), counts.tolist(), strict=True):
         name = vocabulary.tokens[token]
-        if not name.startswith("["):  # codes that training did not know are no group
+        if token >= vocabulary.n_unknown:  # codes that training did not know are no group
             members.setdefault(name.rpartition("//")[0] or name, []).append((count, token))
     for family in sorted(members):
         kept = sorted(token for _, token in sorted(members[family], reverse=True)[:MOST_LEVELS])

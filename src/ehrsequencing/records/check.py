@@ -33,6 +33,7 @@ _SPLIT_WORDS = {
     "date": "by the date of the index",
     "site": "by site",
 }
+FEW_KNOWN = 0.1  # share of the training subjects' rows with a token, below which a model learns next to nothing
 FEW_FOLLOWED = 0.1  # share of subjects whose state at a horizon is known, below which its risk can hardly be judged
 
 
@@ -162,7 +163,7 @@ def _survey(
     for builder in builders:
         builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
         builder.require_subjects(subject_ids)
-    fit.finish()  # refuses codes with the name of a token that it makes itself
+    known = fit.known_share(fit.finish())
     end_us = parse_date_us(study.data.extracted) if study.data.extracted else end_us
     counts, tallies = _Counts(fit), [_TaskTally(task) for task in tasks]
     for path in reader.shards:
@@ -177,6 +178,8 @@ def _survey(
             tally.add(cohort, split)
         tick()
     facts = counts.facts(len(reader.shards)) | {"splits": split_source(reader.data, study.splits)}
+    facts["codes"] |= {"known_training_rows": known, "min_subjects": study.vocabulary.min_subjects}
+    facts["warnings"] = vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects)
     return DataCheck(facts, mends, [tally.result() for tally in tallies])
 
 
@@ -292,6 +295,7 @@ class _TaskTally:
 def format_check(found: DataCheck) -> str:
     """The check as text for a terminal."""
     lines = [f"{label:>14}  {text}" for label, text in _fact_lines(found.facts)] if found.facts else []
+    lines += [f"warning: {text}" for text in found.facts.get("warnings", ())]
     lines += mend_lines(found.mends)
     lines += ["nothing to mend"] if found.facts and not found.mends else []
     kinds: dict[str, list[EhrseqError]] = {}
@@ -358,6 +362,17 @@ def _horizon_lines(task: TaskCheck) -> list[str]:
     rows["state known"] = [f"{n:,}" for n in task.known_at.values()]
     width = max(map(len, rows))
     return [f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells) for label, cells in rows.items()]
+
+
+def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:
+    """What may make a vocabulary useless, from the share of the training subjects' rows that have a token."""
+    if known is None or known >= FEW_KNOWN:
+        return []
+    return [
+        f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use what the others say. A code "
+        f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects people "
+        "less), group rare codes with vocabulary.rollup=on, or map the codes to a coarser vocabulary."
+    ]
 
 
 def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:

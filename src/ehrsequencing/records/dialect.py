@@ -288,15 +288,14 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[NDArray[np.int32], tupl
 def _check_codes(code: NDArray[np.int32], codes: tuple[str, ...], path: Path) -> None:
     text = "\n".join(["", *codes])  # one look at all codes together nearly always finds nothing
     is_plain = text.isascii() and text.replace("\n", "").isprintable() and text.count("\n") == len(codes)
-    is_plain &= not any(start in text + "\n" for start in ("\n\n", "\n ", "\n["))
+    is_plain &= not any(start in text + "\n" for start in ("\n\n", "\n "))
     if is_plain and max(map(len, codes)) < MAX_CODE_BYTES:
         return
-    odd = [n for n, c in enumerate(codes) if not c.isprintable() or c[:1] in " [" or len(c) >= MAX_CODE_BYTES // 4]
+    odd = [n for n, c in enumerate(codes) if not c.isprintable() or c[:1] in " " or len(c) >= MAX_CODE_BYTES // 4]
     reasons: dict[str, Callable[[str], bool]] = {
         "is empty or blank": lambda c: not c.strip(),
         "holds a line break or a NUL": lambda c: re.search(r"[\x00\n\r]", c) is not None,
         "is over 1 MB long": lambda c: len(c.encode()) >= MAX_CODE_BYTES,
-        "is a reserved token": lambda c: c == "[PAD]" or c.startswith("[UNK"),
     }
     for what, is_bad in reasons.items():
         bad = [n for n in odd if is_bad(codes[n])]

@@ -156,6 +156,7 @@ def prepare(
             for builder in builders:
                 builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
             vocabulary = fit.finish()
+            known = fit.known_share(vocabulary)
             mends = Counter(reader.mends)
             mends["absent_split"] = lookup.absent(subject_ids)
             for builder in builders:
@@ -182,6 +183,7 @@ def prepare(
             **PREPARED.facts, "version": __version__, "data": data_name(data),
             "data_path": str(data.resolve()), "subjects": len(subject_ids),
             "dataset_end_us": dataset_end_us, "vocabulary": vocabulary.digest, "tasks": names,
+            "known_training_rows": known,
             "splits": split_source(data, study.splits),
             "config": digest(study.model_dump(mode="json", include=SECTIONS)),
             "excluded": list(excluded.patterns), "mends": {name: count for name, count in mends.items() if count},

@@ -5,8 +5,12 @@ training subjects of its own code and of the rare codes that have climbed to it;
 becomes a token, else everything at it climbs on. So every token that a roll-up makes has been seen in `min_subjects`
 training subjects, and no code climbs higher than it must. `ancestors` leaves codes as they are and adds, as codes
 without a number, every ancestor that enough training subjects have at or below it.
+
+What is saved goes with every model, and a code that nobody but one patient has must not: codes are kept as hashes. Who
+has a code can still look it up.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,7 +27,7 @@ class Rollup:
 
     Attributes:
         mode: `on`: each code of `to` is read as its one ancestor; `ancestors`: it brings its ancestors along.
-        to: Code → tokens.
+        to: `hashed` code → tokens.
     """
 
     mode: Literal["off", "on", "ancestors"] = "off"
@@ -31,20 +35,25 @@ class Rollup:
 
     def replacement(self, code: str) -> str | None:
         """The token that stands for a code in its place."""
-        return self.to[code][0] if self.mode == "on" and code in self.to else None
+        return next(iter(self.to.get(hashed(code), ())), None) if self.mode == "on" else None
 
     def extra(self, code: str) -> tuple[str, ...]:
         """The tokens that come along with a code."""
-        return self.to.get(code, ()) if self.mode == "ancestors" else ()
+        return self.to.get(hashed(code), ()) if self.mode == "ancestors" else ()
 
     def as_json(self) -> dict[str, Any]:
         """Content of the key `rollup` of `vocabulary.json`."""
-        return {"mode": self.mode, "to": {code: list(tokens) for code, tokens in self.to.items()}}
+        return {"mode": self.mode, "to": {key: list(self.to[key]) for key in sorted(self.to)}}
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> "Rollup":
         """Read what `as_json` gave."""
-        return cls(text["mode"], {code: tuple(tokens) for code, tokens in text["to"].items()})
+        return cls(text["mode"], {key: tuple(tokens) for key, tokens in text["to"].items()})
+
+
+def hashed(code: str) -> str:
+    """The name under which a roll-up keeps a code."""
+    return hashlib.sha256(code.encode()).hexdigest()[:24]
 
 
 class Carriers:
@@ -90,7 +99,8 @@ def fit_rollup(
     """
     chains = {code: ancestors(code, parents, excluded=excluded) for code in parents if not excluded(code)}
     make = _replacements if mode == "on" else _companions
-    return Rollup(mode, make(carriers, chains, parents, enough))
+    found = make(carriers, chains, parents, enough)
+    return Rollup(mode, {hashed(code): tokens for code, tokens in found.items()})
 
 
 def ancestors(code: str, parents: Parents, *, excluded: Callable[[str], bool] = lambda _: False) -> list[str]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.records.events import group_order
 
+Rows = tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]], NDArray[np.uint32]]
 SAMPLE = 2048  # values kept per key
 WAITING = 1 << 19  # rows that wait at least before a sample is cut down again; in a large one, half of what it holds
 
@@ -21,26 +22,32 @@ class Sample:
 
     def __init__(self) -> None:
         self._limit = np.zeros(0, np.uint64)  # per key, the largest hash that may still enter
-        self._parts: list[tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]]]] = []
+        self._parts: list[Rows] = []
         self._waiting = self._kept = 0
 
-    def add(self, key: NDArray[np.int64], hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]]) -> None:
-        """Add rows: keys, hashes and values (n,)."""
+    def add(
+        self,
+        key: NDArray[np.int64],
+        hashed: NDArray[np.uint64],
+        value: NDArray[np.floating[Any]],
+        owner: NDArray[np.uint32],
+    ) -> None:
+        """Add rows: keys, hashes, values, and whose they are (n,)."""
         missing = int(key.max(initial=-1)) + 1 - len(self._limit)
         if missing > 0:
             self._limit = np.r_[self._limit, np.full(missing, np.iinfo(np.uint64).max, np.uint64)]
         near = np.flatnonzero(hashed <= self._limit.take(key))
-        self._parts.append((key.take(near).astype(np.int32), hashed.take(near), value.take(near)))
+        self._parts.append((key.take(near).astype(np.int32), hashed.take(near), value.take(near), owner.take(near)))
         self._waiting += len(near)
         if self._waiting > max(WAITING, self._kept // 2):
             self.rows()
 
-    def rows(self) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]]]:
-        """Keys (sorted), hashes and values of the sample."""
+    def rows(self) -> Rows:
+        """Keys (sorted), hashes, values and owners of the sample."""
         if not self._parts:
-            return np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0)
+            return np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0), np.zeros(0, np.uint32)
         columns, self._parts = list(zip(*self._parts, strict=True)), []  # each is let go as soon as it is one array
-        key, hashed, value = (np.concatenate(columns.pop(0)) for _ in range(3))
+        key, hashed, value, owner = (np.concatenate(columns.pop(0)) for _ in range(4))
         if self._waiting:
             order = group_order(key, len(self._limit))
             counts = np.bincount(key, minlength=len(self._limit))
@@ -48,42 +55,44 @@ class Sample:
             keep = np.ones(len(order), dtype=bool)
             for k in np.flatnonzero(counts > SAMPLE).tolist():
                 span = slice(stop[k] - counts[k], stop[k])
-                keep[span] = self._smallest(hashed[order[span]], value[order[span]])
+                keep[span] = self._smallest(hashed[order[span]], value[order[span]], owner[order[span]])
                 self._limit[k] = hashed[order[span]][keep[span]].max()
             chosen = order[keep]
-            key, hashed, value = key[chosen], hashed[chosen], value[chosen]
+            key, hashed, value, owner = key[chosen], hashed[chosen], value[chosen], owner[chosen]
             self._waiting, self._kept = 0, len(key)
-        self._parts = [(key, hashed, value)]
-        return key, hashed, value
+        self._parts = [(key, hashed, value, owner)]
+        return key, hashed, value, owner
 
     @staticmethod
-    def _smallest(hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-        """(n,) True for the `SAMPLE` smallest hashes; of equal ones, for those with the smallest values."""
+    def _smallest(
+        hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]
+    ) -> NDArray[np.bool_]:
+        """(n,) True for the `SAMPLE` smallest hashes; of equal ones, those with the smallest value, then owner."""
         keep = hashed <= np.partition(hashed, SAMPLE - 1)[SAMPLE - 1]
         if keep.sum() > SAMPLE:
             keep[:] = False
-            keep[np.lexsort((value, hashed))[:SAMPLE]] = True
+            keep[np.lexsort((owner, value, hashed))[:SAMPLE]] = True
         return np.asarray(keep)
 
     def by_key(self) -> "Values":
         """The sample's values, key by key."""
-        key, _, value = self.rows()
-        return Values(np.searchsorted(key, np.arange(len(self._limit) + 1, dtype=np.int32)), value)
+        key, _, value, owner = self.rows()
+        return Values(np.searchsorted(key, np.arange(len(self._limit) + 1, dtype=np.int32)), value, owner)
 
 
 @dataclass(frozen=True)
 class Values:
-    """Values (n,) of keys, one after another; key k owns `value[offsets[k]:offsets[k + 1]]`."""
+    """Values (n,) of keys, one after another, and whose they are; key k owns `[offsets[k]:offsets[k + 1]]`."""
 
     offsets: NDArray[np.int64]
     value: NDArray[np.floating[Any]]
+    owner: NDArray[np.uint32]
 
-    def of(self, key: int) -> NDArray[np.float64]:
-        """Values of one key, sorted."""
-        if not 0 <= key < len(self.offsets) - 1:
-            return np.zeros(0)
-        return np.sort(self.value[self.offsets[key] : self.offsets[key + 1]].astype(np.float64))
+    def of(self, key: int) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
+        """Values of one key, and whose they are."""
+        own = slice(*self.offsets[key : key + 2]) if 0 <= key < len(self.offsets) - 1 else slice(0)
+        return self.value[own].astype(np.float64), self.owner[own]
 
-    def all(self) -> NDArray[np.float64]:
-        """The values of all keys together, sorted."""
-        return np.sort(self.value.astype(np.float64))
+    def all(self) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
+        """The values of all keys together, and whose they are."""
+        return self.value.astype(np.float64), self.owner

@@ -1,14 +1,16 @@
 """Codes and values → token ids, fitted on training subjects only (SCIENCE.md §1).
 
-Token 0 is `[PAD]`, then `[UNK]` and one unknown token per code type, then the codes that enough training subjects have.
-A code with numbers also gets a *scale*: its training quantiles, mean and standard deviation. Queries carry summaries of
-the past as tokens of their own (`LAST//`, `MEAN//` …), each with a scale.
+Token 0 is padding, 1 the unknown code; then comes one unknown token per code type, then the codes that enough training
+subjects have, then what is made of those with numbers. A token is what its place says, never what its name looks like:
+a code may be called `[PAD]` or `LAST//LAB//X`. A code with numbers also gets a *scale*: its training quantiles, mean
+and standard deviation. Queries carry summaries of the past as tokens of their own (`LAST//`, `MEAN//` …), each with a
+scale.
 """
 
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,67 +22,133 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import OfCodes, hash_u64
 from ehrsequencing.records.rollup import Rollup
+from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.storage import digest, read_json, write_bytes, write_json
 
 PAD, UNK = "[PAD]", "[UNK]"
 SUMMARIES = ("LAST", "FIRST", "MEAN", "MIN", "MAX", "SINCE", "COUNT")
-QUANTILES = 128  # knots of a scale, less one
 _RANK_SD = float(np.sqrt(12.0))  # a uniform rank times this has standard deviation 1
+
+
+class _Made(NamedTuple):
+    """A token that is made of a code with numbers."""
+
+    name: str
+    code: int  # token id of the code
+    summary: int  # position in `SUMMARIES`, -1 for none
+    bin: int  # 0, 1 …, -1 for none
+    scale: int
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Tokens and value scales; everything that must be known to encode a record the way training data was.
 
+    Tokens stand in this order: padding, unknown, the unknown token of each of `kinds`, `codes`; then code by code, for
+    those with numbers, its bins (`values.mode=bins`) and its summaries (`values.carry`), each followed by its own bins.
+
     Attributes:
-        tokens: (V,) names; position is the token id.
-        scale: (V,) int32, row in the scale arrays, -1 for tokens without values.
-        knots: (n, 129) float64, quantiles of the training values.
+        kinds: Code types that have an unknown token of their own.
+        codes: Codes that have a token.
+        has_numbers: (C,) bool, which codes have a scale; with `values.carry` those of SINCE and COUNT follow it.
+        knots: (n, 129) float64, quantiles of the training values, as `records/scales.py` takes them.
         mean: (n,) float64.
         sd: (n,) float64, 1 for constant values.
         settings: How values become tokens.
         rollup: What rare codes become by the ontology.
     """
 
-    tokens: tuple[str, ...]
-    scale: NDArray[np.int32]
+    kinds: tuple[str, ...]
+    codes: tuple[str, ...]
+    has_numbers: NDArray[np.bool_]
     knots: NDArray[np.float64]
     mean: NDArray[np.float64]
     sd: NDArray[np.float64]
     settings: ValuesConfig
     rollup: Rollup = field(default_factory=Rollup)
 
+    def __post_init__(self) -> None:
+        scales = int(self.has_numbers.sum()) * (3 if self.settings.carry else 1)
+        shapes = [(len(self.codes),), (scales, KNOTS), (scales,), (scales,)]
+        if [a.shape for a in (self.has_numbers, self.knots, self.mean, self.sd)] != shapes:
+            raise ValueError("the arrays of a vocabulary do not fit its codes")
+
     def __len__(self) -> int:
-        return len(self.tokens)
+        return self._first_made + len(self._made)
+
+    @property
+    def n_unknown(self) -> int:
+        """Number of leading tokens that are padding or unknown."""
+        return 2 + len(self.kinds)
+
+    @property
+    def _first_made(self) -> int:
+        return self.n_unknown + len(self.codes)
+
+    @cached_property
+    def _made(self) -> list[_Made]:
+        bins = self.settings.bins if self.settings.mode == "bins" else 0
+        made: list[_Made] = []
+        per_code = 3 if self.settings.carry else 1
+        for number, place in enumerate(np.flatnonzero(self.has_numbers).tolist()):
+            name, code, row = self.codes[place], self.n_unknown + place, number * per_code
+            made += [_Made(f"{name}//Q{k + 1}", code, -1, k, -1) for k in range(bins)]
+            for at, summary in enumerate(SUMMARIES if self.settings.carry else ()):
+                own = _Made(f"{summary}//{name}", code, at, -1, row + {"SINCE": 1, "COUNT": 2}.get(summary, 0))
+                made += [own, *(own._replace(name=f"{own.name}//Q{k + 1}", bin=k, scale=-1) for k in range(bins))]
+        return made
+
+    @cached_property
+    def tokens(self) -> tuple[str, ...]:
+        """(V,) names to show, no two alike: codes keep theirs, another token with a code's name is marked by `*`."""
+        taken = set(self.codes)
+
+        def free(name: str) -> str:
+            while name in taken:
+                name += "*"
+            taken.add(name)
+            return name
+
+        special = [free(name) for name in (PAD, UNK, *(f"[UNK//{kind}]" for kind in self.kinds))]
+        return (*special, *self.codes, *(free(one.name) for one in self._made))
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Token id of each token name."""
-        return {token: position for position, token in enumerate(self.tokens)}
+        """Token id of each code."""
+        return {code: self.n_unknown + place for place, code in enumerate(self.codes)}
+
+    @cached_property
+    def base(self) -> NDArray[np.int64]:
+        """(V,) token id of the code behind each token that is made of one; its own for all others."""
+        own = np.arange(len(self), dtype=np.int64)
+        own[self._first_made :] = [one.code for one in self._made]
+        return own
+
+    @cached_property
+    def scale(self) -> NDArray[np.int32]:
+        """(V,) row in the scale arrays, -1 for tokens without values."""
+        out = np.full(len(self), -1, dtype=np.int32)
+        numeric = self.n_unknown + np.flatnonzero(self.has_numbers)
+        out[numeric] = np.arange(len(numeric)) * (3 if self.settings.carry else 1)
+        out[self._first_made :] = [one.scale for one in self._made]
+        return out
 
     @cached_property
     def digest(self) -> str:
         """Short hash of tokens, scales and settings."""
         arrays = [hash_u64(a.view(np.uint64)).sum().item() for a in (self.knots.ravel(), self.mean, self.sd)]
         rollup = [] if self.rollup.mode == "off" else [self.rollup.as_json()]
-        return digest([self.tokens, self.scale.tolist(), arrays, self.settings.model_dump(), *rollup])
+        numeric = np.flatnonzero(self.has_numbers).tolist()
+        return digest([self.kinds, self.codes, numeric, arrays, self.settings.model_dump(), *rollup])
 
     @cached_property
     def code_types(self) -> NDArray[np.int64]:
-        """(V,) number of each token's type: 0 for none, then the prefixes of the codes in order."""
-        return np.unique(["", *map(self._type_of, self.tokens)], return_inverse=True)[1][1:].astype(np.int64)
-
-    def _type_of(self, token: str) -> str:
-        if token.startswith("["):  # [UNK//LAB] is a laboratory code
-            return token.removeprefix("[UNK//").removesuffix("]") if token.startswith("[UNK//") else ""
-        base, _, last = token.rpartition("//")
-        is_bin = self.settings.mode == "bins" and base in self.index and last.startswith("Q")
-        return code_type(base if is_bin else token)
-
-    @property
-    def n_unknown(self) -> int:
-        """Number of leading tokens that are padding or unknown."""
-        return sum(t == PAD or t.startswith("[UNK") for t in self.tokens)
+        """(V,) number of each token's type: 0 for none, then the prefixes of codes and the summaries in order."""
+        types = [("", False)] * 2 + [(kind, False) for kind in self.kinds]  # [UNK//LAB] is a laboratory code
+        types += [(code_type(code), False) for code in self.codes]
+        types += [(SUMMARIES[o.summary], True) if o.summary >= 0 else types[o.code] for o in self._made]
+        number = {kind: place for place, kind in enumerate(sorted({("", False), *types}))}
+        return np.array([number[kind] for kind in types], dtype=np.int64)
 
     def is_unknown(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Which token ids stand for codes that training did not know."""
@@ -93,10 +161,11 @@ class Vocabulary:
     @cached_property
     def _ids_of(self) -> OfCodes[NDArray[np.int32]]:
         known: dict[str, int] = {}  # a data set has the same codes in every shard
+        unknown = {kind: 2 + place for place, kind in enumerate(self.kinds)}
 
         def find(code: str) -> int:
-            own = -1 if code.startswith("[") else self.index.get(self.rollup.replacement(code) or code, -1)
-            return own if own >= 0 else self.index.get(f"[UNK//{code_type(code)}]", self.index[UNK])
+            own = self.index.get(self.rollup.replacement(code) or code)
+            return unknown.get(code_type(code), 1) if own is None else own
 
         def ids(codes: tuple[str, ...]) -> NDArray[np.int32]:
             known.update((code, find(code)) for code in codes if code not in known)
@@ -123,8 +192,11 @@ class Vocabulary:
     @cached_property
     def summary_tokens(self) -> NDArray[np.int32]:
         """(V, 7) token ids of the summaries of every code token, in the order of `SUMMARIES`; -1 without them."""
-        rows = [[self.index.get(f"{summary}//{token}", -1) for summary in SUMMARIES] for token in self.tokens]
-        return np.array(rows, dtype=np.int32).reshape(-1, len(SUMMARIES))
+        out = np.full((len(self), len(SUMMARIES)), -1, dtype=np.int32)
+        for number, one in enumerate(self._made, start=self._first_made):
+            if one.summary >= 0 and one.bin < 0:
+                out[one.code, one.summary] = number
+        return out
 
     def encode_values(
         self, ids: NDArray[np.int32], value: NDArray[np.floating[Any]]
@@ -168,14 +240,21 @@ class Vocabulary:
 
     @cached_property
     def _first_bin(self) -> NDArray[np.int32]:
-        return np.fromiter((self.index.get(f"{t}//Q1", -1) for t in self.tokens), np.int32, count=len(self))
+        """(V,) id of the first joint token of each code and summary, -1 without bins."""
+        out = np.full(len(self), -1, dtype=np.int32)
+        for number, one in enumerate(self._made, start=self._first_made):
+            if one.bin == 0:
+                out[one.code if one.summary < 0 else number - 1] = number
+        return out
 
     def save(self, folder: Path) -> None:
         """Write `vocabulary.json` and `vocabulary.safetensors`."""
-        text = {"values": self.settings.model_dump(), "tokens": self.tokens}
+        text = {"values": self.settings.model_dump(), "kinds": self.kinds, "tokens": self.tokens}
         rollup = {} if self.rollup.mode == "off" else {"rollup": self.rollup.as_json()}
         write_json(folder / "vocabulary.json", {**text, **rollup})
-        arrays: dict[str, NDArray[Any]] = {"scale": self.scale, "knots": self.knots, "mean": self.mean, "sd": self.sd}
+        arrays: dict[str, NDArray[Any]] = {
+            "has_numbers": self.has_numbers, "knots": self.knots, "mean": self.mean, "sd": self.sd,
+        }  # fmt: skip
         write_bytes(folder / "vocabulary.safetensors", save(arrays))
 
     @classmethod
@@ -183,14 +262,22 @@ class Vocabulary:
         """Read what `save` wrote."""
         text = read_json(folder / "vocabulary.json")
         try:
-            arrays = load_file(folder / "vocabulary.safetensors")
-            return cls(
-                tokens=tuple(text["tokens"]), settings=ValuesConfig.model_validate(text["values"]),
-                scale=arrays["scale"], knots=arrays["knots"], mean=arrays["mean"], sd=arrays["sd"],
+            if "kinds" not in text:
+                mend = "prepare the data again with this version, and train again"
+                raise EhrseqError("was written by another version of ehrsequencing", where=str(folder), mend=mend)
+            arrays, kinds = load_file(folder / "vocabulary.safetensors"), tuple(text["kinds"])
+            first = 2 + len(kinds)
+            found = cls(
+                kinds=kinds, codes=tuple(text["tokens"][first : first + len(arrays["has_numbers"])]),
+                has_numbers=arrays["has_numbers"], knots=arrays["knots"], mean=arrays["mean"], sd=arrays["sd"],
+                settings=ValuesConfig.model_validate(text["values"]),
                 rollup=Rollup.from_json(text["rollup"]) if "rollup" in text else Rollup(),
             )  # fmt: skip
+            if found.tokens != tuple(text["tokens"]):
+                raise ValueError("the tokens are not those of the codes")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise EhrseqError("is damaged", where=str(folder / "vocabulary"), mend="make the folder again") from error
+        return found
 
 
 class _Ranks:

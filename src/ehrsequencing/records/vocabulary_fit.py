@@ -1,8 +1,12 @@
-"""What a vocabulary is fitted on: training subjects per code, and bounded samples of their numbers, shard by shard."""
+"""What a vocabulary is fitted on: training subjects per code, and bounded samples of their numbers, shard by shard.
+
+Whatever it holds, `vocabulary.min_subjects` training subjects have: a code; any code of a type, for the type's unknown
+token; numbers of a code, for its scale, its bins and its summaries (`records/scales.py`).
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +16,9 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import DAY_US, STATIC, Events, OfCodes, group_order, hash_u64, opens_run, pieces
 from ehrsequencing.records.rollup import Carriers, Rollup, fit_rollup
-from ehrsequencing.records.samples import Sample
-from ehrsequencing.records.vocabulary import PAD, QUANTILES, SUMMARIES, UNK, Vocabulary
+from ehrsequencing.records.samples import Rows, Sample, Values
+from ehrsequencing.records.scales import KNOTS, Scale, fit_scale
+from ehrsequencing.records.vocabulary import Vocabulary
 
 _PIECE_ROWS = 1 << 17  # about so many rows are added to a fit at once: they fit the processor's cache
 
@@ -24,7 +29,9 @@ class FitPart:
 
     codes: tuple[str, ...]
     subjects: NDArray[np.int64]
-    samples: tuple[tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]]], ...]
+    rows: NDArray[np.int64]
+    kind_subjects: NDArray[np.int64]
+    samples: tuple[Rows, ...]
     carriers: tuple[NDArray[np.int64], NDArray[np.int64]] | None
 
 
@@ -57,8 +64,12 @@ class VocabularyFit:
         self._carriers = Carriers(settings.min_subjects) if settings.rollup != "off" else None
         self.number: dict[str, int] = {}  # every code of the data set → a number
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
+        self.rows = np.zeros(0, np.int64)  # their rows per code
+        self.kinds = {"": 0}  # every type of codes → a number; codes without a type, and excluded ones, have the first
+        self.kind_subjects = np.array([settings.min_subjects])  # training subjects per type, counted until enough
+        self._kind = np.zeros(0, np.int64)  # type of each code
         self.numbers = OfCodes(self._numbers)  # the number of each code, a new one for a new code
-        self._values, self._gaps, self._counts = Sample(), Sample(), Sample()
+        self._samples = self._values, self._gaps, self._counts = Sample(), Sample(), Sample()
 
     def update(self, events: Events, subject: NDArray[np.int64], is_training: NDArray[np.bool_]) -> None:
         """Add a shard.
@@ -85,6 +96,8 @@ class VocabularyFit:
         rows, code = rows.take(order), code.take(order)  # by code, subject and time
         first = np.flatnonzero(opens_run(code, subject.take(rows)))
         self.subjects += np.bincount(code[first], minlength=len(self.number))
+        self.rows += np.bincount(code, minlength=len(self.number))
+        self._update_kinds(code.take(first), subject.take(rows.take(first)))
         if self._carriers is not None:
             self._carriers.add(code[first], events.subject_id[rows[first]])
         if self.value_settings.mode == "none":
@@ -92,29 +105,51 @@ class VocabularyFit:
         valued = np.flatnonzero(~np.isnan(events.value.take(rows)))
         rows, code = rows.take(valued), code.take(valued)
         time, value, owner = events.time_us.take(rows), events.value.take(rows), subject.take(rows)
-        identity = hashed_id.take(owner) ^ time.view(np.uint64)
-        hashed = hash_u64(identity ^ value.astype(np.float64).view(np.uint64))
-        self._values.add(code, hashed, value)
+        identity = hashed_id.take(owner)
+        hashed = hash_u64(identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64))
+        who = (identity >> np.uint64(32)).astype(np.uint32)  # two people that share it count as one: never one as two
+        self._values.add(code, hashed, value, who)
         if self.value_settings.carry:
             timed = np.flatnonzero(time != STATIC)
-            self._update_summaries(code.take(timed), owner.take(timed), time.take(timed), hashed.take(timed))
+            self._update_summaries(
+                code.take(timed), owner.take(timed), time.take(timed), hashed.take(timed), who.take(timed)
+            )
 
     def _numbers(self, codes: tuple[str, ...]) -> NDArray[np.int64]:
-        numbers = np.array([self.number.setdefault(c, len(self.number)) for c in codes], dtype=np.int64)
-        self.subjects = np.r_[self.subjects, np.zeros(len(self.number) - len(self.subjects), np.int64)]
-        return numbers
+        new = [c for c in dict.fromkeys(codes) if c not in self.number]
+        self.number |= {c: number for number, c in enumerate(new, start=len(self.number))}
+        kinds = [self._kind_number("" if self.excluded(c) else code_type(c)) for c in new]
+        self._kind = np.r_[self._kind, np.array(kinds, dtype=np.int64)]
+        self.subjects, self.rows = (_longer(a, len(self.number)) for a in (self.subjects, self.rows))
+        self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
+        return np.array([self.number[c] for c in codes], dtype=np.int64)
+
+    def _kind_number(self, kind: str) -> int:
+        return self.kinds.setdefault(kind, len(self.kinds))
+
+    def _update_kinds(self, code: NDArray[np.int64], subject: NDArray[np.int64]) -> None:
+        """Count the subjects of each type of codes, from distinct pairs of code and subject."""
+        kind = self._kind.take(code)
+        few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)  # soon there are none
+        pairs = np.unique(np.stack([kind.take(few), subject.take(few)]), axis=1)
+        self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
 
     def _update_summaries(
-        self, code: NDArray[np.int64], subject: NDArray[np.int64], time: NDArray[np.int64], hashed: NDArray[np.uint64]
+        self,
+        code: NDArray[np.int64],
+        subject: NDArray[np.int64],
+        time: NDArray[np.int64],
+        hashed: NDArray[np.uint64],
+        who: NDArray[np.uint32],
     ) -> None:
         """Scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)."""
         first = np.flatnonzero(opens_run(code, subject))
         same = np.ones(len(code), dtype=bool)
         same[first] = False
         later = np.flatnonzero(same)
-        self._gaps.add(code[later], hashed[later], (time[later] - time[later - 1]) / DAY_US)
+        self._gaps.add(code[later], hashed[later], (time[later] - time[later - 1]) / DAY_US, who[later])
         counts = np.diff(first, append=len(code)).astype(np.float64)
-        self._counts.add(code[first], hashed[first], counts)
+        self._counts.add(code[first], hashed[first], counts, who[first])
 
     def part(self) -> FitPart:
         """What was collected so far, for another fit to merge."""
@@ -123,15 +158,18 @@ class VocabularyFit:
             who = [sorted(self._carriers.of(number)) for number in range(len(self.number))]
             codes = np.repeat(np.arange(len(who)), [len(ids) for ids in who])
             carriers = codes, np.array([one for ids in who for one in ids], dtype=np.int64)
-        samples = tuple(sample.rows() for sample in (self._values, self._gaps, self._counts))
-        return FitPart(tuple(self.number), self.subjects, samples, carriers)
+        samples = tuple(sample.rows() for sample in self._samples)
+        return FitPart(tuple(self.number), self.subjects, self.rows, self.kind_subjects, samples, carriers)
 
     def merge(self, part: FitPart) -> None:
         """Add what another fit has collected from other subjects: the same as having seen their shards."""
         numbers = self.numbers(part.codes)
         self.subjects[numbers] += part.subjects
-        for sample, (key, hashed, value) in zip((self._values, self._gaps, self._counts), part.samples, strict=True):
-            sample.add(numbers[key], hashed, value)
+        self.rows[numbers] += part.rows
+        kinds = dict.fromkeys(["", *("" if self.excluded(c) else code_type(c) for c in part.codes)])
+        self.kind_subjects[[self.kinds[kind] for kind in kinds]] += part.kind_subjects
+        for sample, (key, hashed, value, who) in zip(self._samples, part.samples, strict=True):
+            sample.add(numbers[key], hashed, value, who)
         if self._carriers is not None and part.carriers is not None:
             code, subject_id = numbers[part.carriers[0]], part.carriers[1]
             order = np.argsort(code, kind="stable")
@@ -142,44 +180,33 @@ class VocabularyFit:
         return [c for c, n in self.number.items() if self.subjects[n] >= self.settings.min_subjects]
 
     def finish(self) -> Vocabulary:
-        """Fit: choose tokens in the order of their names, and a scale for every code with enough numbers."""
-        rollup = self._fit_rollup()
+        """Fit: choose tokens in the order of their names, and a scale for every code with numbers of enough people."""
+        rollup, enough = self._fit_rollup(), self.settings.min_subjects
         frequent = {c for c in self.common_codes() if not self.excluded(c)}
-        codes = sorted(frequent.union(*rollup.to.values()))
-        kinds = sorted({code_type(c) for c in self.number if not self.excluded(c)} - {""})
-        tokens = [PAD, UNK, *(f"[UNK//{kind}]" for kind in kinds), *codes]
-        scales: list[NDArray[np.float64]] = []
-        rows: dict[str, int] = {}
+        codes = tuple(sorted(frequent.union(*rollup.to.values())))
+        kinds = {kind for kind, number in self.kinds.items() if self.kind_subjects[number] >= enough}
+        values, gaps, counts = (sample.by_key() for sample in self._samples)
+        since, count = _OrPooled(gaps, enough), _OrPooled(counts, enough)
+        scales: list[Scale] = []
+        has_numbers = np.zeros(len(codes), dtype=bool)
+        for place, code in enumerate(codes):
+            number = self.number.get(code, -1)  # an ancestor need not be in the data
+            own = fit_scale(*values.of(number), enough=enough)
+            if own is not None:
+                has_numbers[place] = True
+                scales += [own, since.of(number), count.of(number)] if self.value_settings.carry else [own]
+        return Vocabulary(
+            kinds=tuple(sorted(kinds - {""})), codes=codes, has_numbers=has_numbers,
+            knots=np.array([s.knots for s in scales]).reshape(-1, KNOTS), mean=np.array([s.mean for s in scales]),
+            sd=np.array([s.sd for s in scales]), settings=self.value_settings, rollup=rollup,
+        )  # fmt: skip
 
-        def add(token: str, row: int) -> None:
-            if self.value_settings.mode == "bins":
-                joint = [f"{token}//Q{k + 1}" for k in range(self.value_settings.bins)]
-                tokens.extend(joint)
-                rows.update(dict.fromkeys(joint, -1))
-            if token not in rows:
-                rows[token] = row
-
-        values, gaps, counts = self._values.by_key(), self._gaps.by_key(), self._counts.by_key()
-        every_gap, every_count = gaps.all(), counts.all()
-        for code in codes:
-            sample = values.of(self.number.get(code, -1))  # an ancestor need not be in the data
-            if len(sample) < self.settings.min_subjects:
-                continue
-            scales.append(sample)
-            add(code, len(scales) - 1)
-            if not self.value_settings.carry:
-                continue
-            own = len(scales) - 1
-            for summary, other in (("SINCE", gaps), ("COUNT", counts)):
-                sample = other.of(self.number[code])
-                pooled = every_gap if summary == "SINCE" else every_count
-                enough = sample if len(sample) >= self.settings.min_subjects else pooled
-                scales.append(enough if len(enough) else np.zeros(1))
-            for summary in SUMMARIES:
-                row = own + {"SINCE": 1, "COUNT": 2}.get(summary, 0)
-                tokens.append(f"{summary}//{code}")
-                add(tokens[-1], row)
-        return replace(_build(tokens, rows, scales, self.value_settings), rollup=rollup)
+    def known_share(self, vocabulary: Vocabulary) -> float | None:
+        """Share of the training subjects' rows that have a token of their own, or an ancestor's; None without rows."""
+        codes = tuple(self.number)
+        counted = np.where([self.excluded(c) for c in codes], 0, self.rows)
+        known = ~vocabulary.is_unknown(vocabulary.ids(codes)) | [bool(vocabulary.rollup.extra(c)) for c in codes]
+        return float(counted[known].sum() / counted.sum()) if counted.any() else None
 
     def _fit_rollup(self) -> Rollup:
         if self._carriers is None or self.settings.rollup == "off":
@@ -191,30 +218,21 @@ class VocabularyFit:
         )  # fmt: skip
 
 
-def _quantiles(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`np.quantile` at 0, 1/128 … 1 of sorted numbers, to the last bit, without sorting them again."""
-    place = np.linspace(0, 1, QUANTILES + 1) * (len(value) - 1)
-    low = np.floor(place).astype(np.int64)
-    at_low, at_high, share = value[low], value[np.minimum(low + 1, len(value) - 1)], place - low
-    step = at_high - at_low
-    return np.where(share >= 0.5, at_high - step * (1 - share), at_low + step * share)
+class _OrPooled:
+    """Scales of each code's own numbers, and where too few people have them, that of the numbers of all codes."""
+
+    def __init__(self, values: Values, enough: int) -> None:
+        self.values, self.enough = values, enough
+
+    def of(self, number: int) -> Scale:
+        """Scale of a code."""
+        return fit_scale(*self.values.of(number), enough=self.enough) or self.pooled
+
+    @cached_property
+    def pooled(self) -> Scale:
+        """Scale of all codes' numbers; where too few people have any, they are all alike."""
+        return fit_scale(*self.values.all(), enough=self.enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
 
 
-def _build(
-    tokens: list[str], rows: dict[str, int], scales: list[NDArray[np.float64]], settings: ValuesConfig
-) -> Vocabulary:
-    if len(set(tokens)) < len(tokens):
-        mend = "rename the codes of the data that begin with LAST//, COUNT// … or end with //Q1 …"
-        raise EhrseqError("a code has the name of a token that the vocabulary makes itself", mend=mend)
-    distinct = {id(s): s for s in scales}  # many codes share the pooled scales
-    found = {key: (_quantiles(s), s.mean(), s.std()) for key, s in distinct.items()}
-    facts = [found[id(s)] for s in scales]
-    sd = np.array([own for _, _, own in facts])
-    return Vocabulary(
-        tokens=tuple(tokens),
-        scale=np.array([rows.get(t, -1) for t in tokens], dtype=np.int32),
-        knots=np.array([own for own, _, _ in facts]).reshape(-1, QUANTILES + 1),
-        mean=np.array([own for _, own, _ in facts]),
-        sd=np.where(sd > 0, sd, 1.0),
-        settings=settings,
-    )
+def _longer(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    return np.append(counts, np.zeros(n - len(counts), np.int64))

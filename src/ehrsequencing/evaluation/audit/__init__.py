@@ -1,8 +1,8 @@
 """`ehrseq audit RUN`: does a trained model, or anything it was made from, see the future?
 
 Reading order: `data` (what every check looks at), `source` (the records, read again), `copies` (people with another
-past or future), then the checks: `model_checks`, `prefix`, `input_checks`, `label_checks`, `fit_checks`, `suspicion`,
-`shuffled`. `docs/trust.md` says in plain words what they prove and what they cannot.
+past or future), then the checks: `model_checks`, `prefix`, `input_checks`, `label_checks`, `fit_checks`,
+`single_people`, `suspicion`, `shuffled`. `docs/trust.md` says in plain words what they prove and what they cannot.
 """
 
 import time
@@ -21,6 +21,7 @@ from ehrsequencing.evaluation.audit import (
     model_checks,
     prefix,
     shuffled,
+    single_people,
     suspicion,
 )
 from ehrsequencing.evaluation.audit.data import AuditData, Check
@@ -36,6 +37,7 @@ CHECKS: tuple[Check, ...] = (
     *input_checks.CHECKS,
     *label_checks.CHECKS,
     *fit_checks.CHECKS,
+    *single_people.CHECKS,
     *suspicion.CHECKS,
 )
 

@@ -14,7 +14,6 @@ from ehrsequencing.evaluation.audit.source import Source
 from ehrsequencing.predict import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
-from ehrsequencing.records.vocabulary import SUMMARIES
 
 SPLITS = ("train", "tuning", "held_out")
 Verdict = Literal["passed", "leak", "not_tested"]
@@ -152,14 +151,4 @@ class AuditData:
     @cached_property
     def base_token(self) -> NDArray[np.int64]:
         """(V,) the plain token behind each joint or summary token (`CODE//Q3`, `LAST//CODE`); itself otherwise."""
-        index, out = self.vocabulary.index, np.arange(len(self.vocabulary))
-        for number, token in enumerate(self.vocabulary.tokens):
-            plain = token
-            if self.vocabulary.settings.mode == "bins":
-                head, _, tail = token.rpartition("//Q")
-                plain = head if tail.isdigit() and head in index else plain
-            kind, _, rest = plain.partition("//")
-            if kind in SUMMARIES and rest in index:
-                plain = rest
-            out[number] = index[plain]
-        return out
+        return self.vocabulary.base

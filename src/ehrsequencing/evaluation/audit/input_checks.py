@@ -194,7 +194,7 @@ def _summaries_at(
                 "LAST": values[-1], "FIRST": values[0], "MEAN": values.mean(), "MIN": values.min(),
                 "MAX": values.max(), "SINCE": since, "COUNT": float(len(values)),
             }  # fmt: skip
-            names += [data.vocabulary.index[f"{s}//{data.vocabulary.tokens[code]}"] for s in SUMMARIES]
+            names += data.vocabulary.summary_tokens[code].tolist()
             numbers += [float(made[s]) for s in SUMMARIES]
     return _sorted(*data.vocabulary.encode_values(np.array(names, dtype=np.int32), np.array(numbers)))
 
@@ -266,7 +266,9 @@ def outcome_in_input(data: AuditData) -> Finding:
     ending = data.task.competing if data.task.recurrent else data.task.patterns
     patterns = [pattern for some in ending.values() for pattern in some if split_condition(pattern) is None]
     matcher = CodeMatcher(patterns, parents=parents)
-    matches = matcher.mask(data.vocabulary.tokens)[data.base_token]
+    matches = np.zeros(len(data.vocabulary), dtype=bool)  # what is unknown has no name of its own
+    matches[list(data.vocabulary.index.values())] = matcher.mask(data.vocabulary.codes)
+    matches = matches[data.base_token]
     tested, bad, still = {"rows": 0}, 0, 0
     for name in SPLITS:
         timelines, rows = data.timelines[name], data.rows[name]

@@ -1,6 +1,6 @@
 """The records behind a prepared set, read once: a refit of the vocabulary, and the events of the sampled subjects."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,11 +82,15 @@ class Source:
             raise EhrseqError("these are not the records that were prepared", where=str(folder), mend=mend)
         return cls(prepared, folder, parents, excluded, fit.finish(), records, end_us, tuple(sorted(fit.number)))
 
+    def events(self) -> Iterator[Events]:
+        """The records, shard by shard: one more pass."""
+        yield from _reader(self.prepared, self.folder)
+
     def fit_on_everyone(self) -> Vocabulary:
         """The vocabulary that all subjects would give: what a leak would look like. One more pass."""
         study = self.prepared.study
         fit = VocabularyFit(study.vocabulary, study.values, excluded=self.excluded, parents=self.parents)
-        for events in _reader(self.prepared, self.folder):
+        for events in self.events():
             _, row = np.unique(events.subject_id, return_inverse=True)
             fit.update(events, row, np.ones(len(events), dtype=bool))
         return fit.finish()

@@ -1,0 +1,122 @@
+"""Scales of numbers that tell nothing of single people: quantiles, mean and standard deviation of groups of people.
+
+What a data set stores of its numbers goes with every model that is trained on it. So no number of a scale is one
+person's, and none is a mean that one person makes up (microaggregation, Domingo-Ferrer & Mateo-Sanz 2002):
+
+1. A value that at least `enough` people share stands for itself.
+2. All other values, in their order, are cut into groups of at least `enough` people. In a group each of its p people
+   weighs 1/p, however many values they have, and the group's mean stands for all its values. What is left over before
+   a shared value, with too few people, joins the group before it (at the very start, the one after it).
+3. Quantiles are read off the line through the groups' means, each at the middle of its group's ranks; a shared value
+   is level from the first to the last of its ranks. Mean and standard deviation use the weights of 2.
+4. What is no shared value is stored halfway between two float32 numbers, 3e-8 of it away. MEDS stores values in
+   float32, so a stored number that equals a value is one that `enough` people share, and the audit can check that.
+
+The lowest and the highest number of a scale are the means of its lowest and highest group.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.records.events import number_runs, opens_run
+
+KNOTS = 129  # quantiles at 0, 1/128 … 1
+Floats = NDArray[np.float64]
+
+
+class Scale(NamedTuple):
+    """What is stored of a code's numbers.
+
+    Attributes:
+        knots: (129,) quantiles, rising.
+        mean: Mean.
+        sd: Standard deviation, 1 for constant values.
+    """
+
+    knots: Floats
+    mean: float
+    sd: float
+
+
+def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale | None:
+    """The scale of some numbers; None where fewer than `enough` people have them.
+
+    Args:
+        value: (n,) numbers, in any order.
+        owner: (n,) whose they are.
+        enough: People that every stored number must come from.
+
+    >>> shared, spread = np.full(6, 1.0), np.array([2.0, 3, 4, 5, 6, 7])
+    >>> found = fit_scale(np.r_[shared, spread], np.arange(12, dtype=np.uint32), enough=3)
+    >>> found.knots[[0, 64, 128]].round(3).tolist(), round(found.mean, 3), round(found.sd, 3)
+    ([1.0, 1.667, 6.0], 2.75, 2.126)
+    """
+    if not _has_people(owner, enough):
+        return None
+    order = np.lexsort((owner, value))
+    value, owner = value.take(order), owner.take(order)
+    starts, first_shared = _groups(value, owner, enough)
+    group, n = number_runs(starts, len(value)), len(value)
+    stop = np.append(starts[1:], n)
+    weight = _weights(group, stop - starts, owner)
+    mean = float(weight @ value) / n
+    sd = float(np.sqrt(weight @ (value - mean) ** 2 / n))
+    means = np.add.reduceat(weight * value, starts) / (stop - starts)
+    of_shared = group.take(first_shared)
+    means[of_shared] = shared = value.take(first_shared)  # the few people that joined its group have no say
+    rank = np.repeat((starts + stop - 1) / 2, 2)  # first and last rank of a shared value, the middle of other groups
+    rank[2 * of_shared], rank[2 * of_shared + 1] = starts.take(of_shared), stop.take(of_shared) - 1
+    knots = np.interp(np.linspace(0, n - 1, KNOTS), rank, np.repeat(means, 2))
+    stored = _between(np.r_[knots, mean, sd], shared)
+    return Scale(np.sort(stored[:-2]), float(stored[-2]), float(stored[-1]) if value[0] != value[-1] else 1.0)
+
+
+def _has_people(owner: NDArray[np.uint32], enough: int) -> bool:
+    """Whether numbers are of at least so many people; most often the first few show it."""
+    return len(set(owner[: 4 * enough].tolist())) >= enough or len(set(owner.tolist())) >= enough
+
+
+def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First row of each group, and of each shared value; the rows are sorted by value and owner."""
+    opens = opens_run(value)
+    first = np.flatnonzero(opens)
+    people = np.add.reduceat(opens_run(value, owner).astype(np.int64), first)
+    is_shared = np.repeat(people >= enough, np.diff(first, append=len(value)))
+    rare = np.flatnonzero(~is_shared)
+    last = np.r_[rare[1:] != rare[:-1] + 1, True][: len(rare)]  # of its stretch between shared values
+    closes = np.r_[opens[1:], True].take(rare)
+    starts, begin, group = list[int](), -1, set[int]()
+    rows = zip(rare.tolist(), owner.take(rare).tolist(), closes.tolist(), last.tolist(), strict=True)
+    for row, who, is_last_of_value, is_last in rows:
+        if not group:
+            begin = row
+        group.add(who)
+        if is_last_of_value and len(group) >= enough:
+            starts.append(begin)
+            group = set()
+        elif is_last:
+            group = set()
+    shared = first[people >= enough]
+    found = np.sort(np.append(np.array(starts, dtype=np.int64), shared))
+    found[0] = 0  # those with too few people at the very start join the group after them
+    return found, shared
+
+
+def _weights(group: NDArray[np.int64], size: NDArray[np.int64], owner: NDArray[np.uint32]) -> Floats:
+    """(n,) weight of each value: the people of a group weigh the same, and its values together as many as they are."""
+    pair = (group.astype(np.uint64) << np.uint64(32)) | owner
+    if opens_run(np.sort(pair)).all():
+        return np.ones(len(group))
+    pairs, inverse, count = np.unique(pair, return_inverse=True, return_counts=True)
+    people = np.bincount((pairs >> np.uint64(32)).astype(np.int64))
+    return np.asarray((size / people).take(group) / count.take(inverse))
+
+
+def _between(number: Floats, shared: Floats) -> Floats:
+    """Numbers, moved to the middle of the two float32 numbers around them where they are no shared value."""
+    low = number.astype(np.float32)
+    low = np.where(low > number, np.nextafter(low, np.float32(-np.inf)), low)
+    middle = (low.astype(np.float64) + np.nextafter(low, np.float32(np.inf)).astype(np.float64)) / 2
+    return np.where(np.isin(number, shared), number, middle)
