@@ -323,7 +323,9 @@ def test_no_event_of_interest_cannot_train_and_is_undefined_in_evaluation(
 def test_records_of_unknown_codes_only_are_answered_and_the_rate_is_told(data: Path, run: Path, tmp_path: Path) -> None:
     strange = column("code", lambda c: pa.array([x if x.startswith("MEDS_") else f"Z//{x}" for x in c.to_pylist()]))
     every_shard(strange)(data)
-    done(ehrseq("predict", run, data, "--out", tmp_path / "p.parquet"))
+    out = ("--out", tmp_path / "p.parquet")
+    assert "100.0% of the rows have a code that the run does not know" in refused(ehrseq("predict", run, data, *out))
+    assert "100.0% of the rows" in done(ehrseq("predict", run, data, *out, "--force"))
     assert pq.read_table(tmp_path / "p.parquet").num_rows > 0
     external = ("--data", data, "--out", tmp_path / "external", "--baselines", "none", "evaluation.bootstrap=0")
     done(ehrseq("evaluate", run, *external))

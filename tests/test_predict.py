@@ -5,22 +5,25 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.config import DataConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.predict import Run, nll_of_rows, predict, risk_of_rows
+from ehrsequencing.predict import Moment, NewRecords, Run, nll_of_rows, predict, risk_of_rows
+from ehrsequencing.prediction_file import is_predictions, prediction_file
 from ehrsequencing.records.meds import parse_date_us
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import read_json, write_json
-from meds_helpers import DAY_US
+from ehrsequencing.storage import read_json, refuse_foreign_file, write_json
+from meds_helpers import DAY_US, us
 
 Key = tuple[int, int, str, float]
 
 
 def read(path: Path) -> dict[Key, float]:
     table = pq.read_table(path)
-    assert table.schema.names == ["subject_id", "prediction_time", "cause", "horizon_days", "risk"]
+    assert table.schema.names == ["subject_id", "prediction_time", "cause", "horizon_days", "risk", "start_days"]
     times = table["prediction_time"].cast(pa.int64()).to_pylist()
     keys = zip(
         table["subject_id"].to_pylist(),
@@ -148,3 +151,178 @@ def test_a_run_whose_parts_do_not_belong_together_is_refused(sim_run: Path, tmp_
     (copy / "manifest.json").unlink()
     with pytest.raises(EhrseqError, match="finished run"):
         Run(copy)
+
+
+# ---- where the data ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(sim_data: Path, tmp_path: Path) -> Path:
+    """The held-out subjects, as data of their own."""
+    (tmp_path / "few" / "data").mkdir(parents=True)
+    shards = [pq.read_table(path, partitioning=None) for path in (sim_data / "data" / "held_out").glob("*.parquet")]
+    pq.write_table(pa.concat_tables(shards), tmp_path / "few" / "data" / "0.parquet")
+    return tmp_path / "few"
+
+
+def table_of(data: Path) -> pa.Table:
+    return pq.read_table(data / "data" / "0.parquet", partitioning=None)
+
+
+def last_us(data: Path) -> int:
+    return int(pc.max(table_of(data)["time"].cast(pa.int64())).as_py())
+
+
+def with_rows(data: Path, *rows: tuple[int, int, str]) -> Path:
+    """Add rows (subject, time, code)."""
+    old = table_of(data)
+    columns = dict(zip(("subject_id", "time", "code"), map(list, zip(*rows, strict=True)), strict=True))
+    new = {f.name: pa.array(columns.get(f.name, [None] * len(rows))).cast(f.type) for f in old.schema}
+    pq.write_table(pa.concat_tables([old, pa.table(new)]), data / "data" / "0.parquet")
+    return data
+
+
+def asked_by_age(run: Run, years: int) -> Run:
+    """The run, asked from an age on."""
+    run.task = run.task.model_copy(update={"index": type(run.task.index).model_validate({"age": f"{years}y"})})
+    return run
+
+
+def test_moments_after_the_datas_end_have_no_answer_and_are_counted(sim_run: Path, few: Path) -> None:
+    """An index by age that half of the people reach only in the future."""
+    birth = table_of(few).filter(pc.field("code") == "MEDS_BIRTH")["time"].cast(pa.int64()).to_numpy()
+    years = int(np.median((last_us(few) - birth) / (365.25 * DAY_US)))
+    records = NewRecords(asked_by_age(Run(sim_run), years), few)
+    found = [rows for _, rows in records.encoded(Moment())]
+    assert max(int(rows.prediction_us.max()) for rows in found) <= last_us(few)
+    assert records.subjects == len(birth)
+    assert 5 < records.late == records.moments - sum(map(len, found))
+    newest = [rows for _, rows in records.encoded(Moment("last"))]
+    assert max(int(rows.prediction_us.max()) for rows in newest) <= last_us(few)
+
+
+def test_the_terminal_tells_what_has_no_answer(
+    sim_run: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, said = Run.__init__, list[str]()
+
+    def born_later(run: Run, folder: Path) -> None:
+        real(run, folder)
+        asked_by_age(run, 70)
+
+    monkeypatch.setattr(Run, "__init__", born_later)
+    predict(sim_run, few, tmp_path / "p.parquet", say=said.append)
+    assert any("moments lie after the data's end and have no answer; data.extracted=" in text for text in said)
+    assert any("subjects have no answer" in text for text in said)
+    monkeypatch.setattr(Run, "__init__", lambda run, folder: (real(run, folder), asked_by_age(run, 119))[0])
+    with pytest.raises(EhrseqError, match=r"all \d+ moments to ask about lie after the data's end"):
+        predict(sim_run, few, tmp_path / "none.parquet")
+    assert not (tmp_path / "none.parquet").exists()
+
+
+def test_a_lone_late_row_moves_nothing(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    predict(sim_run, few, tmp_path / "clean.parquet")
+    codes, said = table_of(few).select(["subject_id", "code"]).to_pylist(), list[str]()
+    dead = {row["subject_id"] for row in codes if row["code"] == "MEDS_DEATH"}
+    who = next(row["subject_id"] for row in codes if row["subject_id"] not in dead)
+    predict(sim_run, with_rows(few, (who, us("2099-12-31"), "NEW")), tmp_path / "late.parquet", say=said.append)
+    assert read(tmp_path / "late.parquet") == read(tmp_path / "clean.parquet")
+    assert any(text.startswith("left out: 1 rows of 1 subjects, in 2099, after ") for text in said)
+
+
+def test_a_day_after_the_datas_end_needs_a_declared_end(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    out, end = tmp_path / "p.parquet", last_us(few)
+    soon, later = (str(np.datetime64(end + days * DAY_US, "us"))[:10] for days in (20, 400))
+    assert predict(sim_run, few, out, at=soon) > 0, "today, a little after the last row"
+    with pytest.raises(EhrseqError, match="more than 31 days after the data's last row") as error:
+        predict(sim_run, few, out, at=later)
+    assert "data.extracted=" in error.value.mend
+    assert predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later)) > 0
+    assert {key[1] for key in read(out)} == {parse_date_us(later)}
+    with pytest.raises(EhrseqError, match=r"lies after data\.extracted"):
+        predict(sim_run, few, out, at="2200-01-01", facts=DataConfig(extracted=later))
+
+
+def test_a_declared_end_lets_moments_up_to_its_day_be_answered(sim_run: Path, few: Path) -> None:
+    later = str(np.datetime64(last_us(few) + 4000 * DAY_US, "us"))[:10]
+    late = []
+    for facts in (None, DataConfig(extracted=later)):
+        records = NewRecords(asked_by_age(Run(sim_run), 70), few, facts)
+        assert sum(len(rows) for _, rows in records.encoded(Moment())) == records.moments - records.late
+        late.append(records.late)
+    assert late[0] > late[1]
+
+
+# ---- horizons, foreign codes, files ----------------------------------------------------------------------------------
+
+
+def test_a_horizon_that_the_model_never_learned_about_is_refused(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    last = Run(sim_run).model.config.edges_days[-1]
+    predict(sim_run, few, tmp_path / "p.parquet", horizons_days=[last])
+    with pytest.raises(EhrseqError, match="beyond"):
+        predict(sim_run, few, tmp_path / "q.parquet", horizons_days=[30.0, last + 1.0])
+    assert not (tmp_path / "q.parquet").exists()
+
+
+def renamed(data: Path, share: float) -> Path:
+    """So large a share of the rows that make tokens gets codes that nobody knows."""
+    table = table_of(data)
+    codes, n = table["code"].to_pylist(), 0
+    tokens = [k for k, code in enumerate(codes) if code not in ("MEDS_BIRTH", "MEDS_DEATH", "END_OF_FOLLOWUP")]
+    for n in tokens[: round(share * len(tokens))]:
+        codes[n] = f"ELSEWHERE//{n}"
+    place = table.column_names.index("code")
+    pq.write_table(table.set_column(place, "code", pa.array(codes)), data / "data" / "0.parquet")
+    return data
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.0, False), (0.3, False), (0.7, True)])
+def test_the_unknown_share_is_told(sim_run: Path, few: Path, tmp_path: Path, share: float, warned: bool) -> None:
+    said: list[str] = []
+    predict(sim_run, renamed(few, share), tmp_path / "p.parquet", say=said.append)
+    (told,) = [text for text in said if "code that the run does not know" in text]
+    assert told.startswith("warning") == warned
+    rate = float(told.removeprefix("warning: ").split("%")[0]) / 100
+    assert share <= rate <= share + 0.05
+
+
+def test_records_of_which_nearly_nothing_is_known_are_refused(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    table = renamed(few, 0.98)
+    with pytest.raises(EhrseqError, match=r"of the rows have a code that the run does not know") as error:
+        predict(sim_run, table, tmp_path / "p.parquet")
+    assert "--force" in error.value.mend
+    assert not (tmp_path / "p.parquet").exists()
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz"])
+def test_csv_holds_what_parquet_holds(sim_run: Path, few: Path, tmp_path: Path, name: str) -> None:
+    for out in (tmp_path / name, tmp_path / "p.parquet"):
+        predict(sim_run, few, out, at="last")
+    table, text = pq.read_table(tmp_path / "p.parquet"), pyarrow.csv.read_csv(tmp_path / name)
+    assert text.column_names == table.column_names
+    assert text["subject_id"].to_pylist() == table["subject_id"].to_pylist()
+    assert text["prediction_time"].cast(pa.timestamp("us")).to_pylist() == table["prediction_time"].to_pylist()
+    assert text["risk"].to_numpy() == pytest.approx(table["risk"].to_numpy(), rel=1e-6)
+    assert set(text["start_days"].to_pylist()) == {0.0}
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+@pytest.mark.parametrize("name", ["p.xlsx", "p", "p.gz", "p.parquet.txt"])
+def test_a_file_of_another_kind_is_refused(sim_run: Path, sim_data: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(EhrseqError, match="no kind of file") as error:
+        predict(sim_run, sim_data, tmp_path / name)
+    assert ".csv" in error.value.mend
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
+def test_only_our_own_predictions_are_overwritten(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    facts = {"causes": ["a"], "horizons_days": [30.0], "start_days": 0.0, "banded": False}
+    with prediction_file(out, **facts):  # type: ignore[arg-type]
+        pass
+    refuse_foreign_file(out, is_predictions)
+    out.write_text("subject_id,prediction_time,note\n1,2020-01-01,mine\n")
+    with pytest.raises(EhrseqError, match="ehrseq did not write it"):
+        refuse_foreign_file(out, is_predictions)
+    assert "mine" in out.read_text()

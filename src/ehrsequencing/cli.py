@@ -307,12 +307,15 @@ def predict(
     run: Annotated[Path, typer.Argument(help="What ehrseq train made")],
     data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set, seen or not")],
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="Parquet file to write")] = Path("predictions.parquet"),
+    out: Annotated[Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")] = Path(
+        "predictions.parquet"
+    ),
     at: Annotated[str, typer.Option("--at", help="all prediction times, each subject's last, or a date")] = "all",
     horizons: Annotated[str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")] = None,
     recalibrate: Annotated[
         bool, typer.Option("--recalibrate", help="Use what ehrseq evaluate --recalibrate has fitted")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Answer even if nearly all codes are unknown")] = False,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -325,11 +328,15 @@ def predict(
             days = [parse_days(text) for text in horizons.split(",")] if horizons else None
         except ValueError as error:
             raise EhrseqError(str(error), where="--horizons", mend="write them as 90d,2y") from error
+        notes: list[str] = []
         with _bar("predicting") as tick:
             facts = _study(config, overrides).data
             count = write(
-                run, data, out, at=at, horizons_days=days, facts=facts, recalibrated=recalibrate, progress=tick
-            )
+                run, data, out, at=at, horizons_days=days, facts=facts, recalibrated=recalibrate, force=force,
+                progress=tick, say=notes.append,
+            )  # fmt: skip
+        for note in notes:
+            typer.echo(note, err=note.startswith("warning"))
         typer.echo(f"risks at {count} prediction times are in {out}")
 
 

@@ -1,51 +1,41 @@
 """A run and records → risk curves.
 
 A `RUN` folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task. New records go
-the way that training records went, shard by shard, but nothing about the end of follow-up is assumed to be known.
+the way that training records went, shard by shard, but nothing about the end of follow-up is assumed to be known: only
+where the data ends, after which there is no answer.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig, load_study
+from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig, format_days, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
+from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.models.recalibrated import Recalibrated
+from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.cohort import CohortBuilder, CohortRows
-from ehrsequencing.records.meds import STATIC, MedsReader, parse_date_us
+from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
+from ehrsequencing.records.meds import DAY_US, DayCounts, MedsReader, parse_date_us
 from ehrsequencing.records.prepared import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, encode_rows, encode_timelines, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.storage import (
-    PREDICTIONS,
-    atomic_path,
-    is_parquet_of,
-    parquet_mark,
-    read_json,
-    read_manifest,
-    refuse_foreign_file,
-    refuse_overlap,
-)
+from ehrsequencing.storage import read_json, read_manifest, refuse_foreign_file, refuse_overlap
 
 RECALIBRATION = "recalibration.json"  # in a run: what `ehrseq evaluate --recalibrate` fitted
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
-_PREDICTIONS = pa.schema([
-    ("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("cause", pa.string()),
-    ("horizon_days", pa.float64()), ("risk", pa.float32()),
-], metadata=parquet_mark(PREDICTIONS))  # fmt: skip
+GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
+MUCH_UNKNOWN, MOST_UNKNOWN = 0.5, 0.9  # shares of rows with a code that training did not know: warned of, refused
 
 
 class Run:
@@ -83,7 +73,11 @@ class Run:
 
     @property
     def recalibrated(self) -> SurvivalModel:
-        """The model with what `ehrseq evaluate --recalibrate` fitted.
+        """The model with what `ehrseq evaluate --recalibrate` fitted; errors as of `recalibrate`."""
+        return self.recalibrate(self.model)
+
+    def recalibrate(self, model: SurvivalModel) -> SurvivalModel:
+        """A model (the run's, or a member of it) with what `ehrseq evaluate --recalibrate` fitted.
 
         Raises:
             EhrseqError: Nothing has been fitted.
@@ -93,7 +87,7 @@ class Run:
             raise EhrseqError("has not been recalibrated", where=str(self.folder), mend=mend)
         fitted = read_json(self.folder / RECALIBRATION)["fitted"]
         pairs = [(fitted[name]["intercept"], fitted[name]["slope"]) for name in self.task.causes]
-        return Recalibrated(self.model, [a for a, _ in pairs], [b for _, b in pairs]).eval()
+        return Recalibrated(model, [a for a, _ in pairs], [b for _, b in pairs]).eval()
 
     @property
     def code_types(self) -> NDArray[np.int64] | None:
@@ -148,6 +142,14 @@ def risk_of_rows(
     return out
 
 
+def members_of(run: Run) -> list[SurvivalModel]:
+    """The members of an ensemble; none of a single model."""
+    members = getattr(run.model, "members", None)
+    if not isinstance(members, nn.ModuleList):
+        return []
+    return [member for member in members if isinstance(member, SurvivalModel)]
+
+
 def nll_of_rows(
     model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: NDArray[np.int64] | None = None
 ) -> NDArray[np.float64]:
@@ -182,27 +184,111 @@ class Moment:
         return rows.take(np.r_[rows.subject[1:] != rows.subject[:-1], True])
 
 
-def encode_for_prediction(
-    run: Run, data: Path, *, moment: Moment, facts: DataConfig | None = None, progress: Progress | None = None
-) -> Iterator[tuple[Timelines, TaskRows]]:
-    """Read MEDS records shard by shard and encode them the way the run's training data was."""
-    column = run.study.visits.column if run.study.visits.by == "encounter" else None
-    reader = MedsReader(data, facts, encounter_column=column)
-    excluded = run.excluded(data)
-    builder = CohortBuilder(run.task, parents=read_parents(data))
-    end_us = int(STATIC)
-    if moment.as_of_us is None and max(run.task.landmarks) > 0:  # a landmark in the future has no answer yet
-        end_us = max(int(events.time_us.max(initial=STATIC)) for events in reader)
-    for number, events in enumerate(reader, start=1):
-        record = make_record(events, excluded=excluded, settings=run.study.visits)
-        cohort = builder.build(
-            record.events, record.subject, record.visits, birth_us=record.birth_us,
-            dataset_end_us=end_us, labelled=False, as_of_us=moment.as_of_us,
-        )  # fmt: skip
-        timelines, _ = encode_timelines(record, run.vocabulary)
-        yield timelines, encode_rows(record, moment.choose(cohort.rows), run.vocabulary)
-        if progress is not None:
-            progress(number, len(reader.shards))
+@dataclass(frozen=True)
+class Survey:
+    """What is in new records, before anything is asked.
+
+    Attributes:
+        days: Rows by day.
+        tokens: Rows that make a token.
+        unknown: Those of them whose code training did not know.
+    """
+
+    days: DayCounts
+    tokens: int
+    unknown: int
+
+
+@dataclass
+class NewRecords:
+    """Records that a run is asked about: surveyed in one pass, encoded in another.
+
+    Args:
+        run: A trained run.
+        data: A MEDS data set.
+        facts: What its own files do not tell.
+        progress: Called with (shards done, shards to do) over all passes.
+
+    Attributes:
+        subjects: How many there are in the shards encoded so far.
+        moments: How many moments they were asked about, late ones included.
+        late: Moments after the data's end, which have no answer.
+    """
+
+    run: Run
+    data: Path
+    facts: DataConfig | None = None
+    progress: Progress | None = None
+    subjects: int = field(default=0, init=False)
+    moments: int = field(default=0, init=False)
+    late: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        visits = self.run.study.visits
+        self.reader = MedsReader(
+            self.data, self.facts, encounter_column=visits.column if visits.by == "encounter" else None
+        )
+        self.excluded, self._done = self.run.excluded(self.data), 0
+        self.survey = self.reader.settle(self._survey)
+        if self.reader.declared_us is not None:  # all of that day
+            self.end_us = self.reader.declared_us + DAY_US - 1
+        else:
+            self.end_us = self.survey.days.last_us
+
+    def _tick(self) -> None:
+        self._done += 1
+        if self.progress is not None:
+            self.progress(self._done, (2 if self.reader.late is None else 3) * len(self.reader.shards))
+
+    def _survey(self) -> Survey:
+        days, tokens, unknown = list[DayCounts](), 0, 0
+        for events in self.reader:
+            days.append(DayCounts.of(events))
+            rows = np.bincount(events.code, minlength=len(events.codes))
+            rows = np.where(self.excluded.mask(events.codes), 0, rows)
+            is_unknown = self.run.vocabulary.is_unknown(self.run.vocabulary.ids(events.codes))
+            tokens, unknown = tokens + int(rows.sum()), unknown + int(rows[is_unknown].sum())
+            self._tick()
+        return Survey(DayCounts.added(days), tokens, unknown)
+
+    def encoded(self, moment: Moment) -> Iterator[tuple[Timelines, TaskRows]]:
+        """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
+        builder = CohortBuilder(self.run.task, parents=read_parents(self.data))
+        for events in self.reader:
+            record = make_record(events, excluded=self.excluded, settings=self.run.study.visits)
+            rows = builder.build(
+                record.events, record.subject, record.visits, birth_us=record.birth_us,
+                dataset_end_us=int(NEVER), labelled=False, as_of_us=moment.as_of_us,
+            ).rows  # fmt: skip
+            known = np.ones(len(rows), dtype=bool) if moment.as_of_us is not None else rows.prediction_us <= self.end_us
+            self.subjects += len(record.subject_id)
+            self.moments += len(rows)
+            self.late += int((~known).sum())
+            timelines, _ = encode_timelines(record, self.run.vocabulary)
+            yield timelines, encode_rows(record, moment.choose(rows.take(known)), self.run.vocabulary)
+            self._tick()
+
+    def require_until_end(self, moment: Moment) -> None:
+        """Refuse a day after the data's end: whoever has no row by then may be silent, or not be recorded any more."""
+        declared = self.reader.declared_us is not None
+        if moment.as_of_us is None or moment.as_of_us <= self.end_us + (0 if declared else GRACE_DAYS * DAY_US):
+            return
+        what, mend = "lies after data.extracted", "ask for a day until then, or correct data.extracted"
+        if not declared:
+            what = f"lies more than {GRACE_DAYS} days after the data's last row"
+            mend = "tell when the records were taken, as in data.extracted=2026-03-01, or ask for an earlier day"
+        raise EhrseqError(what, where=f"--at {moment.at}", mend=mend)
+
+    def require_known(self, *, force: bool) -> Iterator[str]:
+        """Say how much of the records the run does not know; refuse what is nearly all unknown, unless `force`."""
+        if not self.survey.tokens:
+            return
+        share = self.survey.unknown / self.survey.tokens
+        what = f"{share:.1%} of the rows have a code that the run does not know"
+        if share > MOST_UNKNOWN and not force:
+            mend = "map its codes to those of the run's training data; --force answers all the same"
+            raise EhrseqError(what, where=str(self.data), mend=mend)
+        yield f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
 
 
 def predict(
@@ -214,19 +300,24 @@ def predict(
     horizons_days: Sequence[float] | None = None,
     facts: DataConfig | None = None,
     recalibrated: bool = False,
+    force: bool = False,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Write `predictions.parquet` for any MEDS data, seen or not.
+    """Write the risks for any MEDS data, seen or not: those that `evaluate` judges.
 
     Args:
         run_folder: A trained run.
         data: A MEDS data set.
-        out: The Parquet file to write; of what is there, only an earlier file of predictions is overwritten.
+        out: The file to write: `.parquet`, `.csv` or `.csv.gz`; of what is there, only earlier predictions are
+            overwritten.
         at: `all` prediction times, each subject's `last`, or a date ("as of that day").
         horizons_days: Default: the task's horizons.
         facts: What the data set's own files do not tell.
         recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
-        progress: Called with (shards done, shards).
+        force: Whether to answer even if hardly any code of the data is known to the run.
+        progress: Called with (shards done, shards to do).
+        say: Called with what a reader of the risks should know.
 
     Returns:
         The number of prediction times.
@@ -234,44 +325,101 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    refuse_foreign_file(out, lambda path: is_parquet_of(path, PREDICTIONS))
+    require_suffix(out)
+    refuse_foreign_file(out, is_predictions)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
-    horizons = tuple(horizons_days or run.task.horizons)
-    if min(horizons) <= 0:
-        raise EhrseqError("horizons must be positive", where="--horizons", mend="write them as 90d,2y")
-    model, count = run.recalibrated if recalibrated else run.model, 0
-    with atomic_path(out) as temporary, pq.ParquetWriter(temporary, _PREDICTIONS) as writer:
-        for timelines, rows in encode_for_prediction(run, data, moment=moment, facts=facts, progress=progress):
-            risk = risk_of_rows(model, timelines, rows, horizons_days=horizons, code_types=run.code_types)
-            answered = ~np.isnan(risk[:, 0, 0])
-            writer.write_table(long_table(run, timelines, rows, risk, horizons, chosen=np.flatnonzero(answered)))
-            count += int(answered.sum())
+    horizons = _horizons(run, horizons_days)
+    model, members = run.recalibrated if recalibrated else run.model, members_of(run)
+    if recalibrated:
+        members = [run.recalibrate(member) for member in members]
+    records = NewRecords(run, data, facts, progress)
+    records.require_until_end(moment)
+    for text in records.require_known(force=force):
+        say(text)
+    count = answered = 0
+    with prediction_file(
+        out, causes=run.task.causes[: model.config.causes], horizons_days=horizons, start_days=_start_days(run),
+        banded=bool(members),
+    ) as file:  # fmt: skip
+        for timelines, rows in records.encoded(moment):
+            risks = _answers(run, [model, *members], timelines, rows, file)
+            file.write(risks)
+            count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
         if not count:
-            mend = "check the index codes of the task against the data with ehrseq check"
-            raise EhrseqError("nobody has a prediction time", where=str(data), mend=mend)
+            raise _nobody(records)
+    for text in _told(records, answered=answered):
+        say(text)
     return count
 
 
-def long_table(
-    run: Run,
-    timelines: Timelines,
-    rows: TaskRows,
-    risk: NDArray[np.float32],
-    horizons_days: Sequence[float],
-    *,
-    chosen: NDArray[np.int64],
-) -> pa.Table:
-    """Risks (R, causes, horizons) of the chosen rows in the long format of `predictions.parquet`."""
-    _, n_causes, n_horizons = risk.shape
+def _start_days(run: Run) -> float:
+    """Risks are given no event for so long after the prediction time; the `visit` head knows no days."""
+    return 0.0 if run.is_visit_head else run.task.blanking
+
+
+def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ...]:
+    """The horizons to answer for, one of None for the `visit` head.
+
+    Raises:
+        EhrseqError: A horizon that the run cannot answer for.
+    """
+    where = "--horizons" if asked else f"the horizons of task {run.task.name}"
+    if run.is_visit_head:
+        if asked is not None:
+            mend = "leave it out: the risk is that before the next visit"
+            raise EhrseqError("the visit head knows no days", where=where, mend=mend)
+        return (None,)
+    horizons, start, end = tuple(asked or run.task.horizons), run.task.blanking, run.model.config.edges_days[-1]
+    if min(horizons) <= 0:
+        raise EhrseqError("horizons must be positive", where=where, mend="write them as 90d,2y")
+    if min(horizons) <= start:
+        what = f"a horizon lies within the task's blanking of {format_days(start)}"
+        raise EhrseqError(what, where=where, mend="name later ones: risks are those after the blanking")
+    if max(horizons) > end:
+        what = f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
+        raise EhrseqError(what, where=where, mend="name earlier ones, or train with that horizon in the task")
+    return horizons
+
+
+def _answers(
+    run: Run, models: Sequence[SurvivalModel], timelines: Timelines, rows: TaskRows, file: PredictionWriter
+) -> Risks:
+    """The risks of the rows that have an answer: the first model's, and the band of the others."""
+    days = [float(horizon) for horizon in file.horizons_days if horizon is not None]
+    found = [
+        risk_of_rows(
+            model, timelines, rows, horizons_days=days, code_types=run.code_types, start_days=file.start_days
+        )
+        for model in models
+    ]  # fmt: skip
+    risk = found[0]
+    chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
+    low = high = None
+    if len(found) > 1:
+        low, high = (band[chosen] for band in member_band(np.stack(found[1:])))
+        low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])  # hazards were averaged, not risks
     subject_id = np.asarray(timelines.subject_id)[rows.subject[chosen]]
-    causes = np.array(run.task.causes[:n_causes], dtype=object)
-    horizons: Any = [None] if run.is_visit_head else list(horizons_days)
-    repeat = n_causes * n_horizons
-    return pa.Table.from_arrays([
-        pa.array(np.repeat(subject_id, repeat)),
-        pa.array(np.repeat(np.asarray(rows.prediction_us)[chosen], repeat)).cast(pa.timestamp("us")),
-        pa.array(np.tile(np.repeat(causes, n_horizons), len(chosen)).tolist(), pa.string()),
-        pa.array(horizons * (n_causes * len(chosen)), pa.float64()),
-        pa.array(risk[chosen].reshape(-1)),
-    ], schema=_PREDICTIONS)  # fmt: skip
+    return Risks(subject_id, np.asarray(rows.prediction_us)[chosen], risk[chosen], low, high)
+
+
+def _nobody(records: NewRecords) -> EhrseqError:
+    if records.late and records.late == records.moments:
+        what = f"all {records.late:,} moments to ask about lie after the data's end"
+        mend = "tell when the records were taken, as in data.extracted=2026-03-01, if they reach further"
+        return EhrseqError(what, where=str(records.data), mend=mend)
+    mend = "check the index codes of the task against the data with ehrseq check"
+    return EhrseqError("nobody has a prediction time", where=str(records.data), mend=mend)
+
+
+def _told(records: NewRecords, *, answered: int) -> Iterator[str]:
+    """What was not answered, and why."""
+    if records.reader.late is not None:
+        yield f"left out: {records.reader.late.text}; they do not move the data's end"
+    if records.late:
+        what = f"{records.late:,} of {records.moments:,} moments lie after the data's end and have no answer"
+        told = "" if records.reader.declared_us is not None else "; data.extracted=DATE tells an end after the last row"
+        yield what + told
+    if answered < records.subjects:
+        without = records.subjects - answered
+        yield f"{without:,} of {records.subjects:,} subjects have no answer: see ehrseq check with the run's task"

@@ -23,7 +23,7 @@ from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.predict import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.meds import BIRTH, DEATH, STATIC, MedsReader, parse_date_us
+from ehrsequencing.records.meds import BIRTH, DEATH, DayCounts, LateRows, MedsReader
 from ehrsequencing.records.prepared import Prepared, Tally, data_name
 from ehrsequencing.records.timelines import (
     Record,
@@ -50,13 +50,13 @@ class Survey:
 
     Attributes:
         subject_id: (S,) sorted.
-        end_us: Last timestamp, or the date of extraction.
+        days: Rows by day, of which the last tells the data's end.
         subjects_with: How many subjects have each code.
         parents: Parents of each code.
     """
 
     subject_id: NDArray[np.int64]
-    end_us: int
+    days: DayCounts
     subjects_with: Counter[str]
     parents: dict[str, list[str]]
 
@@ -67,10 +67,10 @@ class Survey:
         Raises:
             EhrseqError: No subject, or one in two shards.
         """
-        ids, end_us, having = [], int(STATIC), Counter[str]()
+        ids, days, having = list[NDArray[np.int64]](), list[DayCounts](), Counter[str]()
         for events in reader:
             ids.append(np.unique(events.subject_id))
-            end_us = max(end_us, int(events.time_us.max(initial=STATIC)))
+            days.append(DayCounts.of(events))
             pairs = np.unique(np.stack([events.code.astype(np.int64), events.subject_id]), axis=1)
             for code, count in zip(*np.unique(pairs[0], return_counts=True), strict=True):
                 having[events.codes[code]] += int(count)
@@ -80,7 +80,7 @@ class Survey:
         if np.any(every[1:] == every[:-1]):
             where = str(reader.data / "data")
             raise EhrseqError("a subject is in two shards", where=where, mend="keep each subject's rows in one file")
-        return cls(every, end_us, having, read_parents(reader.data))
+        return cls(every, DayCounts.added(days), having, read_parents(reader.data))
 
     def unknown_codes(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> dict[str, int]:
         """Codes that make a token which training did not know → subjects, the most frequent first."""
@@ -110,12 +110,14 @@ class External:
         survey: What is in the data.
         unknown: Codes that the run does not know → subjects.
         unmatched: Settings of the task whose codes match nothing here.
+        late: Rows that were left out, long after all others.
     """
 
     judged: Judged
     survey: Survey
     unknown: dict[str, int]
     unmatched: list[str]
+    late: LateRows | None
 
 
 def read_external(
@@ -135,11 +137,10 @@ def read_external(
     column = run.study.visits.column if run.study.visits.by == "encounter" else None
     reader = MedsReader(data, facts, encounter_column=column)
     progress("reading the new data")
-    survey, excluded, task = Survey.of(reader), run.excluded(data), run.task
+    survey, excluded, task = reader.settle(lambda: Survey.of(reader)), run.excluded(data), run.task
     unknown, unmatched = survey.unknown_codes(run.vocabulary, excluded), survey.unmatched(task)
     _refuse_foreign(run, data, survey, unknown=unknown, unmatched=unmatched)
-    end_us = parse_date_us(facts.extracted) if facts is not None and facts.extracted else survey.end_us
-    builder, tally = CohortBuilder(task, parents=survey.parents), Tally(task)
+    end_us, builder, tally = reader.end_us(survey.days), CohortBuilder(task, parents=survey.parents), Tally(task)
     visits, rows = [], []
     for events in reader:
         record = make_record(events, excluded=excluded, settings=run.study.visits)
@@ -153,14 +154,14 @@ def read_external(
         split=SPLIT, data=data_name(data), timelines=take_timelines(timelines, order),
         rows=take_rows(task_rows, order), attrition=attrition, source=data,
     )  # fmt: skip
-    return External(judged, survey, unknown, unmatched)
+    return External(judged, survey, unknown, unmatched, late=reader.late)
 
 
 def _labelled(record: Record, builder: CohortBuilder, tally: Tally, vocabulary: Vocabulary, end_us: int) -> TaskRows:
     cohort = builder.build(
         record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=end_us
     )
-    tally.add_cohort(cohort, np.zeros(len(record.subject_id), dtype=np.int8))
+    tally.add_cohort(cohort, np.zeros(len(record.subject_id), dtype=np.int8), record.visits)
     return encode_rows(record, cohort.rows, vocabulary)
 
 
@@ -253,6 +254,11 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
     if seen:
         text = f"{seen:,} subject ids also occur in the run's training data: if they are the same people, this is not"
         warnings.append(f"{text} external validation.")
+    if found.late is not None:
+        warnings.append(
+            f"A few rows come after {found.late.gap_days:,} days without any row. They were left out and do not move "
+            "the data's end; data.extracted would tell it."
+        )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
     counts = judged.counts
     return {

@@ -63,6 +63,7 @@ class Facts:
             "causes": list(task.causes), "horizons_days": list(task.horizons),
             "landmarks_days": list(task.landmarks), "attrition": self.judged.attrition["steps"],
             "events": {name: part["events"] for name, part in self.splits.items()},
+            "records_before": self.judged.counts.get("records_before"),
             "history": [{**row, "train_loss": row["train_nll"]} for row in history],
             "config": run.study.model_dump(mode="json"),
             "oracle": None, "external": None, "recalibration": None, "repeated_splits": None,

@@ -3,22 +3,14 @@
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from ehrsequencing.evaluation.censoring import Floats
-from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.predict import Run, risk_of_rows
+from ehrsequencing.predict import members_of as members_of
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
 SHOWN = 200
-
-
-def members_of(run: Run) -> list[SurvivalModel]:
-    """The members of an ensemble; none of a single model."""
-    members = getattr(run.model, "members", None)
-    if not isinstance(members, nn.ModuleList):
-        return []
-    return [member for member in members if isinstance(member, SurvivalModel)]
 
 
 def instability(
@@ -47,7 +39,7 @@ def instability(
 
 
 def spread(risk: Floats) -> dict[str, Any]:
-    """The mean absolute difference from the members' mean, and the range for subjects from low to high risk.
+    """The mean absolute difference from the members' mean, and the members' band for subjects from low to high risk.
 
         mape = (1 / (M n)) Σ_m Σ_i |r_{m,i} − r̄_i|
 
@@ -56,13 +48,11 @@ def spread(risk: Floats) -> dict[str, Any]:
     Args:
         risk: (members, n).
     """
-    mean = risk.mean(axis=0)
+    mean, (low, high) = risk.mean(axis=0), member_band(risk)
     order = np.argsort(mean, kind="stable")
     shown = order[np.unique(np.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().astype(int))]
     return {
         "resamples": len(risk),
         "mape": float(np.abs(risk - mean).mean()),
-        "points": [
-            {"risk": float(mean[i]), "low": float(risk[:, i].min()), "high": float(risk[:, i].max())} for i in shown
-        ],
+        "points": [{"risk": float(mean[i]), "low": float(low[i]), "high": float(high[i])} for i in shown],
     }

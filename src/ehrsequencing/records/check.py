@@ -6,7 +6,7 @@ a file and a row, never a value.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder
-from ehrsequencing.records.meds import BIRTH, DAY_US, SPLITS, STATIC, MedsReader, parse_date_us
+from ehrsequencing.records.meds import BIRTH, DAY_US, SPLITS, STATIC, LateRows, MedsReader
 from ehrsequencing.records.mends import MENDS, MendLog
-from ehrsequencing.records.prepared import Progress, Tally, excluded_codes, first_pass
+from ehrsequencing.records.prepared import FirstPass, Progress, Tally, excluded_codes, first_pass
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.timelines import Record, age_years, make_record
+from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
 FEW_EVENTS = 100
@@ -34,6 +35,7 @@ _SPLIT_WORDS = {
     "site": "by site",
 }
 FEW_KNOWN = 0.1  # share of the training subjects' rows with a token, below which a model learns next to nothing
+MUCH_IMMORTAL = 0.05  # share of the subjects asked whose first record comes only later, above which it is warned of
 FEW_FOLLOWED = 0.1  # share of subjects whose state at a horizon is known, below which its risk can hardly be judged
 
 
@@ -148,15 +150,20 @@ def _survey(
     parents = read_parents(reader.data)
     excluded = excluded_codes(study, tasks, parents)
     lookup = split_lookup(reader.data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-    fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
     done = Counter[str]()
 
     def tick() -> None:
         done["shards"] += 1
+        passes = 2 if reader.late is None else 3
         if progress is not None:
-            progress(done["shards"], 2 * len(reader.shards))
+            progress(done["shards"], passes * len(reader.shards))
 
-    subject_ids, end_us = first_pass(reader, lookup, fit, tick)
+    def survey() -> FirstPass:
+        fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
+        return first_pass(reader, lookup, fit, tick)
+
+    first = reader.settle(survey)
+    fit, subject_ids, end_us = first.fit, first.subject_ids, reader.end_us(first.days)
     mends, reader.mends = reader.mends, MendLog()  # the second pass mends the same again
     mends.note("absent_split", lookup.absent(subject_ids), lookup.path)
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
@@ -164,7 +171,6 @@ def _survey(
         builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
         builder.require_subjects(subject_ids)
     known = fit.known_share(fit.finish())
-    end_us = parse_date_us(study.data.extracted) if study.data.extracted else end_us
     counts, tallies = _Counts(fit), [_TaskTally(task) for task in tasks]
     for path in reader.shards:
         record = make_record(reader.read(path), excluded=excluded, settings=study.visits)
@@ -175,11 +181,12 @@ def _survey(
                 record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=end_us
             )
             mends.note("after_censoring", cohort.after_censoring, path)
-            tally.add(cohort, split)
+            tally.add(cohort, split, record.visits)
         tick()
     facts = counts.facts(len(reader.shards)) | {"splits": split_source(reader.data, study.splits)}
     facts["codes"] |= {"known_training_rows": known, "min_subjects": study.vocabulary.min_subjects}
     facts["warnings"] = vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects)
+    facts["late_rows"] = asdict(reader.late) if reader.late else None
     return DataCheck(facts, mends, [tally.result() for tally in tallies])
 
 
@@ -272,9 +279,9 @@ class _TaskTally:
         self.within = np.zeros((len(task.causes), len(task.horizons)), dtype=np.int64)
         self.known = np.zeros(len(task.horizons), dtype=np.int64)
 
-    def add(self, cohort: Cohort, split: NDArray[np.int8]) -> None:
-        """Add a shard: its cohort and each subject's split (S,)."""
-        self.tally.add_cohort(cohort, split)
+    def add(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
+        """Add a shard: its cohort, each subject's split (S,), and the visits."""
+        self.tally.add_cohort(cohort, split, visits)
         _, first = np.unique(cohort.rows.subject, return_index=True)
         duration, cause = cohort.rows.duration_days[first], cohort.rows.cause[first]
         for k, horizon_days in enumerate(self.task.horizons):
@@ -312,13 +319,14 @@ def format_check(found: DataCheck) -> str:
 
 def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     subjects, rows, codes, visits, values = (facts[k] for k in ("subjects", "rows", "codes", "visits", "values"))
-    by_split = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS)
+    by_split, late = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS), facts["late_rows"]
     long = f"; {visits[f'over_{LONG_VISIT_DAYS}_days']:,} longer than {LONG_VISIT_DAYS} days"
     return [
         ("subjects", f"{subjects['all']:,} ({by_split}); {subjects['without_birth']:,} without a birth"),
         ("splits", _SPLIT_WORDS[facts["splits"]]),
         ("rows", f"{rows['all']:,} in {rows['shards']:,} shards; {rows['static']:,} without a time"),
         ("years", " to ".join(map(str, facts["years"])) or "no row but births"),
+        *([("left out", f"{LateRows(**late).text}: they do not move the data's end")] if late else []),
         ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
         ("visits", f"{visits['all']:,}{long if visits[f'over_{LONG_VISIT_DAYS}_days'] else ''}"),
         ("per subject", f"{_spread(visits['per_subject'])} visits"),
@@ -352,6 +360,11 @@ def attrition_lines(
         events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
         lines.append(f"{part['prediction_times']:>10,}  in {name}: {events}")
     lines += [f"{count:>10,}  {note}" for note, count in attrition.get("notes", {}).items()]
+    for row in attrition.get("records_before", []):
+        if none := row["without_record_before"]:
+            later = f"{row['first_record_later']:,} have their first one only later"
+            of = f"of {row['subjects']:,} subjects asked {from_index(row['landmark_days'])}"
+            lines.append(f"{none:>10,}  {of} have no record before; {later}")
     return lines + [f"warning: {text}" for text in (task_warnings(task, attrition) if warnings is None else warnings)]
 
 
@@ -391,7 +404,23 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
             "Some subjects die in follow-up, and no cause of the task means death: they count as if they had only been "
             "lost from sight, so risks are too high. Name it, as in competing: {death: MEDS_DEATH}."
         )
+    for row in attrition.get("records_before", []):
+        if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]:
+            out.append(
+                f"Some of those asked {from_index(row['landmark_days'])} have their first record only later: they "
+                "are in the data because they lived to be recorded (immortal time), so risks are too low. Take an "
+                "index that is itself a record, as in {first_visit: true} or {code: X}."
+            )
     return out
+
+
+def from_index(landmark_days: float) -> str:
+    """Where a landmark is, in words.
+
+    >>> from_index(0.0), from_index(365.25)
+    ('at the index', '1y after the index')
+    """
+    return f"{format_days(landmark_days)} after the index" if landmark_days else "at the index"
 
 
 def _year(time_us: int) -> int:

@@ -5,14 +5,16 @@ file, `mends.py` mends its rows; what happens to which kind of bad input is the 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import DataConfig, DialectConfig, SplitsConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.data_end import DayCounts, LateRows, find_late_rows
 from ehrsequencing.records.dialect import check_schemas, read_events, read_table, subject_ids
 from ehrsequencing.records.events import (
     BIRTH,
@@ -28,8 +30,24 @@ from ehrsequencing.records.events import (
 from ehrsequencing.records.mends import MENDS, MendLog, mend
 
 __all__ = [
-    "BIRTH", "DAY_US", "DEATH", "MENDS", "SECOND_US", "SPLITS", "STATIC", "Events", "MedsReader", "SplitLookup",
-    "find_shards", "first_time", "hash_splits", "hash_u64", "parse_date_us", "read_table",
+    "BIRTH",
+    "DAY_US",
+    "DEATH",
+    "MENDS",
+    "SECOND_US",
+    "SPLITS",
+    "STATIC",
+    "DayCounts",
+    "Events",
+    "LateRows",
+    "MedsReader",
+    "SplitLookup",
+    "find_shards",
+    "first_time",
+    "hash_splits",
+    "hash_u64",
+    "parse_date_us",
+    "read_table",
 ]  # fmt: skip
 SPLITS = ("train", "tuning", "held_out")
 _OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "tune", "holdout", "training")
@@ -59,6 +77,17 @@ def find_shards(data: Path) -> list[Path]:
     return sorted(shards)
 
 
+class Survey(Protocol):
+    """What a pass over all shards found."""
+
+    @property
+    def days(self) -> DayCounts:
+        """Rows by day."""
+
+
+Found = TypeVar("Found", bound=Survey)
+
+
 class MedsReader:
     """The shards of one data set, checked and mended one by one.
 
@@ -69,6 +98,7 @@ class MedsReader:
 
     Attributes:
         mends: How often each mend of `MENDS` was applied by the shards read so far, and where first.
+        late: Rows that are dropped, since they come long after all others; None before `settle`, or without any.
 
     Raises:
         EhrseqError: No shards, or shards whose columns differ in type.
@@ -81,7 +111,8 @@ class MedsReader:
         self.shards = find_shards(data)
         check_schemas(self.shards, self.dialect)
         self.mends = MendLog()
-        self.extracted_us = parse_date_us(settings.extracted) + DAY_US if settings.extracted else None
+        self.late: LateRows | None = None
+        self.declared_us = parse_date_us(settings.extracted) if settings.extracted else None
 
     def __iter__(self) -> Iterator[Events]:
         ids: list[NDArray[np.int64]] = []
@@ -94,7 +125,38 @@ class MedsReader:
     def read(self, path: Path) -> Events:
         """Read, check and mend one shard."""
         events = read_events(path, self.mends, dialect=self.dialect, encounter_column=self.encounter_column)
-        return mend(events, path, self.mends, dialect=self.dialect, extracted_us=self.extracted_us)
+        return mend(
+            events, path, self.mends, dialect=self.dialect,
+            extracted_us=None if self.declared_us is None else self.declared_us + DAY_US,
+            until_us=None if self.late is None else self.late.until_us,
+        )  # fmt: skip
+
+    def settle(self, survey: Callable[[], Found]) -> Found:
+        """Make a pass over all shards; where it finds late rows, make it again without them.
+
+        Late rows are seldom there, and one pass is then enough. Where `data.extracted` tells the data's end, later
+        rows are refused and none is late.
+
+        Args:
+            survey: Reads every shard, from the first on, and counts its days.
+
+        Returns:
+            What the last pass found; from now on `read` drops the late rows.
+        """
+        found = survey()
+        self.late = find_late_rows(found.days) if self.declared_us is None else None
+        if self.late is not None:
+            self.mends = MendLog()
+            found = survey()
+        return found
+
+    def end_us(self, days: DayCounts) -> int:
+        """The data's end: as `data.extracted` says, else the last timestamp.
+
+        Args:
+            days: Of all shards, as `settle` found them.
+        """
+        return days.last_us if self.declared_us is None else self.declared_us
 
 
 def refuse_scattered(ids: list[NDArray[np.int64]], shards: list[Path]) -> None:

@@ -36,6 +36,7 @@ MENDS = {
     "not_contiguous": "subjects whose rows were scattered in a shard were gathered",
     "duplicates": "rows that repeat another row exactly were dropped",
     "bad_year": "rows with a year up to 1900 or from 9999 were dropped (births excepted)",
+    "after_end": "rows after the data's end, few and far behind all others, were dropped; data.extracted sets that end",
     "before_birth": "rows before birth were dropped",
     "after_death": "rows after death were dropped",
     "bad_value": "values that are NaN, infinite or beyond 1e37 were dropped, their codes kept",
@@ -80,7 +81,15 @@ def place(path: Path, row: int | None) -> str:
     return str(path) if row is None else f"{path}, row {row}"
 
 
-def mend(events: Events, path: Path, log: MendLog, *, dialect: DialectConfig, extracted_us: int | None) -> Events:
+def mend(
+    events: Events,
+    path: Path,
+    log: MendLog,
+    *,
+    dialect: DialectConfig,
+    extracted_us: int | None,
+    until_us: int | None = None,
+) -> Events:
     """Mend the events of one shard.
 
     Args:
@@ -89,6 +98,7 @@ def mend(events: Events, path: Path, log: MendLog, *, dialect: DialectConfig, ex
         log: Counts what was mended.
         dialect: Other names of birth and death.
         extracted_us: Rows from this moment on are refused; None where the date of extraction is unknown.
+        until_us: Rows after this moment are dropped; None where the data has no late rows.
 
     Returns:
         Events sorted by subject and time.
@@ -102,6 +112,8 @@ def mend(events: Events, path: Path, log: MendLog, *, dialect: DialectConfig, ex
     if extracted_us is not None:
         shard.refuse_future(extracted_us)
     shard.drop_bad_years()
+    if until_us is not None:
+        shard.drop_late(until_us)
     shard.sort()
     shard.drop_duplicates()
     shard.keep_lifetimes()
@@ -173,6 +185,12 @@ class _Shard:
         if bad.any():
             self._note("bad_year", bad)
             self._take(~bad)
+
+    def drop_late(self, until_us: int) -> None:
+        late = (self.events.time_us != STATIC) & (self.events.time_us > until_us)
+        if late.any():
+            self._note("after_end", late)
+            self._take(~late)
 
     def sort(self) -> None:
         subject, time, starts = self.events.subject_id, self.events.time_us, self.events.starts  # of runs of a subject

@@ -10,11 +10,12 @@ the second, which encodes one range of subjects after another. Memory holds one 
 the kept rows take 16 bytes each until the set is complete.
 """
 
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,17 +30,16 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.data_end import DayCounts
 from ehrsequencing.records.kept import KeptRows, keep, ranges
 from ehrsequencing.records.labels import LABELS, label_table
 from ehrsequencing.records.meds import (
     BIRTH,
     DEATH,
     SPLITS,
-    STATIC,
     Events,
     MedsReader,
     SplitLookup,
-    parse_date_us,
     refuse_scattered,
 )
 from ehrsequencing.records.shards import (
@@ -138,21 +138,20 @@ def prepare(
     excluded = excluded_codes(study, tasks, parents)
     lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
     n_ranges = 1 + count_rows(reader.shards) // _RANGE_ROWS
-    steps = iter(range(1, len(reader.shards) + n_ranges + 1))
+    steps = itertools.count(1)
 
     def tick() -> None:
-        done = next(steps)
+        done, passes = next(steps), 1 if reader.late is None else 2
         if progress is not None:
-            progress(done, len(reader.shards) + n_ranges)
+            progress(done, passes * len(reader.shards) + n_ranges)
 
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
     work = ShardWork(reader, lookup, study, builders, excluded, parents)
     with complete_folder(out, PREPARED) as folder:
         with Workers(work, count_processes(reader.shards, processes)) as workers:
-            fit = work.new_fit()
-            kept, subject_ids, dataset_end_us = _first_pass_kept(workers, fit, tick, folder / KEPT)
-            if study.data.extracted:
-                dataset_end_us = parse_date_us(study.data.extracted)
+            first = reader.settle(lambda: _first_pass_kept(workers, tick, folder / KEPT))
+            fit, kept, subject_ids = first.fit, first.kept, first.subject_ids
+            dataset_end_us = reader.end_us(first.days)
             for builder in builders:
                 builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
             vocabulary = fit.finish()
@@ -182,7 +181,8 @@ def prepare(
         write_manifest(folder, {
             **PREPARED.facts, "version": __version__, "data": data_name(data),
             "data_path": str(data.resolve()), "subjects": len(subject_ids),
-            "dataset_end_us": dataset_end_us, "vocabulary": vocabulary.digest, "tasks": names,
+            "dataset_end_us": dataset_end_us, "late_rows": asdict(reader.late) if reader.late else None,
+            "vocabulary": vocabulary.digest, "tasks": names,
             "known_training_rows": known,
             "splits": split_source(data, study.splits),
             "config": digest(study.model_dump(mode="json", include=SECTIONS)),
@@ -198,52 +198,63 @@ def data_name(data: Path) -> str:
     return name if isinstance(name, str) and name else data.name
 
 
+@dataclass(frozen=True)
+class FirstPass:
+    """What the first pass found.
+
+    Attributes:
+        fit: The vocabulary's fit.
+        subject_ids: (S,) all subjects, sorted.
+        days: Rows by day.
+        kept: Every shard's mended rows, where they were kept.
+    """
+
+    fit: VocabularyFit
+    subject_ids: NDArray[np.int64]
+    days: DayCounts
+    kept: list[KeptRows]
+
+
 def first_pass(
     reader: MedsReader,
     lookup: SplitLookup,
     fit: VocabularyFit,
     tick: Callable[[], None],
     *,
-    also: Callable[[Events], None] | None = None,
-) -> tuple[NDArray[np.int64], int]:
-    """Fit the vocabulary; all subject ids and the last timestamp of the data set. `also` sees every shard's events."""
-    ids: list[NDArray[np.int64]] = []
-    end_us = int(STATIC)
+    also: Callable[[Events], KeptRows] | None = None,
+) -> FirstPass:
+    """Fit the vocabulary, count rows by day, and keep what `also` makes of every shard's events."""
+    ids, days, kept = list[NDArray[np.int64]](), list[DayCounts](), list[KeptRows]()
     for events in reader:
-        subject_id, last_us = update_fit(fit, events, lookup)
+        subject_id, of_shard = update_fit(fit, events, lookup)
         ids.append(subject_id)
-        end_us = max(end_us, last_us)
+        days.append(of_shard)
         if also is not None:
-            also(events)
+            kept.append(also(events))
+            kept[-1].number_codes(fit.numbers(events.codes))
         tick()
-    return _everyone(ids, reader), end_us
+    return FirstPass(fit, _everyone(ids, reader), DayCounts.added(days), kept)
 
 
-def _first_pass_kept(
-    workers: Workers, fit: VocabularyFit, tick: Callable[[], None], folder: Path
-) -> tuple[list[KeptRows], NDArray[np.int64], int]:
+def _first_pass_kept(workers: Workers, tick: Callable[[], None], folder: Path) -> FirstPass:
     """The first pass, in one process or several; every shard's mended rows are kept in `folder`."""
-    reader, kept = workers.work.reader, list[KeptRows]()
+    reader, fit = workers.work.reader, workers.work.new_fit()
     paths = [folder / f"{number}.rows" for number in range(len(reader.shards))]
-
-    def also(events: Events) -> None:
-        kept.append(keep(events, paths[len(kept)]))
-        kept[-1].number_codes(fit.numbers(events.codes))
-
     if workers.processes == 1:
-        subject_ids, end_us = first_pass(reader, workers.work.lookup, fit, tick, also=also)
-        return kept, subject_ids, end_us
-    end_us = int(STATIC)
-    for shard in workers.in_order(ShardWork.fit, list(zip(reader.shards, paths, strict=True))):
+        place = iter(paths)
+        return first_pass(reader, workers.work.lookup, fit, tick, also=lambda events: keep(events, next(place)))
+    days, kept = list[DayCounts](), list[KeptRows]()
+    found = ((shard, path, reader.late) for shard, path in zip(reader.shards, paths, strict=True))
+    for shard in workers.in_order(ShardWork.fit, found):
         fit.merge(shard.part)
         reader.mends.merge(shard.mends)
         kept.append(shard.kept)
         kept[-1].number_codes(fit.numbers(shard.part.codes))
-        end_us = max(end_us, shard.end_us)
+        days.append(shard.days)
         tick()
     ids = [shard.subject_id for shard in kept]
     refuse_scattered(ids, reader.shards)
-    return kept, _everyone(ids, reader), end_us
+    return FirstPass(fit, _everyone(ids, reader), DayCounts.added(days), kept)
 
 
 def _everyone(ids: list[NDArray[np.int64]], reader: MedsReader) -> NDArray[np.int64]:

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.cohort import Cohort, CohortBuilder, cohort_steps
-from ehrsequencing.records.events import STATIC, Events, opens_run
+from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRows, cohort_steps
+from ehrsequencing.records.data_end import DayCounts, LateRows
+from ehrsequencing.records.events import DAY_US, Events, opens_run
 from ehrsequencing.records.kept import KeptRows, keep, read_kept
 from ehrsequencing.records.meds import SPLITS, MedsReader, SplitLookup
 from ehrsequencing.records.mends import MendLog
@@ -40,6 +41,7 @@ from ehrsequencing.records.timelines import (
     slice_rows,
     slice_timelines,
 )
+from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit
 from ehrsequencing.storage import read_json
@@ -64,9 +66,10 @@ class Tally:
         self.ends_record = 0  # outcomes that are their subject's last event, where that ends the follow-up
         self.notes = Counter[str]()
         self.outcomes = np.zeros((len(SPLITS), len(task.causes) + 1), dtype=np.int64)
+        self.records_before = np.zeros((len(SPLITS), len(task.landmarks), 3), dtype=np.int64)
 
-    def add_cohort(self, cohort: Cohort, split: NDArray[np.int8]) -> None:
-        """Add a shard: its cohort and each subject's split (S,)."""
+    def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
+        """Add a shard: its cohort, each subject's split (S,), and the visits."""
         self.ends_record += cohort.ends_record
         self.notes.update({
             "follow-up ended by a death that is no cause": cohort.ended_by_death,
@@ -80,12 +83,24 @@ class Tally:
         self.rows += np.bincount(row_split, minlength=len(SPLITS))
         self.queries += np.bincount(row_split[rows.is_query], minlength=len(SPLITS))
         self.outcomes += _crossed(row_split[first], rows.cause[first], self.outcomes.shape)
+        self._add_records_before(rows, split, visits)
+
+    def _add_records_before(self, rows: CohortRows, split: NDArray[np.int8], visits: Visits) -> None:
+        """Per split and landmark: subjects asked there, those without a visit before it, those with one only later."""
+        start_us = np.full(len(split), NEVER)
+        np.minimum.at(start_us, visits.subject, visits.start_us)
+        for place, days in enumerate(self.task.landmarks):
+            asked = rows.is_query & (rows.prediction_us - rows.index_us == round(days * DAY_US))
+            none = asked & (start_us[rows.subject] > rows.prediction_us)
+            for kind, chosen in enumerate((asked, none, none & (start_us[rows.subject] < NEVER))):
+                who = np.unique(rows.subject[chosen])
+                self.records_before[:, place, kind] += np.bincount(split[who], minlength=len(SPLITS))
 
     def merge(self, other: "Tally") -> None:
         """Add the counts of other shards."""
         self.ends_record += other.ends_record
         self.notes.update(other.notes)
-        for name in ("subjects", "indexes", "rows", "queries", "outcomes"):
+        for name in ("subjects", "indexes", "rows", "queries", "outcomes", "records_before"):
             getattr(self, name).__iadd__(getattr(other, name))
 
     def _flow(self, subjects: NDArray[np.int64], indexes: NDArray[np.int64]) -> list[dict[str, Any]]:
@@ -97,6 +112,12 @@ class Tally:
             flow.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
         return flow
 
+    def _before(self, counts: NDArray[np.int64]) -> list[dict[str, Any]]:
+        """Of the subjects asked at each landmark (landmarks, 3): those without a record before it."""
+        names = ("subjects", "without_record_before", "first_record_later")
+        rows = [dict(zip(names, row, strict=True)) for row in counts.tolist()]
+        return [{"landmark_days": days, **row} for days, row in zip(self.task.landmarks, rows, strict=True)]
+
     def as_json(self) -> dict[str, Any]:
         """Content of `attrition.json`."""
         outcomes = ["censored", *self.task.causes]
@@ -106,6 +127,7 @@ class Tally:
             "queries": int(self.queries.sum()),
             "outcomes_that_end_the_record": self.ends_record,
             "notes": {note: count for note, count in self.notes.items() if count},
+            "records_before": self._before(self.records_before.sum(axis=0)),
             "events": dict(zip(outcomes, self.outcomes.sum(axis=0).tolist(), strict=True)),
             "splits": {
                 name: {
@@ -113,6 +135,7 @@ class Tally:
                     "prediction_times": int(self.rows[k]),
                     "queries": int(self.queries[k]),
                     "events": dict(zip(outcomes, self.outcomes[k].tolist(), strict=True)),
+                    "records_before": self._before(self.records_before[k]),
                 }
                 for k, name in enumerate(SPLITS)
             },
@@ -130,7 +153,7 @@ class FittedShard:
     """What the first pass takes from one shard."""
 
     kept: KeptRows
-    end_us: int
+    days: DayCounts
     part: FitPart
     mends: MendLog
 
@@ -161,12 +184,12 @@ class ShardWork:
         """A fit that has seen nothing."""
         return VocabularyFit(self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents)
 
-    def fit(self, path: Path, kept: Path) -> FittedShard:
-        """First pass: what the vocabulary is fitted on; the mended rows are kept."""
-        self.reader.mends, fit = MendLog(), self.new_fit()
+    def fit(self, path: Path, kept: Path, late: LateRows | None) -> FittedShard:
+        """First pass: what the vocabulary is fitted on; the mended rows, but the late ones, are kept."""
+        self.reader.mends, self.reader.late, fit = MendLog(), late, self.new_fit()
         events = self.reader.read(path)
-        _, end_us = update_fit(fit, events, self.lookup)
-        return FittedShard(keep(events, kept), end_us, fit.part(), self.reader.mends)
+        _, days = update_fit(fit, events, self.lookup)
+        return FittedShard(keep(events, kept), days, fit.part(), self.reader.mends)
 
     def encode(self, shards: Sequence[KeptRows], folder: Path, dataset_end_us: int) -> list[EncodedShard]:
         """Second pass, on a range of subjects, piece by piece, with the vocabulary that stands in `folder`."""
@@ -190,7 +213,7 @@ class ShardWork:
             )
             mends["after_censoring"] += cohort.after_censoring
             tallies.append(Tally(builder.task))
-            tallies[-1].add_cohort(cohort, split)
+            tallies[-1].add_cohort(cohort, split, record.visits)
             encoded = encode_rows(record, cohort.rows, self._vocabulary)
             rows.append([slice_rows(encoded, part) for part in parts])
         return EncodedShard([slice_timelines(timelines, part) for part in parts], rows, tallies, mends)
@@ -206,11 +229,11 @@ class ShardWork:
         return Vocabulary.load(self.folder)
 
 
-def update_fit(fit: VocabularyFit, events: Events, lookup: SplitLookup) -> tuple[NDArray[np.int64], int]:
-    """Add a shard to a fit; its distinct subject ids and last timestamp."""
+def update_fit(fit: VocabularyFit, events: Events, lookup: SplitLookup) -> tuple[NDArray[np.int64], DayCounts]:
+    """Add a shard to a fit; its distinct subject ids and its rows by day."""
     subject_id, subject = events.subjects
     fit.update(events, subject, (lookup(subject_id) == 0)[subject])
-    return subject_id, int(events.time_us.max(initial=STATIC))
+    return subject_id, DayCounts.of(events)
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

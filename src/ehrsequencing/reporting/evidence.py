@@ -107,6 +107,17 @@ def _drifted(row: Mapping[str, Any], sides: Sequence[int], reach: float) -> dict
     return {"feature": row["feature"], "means": means, "words": words, "bar": bar, "far": abs(smd or 0.0) >= 0.1}
 
 
+def immortal_time(m: Mapping[str, Any], shown: Shown) -> list[tuple[str, ...]]:
+    """Where some subjects have no record before they are asked: landmark, share of them, share recorded later."""
+    rows: list[tuple[str, ...]] = []
+    for row in m.get("records_before") or []:
+        if row["without_record_before"]:
+            n = people(shown.get(("at_risk", row["landmark_days"])))
+            shares = [row[name] / row["subjects"] for name in ("without_record_before", "first_record_later")]
+            rows.append((from_landmark(row["landmark_days"]), *(rough_rate(share, n) for share in shares)))
+    return rows
+
+
 # ------------------------------------------------------------------------------------------------ what was checked
 
 

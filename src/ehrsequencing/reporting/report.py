@@ -29,6 +29,7 @@ _REQUIRED = (
 _LATER = (  # absent from older runs: the page then says that they were not computed
     "differences", "smooth_calibration", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks",
     "instability", "external", "recalibration", "repeated_splits", "oracle", "audit",
+    "records_before",
 )  # fmt: skip
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no XML may hold these
 
@@ -80,6 +81,7 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
         **_words(m, table, shown), **_figures(m, table, shown),
         "accuracy": _by_cause(table.blocks("accuracy")), "calibration": _by_cause(table.blocks("calibration")),
         "inputs": evidence.inputs(m, shown), "checks": evidence.checks(m, shown), "card": evidence.card(m),
+        "immortal": evidence.immortal_time(m, shown),
         "external": evidence.external(m, shown), "follow_up": evidence.follow_up(m, shown),
         "repeated": evidence.repeated(m, table.models), "recalibration": evidence.recalibration(m),
         "training": panels.training(m["history"]), "oracle": panels.oracle(m.get("oracle")), "audit": m.get("audit"),

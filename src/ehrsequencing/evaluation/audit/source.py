@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.meds import BIRTH, DEATH, STATIC, Events, MedsReader, parse_date_us
+from ehrsequencing.records.meds import BIRTH, DEATH, STATIC, DayCounts, Events, LateRows, MedsReader, parse_date_us
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -66,17 +66,16 @@ class Source:
         fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
         training = np.asarray(prepared.timelines("train").subject_id)
         records: dict[int, Events] = {}
-        subjects, end_us = 0, int(STATIC)
+        subjects, days = 0, list[DayCounts]()
         for number, events in enumerate(reader, start=1):
             ids, row = np.unique(events.subject_id, return_inverse=True)
             fit.update(events, row, np.isin(ids, training)[row])
-            subjects, end_us = subjects + len(ids), max(end_us, int(events.time_us.max(initial=STATIC)))
+            subjects += len(ids)
+            days.append(DayCounts.of(events))
             records |= _split(events.take(np.isin(events.subject_id, wanted)))
             if progress is not None:
                 progress(number, len(reader.shards))
-        if prepared.study.data.extracted:
-            end_us = parse_date_us(prepared.study.data.extracted)
-        manifest = prepared.manifest
+        manifest, end_us = prepared.manifest, reader.end_us(DayCounts.added(days))
         if subjects != manifest["subjects"] or end_us != manifest["dataset_end_us"] or len(records) < len(wanted):
             mend = "name the records that were prepared with --data"
             raise EhrseqError("these are not the records that were prepared", where=str(folder), mend=mend)
@@ -97,8 +96,11 @@ class Source:
 
 
 def _reader(prepared: Prepared, folder: Path) -> MedsReader:
-    visits = prepared.study.visits
-    return MedsReader(folder, prepared.study.data, encounter_column=visits.column if visits.by == "encounter" else None)
+    visits, late = prepared.study.visits, prepared.manifest.get("late_rows")
+    column = visits.column if visits.by == "encounter" else None
+    reader = MedsReader(folder, prepared.study.data, encounter_column=column)
+    reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
+    return reader
 
 
 def _split(events: Events) -> dict[int, Events]:

@@ -1,0 +1,132 @@
+"""Where a data set ends: at its last row, unless a few rows stand far behind all others (one rule for all commands).
+
+An open end written as 2099-12-31, or a typing error, must not make everybody followed until then. Such late rows are
+known by three things together: they are few, they are of few subjects, and a long gap without any row is before them.
+Dates that are spread thinly over a century, as in records whose dates were shifted person by person, have long gaps
+everywhere: the gap has to be far longer than those between the other rows.
+
+What decides is counted by day, so that it can be added up over shards, in any order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events
+
+FEWEST_SUBJECTS = 10  # with fewer, nobody can tell a late row from a thin record
+FEW_SUBJECTS, SMALL_GAP_DAYS = 100, 3652  # below so many subjects, only a gap of ten years tells
+GAP_DAYS = 365
+MOST_ROWS, MOST_SUBJECTS = 0.01, 0.05  # shares of the data that late rows are of, at most; one is always few
+TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
+
+
+@dataclass(frozen=True)
+class DayCounts:
+    """How many rows stand on each day that has any; of several shards, added.
+
+    Attributes:
+        day: (D,) int64 days since 1970, rising.
+        rows: (D,) rows but births.
+        births: (D,) births.
+        leaving: (D,) subjects whose last row it is.
+        last_us: The latest time; `STATIC` without any.
+    """
+
+    day: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    births: NDArray[np.int64]
+    leaving: NDArray[np.int64]
+    last_us: int
+
+    @classmethod
+    def of(cls, events: Events) -> "DayCounts":
+        """Count a shard, which holds whole subjects."""
+        last = events.time_us[np.append(events.starts[1:], len(events))[: len(events.starts)] - 1]
+        last = last[last != STATIC]
+        timed = events.time_us[np.flatnonzero(events.time_us != STATIC)] // DAY_US
+        if not len(timed):
+            none = np.zeros(0, np.int64)
+            return cls(none, none, none, none, int(STATIC))
+        start, n = int(timed.min()), int(timed.max() - timed.min()) + 1
+        born = events.time_us[np.flatnonzero(events.is_code(BIRTH) & (events.time_us != STATIC))] // DAY_US
+        rows, births = np.bincount(timed - start, minlength=n), np.bincount(born - start, minlength=n)
+        leaving = np.bincount(last // DAY_US - start, minlength=n)
+        day = np.flatnonzero(rows)
+        return cls(day + start, (rows - births)[day], births[day], leaving[day], int(events.time_us.max()))
+
+    @classmethod
+    def added(cls, parts: Sequence["DayCounts"]) -> "DayCounts":
+        """The counts of all parts together."""
+        day, place = np.unique(np.concatenate([part.day for part in parts]), return_inverse=True)
+        sums = {}
+        for name in ("rows", "births", "leaving"):
+            sums[name] = np.zeros(len(day), dtype=np.int64)
+            np.add.at(sums[name], place, np.concatenate([getattr(part, name) for part in parts]))
+        return cls(day, **sums, last_us=max(part.last_us for part in parts))
+
+
+@dataclass(frozen=True)
+class LateRows:
+    """Rows that stand so far behind all others that they do not tell where the data ends.
+
+    Attributes:
+        until_us: The last microsecond of the last day before them.
+        rows: How many.
+        subjects: Of how many subjects.
+        gap_days: Days without any row before them.
+        years: The first and the last of their years.
+    """
+
+    until_us: int
+    rows: int
+    subjects: int
+    gap_days: int
+    years: tuple[int, int]
+
+    @property
+    def text(self) -> str:
+        """What they are, in words; of dates it tells the years alone."""
+        years = " to ".join(map(str, dict.fromkeys(self.years)))
+        what = f"{self.rows:,} rows of {self.subjects:,} subjects, in {years}"
+        return f"{what}, after {self.gap_days:,} days without any row"
+
+
+def find_late_rows(days: DayCounts) -> LateRows | None:
+    """The late rows of a data set; None where there are none.
+
+    Births tell nothing about when a data set was recorded, except where they come after everything else.
+
+    Args:
+        days: Of the whole data set.
+    """
+    n_subjects = int(days.leaving.sum())
+    recorded = days.day[days.rows > 0]
+    if n_subjects < FEWEST_SUBJECTS or not len(recorded):
+        return None
+    counted = days.rows + np.where(days.day > recorded[-1], days.births, 0)
+    kept = np.flatnonzero(counted)
+    day, rows = days.day[kept], np.cumsum(counted[kept])
+    staying = (n_subjects - np.cumsum(days.leaving) + days.leaving)[kept]  # subjects with a row on that day or later
+    gap, before, after = np.diff(day), rows[:-1], rows[-1] - rows[:-1]
+    few = max(1, int(MOST_ROWS * rows[-1]))
+    usual = int(gap[(before > few) & (after > few)].max(initial=0))
+    enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else SMALL_GAP_DAYS, TIMES_LONGER * usual)
+    is_late = (after <= few) & (staying[1:] <= max(1, int(MOST_SUBJECTS * n_subjects))) & (gap > enough)
+    if not is_late.any():
+        return None
+    first = int(np.argmax(is_late)) + 1
+    late = days.day >= day[first]
+    return LateRows(
+        until_us=(int(day[first - 1]) + 1) * DAY_US - 1,
+        rows=int((days.rows + days.births)[late].sum()),
+        subjects=int(staying[first]),
+        gap_days=int(gap[first - 1]),
+        years=(_year(int(day[first])), _year(int(day[-1]))),
+    )
+
+
+def _year(day: int) -> int:
+    return int(np.datetime64(day, "D").astype("datetime64[Y]").astype(np.int64)) + 1970
