@@ -257,8 +257,11 @@ class BoostedVisits(_HazardModel):
         seed: int,
     ) -> list[Predict | None]:
         periods, watched = _periods(train[1], fitted, self.edges), _periods(tuning[1], stopping, self.edges)
-        design = self._design(*train, fitted)[periods.row * (len(self.edges) + 1) + periods.bin]
+        design = self._design(*train, fitted)
+        self.seen = ~np.isnan(design).all(axis=0)  # not the age where no birth is known: the trees refuse such columns
+        design = design[periods.row * (len(self.edges) + 1) + periods.bin][:, self.seen]
         watched_design = self._design(*tuning, stopping)[watched.row * (len(self.edges) + 1) + watched.bin]
+        watched_design = watched_design[:, self.seen]
         models: list[Predict | None] = []
         for e in range(len(self.base)):
             weight, watched_weight = periods.days * self.base[e][periods.bin], watched.days * self.base[e][watched.bin]
@@ -288,7 +291,7 @@ class BoostedVisits(_HazardModel):
 
     def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins)."""
-        design = self._design(timelines, rows, chosen)
+        design = self._design(timelines, rows, chosen)[:, self.seen]
         shape = (len(chosen), len(self.edges) + 1)
         parts = [np.ones(shape) if model is None else model(design).reshape(shape) for model in self.models]
         return np.stack(parts, axis=1)

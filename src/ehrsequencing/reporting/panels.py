@@ -10,8 +10,8 @@ from markupsafe import Markup
 from ehrsequencing.reporting import curves, figures, svg
 from ehrsequencing.reporting.figures import CalibrationPoint, Curve
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.small_counts import SMALLEST, merge_bins, pool_groups
-from ehrsequencing.reporting.wording import METRICS, duration, exact, from_landmark, size
+from ehrsequencing.reporting.small_counts import SMALLEST, exact, merge_bins, pool_groups
+from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, size
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def _beside_truth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _signed(row: Mapping[str, Any]) -> str:
     if row["value"] is None:
-        return "undefined"
+        return str(row["reason"]) if row.get("hidden") else "undefined"
     digits = METRICS[row["metric"]].digits
     between = ""
     if row["low"] is not None and row["high"] is not None:
