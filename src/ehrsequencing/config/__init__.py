@@ -5,6 +5,7 @@ Every setting can be given in a YAML file (`--config study.yaml`) or as `section
 
 from ehrsequencing.config.base import DAYS_PER_YEAR, Settings, format_days, parse_days
 from ehrsequencing.config.files import load_study, load_task, read_settings, validated
+from ehrsequencing.config.importing import ImportConfig, load_import
 from ehrsequencing.config.model import ModelConfig
 from ehrsequencing.config.records import (
     DataConfig,
@@ -25,7 +26,7 @@ from ehrsequencing.config.task import (
 
 __all__ = [
     "DAYS_PER_YEAR", "PRESETS", "CensoringConfig", "DataConfig", "DialectConfig", "EligibilityConfig",
-    "EvaluationConfig", "HistoryCode", "IndexConfig", "ModelConfig", "Settings", "SplitsConfig",
+    "EvaluationConfig", "HistoryCode", "ImportConfig", "IndexConfig", "ModelConfig", "Settings", "SplitsConfig",
     "StudyConfig", "TaskConfig", "TrainingConfig", "ValuesConfig", "VisitsConfig", "VocabularyConfig",
-    "format_days", "load_study", "load_task", "parse_days", "read_settings", "validated",
+    "format_days", "load_import", "load_study", "load_task", "parse_days", "read_settings", "validated",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from meds import schema as meds
 
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.account import Account
 from ehrsequencing.readers.rows import RULES, Counts, Progress, Role, clean_codes, rows_schema
 from ehrsequencing.readers.settle import role_mask, settle
 from ehrsequencing.records.events import hash_u64
@@ -30,6 +31,8 @@ from ehrsequencing.storage import IMPORTED, complete_folder, refuse_overlap, wri
 BUCKETS = 128
 FLUSH_ROWS = 500_000  # rows held before they are spilled, and the least that a shard is cut from
 REPORT = "import_report.json"
+OPEN_YEAR = 2050  # ends before it are never open
+YEAR_GAP = 10  # years without a row that part wrong dates from the data
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ class ImportReport:
         tables: Rows read of each table.
         missing: Known tables that the source lacks.
         notes: What else the analyst should know.
+        cautions: What the analyst has to look at before going on, besides rows that were lost.
         counts: How often each rule of `RULES` was applied.
+        account: Rows in, rows out and rows dropped of each table.
         rows, subjects, codes, shards: What was written.
     """
 
@@ -57,7 +62,9 @@ class ImportReport:
     tables: dict[str, int] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    cautions: list[str] = field(default_factory=list)
     counts: Counts = field(default_factory=Counter)
+    account: Account = field(default_factory=Account)
     rows: int = 0
     subjects: int = 0
     codes: int = 0
@@ -68,13 +75,20 @@ class ImportReport:
         rules = {name: {"rows": n, "rule": RULES[name]} for name, n in sorted(self.counts.items()) if n}
         written = {"subjects": self.subjects, "rows": self.rows, "codes": self.codes, "shards": self.shards}
         read = {"source": self.source, "tables": self.tables, "missing": self.missing}
-        return read | {"written": written, "rules": rules, "notes": self.notes}
+        rows = {name: table.as_json() for name, table in self.account.tables.items()}
+        told = {"rules": rules, "notes": self.notes, "warnings": self.warnings()}
+        return read | {"rows": rows, "written": written} | told
+
+    def warnings(self) -> list[str]:
+        """What the analyst has to look at before going on."""
+        return self.cautions + [line for table in self.account.tables.values() for line in table.warnings()]
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
         read = ", ".join(f"{name} {rows:,}" for name, rows in self.tables.items())
         out = [f"read: {read}"]
         out += [f"not there: {', '.join(self.missing)}"] if self.missing else []
+        out += [line for table in self.account.tables.values() for line in table.lines()]
         out += [f"rule: {n:,} {RULES[name]}" for name, n in sorted(self.counts.items()) if n]
         out += [f"note: {note}" for note in self.notes]
         return [*out, f"wrote {self.rows:,} rows, {self.subjects:,} subjects, {self.codes:,} codes"]
@@ -96,6 +110,7 @@ class MedsWriter:
         self._waiting: list[pa.Table] = []
         self._bucket_rows = np.zeros(BUCKETS, dtype=np.int64)
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
+        self._years: Counter[int] = Counter()  # rows by the year of their time, but for births
 
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; columns that are absent are null."""
@@ -113,18 +128,27 @@ class MedsWriter:
         clean = clean_codes(rows["code"])
         counts["mended_code"] += pc.sum(pc.not_equal(clean, rows["code"])).as_py() or 0
         rows = rows.set_column(rows.schema.get_field_index("code"), "code", clean)
+        self._count_years(rows)
         needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON)
         needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC)
         bare = np.asarray(pc.fill_null(pc.equal(rows["code"], ""), True))
-        left = np.ones(len(rows), dtype=bool)
+        left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
         for name, bad in (
             ("no_person", np.asarray(rows["subject_id"].is_null())),
             ("no_code", bare & needs_code),
             ("no_time", np.asarray(rows["time"].is_null()) & needs_time),
         ):
-            counts[name] += int((left & bad).sum())
+            lost = left & bad
+            counts[name] += int(lost.sum())
             left &= ~bad
+            if lost.any():  # a source row that made several rows is lost with the last of them
+                self.report.account.drop(name, np.setdiff1d(source[lost], source[left]))
         return rows if left.all() else rows.filter(pa.array(left))
+
+    def _count_years(self, rows: pa.Table) -> None:
+        times = rows["time"].filter(pa.array(~role_mask(rows, Role.PERSON, Role.STATIC))).drop_null()
+        years, n = np.unique(times.to_numpy().astype("datetime64[Y]").astype(np.int64) + 1970, return_counts=True)
+        self._years.update(dict(zip(years.tolist(), n.tolist(), strict=True)))
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -150,20 +174,24 @@ class MedsWriter:
             progress: Called with buckets done and to do.
 
         Raises:
-            EhrseqError: Nobody is left.
+            EhrseqError: Nobody is left, or nothing of a table that is not empty.
         """
         self._flush()
         for writer in self._open.values():
             writer.close()
         seen: set[str] = set()
         splits: list[pa.Table] = []
+        account, open_after_us = self.report.account, _open_after_us(self._years)
         for shard, group in enumerate(self._groups()):
-            made = settle(pa.concat_tables([self._read(number) for number in group]), self.report.counts)
+            rows = pa.concat_tables([self._read(number) for number in group])
+            made = settle(rows, self.report.counts, account, open_after_us=open_after_us)
             seen.update(pc.unique(made["code"]).to_pylist())
             splits.append(self._write_shard(made, shard))
             if progress is not None:
                 progress(max(group) + 1, BUCKETS)
         shutil.rmtree(self._spill)
+        for lost in account.tables.values():
+            lost.check()
         self.report.subjects = sum(map(len, splits))
         if not self.report.subjects:
             mend = "check that the tables of persons and events belong together"
@@ -226,14 +254,34 @@ class MedsWriter:
         write_json(self.folder / "metadata" / REPORT, self.report.as_json())
 
 
+def _open_after_us(years: Mapping[int, int]) -> int | None:
+    """The moment after which an end says that there is none yet, as 2099-12-31 does.
+
+    It lies at the end of the year that follows the data's last, and not before `OPEN_YEAR`: dates that were shifted
+    into the future, as MIMIC's are, keep their ends. The last year is that of starts, events and deaths, reached from
+    the year with the most rows without a gap of more than `YEAR_GAP`, so that a single wrong date does not move it.
+    """
+    if not years:
+        return None
+    last = max(years, key=lambda year: (years[year], year))
+    for year in sorted(year for year in years if year > last):
+        if year - last > YEAR_GAP:
+            break
+        last = year
+    first_day = np.datetime64(str(max(last + 2, OPEN_YEAR)), "D")
+    return int(first_day.astype("datetime64[us]").astype(np.int64)) - 1
+
+
 @contextmanager
-def meds_writer(out: Path, report: ImportReport, source: Path, *, encounter: pa.DataType) -> Iterator[MedsWriter]:
+def meds_writer(
+    out: Path, report: ImportReport, source: Path | None, *, encounter: pa.DataType
+) -> Iterator[MedsWriter]:
     """A writer whose data set stands at `out` when the block succeeds; else `out` stays as it was.
 
     Raises:
-        EhrseqError: `out` holds something else, or overlaps the source (a folder or a file, if there is one).
+        EhrseqError: `out` holds something else, or overlaps the source (a folder or a file; None for a server).
     """
-    refuse_overlap(out, source)
+    refuse_overlap(out, *([source] if source is not None else []))
     with complete_folder(out, IMPORTED) as folder:
         writer = MedsWriter(folder, report, encounter)
         yield writer

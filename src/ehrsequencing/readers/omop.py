@@ -1,56 +1,68 @@
 """OMOP's Common Data Model 5.3 and 5.4 → MEDS, from files or from a live database."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ehrsequencing.config import ImportConfig
 from ehrsequencing.readers.meds_out import ImportReport, MedsWriter, meds_writer
 from ehrsequencing.readers.omop_concepts import Concepts
-from ehrsequencing.readers.omop_source import Source, open_source
+from ehrsequencing.readers.omop_profile import survey, survey_lines
+from ehrsequencing.readers.omop_source import Part, Source, open_source
 from ehrsequencing.readers.omop_tables import (
     EVENT_TABLES,
     TABLES,
     VOCABULARY_TABLES,
     EventTable,
+    date_stems,
     death_rows,
     event_rows,
     period_rows,
     person_rows,
 )
+from ehrsequencing.readers.omop_url import local_path
 from ehrsequencing.readers.rows import Progress, Role
 from ehrsequencing.readers.text import dates_us
 from ehrsequencing.records.events import BIRTH, DEATH
 
+_BIRTH = ("birth_datetime", "year_of_birth")
 _NULL = pa.scalar(None, pa.string())
 
 
-def import_omop(source: str, out: Path, *, progress: Progress | None = None) -> ImportReport:
+def import_omop(
+    source: str, out: Path, *, settings: ImportConfig | None = None, progress: Progress | None = None
+) -> ImportReport:
     """Import OMOP tables.
 
     Args:
         source: Folder of CSV, CSV.gz or Parquet files, one a table, with headers in any case; or a URL that Ibis can
             open, as in `duckdb://cdm.duckdb` and `postgres://user:password@host/database?schema=cdm`.
         out: Folder to make; an earlier import there is replaced.
+        settings: The order of dates, where their columns do not tell.
         progress: Called with steps done and to do.
 
     Returns:
         What was read, mended and written; it is also in `OUT/metadata/import_report.json`.
 
     Raises:
-        EhrseqError: Ibis is not installed, the source cannot be read, or the disk refuses.
+        EhrseqError: Ibis is not installed, the source cannot be read, a column is missing or ambiguous, nothing is
+            left of a table, or the disk refuses.
     """
     with open_source(source) as found:
         report = ImportReport("omop", missing=[name for name in TABLES if name not in found.tables])
+        report.notes += _renamings(found)
         names = [name for name in TABLES if name in found.tables and name not in VOCABULARY_TABLES]
         steps = len(names) + 2
-        with meds_writer(out, report, Path(source.removeprefix("duckdb://")), encounter=pa.int64()) as writer:
+        with meds_writer(out, report, local_path(source), encounter=pa.int64()) as writer:
+            for name in VOCABULARY_TABLES:
+                if any(part.csv is not None for part in found.tables.get(name, [])):
+                    _survey_vocabulary(found, name, report)
             concepts = Concepts(found)
             for done, name in enumerate(names, start=1):
-                report.tables[name] = sum(_read(found, name, table, writer, concepts) for table in found.tables[name])
+                report.tables[name] = _read(found, name, writer, concepts, settings or ImportConfig())
                 if progress is not None:
                     progress(done, steps)
             if concepts.unnamed:
@@ -62,25 +74,51 @@ def import_omop(source: str, out: Path, *, progress: Progress | None = None) -> 
     return report
 
 
-def _read(source: Source, name: str, table: Any, writer: MedsWriter, concepts: Concepts) -> int:
+def _renamings(source: Source) -> list[str]:
+    parts = [part for parts in source.tables.values() for part in parts]
+    return [f"{part.file or part.where}: column {old} was read as {new}" for part in parts for new, old in part.renamed]
+
+
+def _survey_vocabulary(source: Source, name: str, report: ImportReport) -> None:
+    """Account for the lines of a vocabulary's files; its rows name codes, and what is parsed is kept."""
+    account = report.account.table(name)
+    survey_lines(source, name, account, report.counts)
+    account.check()
+
+
+def _read(source: Source, name: str, writer: MedsWriter, concepts: Concepts, settings: ImportConfig) -> int:
     """Write the rows of one table; how many were read."""
-    spec = EVENT_TABLES.get(name)
-    if spec is not None:
-        expression = event_rows(table, spec)
-    else:
-        make = {"person": person_rows, "observation_period": period_rows, "death": death_rows}
-        expression = make[name](table)
-    read = 0
-    for batch in source.stream(expression, where=name):
-        read += len(batch)
+    spec, account = EVENT_TABLES.get(name), writer.report.account.table(name)
+    dates = survey(source, name, settings, account, writer.report.counts)
+    account.columns |= _reason_columns(name, source.tables[name])
+    if name == "person" and not any(set(_BIRTH) & set(part.table.columns) for part in source.tables[name]):
+        writer.report.cautions.append("person has neither birth_datetime nor year_of_birth: every age is unknown")
+    for part in source.tables[name]:
+        account.begin(part.file)
         if spec is not None:
-            writer.add(_events(batch, spec, concepts, writer))
-        elif name == "person":
-            _add_persons(batch, concepts, writer)
+            expression = event_rows(part.table, spec, dates)
         else:
-            role, code = (Role.DEATH, DEATH) if name == "death" else (Role.OBSERVED, None)
-            writer.add(_with_role(batch, role, pa.array([code] * len(batch), pa.string())))
-    return read
+            make = {"person": person_rows, "observation_period": period_rows, "death": death_rows}
+            expression = make[name](part.table, dates)
+        for batch in source.stream(expression, part):
+            batch = batch.append_column("source", pa.array(account.take(len(batch))))
+            if spec is not None:
+                writer.add(_events(batch, spec, concepts, writer))
+            elif name == "person":
+                writer.add(_persons(batch, concepts))
+            else:
+                role, code = (Role.DEATH, DEATH) if name == "death" else (Role.OBSERVED, None)
+                writer.add(_with_role(batch, role, pa.array([code] * len(batch), pa.string())))
+    account.check()
+    return account.read
+
+
+def _reason_columns(name: str, parts: list[Part]) -> dict[str, str]:
+    """Which column each reason for dropping a row of this table lies in."""
+    there = {column for part in parts for column in part.table.columns}
+    start = [f"{stem}_{kind}" for stem in date_stems(name)[:1] for kind in ("datetime", "date")]
+    dates = " or ".join(column for column in start if column in there)
+    return {"no_person": "person_id", "unknown_person": "person_id"} | ({"no_time": dates} if dates else {})
 
 
 def _with_role(batch: pa.Table, role: Role, code: pa.Array | pa.ChunkedArray) -> pa.Table:
@@ -88,17 +126,19 @@ def _with_role(batch: pa.Table, role: Role, code: pa.Array | pa.ChunkedArray) ->
     return batch.append_column("role", roles).append_column("code", code)
 
 
-def _add_persons(batch: pa.Table, concepts: Concepts, writer: MedsWriter) -> None:
-    """Write persons with their births, and sex, race and ethnicity without a time."""
+def _persons(batch: pa.Table, concepts: Concepts) -> pa.Table:
+    """Persons with their births, and sex, race and ethnicity without a time."""
     year, month, day = (batch[part] for part in ("year", "month", "day"))
     written = dates_us(_ints(year, -1), _ints(month, 1), _ints(day, 1))
     birth = pc.coalesce(batch["birth"].cast(pa.timestamp("us")), written)
-    persons = pa.table({"subject_id": batch["subject_id"], "time": birth})
-    writer.add(_with_role(persons, Role.PERSON, pa.array([BIRTH] * len(batch))))
+    rows = batch.select(["subject_id", "source"]).append_column("time", birth)
+    parts = [_with_role(rows, Role.PERSON, pa.array([BIRTH] * len(batch)))]
     for name in ("gender", "race", "ethnicity"):
         known = batch.filter(pc.not_equal(batch[name], 0))
-        rows = known.select(["subject_id"])
-        writer.add(_with_role(rows, Role.STATIC, concepts.codes(known[name])))
+        rows = known.select(["subject_id", "source"])
+        rows = rows.append_column("time", pa.nulls(len(rows), pa.timestamp("us")))
+        parts.append(_with_role(rows, Role.STATIC, concepts.codes(known[name], family=name.capitalize())))
+    return pa.concat_tables(parts)
 
 
 def _ints(column: pa.ChunkedArray, missing: int) -> NDArray[np.int64]:
@@ -110,7 +150,7 @@ def _events(batch: pa.Table, spec: EventTable, concepts: Concepts, writer: MedsW
     unmapped = pc.equal(batch["concept_id"], 0)
     writer.report.counts["unmapped"] += pc.sum(unmapped).as_py() or 0
     code = pc.if_else(unmapped, f"OMOP//0//{spec.domain}", concepts.codes(batch["concept_id"]))
-    rows = batch.select(["subject_id", "time", "end", "encounter_id"])
+    rows = batch.select(["subject_id", "time", "end", "encounter_id", "source"])
     if spec.valued:
         number = pc.if_else(unmapped, pa.scalar(None, pa.float64()), batch["number"])
         text = batch["text_value"]

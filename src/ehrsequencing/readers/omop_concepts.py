@@ -11,6 +11,8 @@ from ehrsequencing.readers.omop_tables import ancestor_rows, concept_rows, relat
 from ehrsequencing.readers.rows import clean_codes
 from ehrsequencing.readers.settle import END_SUFFIX
 
+# Concepts that every OMOP database has, with or without a row in its table concept: code and description.
+KNOWN = {8507: ("Gender//M", "MALE"), 8532: ("Gender//F", "FEMALE")}
 _NULL = pa.scalar(None, pa.string())
 
 
@@ -24,12 +26,14 @@ class Concepts:
     def __init__(self, source: Source) -> None:
         self._source = source
         ids, codes = [np.zeros(0, np.int64)], [pa.array([], pa.string())]
-        for table in source.tables.get("concept", []):
-            for batch in source.stream(concept_rows(table).drop("concept_name"), where="concept"):
+        for part in source.tables.get("concept", []):
+            for batch in source.stream(concept_rows(part.table).drop("concept_name"), part):
                 joined = pc.binary_join_element_wise(batch["vocabulary_id"], batch["concept_code"], "//")
                 good = pc.and_(batch["concept_id"].is_valid(), joined.is_valid())
                 ids.append(batch["concept_id"].filter(good).to_numpy())
                 codes.extend(clean_codes(joined.filter(good)).chunks)
+        ids.append(np.array(sorted(KNOWN), np.int64))  # last: what the table says of them comes first
+        codes.append(pa.array([KNOWN[i][0] for i in sorted(KNOWN)], pa.string()))
         every, first = np.unique(np.concatenate(ids), return_index=True)
         self._ids: NDArray[np.int64] = every
         self._codes = pa.concat_arrays(codes).take(pa.array(first))
@@ -41,16 +45,14 @@ class Concepts:
         """How many concepts were met that the table lacks."""
         return int((~np.isin(self._used, self._ids)).sum())
 
-    def codes(self, concept_id: pa.ChunkedArray) -> pa.ChunkedArray:
-        """(n,) the codes of (n,) concept ids, none of them null."""
+    def codes(self, concept_id: pa.ChunkedArray, *, family: str = "OMOP") -> pa.ChunkedArray:
+        """(n,) the codes of (n,) concept ids, none of them null; `FAMILY//id` for those that the table lacks."""
         ids, inverse = np.unique(concept_id.to_numpy(), return_inverse=True)
         self._used = np.union1d(self._used, ids[ids != 0])
-        return pa.chunked_array([self._names(ids).take(pa.array(inverse))])
+        return pa.chunked_array([self._names(ids, family).take(pa.array(inverse))])
 
-    def _names(self, ids: NDArray[np.int64]) -> pa.Array:
-        own = pa.array([f"OMOP//{i}" for i in ids.tolist()], pa.string())
-        if not len(self._ids):
-            return own
+    def _names(self, ids: NDArray[np.int64], family: str = "OMOP") -> pa.Array:
+        own = pa.array([f"{family}//{i}" for i in ids.tolist()], pa.string())
         at = np.searchsorted(self._ids, ids)
         at[at == len(self._ids)] = 0
         return pc.if_else(pa.array(self._ids[at] == ids), self._codes.take(pa.array(at)), own)
@@ -112,12 +114,12 @@ class Concepts:
         """(m,) children and (m,) parents: by concept_ancestor, else 'Is a'; and source concepts below standard ones."""
         ancestors = self._source.tables.get("concept_ancestor", [])
         kinds = ("Maps to",) if ancestors else ("Is a", "Maps to")
-        found = [("concept_ancestor", ancestor_rows(table)) for table in ancestors]
+        found = [(part, ancestor_rows(part.table)) for part in ancestors]
         relationships = self._source.tables.get("concept_relationship", [])
-        found += [("concept_relationship", relationship_rows(table, kinds)) for table in relationships]
+        found += [(part, relationship_rows(part.table, kinds)) for part in relationships]
         children, parents = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for where, expression in found:
-            for batch in self._source.stream(expression, where=where):
+        for part, expression in found:
+            for batch in self._source.stream(expression, part):
                 whole = batch.filter(pc.and_(batch["child"].is_valid(), batch["parent"].is_valid()))
                 differs = whole.filter(pc.not_equal(whole["child"], whole["parent"]))
                 children.append(differs["child"].to_numpy())
@@ -125,9 +127,9 @@ class Concepts:
         return np.concatenate(children), np.concatenate(parents)
 
     def _descriptions(self, ids: NDArray[np.int64]) -> dict[int, str]:
-        out: dict[int, str] = {}
-        for table in self._source.tables.get("concept", []):
-            for batch in self._source.stream(concept_rows(table).select("concept_id", "concept_name"), where="concept"):
+        out = {number: description for number, (_, description) in KNOWN.items()}
+        for part in self._source.tables.get("concept", []):
+            for batch in self._source.stream(concept_rows(part.table).select("concept_id", "concept_name"), part):
                 wanted = pc.is_in(batch["concept_id"], value_set=pa.array(ids))
                 rows = batch.filter(pc.and_(wanted, batch["concept_name"].is_valid()))
                 out |= dict(zip(rows["concept_id"].to_pylist(), rows["concept_name"].to_pylist(), strict=True))

@@ -5,18 +5,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.files import CsvFile, check_content, check_one_file_each, read_csv_lines
+from ehrsequencing.readers.omop_headers import renamed_columns
 from ehrsequencing.readers.omop_tables import TABLES
-from ehrsequencing.readers.text import open_text
+from ehrsequencing.readers.omop_url import connect, looks_like_database, public_name
 
 BATCH_ROWS = 100_000
 MEMORY = "1GB"  # what embedded DuckDB may hold; beyond that it uses the disk
 ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}  # custom concepts' own files
 _KNOWN_TABLES = {*TABLES, *ALIASES}
+_MEND = "check that this table is whole, in UTF-8, and has the columns and types of OMOP's CDM 5.3 or 5.4"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table of a database, or one of the files that hold a table.
+
+    Attributes:
+        table: Ibis table with lower-case column names.
+        where: Its name for messages.
+        file: Name of the file; None in a database, where rows have no order.
+        csv: What the lines of a CSV file show.
+        renamed: Column → the expression under which the source has it.
+    """
+
+    table: Any
+    where: str
+    file: str | None = None
+    csv: CsvFile | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -25,22 +46,50 @@ class Source:
 
     Attributes:
         connection: Ibis connection that runs the expressions.
-        tables: OMOP name → Ibis tables with lower-case column names (several where custom concepts have own files).
+        tables: OMOP name → its parts (several where custom concepts have own files, or a folder holds a table).
+        public: Whether the words of the engine's errors may be kept for `--debug`; they may hold a password.
     """
 
     connection: Any
-    tables: dict[str, list[Any]]
+    tables: dict[str, list[Part]]
+    public: bool
 
-    def stream(self, expression: Any, *, where: str) -> Iterator[pa.Table]:
-        """The rows of an Ibis expression, a batch at a time.
+    def stream(self, expression: Any, part: Part) -> Iterator[pa.Table]:
+        """The rows of an Ibis expression on a part, a batch at a time, a file's in the order of the file.
 
         Raises:
             EhrseqError: The engine cannot read them; its own words may hold patients' values and are left out.
         """
-        mend = "check that this table is whole, in UTF-8, and has the columns and types of OMOP's CDM 5.3 or 5.4"
-        with _engine_errors("cannot be read", where=f"table {where}", mend=mend):
+        with _engine_errors("cannot be read", where=part.where, mend=_MEND, public=self.public):
             for batch in self.connection.to_pyarrow_batches(expression, chunk_size=BATCH_ROWS):
                 yield pa.Table.from_batches([batch])
+
+    def one_row(self, expression: Any, part: Part) -> dict[str, Any]:
+        """The only row of an aggregation.
+
+        Raises:
+            EhrseqError: As in `stream`.
+        """
+        with _engine_errors("cannot be read", where=part.where, mend=_MEND, public=self.public):
+            row: dict[str, Any] = self.connection.to_pyarrow(expression).to_pylist()[0]
+            return row
+
+    def rejected_lines(self, part: Part) -> tuple[int, int | None]:
+        """How many rows of a CSV file the last scan of it gave up, and the line of the first."""
+        if part.csv is None:
+            return 0, None
+        sql = (
+            "SELECT count(DISTINCT line), min(line) FROM reject_errors WHERE scan_id = "
+            f"(SELECT max(scan_id) FROM reject_scans WHERE file_path = {_literal(part.csv.path)})"
+        )
+        with _engine_errors("cannot be read", where=part.where, mend=_MEND, public=self.public):
+            count, line = self.connection.raw_sql(sql).fetchone()
+        return int(count), None if line is None else int(line)
+
+
+def _literal(path: Path) -> str:
+    """A path as DuckDB's text."""
+    return "'" + str(path).replace("'", "''") + "'"
 
 
 @contextmanager
@@ -50,28 +99,22 @@ def open_source(text: str) -> Iterator[Source]:
     Raises:
         EhrseqError: Ibis is not installed, or the source cannot be opened or lacks the table person.
     """
-    with _engine_errors("cannot be opened", where=_public(text), mend="check the path, or the URL and its driver"):
-        source = _open_url(text) if "://" in text else _open_folder(Path(text))
+    where, folder = public_name(text), "://" not in text
+    mend = "check the path" if folder else "check host, port, user, password and database, and that its driver is there"
+    with _engine_errors("cannot be opened", where=where, mend=mend, public=folder):
+        source = _open_folder(text) if folder else _open_database(text, where)
     try:
         if "person" not in source.tables:
             mend = "name a folder or schema with OMOP tables"
-            raise EhrseqError("holds no table person", where=_public(text), mend=mend)
+            raise EhrseqError("holds no table person", where=where, mend=mend)
         yield source
     finally:
         source.connection.disconnect()
 
 
-def _public(text: str) -> str:
-    """A source's name without user and password."""
-    if "://" not in text:
-        return text
-    parts = urlsplit(text)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
 @contextmanager
-def _engine_errors(what: str, *, where: str, mend: str) -> Iterator[None]:
-    """Turn errors of Ibis and of its engines into ours."""
+def _engine_errors(what: str, *, where: str, mend: str, public: bool) -> Iterator[None]:
+    """Turn errors of Ibis and of its engines into ours; with what they say as the cause only where that is public."""
     try:
         import duckdb
         import ibis
@@ -85,64 +128,93 @@ def _engine_errors(what: str, *, where: str, mend: str) -> Iterator[None]:
         drivers = (*drivers, psycopg.Error)
     except ModuleNotFoundError:
         pass  # then no PostgreSQL error can occur
+    expected = (ibis.common.exceptions.IbisError, *drivers, pa.ArrowException, OSError, ValueError, ImportError)
     try:
         yield
-    except (ibis.common.exceptions.IbisError, *drivers, pa.ArrowException, OSError, ValueError, ImportError) as error:
-        raise EhrseqError(what, where=where, mend=mend) from error
+        return
+    except expected as error:
+        refusal = EhrseqError(what, where=where, mend=mend)
+        if public:
+            raise refusal from error
+    except EhrseqError:
+        raise
+    except Exception:
+        if public:
+            raise
+        refusal = EhrseqError(what, where=where, mend=mend)  # whatever a driver raises may quote the URL
+    raise refusal  # outside of the handler, so that no traceback leads to the driver's words
 
 
-def _open_url(url: str) -> Source:
+def _open_database(url: str, where: str) -> Source:
+    connection = connect(url)
+    connection.raw_sql("SET TimeZone='UTC'")
+    found = [
+        (name.lower(), renamed_columns(connection.table(name), name.lower(), where=f"table {name.lower()}"))
+        for name in sorted(connection.list_tables())
+        if name.lower() in _KNOWN_TABLES
+    ]
+    check_one_file_each((name, Path(where, name)) for name, _ in found)
+    parts = [(name, Part(table, f"table {name}", renamed=renamed)) for name, (table, renamed) in found]
+    return Source(connection, _by_name(parts), public=False)
+
+
+def _open_folder(text: str) -> Source:
     import ibis
 
-    if url.startswith("duckdb://"):
-        path = Path(url.removeprefix("duckdb://"))
-        if not path.is_file():  # DuckDB would make an empty database
-            raise EhrseqError("is not there", where=str(path), mend="name a DuckDB file as duckdb://FILE")
-        connection = ibis.duckdb.connect(path, read_only=True)
-    else:
-        connection = ibis.connect(url)
-    names = sorted(connection.list_tables())
-    return Source(connection, _by_name([(name.lower(), connection.table(name)) for name in names]))
-
-
-def _open_folder(folder: Path) -> Source:
-    import ibis
-
+    folder = Path(text)
     if not folder.is_dir():
-        raise EhrseqError("is not a folder", where=str(folder), mend="name a folder of OMOP tables, or a URL")
+        if looks_like_database(text):
+            mend = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE or duckdb://FILE"
+            raise EhrseqError("SOURCE is neither a folder nor the URL of a database", mend=mend)
+        raise EhrseqError("is not a folder", where=text, mend="name a folder of OMOP tables, or a URL")
+    files = list(_files(folder))
+    check_one_file_each(files)
     connection = ibis.duckdb.connect()
-    connection.raw_sql(f"SET memory_limit='{MEMORY}'; SET preserve_insertion_order=false; SET TimeZone='UTC'")
-    found = []
+    connection.raw_sql(f"SET memory_limit='{MEMORY}'; SET preserve_insertion_order=true; SET TimeZone='UTC'")
+    parts = []
+    for stem, path in files:
+        for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
+            parts.append((stem, _open_file(connection, file, stem, name=file.relative_to(folder).as_posix())))
+    return Source(connection, _by_name(parts), public=True)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Tables and the files, or folders of Parquet files as Spark writes them, that hold them."""
     for path in sorted(folder.iterdir()):
         stem, _, kind = path.name.lower().partition(".")
-        if stem not in _KNOWN_TABLES:
-            continue
-        if path.is_dir() and any(path.glob("*.parquet")):  # as Spark writes a table
-            found.append((stem, connection.read_parquet(f"{path}/*.parquet")))
-        elif kind == "parquet":
-            found.append((stem, connection.read_parquet(path)))
-        elif kind in ("csv", "csv.gz"):
-            found.append((stem, _read_csv(connection, path)))
-    return Source(connection, _by_name(found))
+        held = any(path.glob("*.parquet")) if path.is_dir() else kind in ("parquet", "csv", "csv.gz")
+        if stem in _KNOWN_TABLES and held:
+            yield stem, path
 
 
-def _by_name(found: list[tuple[str, Any]]) -> dict[str, list[Any]]:
-    tables: dict[str, list[Any]] = {}
-    for name, table in found:
-        if name in _KNOWN_TABLES:
-            lower = table.rename({column.lower(): column for column in table.columns})
-            tables.setdefault(ALIASES.get(name, name), []).append(lower)
-    return tables
+def _open_file(connection: Any, path: Path, stem: str, *, name: str) -> Part:
+    """One file as a table.
+
+    Raises:
+        EhrseqError: It holds something else than its name says, or cannot be read.
+    """
+    check_content(path)
+    with _engine_errors("cannot be read", where=str(path), mend=_MEND, public=True):
+        if path.name.lower().endswith(".parquet"):
+            table, csv = connection.read_parquet(path), None
+        else:
+            csv = read_csv_lines(path, delimiters=",\t;|")
+            table = _read_csv(connection, csv)
+        table, renamed = renamed_columns(table, ALIASES.get(stem, stem), where=str(path))
+    return Part(table, str(path), name, csv, renamed)
 
 
-def _read_csv(connection: Any, path: Path) -> Any:
-    """A CSV file as text columns. Athena's vocabulary files are separated by tabs and do not quote."""
-    with open_text(path) as file:
-        header = file.readline()
-    if not header.strip():
-        raise EhrseqError("is empty", where=str(path), mend="remove the file, or give it a header line")
-    delimiter = next((d for d in ("\t", ";", "|") if d in header and d * 2 not in header), ",")
-    quote = {"quote": ""} if delimiter == "\t" else {}
+def _read_csv(connection: Any, file: CsvFile) -> Any:
+    """A CSV file as text columns; what cannot be parsed is set aside."""
     return connection.read_csv(
-        str(path), header=True, all_varchar=True, delim=delimiter, nullstr=["", "NULL", "\\N"], **quote
-    )
+        str(file.path), header=True, auto_detect=False, columns=dict.fromkeys(file.header, "VARCHAR"),
+        delim=file.delimiter, quote=file.quote, escape=file.escape if file.quote else "",
+        nullstr=["", "NULL", "\\N"], store_rejects=True,
+    )  # fmt: skip
+
+
+def _by_name(found: list[tuple[str, Part]]) -> dict[str, list[Part]]:
+    tables: dict[str, list[Part]] = {}
+    for name, part in found:
+        tables.setdefault(ALIASES.get(name, name), []).append(part)
+    return tables

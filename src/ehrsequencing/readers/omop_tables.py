@@ -1,8 +1,10 @@
-"""OMOP's tables as Ibis expressions, one set for all engines: nothing but selections, casts and `coalesce`."""
+"""OMOP's tables as Ibis expressions, one set for all engines: selections, casts, patterns and `coalesce`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ehrsequencing.readers.dates import TO_ISO, ZONED, DateColumn
 from ehrsequencing.readers.rows import Role
 
 
@@ -40,6 +42,63 @@ VOCABULARY_TABLES = ("concept", "concept_ancestor", "concept_relationship")
 TABLES = ("person", "observation_period", *EVENT_TABLES, "death", *VOCABULARY_TABLES)
 
 
+_PERSON = ("gender", "race", "ethnicity")
+_OWN_COLUMNS = {
+    "person": ("year_of_birth", "month_of_birth", "day_of_birth", "birth_datetime"),
+    "concept": ("concept_id", "concept_name", "vocabulary_id", "concept_code"),
+    "concept_ancestor": ("ancestor_concept_id", "descendant_concept_id", "min_levels_of_separation"),
+    "concept_relationship": ("concept_id_1", "concept_id_2", "relationship_id", "invalid_reason"),
+}
+_VALUED = ("value_as_number", "value_as_string", "value_as_concept_id", "unit_concept_id", "unit_source_value")
+
+_NO_SUCH = ("birth", "date")  # person has birth_datetime only
+_MOMENT = (("datetime", "timestamp"), ("date", "date"))
+
+Dates = Mapping[str, DateColumn]  # column of text → how it is read as dates; others are read as ISO dates
+
+
+def date_stems(name: str) -> tuple[str, ...]:
+    """Stems of a table's dates: `{stem}_datetime` and `{stem}_date`."""
+    spec = EVENT_TABLES.get(name)
+    if spec is not None:
+        return (spec.start,) if spec.end is None else (spec.start, spec.end)
+    periods = ("observation_period_start", "observation_period_end")
+    return {"person": ("birth",), "observation_period": periods, "death": ("death",)}.get(name, ())
+
+
+def date_columns(name: str) -> tuple[str, ...]:
+    """Columns of a table that hold dates."""
+    stems = date_stems(name)
+    return tuple(f"{stem}_{kind}" for stem in stems for kind in ("datetime", "date") if (stem, kind) != _NO_SUCH)
+
+
+def _concept_columns(name: str) -> list[tuple[str, str]]:
+    spec = EVENT_TABLES.get(name)
+    stems = _PERSON if name == "person" else (spec.concept,) if spec is not None else ()
+    return [(f"{stem}_concept_id", f"{stem}_source_concept_id") for stem in stems]
+
+
+def columns_of(name: str) -> frozenset[str]:
+    """The columns of a table that are read."""
+    spec = EVENT_TABLES.get(name)
+    columns = {*date_columns(name), *_OWN_COLUMNS.get(name, ())}
+    columns |= {column for pair in _concept_columns(name) for column in pair}
+    columns |= set() if name in VOCABULARY_TABLES else {"person_id"}
+    columns |= {"visit_occurrence_id"} if spec is not None else set()
+    columns |= set(_VALUED) if spec is not None and spec.valued else set()
+    return frozenset(columns)
+
+
+def alternatives(name: str) -> list[tuple[str, ...]]:
+    """Of each of these, a table needs one column."""
+    if name in VOCABULARY_TABLES:
+        return []
+    spec = EVENT_TABLES.get(name)
+    stems = () if name == "person" else date_stems(name) if spec is None else (spec.start,)
+    dates = [(f"{stem}_date", f"{stem}_datetime") for stem in stems]
+    return [("person_id",), *dates, *([] if name == "person" else _concept_columns(name))]
+
+
 def typed(table: Any, name: str, kind: str) -> Any:
     """A column with a type; null where it is absent, and (in text files) where it cannot be read."""
     import ibis
@@ -52,12 +111,31 @@ def typed(table: Any, name: str, kind: str) -> Any:
     return column.cast(kind)
 
 
-def moment(table: Any, stem: str) -> Any:
+def date_of(table: Any, name: str, kind: str, dates: Dates) -> Any:
+    """A column as timestamp or date: text in the order found for the column, what has a zone in UTC."""
+    import ibis
+
+    how = dates.get(name, DateColumn())
+    if name not in table.columns or how.order is None:
+        return ibis.null().cast(kind)
+    column = table[name]
+    if not column.type().is_string():
+        return column.cast("timestamp").cast(kind) if column.type().is_timestamp() else column.cast(kind)
+    for pattern, iso in () if how.plain else TO_ISO[how.order]:
+        column = column.re_replace(pattern, iso)
+    if not how.zoned:
+        return column.try_cast(kind)
+    zoned = column.re_search(ZONED)  # the casts see only what they can read
+    utc = zoned.ifelse(column, None).try_cast("timestamp('UTC')").cast("timestamp")
+    return ibis.coalesce(utc, zoned.ifelse(None, column).try_cast("timestamp")).cast(kind)
+
+
+def moment(table: Any, stem: str, dates: Dates) -> Any:
     """Date and time where there is a time, else the date at midnight."""
     import ibis
 
-    time, date = typed(table, f"{stem}_datetime", "timestamp"), typed(table, f"{stem}_date", "date").cast("timestamp")
-    return ibis.coalesce(time, date)
+    time, date = (date_of(table, f"{stem}_{name}", kind, dates) for name, kind in _MOMENT)
+    return ibis.coalesce(time, date.cast("timestamp"))
 
 
 def concept_of(table: Any, stem: str) -> Any:
@@ -69,17 +147,17 @@ def concept_of(table: Any, stem: str) -> Any:
     return ibis.coalesce(standard, own, ibis.literal(0, type="int64"))
 
 
-def event_rows(table: Any, spec: EventTable) -> Any:
+def event_rows(table: Any, spec: EventTable, dates: Dates) -> Any:
     """The rows of an event table."""
     import ibis
 
     columns = {
         "subject_id": typed(table, "person_id", "int64"),
         "concept_id": concept_of(table, spec.concept),
-        "time": moment(table, spec.start),
+        "time": moment(table, spec.start, dates),
         "encounter_id": typed(table, "visit_occurrence_id", "int64"),
     }
-    columns["end"] = moment(table, spec.end) if spec.end else ibis.null().cast("timestamp")
+    columns["end"] = moment(table, spec.end, dates) if spec.end else ibis.null().cast("timestamp")
     if spec.valued:
         columns |= {
             "number": typed(table, "value_as_number", "float64"),
@@ -91,23 +169,23 @@ def event_rows(table: Any, spec: EventTable) -> Any:
     return table.select(**columns)
 
 
-def person_rows(table: Any) -> Any:
+def person_rows(table: Any, dates: Dates) -> Any:
     """Birth, and what never changes."""
     parts = {part: typed(table, f"{part}_of_birth", "int64") for part in ("year", "month", "day")}
-    concepts = {name: concept_of(table, name) for name in ("gender", "race", "ethnicity")}
-    birth = typed(table, "birth_datetime", "timestamp")
+    concepts = {name: concept_of(table, name) for name in _PERSON}
+    birth = date_of(table, "birth_datetime", "timestamp", dates)
     return table.select(subject_id=typed(table, "person_id", "int64"), birth=birth, **parts, **concepts)
 
 
-def period_rows(table: Any) -> Any:
+def period_rows(table: Any, dates: Dates) -> Any:
     """Observation periods."""
-    time, end = (moment(table, f"observation_period_{which}") for which in ("start", "end"))
+    time, end = (moment(table, f"observation_period_{which}", dates) for which in ("start", "end"))
     return table.select(subject_id=typed(table, "person_id", "int64"), time=time, end=end)
 
 
-def death_rows(table: Any) -> Any:
+def death_rows(table: Any, dates: Dates) -> Any:
     """Deaths."""
-    return table.select(subject_id=typed(table, "person_id", "int64"), time=moment(table, "death"))
+    return table.select(subject_id=typed(table, "person_id", "int64"), time=moment(table, "death", dates))
 
 
 def concept_rows(table: Any) -> Any:

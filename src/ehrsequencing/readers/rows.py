@@ -41,12 +41,13 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
             "numeric_value": pa.float32(),
             "text_value": pa.large_string(),
             "encounter_id": encounter,
+            "source": pa.int64(),  # which row of which table it comes from, as the account numbers them
         }
     )
 
 
 RULES = {
-    "malformed_line": "lines with another number of fields than the header were dropped",
+    "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
     "no_person": "rows without a readable person id were dropped",
     "unknown_person": "rows of persons that the table of persons lacks were dropped",
     "no_time": "rows without a readable date were dropped",
@@ -57,6 +58,7 @@ RULES = {
     "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
     "end_before_start": "ends that lie before their start were dropped",
+    "open_end": "ends in the far future were dropped: they mean that nothing had ended yet",
     "two_births": "persons with several births got the earliest",
     "two_deaths": "persons with several deaths got the earliest",
     "no_birth": "persons have no date of birth: their age is unknown",

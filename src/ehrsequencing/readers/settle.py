@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ehrsequencing.readers.account import Account
 from ehrsequencing.readers.rows import Counts, Role
 from ehrsequencing.records.events import DAY_US, SECOND_US
 
@@ -12,30 +13,81 @@ NO_TIME = np.iinfo(np.int64).min
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 END_SUFFIX = "//END"  # the code of a visit's or a stay's end is that of its start and this
 
+OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
+
 Int64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-def settle(rows: pa.Table, counts: Counts) -> pa.Table:
+def settle(
+    rows: pa.Table, counts: Counts, account: Account | None = None, *, open_after_us: int | None = None
+) -> pa.Table:
     """Turn the rows of some subjects into their MEDS rows.
 
     Args:
         rows: All rows of these subjects, in any order and with the columns of `rows_schema`; those that need a time
             have one, all have a subject and all but `OBSERVED` and `PERSON` a code.
         counts: Counted up.
+        account: Told what became of each row by its `source`.
+        open_after_us: Ends after this moment mean that there is no end yet.
 
     Returns:
         subject_id, time, code, numeric_value, text_value, encounter_id; sorted by subject, time (static rows first),
         code, value, text and encounter, so that the result does not depend on the order of the rows.
     """
-    rows = _known_persons(rows, counts)
+    given = rows
+    rows = _without_open_ends(_known_persons(rows, counts), counts, open_after_us)
     parts = [
         _births(rows, counts),
         _deaths(rows, counts),
         _periods(rows, counts),
         _events(rows, counts),
     ]
-    return _sorted(_without_duplicates(_without_nobody(pa.concat_tables(parts), counts), counts))
+    made = _without_duplicates(_without_nobody(pa.concat_tables(parts), counts), counts)
+    if account is not None:
+        _settle_account(given, rows, made, account)
+    return _sorted(made.drop_columns("source"))
+
+
+def _settle_account(given: pa.Table, known: pa.Table, made: pa.Table, account: Account) -> None:
+    """Tell the account which rows made a row of the output, and why the others did not."""
+    kept = np.unique(made["source"].to_numpy())
+    account.drop("unknown_person", np.setdiff1d(given["source"].to_numpy(), known["source"].to_numpy()))
+    left = known.filter(pa.array(~np.isin(known["source"].to_numpy(), kept)))
+    source, here = left["source"].to_numpy(), np.isin(left["subject_id"].to_numpy(), made["subject_id"].to_numpy())
+    person, death, period = (role_mask(left, role) for role in (Role.PERSON, Role.DEATH, Role.OBSERVED))
+    unborn = person & np.asarray(left["time"].is_null())  # it made no row of its own, but its subject is there
+    reasons = {
+        "nobody": ~here,
+        "kept": unborn,
+        "two_births": person,
+        "two_deaths": death,
+        "overlapping_periods": period,
+        "duplicates": np.ones(len(left), dtype=bool),
+    }
+    told = np.zeros(0, dtype=np.int64)
+    for reason, mask in reasons.items():
+        sources = np.setdiff1d(source[mask], told)
+        told = np.union1d(told, sources)
+        if reason == "kept":
+            kept = np.union1d(kept, sources)
+        else:
+            account.drop(reason, sources)
+    account.keep(kept)
+
+
+def _without_open_ends(rows: pa.Table, counts: Counts, open_after_us: int | None) -> pa.Table:
+    """Without ends that lie after the last moment at which one can be known: nothing has ended yet."""
+    if open_after_us is None:
+        return rows
+    end_us = micros(rows["end"])
+    is_open = end_us > open_after_us
+    if not is_open.any():
+        return rows
+    counts["open_end"] += int(is_open.sum())
+    no_end = np.where(role_mask(rows, Role.OBSERVED), OPEN, NO_TIME)
+    ends = _timestamps(np.where(is_open, no_end, end_us))
+    return rows.set_column(rows.schema.get_field_index("end"), "end", ends)
 
 
 def role_mask(rows: pa.Table, *roles: Role) -> Mask:
@@ -54,7 +106,7 @@ def _timestamps(us: Int64) -> pa.Array:
 
 def _made(rows: pa.Table, time_us: Int64, code: pa.ChunkedArray | pa.Array | None = None) -> pa.Table:
     """MEDS rows from reader's rows, with another time, and perhaps another code."""
-    made = rows.select(["subject_id", "code", "numeric_value", "text_value", "encounter_id"])
+    made = rows.select(["subject_id", "code", "numeric_value", "text_value", "encounter_id", "source"])
     made = made if code is None else made.set_column(1, "code", code)
     return made.add_column(1, "time", _timestamps(time_us))
 
@@ -105,7 +157,10 @@ def _end_of_day(time_us: Int64, counts: Counts | None = None) -> Int64:
 
 
 def _periods(rows: pa.Table, counts: Counts) -> pa.Table:
-    """Start and end of each observation period; periods that overlap, or that less than a day parts, are one."""
+    """Start and end of each observation period; periods that overlap, or that less than a day parts, are one.
+
+    A period that has not ended has a start only.
+    """
     periods = rows.filter(pa.array(role_mask(rows, Role.OBSERVED)))
     start, end = micros(periods["time"]), micros(periods["end"])
     backwards = (end != NO_TIME) & (_end_of_day(end) < start)
@@ -125,10 +180,10 @@ def _periods(rows: pa.Table, counts: Counts) -> pa.Table:
         end[row] = reach
     counts["overlapping_periods"] += int((~opens).sum())
     closes = np.r_[opens[1:], True] if len(opens) else opens
-    n = int(opens.sum())
-    code = pa.array([PERIOD_START] * n + [PERIOD_END] * n, pa.string())
-    chosen = periods.take(pa.array(np.r_[order[opens], order[opens]]))
-    return _made(chosen, np.r_[start[opens], end[closes]], code)
+    ended = end[closes] < OPEN
+    code = pa.array([PERIOD_START] * int(opens.sum()) + [PERIOD_END] * int(ended.sum()), pa.string())
+    chosen = periods.take(pa.array(np.r_[order[opens], order[opens][ended]]))
+    return _made(chosen, np.r_[start[opens], end[closes][ended]], code)
 
 
 def _events(rows: pa.Table, counts: Counts) -> pa.Table:
@@ -204,6 +259,7 @@ def _sorted(made: pa.Table) -> pa.Table:
 
 
 def _without_duplicates(made: pa.Table, counts: Counts) -> pa.Table:
-    distinct = made.group_by(made.column_names, use_threads=False).aggregate([])
+    keys = [name for name in made.column_names if name != "source"]
+    distinct = made.group_by(keys, use_threads=False).aggregate([("source", "min")])
     counts["duplicates"] += len(made) - len(distinct)
-    return distinct.select(made.column_names)
+    return distinct.rename_columns({"source_min": "source"}).select(made.column_names)

@@ -1,8 +1,9 @@
 """Synthea's CSV exports → MEDS. Exports of several ages: `Id` or `ID`, `START` or `DATE`, gz or not, tables missing."""
 
-import csv
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from ehrsequencing.config import ImportConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.meds_out import CodeFacts, ImportReport, MedsWriter, meds_writer
-from ehrsequencing.readers.rows import Counts, Progress, Role
+from ehrsequencing.readers.dates import ISO_COLUMN, DateColumn, DateCounts, count_dates, date_column, unreadable_dates
+from ehrsequencing.readers.files import BLOCK_BYTES, CsvFile, check_one_file_each, read_csv_lines
+from ehrsequencing.readers.meds_out import CodeFacts, ImportReport, meds_writer
+from ehrsequencing.readers.rows import Progress, Role
 from ehrsequencing.readers.settle import END_SUFFIX
-from ehrsequencing.readers.text import open_text, parse_numbers, parse_times
+from ehrsequencing.readers.text import parse_numbers, parse_times
 from ehrsequencing.records.events import BIRTH, DEATH
 
 TEXT_VALUE_LENGTH = 64  # a longer text value makes no code of its own
@@ -38,37 +43,49 @@ _COLUMNS = (
     "ID", "PATIENT", "ENCOUNTER", "START", "DATE", "STOP", "CODE", "DESCRIPTION", "SYSTEM", "ENCOUNTERCLASS",
     "VALUE", "UNITS", "TYPE", "MODALITY_CODE", "MODALITY_DESCRIPTION",
 )  # fmt: skip
+_NEEDED = {  # of each of these, a table needs one column
+    "patients": (("ID",),),
+    "imaging_studies": (("PATIENT",), ("START", "DATE"), ("MODALITY_CODE",)),
+    "events": (("PATIENT",), ("START", "DATE"), ("CODE",)),
+}
+_DATES = ("BIRTHDATE", "DEATHDATE", "START", "DATE", "STOP")
 _NULL = pa.scalar(None, pa.string())
 
 
-def import_synthea(source: Path, out: Path, *, progress: Progress | None = None) -> ImportReport:
+def import_synthea(
+    source: Path, out: Path, *, settings: ImportConfig | None = None, progress: Progress | None = None
+) -> ImportReport:
     """Import a folder of Synthea's CSV files.
 
     Args:
         source: Folder with `patients.csv` and `encounters.csv`, plain or gz; other tables may be missing.
         out: Folder to make; an earlier import there is replaced.
+        settings: The order of dates, where their columns do not tell.
         progress: Called with steps done and to do.
 
     Returns:
         What was read, mended and written; it is also in `OUT/metadata/import_report.json`.
 
     Raises:
-        EhrseqError: A file or column is missing or cannot be read, or the disk refuses.
+        EhrseqError: A file or column is missing, ambiguous or cannot be read, nothing is left of a table, or the disk
+            refuses.
     """
     files = _find(source)
     report = ImportReport("synthea", missing=[name for name in EVENT_TABLES if name not in files])
-    codes = _Codes()
+    codes, patients = _Codes(), _Patients()
     steps = len(files) + 1
     with meds_writer(out, report, source, encounter=pa.string()) as writer:
-        patients = _Patients()
         for done, (name, path) in enumerate(files.items()):
-            report.tables[name] = 0
-            for batch in _read(path, _PATIENTS if name == "patients" else _COLUMNS, report.counts):
-                report.tables[name] += len(batch)
+            account = report.account.table(name)
+            file, dates = _survey(name, path, settings or ImportConfig(), report)
+            for batch in _read(file, _PATIENTS if name == "patients" else _COLUMNS):
+                block = _Block(account.take(len(batch)), dates)
                 if name == "patients":
-                    patients.add(batch, writer)
+                    writer.add(patients.rows(batch, block))
                 else:
-                    _add_events(name, batch, writer, codes)
+                    writer.add(_events(name, batch, block, codes))
+            report.tables[name] = account.read
+            account.check()
             if progress is not None:
                 progress(done + 1, steps)
         patients.write_ids(writer.folder / "metadata" / "subject_ids.parquet")
@@ -82,9 +99,12 @@ def _find(source: Path) -> dict[str, Path]:
     """The known tables of the folder, patients first."""
     if not source.is_dir():
         raise EhrseqError("is not a folder", where=str(source), mend="name the folder of Synthea's CSV files")
-    found = {
-        path.name.lower().removesuffix(".gz").removesuffix(".csv"): path for path in sorted(source.glob("*.[cC]*"))
-    }
+    files = [
+        (path.name.lower().removesuffix(".gz").removesuffix(".csv"), path) for path in sorted(source.glob("*.[cC]*"))
+    ]
+    files = [(name, path) for name, path in files if name == "patients" or name in EVENT_TABLES]
+    check_one_file_each(files)
+    found = dict(files)
     for name in ("patients", "encounters"):
         if name not in found:
             mend = "name the folder of Synthea's CSV files, plain or gz"
@@ -92,33 +112,71 @@ def _find(source: Path) -> dict[str, Path]:
     return {name: found[name] for name in ("patients", *EVENT_TABLES) if name in found}
 
 
-def _read(path: Path, wanted: tuple[str, ...], counts: Counts) -> Iterator[pa.Table]:
+def _survey(
+    name: str, path: Path, settings: ImportConfig, report: ImportReport
+) -> tuple[CsvFile, dict[str, DateColumn]]:
+    """Check the columns of a file, find out how its dates are written, and count rows that cannot be parsed."""
+    file, account = read_csv_lines(path), report.account.table(name)
+    there = {column.upper() for column in file.header}
+    for choice in _NEEDED.get(name, _NEEDED["events"]):
+        if not there & set(choice):
+            what = f"has no column {' or '.join(choice)}"
+            raise EhrseqError(what, where=str(path), mend="rename the column that holds it; see Synthea's CSV export")
+    if name == "patients" and "BIRTHDATE" not in there:
+        report.cautions.append("patients has no column BIRTHDATE: every age is unknown")
+    columns = [column for column in _DATES if column in there]
+    counts, parsed, rejected = {column: DateCounts() for column in columns}, 0, Counter[str]()
+    for batch in _read(file, tuple(columns) or file.header[:1], rejected):
+        parsed += len(batch)
+        counts = {column: found + count_dates(batch[column]) for column, found in counts.items()}
+    lost = file.rows_in(parsed, rejected.total()) - parsed
+    report.counts["malformed_line"] += lost
+    account.lose_lines(path.name, lost, file.uneven_line if rejected else file.odd_line)
+    account.begin(path.name)
+    dates = {}
+    for column, found in counts.items():
+        where = f"{path}, column {column}"
+        dates[column] = how = date_column(found, settings.dates, where=where)
+        account.unreadable[column] = (how.unreadable, found.filled)
+        if how.order is None:
+            raise unreadable_dates(where)
+    start = " or ".join(column for column in ("START", "DATE") if column in there)
+    person = "ID" if name == "patients" else "PATIENT"
+    account.columns |= {"no_person": person, "unknown_person": person, "no_time": start, "no_code": "CODE"}
+    return file, dates
+
+
+def _read(file: CsvFile, wanted: tuple[str, ...], rejected: Counter[str] | None = None) -> Iterator[pa.Table]:
     """The wanted columns, as text under upper-case names, a block at a time; absent ones are null."""
 
     def skip(_: pacsv.InvalidRow) -> str:
-        counts["malformed_line"] += 1
+        if rejected is not None:
+            rejected["rows"] += 1
         return "skip"
 
-    unreadable = EhrseqError("cannot be read as CSV", where=str(path), mend="write it as UTF-8 CSV with a header line")
+    names = {name.upper(): name for name in file.header}
+    present = [names[name] for name in wanted if name in names]
+    convert = pacsv.ConvertOptions(
+        column_types=dict.fromkeys(present, pa.string()), include_columns=present, strings_can_be_null=True,
+        null_values=[""], quoted_strings_can_be_null=True,
+    )  # fmt: skip
+    escapes = file.escape == "\\"
+    parse = pacsv.ParseOptions(
+        delimiter=file.delimiter, quote_char=file.quote or False, double_quote=not escapes,
+        escape_char="\\" if escapes else False, newlines_in_values=bool(file.quote), invalid_row_handler=skip,
+    )  # fmt: skip
+    read = pacsv.ReadOptions(column_names=list(file.header), skip_rows=1, block_size=BLOCK_BYTES)
     try:
-        with open_text(path) as file:
-            names = {name.strip().upper(): name for name in next(csv.reader(file), [])}
-        needed = "ID" if "BIRTHDATE" in wanted else "PATIENT"
-        if needed not in names:
-            raise EhrseqError(f"has no column {needed}", where=str(path), mend="see Synthea's CSV export")
-        present = [names[name] for name in wanted if name in names]
-        convert = pacsv.ConvertOptions(
-            column_types=dict.fromkeys(present, pa.string()), include_columns=present, strings_can_be_null=True,
-            null_values=[""], quoted_strings_can_be_null=True,
-        )  # fmt: skip
-        parse = pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip)
-        with pacsv.open_csv(path, parse_options=parse, convert_options=convert) as stream:
+        with pacsv.open_csv(file.path, read_options=read, parse_options=parse, convert_options=convert) as stream:
             for batch in stream:
                 columns = {name: batch[names[name]] for name in wanted if name in names}
                 absent = {name: pa.nulls(len(batch), pa.string()) for name in wanted if name not in names}
                 yield pa.table(columns | absent)
-    except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
-        raise unreadable from error
+    except (pa.ArrowException, OSError) as error:
+        if str(error).startswith("Empty CSV file"):  # a header without a line below it
+            return
+        mend = "write it as UTF-8 CSV with a header line"
+        raise EhrseqError("cannot be read as CSV", where=str(file.path), mend=mend) from error
 
 
 class _Patients:
@@ -128,16 +186,17 @@ class _Patients:
         self._names: list[pa.ChunkedArray] = []
         self._table: pa.Table | None = None
 
-    def add(self, batch: pa.Table, writer: MedsWriter) -> None:
-        """Write persons, births, deaths and what never changes. Marital status does change: it is left out."""
+    def rows(self, batch: pa.Table, block: "_Block") -> pa.Table:
+        """Persons, births, deaths and what never changes. Marital status does change: it is left out."""
         ids = subject_ids(batch["ID"])
         self._names.append(batch["ID"])
-        writer.add(_rows(ids, Role.PERSON, BIRTH, time=parse_times(batch["BIRTHDATE"])))
+        parts = [block.rows(ids, Role.PERSON, BIRTH, time=block.times(batch, "BIRTHDATE"))]
         died = pa.array(np.asarray(batch["DEATHDATE"].is_valid()))
-        writer.add(_rows(ids, Role.DEATH, DEATH, time=parse_times(batch["DEATHDATE"])).filter(died))
+        parts.append(block.rows(ids, Role.DEATH, DEATH, time=block.times(batch, "DEATHDATE")).filter(died))
         for column in ("GENDER", "RACE", "ETHNICITY"):
             code = _joined(pa.scalar(column), batch[column])
-            writer.add(_rows(ids, Role.STATIC, code).filter(pc.is_valid(batch[column])))
+            parts.append(block.rows(ids, Role.STATIC, code).filter(pc.is_valid(batch[column])))
+        return pa.concat_tables(parts)
 
     def write_ids(self, path: Path) -> None:
         """Write which patient became which subject."""
@@ -186,11 +245,10 @@ class _Codes:
         return {code: self._facts[code] for code in wanted if code in self._facts}
 
 
-def _add_events(name: str, batch: pa.Table, writer: MedsWriter, codes: _Codes) -> None:
-    """Write a block of any table but patients."""
-    ids, encounter = subject_ids(batch["PATIENT"]), batch["ENCOUNTER"]
-    start = pc.coalesce(batch["START"], batch["DATE"])
-    time = parse_times(start)
+def _events(name: str, batch: pa.Table, block: "_Block", codes: _Codes) -> pa.Table:
+    """The rows of a block of any table but patients."""
+    ids, encounter, visits = subject_ids(batch["PATIENT"]), batch["ENCOUNTER"], []
+    time = pc.if_else(batch["START"].is_valid(), block.times(batch, "START"), block.times(batch, "DATE"))
     code = _joined(_vocabulary(batch["SYSTEM"], EVENT_TABLES[name]), batch["CODE"])
     if name == "imaging_studies":
         code = _joined(pa.scalar("DICOM"), batch["MODALITY_CODE"])
@@ -200,8 +258,8 @@ def _add_events(name: str, batch: pa.Table, writer: MedsWriter, codes: _Codes) -
     if name == "encounters":
         encounter = batch["ID"]
         visit = _joined(pa.scalar("ENCOUNTER"), pc.fill_null(batch["ENCOUNTERCLASS"], "unknown"))
-        end = parse_times(batch["STOP"])
-        writer.add(_rows(ids, Role.VISIT, visit, time=time, end=end, encounter=encounter))
+        end = block.times(batch, "STOP")
+        visits = [block.rows(ids, Role.VISIT, visit, time=time, end=end, encounter=encounter)]
         nothing = pa.chunked_array([pa.nulls(len(batch), pa.string())])
         codes.add(pc.binary_join_element_wise(visit, pa.scalar(END_SUFFIX), ""), nothing, visit)
     number = text = None
@@ -209,7 +267,8 @@ def _add_events(name: str, batch: pa.Table, writer: MedsWriter, codes: _Codes) -
         number, text, valued = _valued(code, batch)
         codes.add(valued, batch["DESCRIPTION"], pc.if_else(pc.equal(valued, code), _NULL, code))
         code = valued
-    writer.add(_rows(ids, Role.EVENT, code, time=time, encounter=encounter, number=number, text=text))
+    events = block.rows(ids, Role.EVENT, code, time=time, encounter=encounter, number=number, text=text)
+    return pa.concat_tables([*visits, events])
 
 
 def _valued(code: pa.ChunkedArray, batch: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.ChunkedArray]:
@@ -236,23 +295,40 @@ def _joined(left: pa.Scalar | pa.ChunkedArray, right: pa.ChunkedArray) -> pa.Chu
     return pc.binary_join_element_wise(left, right, "//")
 
 
-def _rows(
-    subject_id: pa.Array,
-    role: Role,
-    code: str | pa.ChunkedArray,
-    *,
-    time: pa.Array | None = None,
-    end: pa.Array | None = None,
-    encounter: pa.ChunkedArray | None = None,
-    number: pa.ChunkedArray | None = None,
-    text: pa.ChunkedArray | None = None,
-) -> pa.Table:
-    n = len(subject_id)
-    given = {"time": time, "end": end, "encounter_id": encounter, "numeric_value": number, "text_value": text}
-    columns = {
-        "subject_id": subject_id,
-        "role": pa.array(np.full(n, int(role), dtype=np.int8)),
-        "code": pa.array([code] * n, pa.string()) if isinstance(code, str) else code,
-        **{name: column for name, column in given.items() if column is not None},
-    }
-    return pa.table(columns)
+@dataclass(frozen=True)
+class _Block:
+    """Where the rows of a block come from, and how its dates are written."""
+
+    source: NDArray[np.int64]
+    dates: dict[str, DateColumn]
+
+    def times(self, batch: pa.Table, column: str) -> pa.Array:
+        """A column of dates as timestamps."""
+        return parse_times(batch[column], self.dates.get(column, ISO_COLUMN))
+
+    def rows(
+        self,
+        subject_id: pa.Array,
+        role: Role,
+        code: str | pa.ChunkedArray,
+        *,
+        time: pa.Array | None = None,
+        end: pa.Array | None = None,
+        encounter: pa.ChunkedArray | None = None,
+        number: pa.ChunkedArray | None = None,
+        text: pa.ChunkedArray | None = None,
+    ) -> pa.Table:
+        """One row of MEDS for each row of the block."""
+        n, moment = len(subject_id), pa.timestamp("us")
+        columns = {
+            "subject_id": subject_id,
+            "role": pa.array(np.full(n, int(role), dtype=np.int8)),
+            "code": pa.array([code] * n, pa.string()) if isinstance(code, str) else code,
+            "time": pa.nulls(n, moment) if time is None else time,
+            "end": pa.nulls(n, moment) if end is None else end,
+            "encounter_id": pa.nulls(n, pa.string()) if encounter is None else encounter,
+            "numeric_value": pa.nulls(n, pa.float64()) if number is None else number,
+            "text_value": pa.nulls(n, pa.string()) if text is None else text,
+            "source": pa.array(self.source),
+        }
+        return pa.table(columns)

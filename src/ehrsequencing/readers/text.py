@@ -9,7 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-_TIME = r"^\s*(?P<y>\d{4})-(?P<mo>\d{2})-(?P<d>\d{2})(?:[T ](?P<h>\d{2}):(?P<mi>\d{2})(?::(?P<s>\d{2}))?[^ ]*)?\s*$"
+from ehrsequencing.readers.dates import ISO_COLUMN, TO_ISO, DateColumn
+
+_TIME = (
+    r"^\s*(?P<y>\d{4})-(?P<mo>\d{1,2})-(?P<d>\d{1,2})"
+    r"(?:[T ]+(?P<h>\d{1,2}):(?P<mi>\d{2})(?::(?P<s>\d{2}))?[^ +-]*(?: ?(?P<off>[+-]\d{2}(?::?\d{2})?))?)?\s*$"
+)
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?$"
 
 
@@ -20,14 +25,16 @@ def open_text(path: Path) -> TextIO:
     return open(path, encoding="utf-8-sig", newline="")
 
 
-def parse_times(text: pa.ChunkedArray) -> pa.Array:
-    """ISO dates and times as timestamp[us].
-
-    The clock stays as it was written: fractions of a second and time zones are left out. A date becomes its midnight.
+def parse_times(text: pa.ChunkedArray, column: DateColumn = ISO_COLUMN) -> pa.Array:
+    """Dates and times as timestamp[us], to the second. A date becomes its midnight, a time with a zone its UTC.
 
     >>> parse_times(pa.chunked_array([["2015-02-28T10:11:12Z", "2016-02-29", "2015-02-30", None]])).to_pylist()
     [datetime.datetime(2015, 2, 28, 10, 11, 12), datetime.datetime(2016, 2, 29, 0, 0), None, None]
+    >>> parse_times(pa.chunked_array([["2015-02-28T10:11:12.5+02:00"]])).to_pylist()
+    [datetime.datetime(2015, 2, 28, 8, 11, 12)]
     """
+    for pattern, iso in () if column.plain or column.order is None else TO_ISO[column.order]:
+        text = pc.replace_substring_regex(text, pattern, iso)
     parts = pc.extract_regex(text, pattern=_TIME)
     parts = parts.combine_chunks() if isinstance(parts, pa.ChunkedArray) else parts
     year, month, day, hour, minute, second = (_number(pc.struct_field(parts, i)) for i in range(6))
@@ -35,7 +42,17 @@ def parse_times(text: pa.ChunkedArray) -> pa.Array:
     good = np.asarray(parts.is_valid()) & np.asarray(dates.is_valid())
     good &= (hour < 24) & (minute < 60) & (second < 60)
     us = np.asarray(pc.fill_null(dates.cast(pa.int64()), 0)) + ((hour * 60 + minute) * 60 + second) * 1_000_000
-    return pa.array(us, mask=~good).cast(pa.timestamp("us"))
+    return pa.array(us - _offset_us(pc.struct_field(parts, 6)), mask=~good).cast(pa.timestamp("us"))
+
+
+def _offset_us(offset: pa.Array) -> NDArray[np.int64]:
+    """How far clocks are ahead of UTC: +02:00, +0200 and +02 are two hours."""
+    if not pc.any(pc.greater(pc.utf8_length(pc.fill_null(offset, "")), 0)).as_py():
+        return np.zeros(len(offset), dtype=np.int64)
+    hours, minutes = (_number(pc.utf8_slice_codeunits(offset, *at)) for at in ((1, 3), (-2, None)))
+    minutes = np.where(np.asarray(pc.fill_null(pc.greater(pc.utf8_length(offset), 3), False)), minutes, 0)
+    sign = np.where(np.asarray(pc.fill_null(pc.starts_with(offset, "-"), False)), -1, 1)
+    return np.asarray(sign * (hours * 60 + minutes) * 60_000_000, dtype=np.int64)
 
 
 def dates_us(year: NDArray[np.int64], month: NDArray[np.int64], day: NDArray[np.int64]) -> pa.Array:

@@ -1,0 +1,128 @@
+"""In which order dates written as text name day, month and year: found over a whole column, never row by row."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ehrsequencing.errors import EhrseqError
+
+Order = Literal["ymd", "dmy", "mdy"]
+
+_DAY, _MONTH, _YEAR = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"(\d{4})"
+_CLOCK = r"([T ]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)? ?(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?"
+# A date's pattern, and what turns it into an ISO date.
+_FORMATS: dict[Order, tuple[tuple[str, str], ...]] = {
+    "ymd": ((rf"{_YEAR}[-/.]{_MONTH}[-/.]{_DAY}", r"\1-\2-\3"), (r"(\d{4})(\d{2})(\d{2})", r"\1-\2-\3")),
+    "dmy": ((rf"{_DAY}[-/.]{_MONTH}[-/.]{_YEAR}", r"\3-\2-\1"),),
+    "mdy": ((rf"{_MONTH}[-/.]{_DAY}[-/.]{_YEAR}", r"\3-\1-\2"),),
+}
+PATTERNS: dict[Order, str] = {
+    order: rf"^\s*({'|'.join(pattern for pattern, _ in formats)}){_CLOCK}\s*$" for order, formats in _FORMATS.items()
+}
+# (pattern, replacement) that turn a date of this order into an ISO date, one after another.
+TO_ISO: dict[Order, tuple[tuple[str, str], ...]] = {
+    order: tuple((rf"^\s*{pattern}", iso) for pattern, iso in formats) for order, formats in _FORMATS.items()
+}
+ISO_LIKE = "____-__-__%"  # SQL's LIKE, which is far cheaper than a pattern
+ZONED = r":\d{2}([.,]\d+)? ?[+-]\d{2}(:?\d{2})?\s*$"
+
+
+@dataclass(frozen=True)
+class DateCounts:
+    """How many of a column's cells can be read in each order.
+
+    Attributes:
+        filled: Cells that are not empty.
+        iso: Cells that look like yyyy-mm-dd; `ymd` leaves them out.
+        either: Cells that can be read as dmy and as mdy.
+        zoned: Cells with a distance from UTC.
+    """
+
+    filled: int = 0
+    iso: int = 0
+    ymd: int = 0
+    dmy: int = 0
+    mdy: int = 0
+    either: int = 0
+    zoned: int = 0
+
+    def __add__(self, other: "DateCounts") -> "DateCounts":
+        return DateCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def readable(self) -> int:
+        """Cells that can be read in some order."""
+        return self.iso + self.ymd + self.dmy + self.mdy - self.either
+
+    def fitting(self, order: Order) -> int:
+        """Cells that can be read in this order."""
+        return self.iso + self.ymd if order == "ymd" else int(getattr(self, order))
+
+
+@dataclass(frozen=True)
+class DateColumn:
+    """How a column of text is read as dates.
+
+    Attributes:
+        order: Order of day, month and year; None where nothing in it is a date.
+        plain: Every cell is yyyy-mm-dd as it stands.
+        zoned: Some cells have a distance from UTC.
+        unreadable: How many cells are no date of this order.
+    """
+
+    order: Order | None = "ymd"
+    plain: bool = True
+    zoned: bool = False
+    unreadable: int = 0
+
+
+ISO_COLUMN = DateColumn()
+
+
+def date_column(counts: DateCounts, setting: Order | None, *, where: str) -> DateColumn:
+    """Decide on the order of one column.
+
+    A column whose every readable cell begins with the year is year first, whatever the setting. Cells that can be
+    read in no order are set aside.
+
+    Raises:
+        EhrseqError: No order, or more than one, reads every readable cell.
+    """
+    if not counts.readable:
+        return DateColumn(order=None, unreadable=counts.filled) if counts.filled else DateColumn()
+    fits = [order for order in PATTERNS if counts.fitting(order) == counts.readable]
+    if fits[:1] == ["ymd"] or setting is None:
+        if len(fits) != 1:
+            what = "can be read as day/month and as month/day" if fits else "are written in several ways"
+            mend = "name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd"
+            raise EhrseqError(f"its dates {what}", where=where, mend=mend)
+        order = fits[0]
+    else:
+        order = setting
+    left = counts.filled - counts.fitting(order)
+    return DateColumn(order, plain=order == "ymd" and not counts.ymd, zoned=bool(counts.zoned), unreadable=left)
+
+
+def unreadable_dates(where: str) -> EhrseqError:
+    """The error about a column in which nothing is a date."""
+    mend = "write yyyy-mm-dd, yyyymmdd, dd/mm/yyyy or mm/dd/yyyy, with or without a 24-hour clock"
+    return EhrseqError("none of its dates can be read", where=where, mend=mend)
+
+
+def count_dates(text: pa.ChunkedArray) -> DateCounts:
+    """Count the cells of a block by the orders in which they can be read."""
+    text = pc.drop_null(text)
+    text = text.filter(pc.not_equal(pc.utf8_trim_whitespace(text), ""))
+    iso = pc.match_like(text, ISO_LIKE)
+    others = text.filter(pc.invert(iso))
+    found = {order: pc.match_substring_regex(others, pattern) for order, pattern in PATTERNS.items()}
+    either = pc.and_(found["dmy"], found["mdy"])
+    zoned = pc.match_substring_regex(text, ZONED)
+    ymd, dmy, mdy = (_true(found[order]) for order in ("ymd", "dmy", "mdy"))
+    return DateCounts(len(text), _true(iso), ymd, dmy, mdy, _true(either), _true(zoned))
+
+
+def _true(mask: pa.ChunkedArray) -> int:
+    return pc.sum(mask).as_py() or 0

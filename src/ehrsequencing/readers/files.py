@@ -1,0 +1,190 @@
+"""Foreign files before they are read: one for each table, of the kind that its name says, and how many lines it has."""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.text import open_text
+
+BLOCK_BYTES = 1 << 23  # also the longest line
+_MAGIC = {b"PAR1": "Parquet", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive or a spreadsheet", b"%PDF": "PDF"}
+
+
+def check_one_file_each(found: Iterable[tuple[str, Path]]) -> None:
+    """Refuse two files of one table, as in `person.csv` beside `person.csv.gz`.
+
+    Args:
+        found: Pairs of table and file.
+
+    Raises:
+        EhrseqError: A table has two files.
+    """
+    seen: dict[str, Path] = {}
+    for table, path in found:
+        if table in seen:
+            what = f"{seen[table].name} and {path.name} both hold the table {table}"
+            raise EhrseqError(what, where=str(path.parent), mend="remove or rename one of them")
+        seen[table] = path
+
+
+def check_content(path: Path) -> None:
+    """Refuse a file whose first bytes contradict its name.
+
+    Raises:
+        EhrseqError: They do, or the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the file") from error
+    name = path.name.lower()
+    expected = "Parquet" if name.endswith(".parquet") else "gzip" if name.endswith(".gz") else "CSV"
+    actual = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "CSV")
+    if not start and expected != "Parquet":
+        raise EhrseqError("is empty", where=str(path), mend="remove the file, or give it a header line")
+    if actual != expected:
+        held = f"{actual}, not {expected}" if actual != "CSV" else f"no {expected}"
+        raise EhrseqError(f"holds {held}", where=str(path), mend="give the file the ending of what it holds")
+
+
+@dataclass(frozen=True)
+class CsvFile:
+    """A CSV file as its lines show it.
+
+    Attributes:
+        header: Names of the columns, lower-case and without blanks around them.
+        quote: What fields may be quoted with; empty where no field of the file is quoted.
+        escape: What stands before a quote inside a quoted field.
+        lines: Lines after the header that are not blank.
+        full_lines: Those with enough delimiters for a row of their own.
+        odd_line: Number of the first line with an odd number of quotes; the header is line 1.
+        uneven_line: Number of the first line with too few or too many delimiters.
+    """
+
+    path: Path
+    header: tuple[str, ...]
+    delimiter: str
+    quote: str
+    escape: str
+    lines: int
+    full_lines: int
+    odd_line: int | None
+    uneven_line: int | None
+
+    def rows_in(self, parsed: int, rejected: int) -> int:
+        """How many rows the file holds, given how many were read and how many the reader gave up.
+
+        A stray quote makes one field of many lines. They are rows, since each has all its delimiters.
+        """
+        return max(self.full_lines if self.quote else self.lines, parsed + rejected)
+
+
+def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
+    """Look at the header and the lines of a CSV file.
+
+    A file is read without quotes where each line has all its delimiters and no field stands in quotes: then a quote
+    is a stray one.
+
+    Raises:
+        EhrseqError: The file is empty, holds something else, or cannot be read as text.
+    """
+    check_content(path)
+    unreadable = EhrseqError("cannot be read as CSV", where=str(path), mend="write it as UTF-8 CSV with a header line")
+    try:
+        with open_text(path) as file:
+            line = file.readline()
+            delimiter = next((d for d in delimiters[1:] if d in line and d * 2 not in line), delimiters[0])
+            file.seek(0)
+            names = next(csv.reader(file, delimiter=delimiter), [])
+        header = _header(names)
+        if not any(header):
+            raise EhrseqError("is empty", where=str(path), mend="remove the file, or give it a header line")
+        _check_names(header, path)
+        scan = _Scan(delimiter, len(header))
+        for number, block in _line_blocks(path):
+            scan.add(number, block)
+    except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
+        raise unreadable from error
+    needed = delimiter != "\t" and (scan.quoted or scan.uneven is not None)  # Athena's files with tabs do not quote
+    escape = "\\" if scan.backslashed and not scan.doubled else '"'
+    return CsvFile(
+        path, header, delimiter, '"' if needed else "", escape, scan.lines, scan.full, scan.odd, scan.uneven
+    )  # fmt: skip
+
+
+def _header(names: list[str]) -> tuple[str, ...]:
+    """Lower-case names; an expression with commas, as in date(x,'unixepoch'), is one name."""
+    joined: list[str] = []
+    for name in names:
+        if joined and joined[-1].count("(") > joined[-1].count(")"):
+            joined[-1] += f",{name}"
+        else:
+            joined.append(name)
+    return tuple(name.strip().strip("\ufeff").lower() or f"unnamed_{i}" for i, name in enumerate(joined))
+
+
+def _check_names(header: tuple[str, ...], path: Path) -> None:
+    for i, name in enumerate(header):
+        if name in header[:i]:
+            what = f"columns {header.index(name) + 1} and {i + 1} have the same name"
+            raise EhrseqError(what, where=str(path), mend="rename or remove one of them")
+
+
+class _Scan:
+    """Counts lines, block by block; see `CsvFile`."""
+
+    def __init__(self, delimiter: str, columns: int) -> None:
+        self.delimiter, self.columns = delimiter, columns
+        self.lines = self.full = 0
+        self.odd: int | None = None
+        self.uneven: int | None = None
+        self.quoted = self.backslashed = self.doubled = False
+        mark = "\\t" if delimiter == "\t" else f"[{delimiter}]"
+        self._field = rf'(^|{mark})\s*"([^"]|""|\\")*"\s*({mark}|$)'
+
+    def add(self, first: int, block: pa.ChunkedArray) -> None:
+        there = np.asarray(pc.greater(pc.binary_length(block), 0))
+        found = np.asarray(pc.count_substring(block, self.delimiter))
+        self.lines += int(there.sum())
+        self.full += int((there & (found >= self.columns - 1)).sum())
+        self.uneven = self.uneven or _first(there & (found != self.columns - 1), first)
+        marks = np.asarray(pc.count_substring(block, '"'))
+        if not marks.any():
+            return
+        self.odd = self.odd or _first(marks % 2 == 1, first)
+        some = block.filter(pa.array(marks > 0))
+        self.quoted = self.quoted or _any(pc.match_substring_regex(some, self._field))
+        self.backslashed = self.backslashed or _any(pc.match_substring(some, '\\"'))
+        self.doubled = self.doubled or _any(pc.match_substring_regex(some, '[^,;|]""'))
+
+
+def _first(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], start: int) -> int | None:
+    return start + int(mask.argmax()) if mask.any() else None
+
+
+def _any(mask: pa.ChunkedArray) -> bool:
+    return bool(pc.any(mask).as_py())
+
+
+def _line_blocks(path: Path) -> Iterable[tuple[int, pa.ChunkedArray]]:
+    """Number of a block's first line, and its lines as bytes; without the header's line."""
+    number = 2
+    read = pacsv.ReadOptions(column_names=["line"], skip_rows=1, block_size=BLOCK_BYTES)
+    parse = pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False)
+    convert = pacsv.ConvertOptions(column_types={"line": pa.binary()}, strings_can_be_null=False)
+    try:
+        with pacsv.open_csv(path, read_options=read, parse_options=parse, convert_options=convert) as stream:
+            for batch in stream:
+                yield number, pa.chunked_array([batch["line"]])
+                number += len(batch)
+    except pa.ArrowInvalid as error:
+        if not str(error).startswith("Empty CSV file"):
+            raise  # else a header without a line below it

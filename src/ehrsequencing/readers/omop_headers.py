@@ -1,0 +1,73 @@
+"""Headers that are not OMOP's own: other case, and SQL expressions that an export left as the name of a column."""
+
+import re
+from typing import Any
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.omop_tables import alternatives, columns_of
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_TEXT = re.compile(r"'[^']*'")
+
+
+def renamed_columns(table: Any, name: str, *, where: str) -> tuple[Any, tuple[tuple[str, str], ...]]:
+    """A table under lower-case names, and under the column's name where the header is an expression of one column.
+
+    Args:
+        table: Ibis table.
+        name: OMOP's name of it.
+        where: The file or table, for messages.
+
+    Returns:
+        The table, and pairs of column and the expression that named it.
+
+    Raises:
+        EhrseqError: An expression names several columns, or several expressions name one, that the table lacks.
+    """
+    names = {column: column.strip().lower() for column in table.columns}
+    if len(set(names.values())) < len(names):
+        raise EhrseqError("has columns whose names differ only in case", where=where, mend="rename one of them")
+    plain = {lower for lower in names.values() if _NAME.fullmatch(lower)}
+    found: dict[str, str] = {}  # column of OMOP → header
+    for header, lower in names.items():
+        wanted = [] if lower in plain else _columns_in(lower, columns_of(name) - plain)
+        clash = next((column for column in wanted if column in found), None)
+        if len(wanted) > 1 or clash:
+            both = f"and {names[found[clash]]!r} both name {clash}" if clash else f"names {' and '.join(wanted)}"
+            mend = f"rename it to the column that it holds: {' or '.join(wanted)}"
+            raise EhrseqError(f"column {lower!r} {both}", where=where, mend=mend)
+        if wanted:
+            found[wanted[0]] = header
+    chosen = {header: column for column, header in found.items()}
+    new = {chosen.get(header, lower): header for header, lower in names.items()}
+    return table.rename(new), tuple((column, names[header]) for column, header in found.items())
+
+
+def _columns_in(expression: str, columns: frozenset[str] | set[str]) -> list[str]:
+    """The columns that an expression names, outside of its texts."""
+    return sorted({word for word in _NAME.findall(_TEXT.sub("", expression)) if word in columns})
+
+
+def check_columns(table: Any, name: str, *, where: str) -> None:
+    """Refuse a table that lacks a column without which its rows mean nothing.
+
+    Args:
+        table: Ibis table with lower-case names.
+        name: OMOP's name of it.
+        where: The file or table, for messages.
+
+    Raises:
+        EhrseqError: It lacks one; the message names it, and the columns that it may be.
+    """
+    there = set(table.columns)
+    if not there & columns_of(name):
+        mend = "give it OMOP's column names as its first line"
+        raise EhrseqError(f"has none of the columns of {name}", where=where, mend=mend)
+    for choice in alternatives(name):
+        if not there & set(choice):
+            last = choice[-1].rpartition("_")[2]
+            kinds = ("date", "time") if last in ("date", "datetime") else ("id", "concept") if last == "id" else ("",)
+            alike = [c for c in table.columns if _NAME.fullmatch(c) and any(kind in c for kind in kinds)]
+            found = f"; found: {', '.join(sorted(alike)[:8])}" if alike else ""
+            what = f"has no column {' or '.join(choice)}{found}"
+            raise EhrseqError(what, where=where, mend=f"rename the column that holds it to {choice[0]}")

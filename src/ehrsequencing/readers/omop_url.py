@@ -1,0 +1,76 @@
+"""A database named by its URL. Neither the URL nor any part of it ever enters a message: it may hold a password."""
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote
+
+from ehrsequencing.errors import EhrseqError
+
+_URL = re.compile(
+    # A password may hold anything: it ends at the last @ behind which a host, a database and a query can stand.
+    r"(?P<scheme>[A-Za-z][A-Za-z0-9+]*)://(?:(?P<user>[^:@/?#]*)(?::(?P<password>.*))?@)?"
+    r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^@:/?#\[\]]*)(?::(?P<port>\d+))?(?:/(?P<path>[^?#]*))?(?:\?(?P<query>[^#]*))?",
+    re.DOTALL,
+)
+_HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA, or duckdb://FILE"
+
+
+def looks_like_database(text: str) -> bool:
+    """Whether a text that is no path may name a database, and so may hold a password."""
+    return any(mark in text for mark in ("://", ":/", "=", "@")) or text.lower().startswith(("postgres", "mysql"))
+
+
+def public_name(text: str) -> str:
+    """A source's name for messages: a path as it is, a database only by its kind."""
+    if "://" not in text and (Path(text).exists() or not looks_like_database(text)):
+        return text
+    scheme = text.partition("://")[0].lower()
+    known = {"postgres": "PostgreSQL", "postgresql": "PostgreSQL", "duckdb": "DuckDB"}
+    return f"the {known[scheme]} database" if "://" in text and scheme in known else "the database"
+
+
+def local_path(text: str) -> Path | None:
+    """Where a source lies on this machine: a folder, or DuckDB's file; None for a server."""
+    if text.lower().startswith("duckdb://"):
+        return Path(text[len("duckdb://") :])
+    return None if "://" in text or not Path(text).exists() else Path(text)
+
+
+def connect(url: str) -> Any:
+    """Open a database through Ibis.
+
+    Raises:
+        EhrseqError: The text is no URL, or a DuckDB file is missing.
+    """
+    import ibis
+
+    if url.lower().startswith("duckdb://"):
+        path = local_path(url)
+        if path is None or not path.is_file():  # DuckDB would make an empty database
+            raise EhrseqError("its file is not there", where="the DuckDB database", mend="name it as duckdb://FILE")
+        return ibis.duckdb.connect(path, read_only=True)
+    parts = _URL.fullmatch(url)
+    if parts is None:
+        raise EhrseqError("is no URL", where="the database", mend=_HOW)
+    if parts["scheme"].lower() not in ("postgres", "postgresql"):
+        return ibis.connect(_quoted(parts))
+    database, _, schema = (parts["path"] or "").partition("/")
+    named = {
+        "user": parts["user"], "password": parts["password"], "host": (parts["host"] or "").strip("[]"),
+        "port": parts["port"], "database": database, "schema": schema,
+    }  # fmt: skip
+    given = {key: unquote(value) for key, value in named.items() if value}
+    return ibis.postgres.connect(**(given | dict(parse_qsl(parts["query"] or ""))))
+
+
+def _quoted(parts: re.Match[str]) -> str:
+    """The URL with its user and password quoted, so that every parser sees the same host."""
+    user, password = (
+        None if text is None else quote(unquote(text), safe="") for text in parts.group("user", "password")
+    )
+    login = "" if user is None else f"{user}@" if password is None else f"{user}:{password}@"
+    port = f":{parts['port']}" if parts["port"] else ""
+    path = f"/{parts['path']}" if parts["path"] is not None else ""
+    query = f"?{parts['query']}" if parts["query"] else ""
+    return f"{parts['scheme']}://{login}{parts['host']}{port}{path}{query}"
