@@ -71,10 +71,11 @@ def make_set(
     *settings: str,
     parents: Mapping[str, Sequence[str]] | None = None,
     column: str | None = None,
+    splits: Mapping[int, str] | None = None,
     **changes: Any,
 ) -> Path:
     """Write the records, and prepare them for the task with `changes`."""
-    write_meds(folder / "data", rows, splits=hospital_splits(rows), parents=parents, column=column)
+    write_meds(folder / "data", rows, splits=splits or hospital_splits(rows), parents=parents, column=column)
     prepare(folder / "data", folder / "set", study=load_study(None, settings), tasks=[task(**changes)])
     return folder / "set"
 

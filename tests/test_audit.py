@@ -134,7 +134,7 @@ def test_no_false_alarm_on_clean_cohorts(number: int, tmp_path: Path) -> None:
         data, question = write_meds(tmp_path / "data", rows, splits=hospital_splits(rows)), task(**changes)
     prepare(data, tmp_path / "set", study=load_study(None, settings), tasks=[question])
     found = verdicts(assemble(tmp_path / "set", tmp_path / "run", *model, seed=number), seed=number, subjects=15)
-    assert "leak" not in found.values()
+    assert {"leak", "warning"}.isdisjoint(found.values())
     assert all(found[name] == "passed" for name in ALWAYS)
 
 
@@ -151,7 +151,7 @@ def test_no_false_alarm_on_trained_runs(settings: tuple[str, ...], tmp_path: Pat
     study = load_study(None, [*TINY, "training.epochs=4", "training.learning_rate=1e-2", *settings[1:]])
     Trainer(store, store.only_task(), tmp_path / "run", study=study).fit()
     found = verdicts(tmp_path / "run", subjects=15)
-    assert "leak" not in found.values()
+    assert {"leak", "warning"}.isdisjoint(found.values())
     assert all(found[name] == "passed" for name in (*ALWAYS, "recalibration"))
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     (*_, told) = manifest.get("members", [manifest])  # of several models, one is enough

@@ -355,8 +355,8 @@ def audit(
 ) -> None:
     """Test a run, and the data that it was made from, for leaks of the future.
 
-    Exits with 1 where a leak is found, with 0 where none is: also where some checks could not be made. A report that
-    the run has is drawn again.
+    Exits with 1 where a leak is found, with 0 where none is: also where checks warn or could not be made, so that exit
+    code 0 is no proof. A report that the run has is drawn again.
     """
     with _errors(debug):
         from ehrsequencing.evaluation.audit import audit as make

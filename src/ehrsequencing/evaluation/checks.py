@@ -57,7 +57,7 @@ def split_overlap(subject_ids: Mapping[str, NDArray[np.int64]]) -> dict[str, Any
 
 
 def audit_summary(run_folder: Path) -> dict[str, Any] | None:
-    """What `ehrseq audit` found in this very run: how many checks passed, failed and could not be made, and when."""
+    """What `ehrseq audit` found in this very run: how many checks passed, warned, failed or could not be made."""
     from ehrsequencing.evaluation.audit import saved_audit  # it writes its file through `evaluate`: not at the top
 
     audit = saved_audit(run_folder)
@@ -66,7 +66,7 @@ def audit_summary(run_folder: Path) -> dict[str, Any] | None:
     verdicts = [check["verdict"] for check in audit["checks"]]
     return {
         "passed": verdicts.count("passed"), "failed": verdicts.count("leak"),
-        "not_tested": verdicts.count("not_tested"), "date": audit["created"],
+        "warnings": verdicts.count("warning"), "not_tested": verdicts.count("not_tested"), "date": audit["created"],
     }  # fmt: skip
 
 
@@ -77,7 +77,8 @@ def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:
         return f"{rule} Audited: no; ehrseq audit tests it on this run."
     if audit["failed"]:
         return f"{rule} Audited on {audit['date']}: {audit['failed']} of the checks found a LEAK."
-    return f"{rule} Audited on {audit['date']}: {audit['passed']} checks passed, no leak found."
+    warned = f", {audit['warnings']} warned" if audit.get("warnings") else ""  # older audits do not count them
+    return f"{rule} Audited on {audit['date']}: {audit['passed']} checks passed{warned}, no leak found."
 
 
 def time_zero(task: TaskConfig) -> str:

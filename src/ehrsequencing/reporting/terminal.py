@@ -90,7 +90,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     return f"{row['value']:.3f}{interval}"
 
 
-VERDICTS = {"passed": "passed", "leak": "LEAK", "not_tested": "not tested"}
+VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}
 
 
 def audit_lines(result: Mapping[str, Any]) -> list[str]:
@@ -102,10 +102,15 @@ def audit_lines(result: Mapping[str, Any]) -> list[str]:
     lines = [f"{result['task']}, {result['split']}, up to {result['subjects']} subjects of each split", ""]
     for check in result["checks"]:
         lines.append(f"  {VERDICTS[check['verdict']]:10}  {check['name']:20} {check['reason']}")
-    leaks = [check["name"] for check in result["checks"] if check["verdict"] == "leak"]
+    leaks, warnings = (
+        [check["name"] for check in result["checks"] if check["verdict"] == verdict] for verdict in ("leak", "warning")
+    )
+    if warnings:
+        lines += ["", f"WARNING: {', '.join(warnings)}. Not proven, not cleared: find out before you use this run."]
     if leaks:
         lines += ["", f"LEAK: {', '.join(leaks)}. Believe no number of this run until this is understood."]
     else:
         passed = sum(check["verdict"] == "passed" for check in result["checks"])
-        lines += ["", f"no leak found: {passed} checks passed, {result['not_tested']} could not be made"]
+        warned = f"{len(warnings)} warned, " if warnings else ""
+        lines += ["", f"no leak found: {passed} checks passed, {warned}{result['not_tested']} could not be made"]
     return lines

@@ -2,7 +2,8 @@
 
 Reading order: `data` (what every check looks at), `source` (the records, read again), `copies` (people with another
 past or future), then the checks: `model_checks`, `prefix`, `input_checks`, `label_checks`, `fit_checks`,
-`single_people`, `suspicion`, `shuffled`. `docs/trust.md` says in plain words what they prove and what they cannot.
+`single_people`, `suspicion`, `duplicates`, `leading_codes`, `shuffled`. `docs/trust.md` says in plain words what they prove
+and what they cannot.
 """
 
 import time
@@ -15,9 +16,11 @@ from typing import Any
 from ehrsequencing import __version__
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.audit import (
+    duplicates,
     fit_checks,
     input_checks,
     label_checks,
+    leading_codes,
     model_checks,
     prefix,
     shuffled,
@@ -36,9 +39,11 @@ CHECKS: tuple[Check, ...] = (
     *prefix.CHECKS,
     *input_checks.CHECKS,
     *label_checks.CHECKS,
+    *duplicates.CHECKS,
     *fit_checks.CHECKS,
     *single_people.CHECKS,
     *suspicion.CHECKS,
+    *leading_codes.CHECKS,
 )
 
 
@@ -66,8 +71,8 @@ def audit(
         progress: Called with (steps done, steps, what comes next).
 
     Returns:
-        What was written: `leaks`, `not_tested` (counts), and `checks`, each with its name, question, verdict
-        (`passed`, `leak`, `not_tested`), reason, what was tested, the measured number and its bound.
+        What was written: `leaks`, `warnings`, `not_tested` (counts), and `checks`, each with its name, question,
+        verdict (`passed`, `warning`, `leak`, `not_tested`), reason, what was tested, the measured number and its bound.
 
     Raises:
         EhrseqError: The run, its prepared set, or records that were named cannot be used.
@@ -97,6 +102,7 @@ def audit(
         "task": run.task.name, "split": split, "subjects": subjects, "seed": seed,
         "records": facts.source is not None,
         "leaks": sum(a["verdict"] == "leak" for a in answers),
+        "warnings": sum(a["verdict"] == "warning" for a in answers),
         "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
         "checks": answers,
     }  # fmt: skip

@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.audit.presence import Presence
 from ehrsequencing.evaluation.audit.source import Source
 from ehrsequencing.predict import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
 
 SPLITS = ("train", "tuning", "held_out")
-Verdict = Literal["passed", "leak", "not_tested"]
+FITTED = ("train", "tuning")  # whose labels the looks for telling codes use: most carriers are there
+Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Finding:
 
     Attributes:
         verdict: `not_tested` where the check could not be made or could not have failed; never `passed` then.
+            `warning` where somebody who knows the records must look: it may be a leak, or honest knowledge.
         reason: What was seen, in plain words; no patient's value, id or date.
         tested: How many subjects, rows, perturbations … were looked at.
         measured: The number that decided.
@@ -124,6 +127,11 @@ class AuditData:
     def asked(self) -> TaskRows:
         """Prediction times of `people`."""
         return take_rows(self.rows[self.split], self.sample[self.split])
+
+    @cached_property
+    def presence(self) -> dict[str, Presence]:
+        """Which prediction times of each split see which token."""
+        return {name: Presence(self.timelines[name], self.rows[name]) for name in SPLITS}
 
     def sampled_ids(self) -> NDArray[np.int64]:
         """Ids of all sampled subjects."""

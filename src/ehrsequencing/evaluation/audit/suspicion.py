@@ -1,4 +1,4 @@
-"""Too good to be true: does a single token tell the outcome? A suspicion, no proof: somebody must look at it."""
+"""Too good to be true: does a single token, or a code without a time, tell the outcome? Somebody must look at it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.evaluation.audit.data import SPLITS, AuditData, Check, Finding
-from ehrsequencing.records.timelines import TaskRows, Timelines, ragged
-from ehrsequencing.records.visits import count_at_or_before
+from ehrsequencing.evaluation.audit.data import FITTED, SPLITS, AuditData, Check, Finding, Verdict
+from ehrsequencing.records.timelines import TaskRows, ragged
 
 TELLING_AUC = 0.98
+HIGH_STATIC_AUC, SURE_STATIC_AUC = 0.8, 0.9  # of a code without a time: a warning, a leak
 MIN_EVENTS = 20  # subjects with and without the event
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -59,7 +59,6 @@ def _newest(rows: TaskRows) -> Bools:
 
 def telling_token(data: AuditData) -> Finding:
     """The AUC of each token's presence, and of each number among the inputs, for the outcome."""
-    presence = {split: _Presence(data.timelines[split], data.rows[split]) for split in SPLITS}
     numbers = _numbers(data)
     best, best_name, best_label, labels = 0.5, "", "", 0
     for label in _labels(data):
@@ -69,7 +68,7 @@ def telling_token(data: AuditData) -> Finding:
             continue
         labels += 1
         share = np.stack([
-            sum(presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS) / total
+            sum(data.presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS) / total
             for weight, total in zip(weights, people, strict=True)
         ])  # fmt: skip
         auc = 0.5 + 0.5 * np.abs(share[0] - share[1])
@@ -87,30 +86,79 @@ def telling_token(data: AuditData) -> Finding:
     return Finding("passed", f"no input alone tells the outcome; the best, {said}", tested, best, TELLING_AUC)
 
 
-class _Presence:
-    """Which rows see a token: all rows of a subject after the visit that has it first; static ones always."""
+def static_codes(data: AuditData) -> Finding:
+    """The AUC of carrying each code without a time, for the event: of each cause, and of any.
 
-    def __init__(self, timelines: Timelines, rows: TaskRows) -> None:
-        everyone = np.arange(len(timelines))
-        visits = np.diff(timelines.subject_offsets)
-        place = np.arange(int(visits.sum())) - np.repeat(np.asarray(timelines.subject_offsets)[:-1], visits)
-        codes = np.diff(timelines.visit_offsets)
-        subject = np.r_[
-            np.repeat(np.repeat(everyone, visits), codes), np.repeat(everyone, np.diff(timelines.static_offsets))
-        ]
-        token = np.r_[np.asarray(timelines.codes), np.asarray(timelines.static_codes)].astype(np.int64)
-        nth = np.r_[np.repeat(place, codes), np.full(len(timelines.static_codes), -1)]
-        order = np.lexsort((nth, token, subject))
-        subject, token, nth = subject[order], token[order], nth[order]
-        opens = np.r_[True, (np.diff(subject) != 0) | (np.diff(token) != 0)][: len(order)]
-        subject, self.token, nth = subject[opens], token[opens], nth[opens]
-        before, first = count_at_or_before(rows.subject, np.asarray(rows.visits_before, np.int64), subject, nth)
-        self.start, self.stop = first + before, np.asarray(rows.row_offsets)[subject + 1]
+    A person counts once. Two labels are asked: the event at any time in the follow-up against none, and the event by
+    the median time of the events against those known to have had none until then. The lower AUC counts, so that a
+    code which goes with a longer follow-up is no finding. An AUC below ½ counts as its mirror image.
+    """
+    pairs = _static_pairs(data)
+    tested = {"codes": len(np.unique(pairs[1])), "outcomes": 0}
+    if not tested["codes"]:
+        return Finding("not_tested", "no code of these records is without a time", tested)
+    size, best, best_name, best_cause = len(data.vocabulary), 0.5, "", ""
+    for words, ever, by_median in _people(data):
+        if min(len(part) for part in ever) < MIN_EVENTS:
+            continue
+        tested["outcomes"] += 1
+        gain = _gain(pairs, ever, size)
+        if len(by_median[1]) >= MIN_EVENTS // 2:
+            early = _gain(pairs, by_median, size)
+            gain = np.where(gain * early > 0, np.sign(gain) * np.minimum(np.abs(gain), np.abs(early)), 0.0)
+        top = int(np.abs(gain).argmax())
+        if 0.5 + abs(gain[top]) > best:
+            best, best_name, best_cause = 0.5 + abs(gain[top]), data.vocabulary.tokens[top], words
+    if not tested["outcomes"]:
+        return Finding("not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested)
+    said = f"{best_name!r} alone tells {best_cause} with an AUC of {best:.3f}"
+    if best > HIGH_STATIC_AUC:
+        verdict: Verdict = "leak" if best > SURE_STATIC_AUC else "warning"
+        why = f"{said}; a code without a time may have been filled in after the event: find out when it was recorded, "
+        return Finding(verdict, f"{why}and if it was, name it in visits.ignore", tested, best, HIGH_STATIC_AUC)
+    clean = "no code without a time gives the outcome away" + (f"; the best, {said}" if best_name else "")
+    return Finding("passed", clean, tested, best, HIGH_STATIC_AUC)
 
-    def weight_with(self, weight: Floats, n_tokens: int) -> Floats:
-        """(V,) weight of the rows that see each token."""
-        seen = np.r_[0.0, np.cumsum(weight)]
-        return np.asarray(np.bincount(self.token, weights=seen[self.stop] - seen[self.start], minlength=n_tokens))
+
+def _static_pairs(data: AuditData) -> tuple[Ints, Ints]:
+    """Person and token of each code without a time; persons are counted on from split to split."""
+    owners, tokens, people = list[Ints](), list[Ints](), 0
+    for split in FITTED:
+        timelines = data.timelines[split]
+        owners.append(people + np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets)))
+        tokens.append(np.asarray(timelines.static_codes, np.int64))
+        people += len(timelines)
+    return np.concatenate(owners), np.concatenate(tokens)
+
+
+def _people(data: AuditData) -> Iterator[tuple[str, tuple[Ints, Ints], tuple[Ints, Ints]]]:
+    """Each cause in words, with people with and without it: in all their follow-up, and by the events' median time."""
+    first_person, cause, days, person = 0, list[Ints](), list[Floats](), list[Ints]()
+    for split in FITTED:
+        rows = data.rows[split]
+        offsets = np.asarray(rows.row_offsets)
+        asked = np.flatnonzero(np.diff(offsets) > 0)
+        first = offsets[asked]
+        person.append(first_person + asked)
+        cause.append(np.asarray(rows.cause, np.int64)[first])
+        days.append(np.asarray(rows.duration_days)[first])
+        first_person += len(data.timelines[split])
+    who, which, when = np.concatenate(person), np.concatenate(cause), np.concatenate(days)
+    events = {name: which == number for number, name in enumerate(data.task.causes, start=1)}
+    if len(events) > 1:
+        events[" or ".join(events)] = which > 0
+    for name, event in events.items():
+        median = float(np.median(when[event])) if event.any() else 0.0
+        soon = event & (when <= median)
+        known = (when >= median) | ((which > 0) & ~event)
+        yield name, (who[event], who[~event]), (who[soon], who[known & ~soon])
+
+
+def _gain(pairs: tuple[Ints, Ints], people: tuple[Ints, Ints], n_tokens: int) -> Floats:
+    """(V,) AUC − ½ of carrying each code, for those with the event against those without."""
+    owner, token = pairs
+    share = [np.bincount(token[np.isin(owner, some)], minlength=n_tokens) / len(some) for some in people]
+    return np.asarray(0.5 * (share[0] - share[1]))
 
 
 @dataclass(frozen=True)
@@ -191,4 +239,7 @@ def _share(subject: Ints) -> Floats:
     return np.asarray(1.0 / count[inverse.reshape(-1)])
 
 
-CHECKS = (Check("telling_token", "Does any single code or number give the outcome away?", telling_token),)
+CHECKS = (
+    Check("telling_token", "Does any single code or number give the outcome away?", telling_token),
+    Check("static_codes", "Does a code without a time, which nobody can date, give the outcome away?", static_codes),
+)
