@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ehrsequencing.console import bar, errors, say
+
 if TYPE_CHECKING:
     from ehrsequencing.readers.meds_out import ImportReport
 
@@ -27,12 +29,10 @@ def omop(
     debug: Debug = False,
 ) -> None:
     """OMOP CDM 5.3 or 5.4, from files or from a live database."""
-    from ehrsequencing.cli import _bar, _errors
-
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.readers.omop import import_omop
 
-        with _bar("importing") as tick:
+        with bar("importing") as tick:
             report = import_omop(source, out, progress=tick)
         _say(report, out)
 
@@ -44,17 +44,15 @@ def synthea(
     debug: Debug = False,
 ) -> None:
     """Synthea's CSV export."""
-    from ehrsequencing.cli import _bar, _errors
-
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.readers.synthea import import_synthea
 
-        with _bar("importing") as tick:
+        with bar("importing") as tick:
             report = import_synthea(source, out, progress=tick)
         _say(report, out)
 
 
 def _say(report: "ImportReport", out: Path) -> None:
     for line in report.lines():
-        typer.echo(line)
-    typer.echo(f"next: ehrseq check {out}")
+        say(line)
+    say(f"next: ehrseq check {out}")

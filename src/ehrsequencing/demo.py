@@ -13,7 +13,7 @@ from ehrsequencing.evaluation.evaluate import OURS, add_to_run, evaluate
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import write_report
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.storage import MANIFEST, read_json, read_manifest, sweep_temporaries
+from ehrsequencing.storage import MANIFEST, altered, read_json, read_manifest, require_name, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 # A small world for a small cohort: 24 pairs and 200 background codes want more than ten thousand subjects. What is
@@ -51,6 +51,7 @@ def run_demo(
     Returns:
         The metrics.
     """
+    require_name(out)
     data, prepared, run = out / "data", out / "prepared", out / "run"
     torch.set_num_threads(1)  # so small a model gains little from a second one, and loses much on a busy machine
     marker = out / f"demo-{subjects}-{seed}"
@@ -74,9 +75,9 @@ def run_demo(
     trainer = Trainer(Prepared(prepared), task.name, run, study=study)
     with training_bar() as show:
         trainer.fit(resume=True, on_progress=show)
-    listed = read_manifest(run, what="a run")["files"]
+    manifest = read_manifest(run, what="a run")
     metrics: dict[str, Any]
-    if {"metrics.json", "report.html"} <= set(listed):
+    if {"metrics.json", "report.html"} <= set(manifest["files"]) - set(altered(run, manifest)):
         metrics = read_json(run / "metrics.json")
     else:
         say("4/5  evaluating on held-out patients, beside baselines and the truth")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +18,13 @@ import numpy as np
 import yaml
 from numpy.typing import DTypeLike, NDArray
 
-from ehrsequencing.config import Settings
+from ehrsequencing.config import BadText, Settings, parse_json
 from ehrsequencing.errors import EhrseqError
 
 MANIFEST = "manifest.json"
+HISTORY = "history.jsonl"  # of a run: one line an epoch
+# All of a run that prediction needs; its other files may be deleted or edited.
+RUN_NEEDS = ("config.json", "config.yaml", "model.safetensors", "vocabulary.json", "vocabulary.safetensors")
 _TEMPORARY = ".tmp-"
 
 
@@ -40,6 +43,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Raises:
         EhrseqError: The disk refused (full, read-only, no permission); what stood at `path` still stands.
     """
+    require_name(path)
+    if path.is_dir():
+        raise EhrseqError("is a folder", where=str(path), mend="name a file")
     temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,17 +80,47 @@ def write_settings(path: Path, settings: Settings, *, only: set[str] | None = No
 def read_json(path: Path) -> Any:
     """Read JSON, with a clear error."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except OSError as error:
         raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
-    except ValueError as error:
-        raise EhrseqError("is damaged", where=str(path), mend="make this file again") from error
+    except BadText as error:
+        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), mend="make this file again") from error
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Read a file with one JSON value a line, with a clear error."""
+    try:
+        return [parse_json(line) for line in path.read_bytes().splitlines()]
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+    except BadText as error:
+        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), mend="make this file again") from error
+
+
+def require_name(path: Path) -> None:
+    """Refuse an output path that nothing can be renamed to: `.`, `..`, `/`, or one that the system cannot hold.
+
+    Raises:
+        EhrseqError: Says so before any work is done.
+    """
+    if path.name in ("", ".."):
+        mend = "name a file or folder to make, as in --out results"
+        raise EhrseqError("is a place, not a name for an output", where=str(path), mend=mend)
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:  # no permission, too long, or a file stands where a folder should
+        raise EhrseqError("cannot be written", where=str(path), mend=error.strerror or "check the path") from error
 
 
 def sha256(path: Path) -> str:
     """Hash of a file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the disk") from error
 
 
 def digest(value: object) -> str:
@@ -98,15 +134,38 @@ def sweep_temporaries(folder: Path) -> None:
         orphan.unlink() if orphan.is_file() else shutil.rmtree(orphan, ignore_errors=True)
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any], *, files: list[Path] | None = None) -> None:
-    """Hash the folder's files and write the manifest last, which makes the folder complete."""
+def write_manifest(
+    folder: Path, facts: Mapping[str, Any], *, files: list[Path] | None = None, required: Sequence[str] | None = None
+) -> None:
+    """Hash the folder's files and write the manifest last, which makes the folder complete.
+
+    Args:
+        folder: The folder.
+        facts: What else the manifest tells.
+        files: The files to list; by default all.
+        required: Names of the files without which, or with other bytes in which, the folder is refused. The others may
+            be deleted and edited. By default every file is required.
+    """
     chosen = files if files is not None else [p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST]
     hashes = {p.relative_to(folder).as_posix(): sha256(p) for p in sorted(chosen)}
-    write_json(folder / MANIFEST, {**facts, "files": hashes})
+    needs = {} if required is None else {"required": sorted(required)}
+    write_json(folder / MANIFEST, {**facts, **needs, "files": hashes})
+
+
+def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
+    """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list.
+
+    What the manifest says of the other files stays as it is: a file that somebody has edited does not become ours.
+    """
+    manifest = read_json(folder / MANIFEST)
+    others = {listed: known for listed, known in manifest["files"].items() if listed != name}
+    write_json(folder / MANIFEST, {**manifest, "files": others})
+    write(folder / name)
+    write_json(folder / MANIFEST, {**manifest, "files": {**others, name: sha256(folder / name)}})
 
 
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:
-    """Read a complete manifest and check every file's hash.
+    """Read a complete manifest and check the hash of every required file.
 
     Args:
         folder: The folder that the manifest describes.
@@ -114,25 +173,62 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
         verify: Whether to hash the files; a flipped bit is otherwise silent in most of a Parquet file.
 
     Raises:
-        EhrseqError: No manifest, a missing file, or one whose bytes have changed.
+        EhrseqError: No manifest, a damaged one, a required file that is missing, or one whose bytes have changed.
     """
     path = folder / MANIFEST
     if not path.is_file():
         raise EhrseqError(
             f"is not {what}, or was interrupted before it was complete", where=str(folder), mend="make it again"
         )
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+    manifest: dict[str, Any] = read_json(path)
+    is_whole = isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)
+    required = manifest.get("required", list(manifest["files"])) if is_whole else None
+    if not isinstance(required, list) or not all(name in manifest["files"] for name in map(str, required)):
         raise EhrseqError("is damaged", where=str(path), mend="make the folder again")
-    for name, expected in manifest["files"].items():
-        file = folder / name
-        if not file.resolve().is_relative_to(folder.resolve()):
+    for name in manifest["files"]:
+        if not _is_inside(folder / name, folder):
             raise EhrseqError("names a file outside its folder", where=str(path), mend="do not trust this folder")
+    for name in map(str, required):
+        file = folder / name
         if not file.is_file():
             raise EhrseqError("a file is missing", where=str(file), mend="make the folder again")
-        if verify and sha256(file) != expected:
+        if verify and sha256(file) != manifest["files"][name]:
             raise EhrseqError("has changed since it was written", where=str(file), mend="make the folder again")
     return manifest
+
+
+def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, type]) -> None:
+    """Refuse a manifest that lacks a fact, or has one of another type than `facts` names."""
+    for name, kind in facts.items():
+        if not isinstance(manifest.get(name), kind):
+            where = str(folder / MANIFEST)
+            raise EhrseqError(f"is damaged: it does not tell {name!r}", where=where, mend="make the folder again")
+
+
+def _is_inside(file: Path, folder: Path) -> bool:
+    try:
+        return file.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # no name of a file, or links in a circle
+        return False
+
+
+def altered(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Files that nothing needs (`required` of the manifest) and that are not as they were written.
+
+    Args:
+        folder: The folder.
+        manifest: Its manifest, as `read_manifest` gave it.
+
+    Returns:
+        Name → `is missing` or `has changed since it was written`.
+    """
+    found = {}
+    for name in set(manifest["files"]) - set(manifest.get("required", manifest["files"])):
+        if not (folder / name).is_file():
+            found[name] = "is missing"
+        elif sha256(folder / name) != manifest["files"][name]:
+            found[name] = "has changed since it was written"
+    return dict(sorted(found.items()))
 
 
 @contextmanager
@@ -141,6 +237,7 @@ def complete_folder(folder: Path, *, what: str) -> Iterator[Path]:
 
     A complete earlier `folder` is replaced in one rename; a folder that is not ours is refused.
     """
+    require_name(folder)
     if folder.exists() and not folder.is_dir():
         raise EhrseqError("is a file", where=str(folder), mend="name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():

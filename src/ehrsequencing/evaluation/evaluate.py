@@ -40,7 +40,7 @@ from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.predict import RECALIBRATION, Run, nll_of_rows, risk_of_rows
 from ehrsequencing.records.check import task_warnings
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import MANIFEST, read_json, write_json, write_manifest
+from ehrsequencing.storage import add_to_run, write_json
 from ehrsequencing.training.loop import labels_digest
 
 __all__ = ["ORACLE", "OURS", "Evaluation", "add_to_run", "evaluate", "question", "require_own"]
@@ -389,15 +389,6 @@ def evaluate(
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
     add_to_run(run_folder, "metrics.json", lambda path: write_json(path, result))
     return result
-
-
-def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
-    """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list."""
-    manifest = read_json(folder / MANIFEST)
-    listed = [folder / file for file in manifest.pop("files") if file != name]
-    write_manifest(folder, manifest, files=listed)
-    write(folder / name)
-    write_manifest(folder, manifest, files=[*listed, folder / name])
 
 
 def require_own(run: Run, prepared: Prepared) -> None:

@@ -36,7 +36,7 @@ from ehrsequencing.records.timelines import (
     take_timelines,
 )
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.storage import write_json
+from ehrsequencing.storage import require_name, write_json
 
 SPLIT = "external"
 FEWEST_SUBJECTS = 11  # with an unknown code before it is named: a rare code may point at a person
@@ -229,6 +229,7 @@ def validate(
         raise EhrseqError("the prepared set has moved: its tuning split is needed", where=str(own), mend=mend)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
+    require_name(folder)
     if folder.exists() and not (folder / "metrics.json").is_file() and (folder.is_file() or any(folder.iterdir())):
         raise EhrseqError("holds something else", where=str(folder), mend="name another folder with --out")
     found = read_external(run, data, facts=facts, progress=progress)

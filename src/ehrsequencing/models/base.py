@@ -1,6 +1,5 @@
 """What every survival model of this package shares: likelihood, risk, and its two files."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.config import ModelConfig, validated
+from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll_terms
@@ -246,11 +245,11 @@ def _write(path: Path, data: bytes) -> None:
 
 def _read_json(path: Path) -> dict[str, object]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_bytes())
     except OSError as error:
         raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise EhrseqError("is not valid JSON", where=str(path), mend="save the model again") from error
+    except BadText as error:
+        raise EhrseqError(error.what, where=str(path), mend="save the model again") from error
     if not isinstance(data, dict):
         raise EhrseqError("must hold a mapping of settings", where=str(path), mend="save the model again")
     return data

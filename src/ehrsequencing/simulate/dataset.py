@@ -25,6 +25,7 @@ from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.records import BLOCK, TRUTH_STREAM, PredictionTimes, random_stream, simulate_block
 from ehrsequencing.simulate.settings import SimulationConfig
 from ehrsequencing.simulate.truth import grid_days, horizons, true_curves
+from ehrsequencing.storage import require_name
 
 CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of causes
 SPLITS = (meds.train_split, meds.tuning_split, meds.held_out_split)
@@ -72,6 +73,7 @@ def simulate(
         raise EhrseqError("leaves no room for a subject", where="shard_subjects", mend="choose 1 or more")
     if seed < 0:
         raise EhrseqError("is negative", where="seed", mend="choose 0 or more")
+    require_name(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise EhrseqError("is there already and not an empty folder", where=str(out), mend="name another output folder")
     process, codes = Process(config), CodeTable(config)

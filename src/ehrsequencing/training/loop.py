@@ -31,9 +31,13 @@ from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import (
+    HISTORY,
     MANIFEST,
+    RUN_NEEDS,
     digest,
+    read_json_lines,
     read_manifest,
+    require_name,
     sweep_temporaries,
     write_bytes,
     write_manifest,
@@ -193,6 +197,9 @@ class Trainer:
 
     def _refuse_another_beginning(self, checkpoints: Path, *, resume: bool) -> None:
         """A folder in use, or one where the other kind of run (one model, or several) was begun."""
+        require_name(self.out)
+        if self.out.exists() and not self.out.is_dir():
+            raise EhrseqError("is a file", where=str(self.out), mend="name a folder")
         if not resume and self.out.is_dir() and any(self.out.iterdir()):
             mend = "name another folder, or add --resume to go on with this run"
             raise EhrseqError("is not empty", where=str(self.out), mend=mend)
@@ -219,8 +226,7 @@ class Trainer:
 
             member.fit(resume=True, on_progress=show)
             model.load_state_dict(load_model(member.out).state_dict())
-            rows = (member.out / "history.jsonl").read_text().splitlines()
-            history += [{"member": number + 1, **json.loads(row)} for row in rows]
+            history += [{"member": number + 1, **row} for row in read_json_lines(member.out / HISTORY)]
             manifest = read_manifest(member.out, what="a run")
             told = ("seed", "best_epoch", "tuning_nll", "recalibration")
             facts.append({key: manifest[key] for key in told if key in manifest})
@@ -370,7 +376,7 @@ class Trainer:
             "vocabulary": self.prepared.vocabulary.digest, "labels": labels_digest(self.prepared, self.task.name),
             "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
             "fingerprint": self.fingerprint, **facts,
-        }, files=files)  # fmt: skip
+        }, files=files, required=RUN_NEEDS)  # fmt: skip
 
 
 def resampled(subjects: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
@@ -392,4 +398,4 @@ def labels_digest(prepared: Prepared, task_name: str) -> str:
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
     """Write `history.jsonl`, one line an epoch."""
-    write_bytes(out / "history.jsonl", "".join(json.dumps(row) + "\n" for row in history).encode())
+    write_bytes(out / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())

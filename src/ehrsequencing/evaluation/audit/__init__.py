@@ -111,9 +111,9 @@ def fingerprint(run: Run) -> str:
 
 
 def saved_audit(run_folder: Path) -> dict[str, Any] | None:
-    """The audit of this very run, None where it has not been made (or was made of another)."""
+    """The audit of this very run, None where it has not been made, was made of another run, or has been edited."""
     run = Run(run_folder)
-    if FILE not in run.manifest["files"]:
+    if FILE not in run.manifest["files"] or FILE in run.altered:
         return None
     result: dict[str, Any] = read_json(run_folder / FILE)
     return result if result.get("fingerprint") == fingerprint(run) else None
