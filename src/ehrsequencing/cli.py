@@ -1,18 +1,19 @@
 """The command line: thin commands over the rooms. Heavy imports wait until a command needs them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ehrsequencing.cli_import import import_app
+from ehrsequencing.console import bar, errors, say, stages, training_bar
+from ehrsequencing.console import run as run_app
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
     from ehrsequencing.config import StudyConfig
-    from ehrsequencing.training.loop import Progress
+    from ehrsequencing.predict import Run
 
 app = typer.Typer(
     name="ehrseq",
@@ -30,90 +31,23 @@ Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML)
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")]
 
 
-@contextmanager
-def _errors(debug: bool) -> Iterator[None]:
-    """Turn a user's error into one line on stderr and exit code 2; `--debug` lets the traceback through."""
-    try:
-        yield
-    except EhrseqError as error:
-        if debug:
-            raise
-        typer.echo(f"ehrseq: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt as error:
-        typer.echo("ehrseq: interrupted", err=True)
-        raise typer.Exit(130) from error
+def _study(config: Path | None, overrides: Sequence[str] | None, command: str) -> "StudyConfig":
+    """Settings of a command: those of the study file, then those of the command line, which must be the command's."""
+    from ehrsequencing.config import load_study, refuse_unused
 
-
-@contextmanager
-def _bar(label: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr that shows itself only when the work takes longer than two seconds."""
-    import time
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    progress, started = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
-    task = progress.add_task(label, total=None)
-
-    def tick(done: int, total: int, text: str = label) -> None:
-        if not progress.live.is_started and time.monotonic() - started > 2:
-            progress.start()
-        progress.update(task, completed=done, total=total, description=text)
-
-    try:
-        yield tick
-    finally:
-        progress.stop() if progress.live.is_started else None
-
-
-@contextmanager
-def _stages(label: str) -> Iterator[Callable[[str], None]]:
-    """A bar for work that only tells the names of its stages."""
-    done: list[str] = []
-    with _bar(label) as tick:
-
-        def stage(name: str) -> None:
-            tick(len(done), max(len(done) + 1, 6), name)
-            done.append(name)
-
-        yield stage
-
-
-@contextmanager
-def _training_bar() -> Iterator[Callable[["Progress"], None]]:
-    """The training's bar: epoch, loss, tuning NLL and subjects per second."""
-    with _bar("training") as tick:
-        before: list[Progress] = []
-
-        def show(p: "Progress") -> None:
-            nll = "" if p.tuning_nll is None else f"  tuning NLL {p.tuning_nll:.4f}"
-            who = f"member {p.member} of {p.members}  " if p.members > 1 else ""
-            text = f"training  {who}loss {p.loss:.4f}{nll}  {p.subjects_per_second:.0f} subjects/s"
-            epoch = (p.member - 1) * p.epochs + p.epoch
-            tick((epoch - 1) * p.steps + p.step, p.members * p.epochs * p.steps, text)
-            if before and before[0].epoch != p.epoch and p.tuning_nll is not None:
-                last = before[0]
-                typer.echo(
-                    f"{who}epoch {last.epoch:3d}  loss {last.loss:.4f}  tuning NLL {p.tuning_nll:.4f}  "
-                    f"{last.subjects_per_second:.0f} subjects/s",
-                    err=True,
-                )
-            before[:] = [p]
-
-        yield show
-
-
-def _study(config: Path | None, overrides: list[str] | None) -> "StudyConfig":
-    from ehrsequencing.config import load_study
-
+    refuse_unused(overrides or (), command)
     return load_study(config, overrides or ())
+
+
+def _run(folder: Path) -> "Run":
+    """A run, with one line for what somebody has changed in it."""
+    from ehrsequencing.predict import Run
+
+    run = Run(folder)
+    if run.altered:
+        told = ", ".join(f"{name} {what}" for name, what in run.altered.items())
+        say(f"note: {folder}: {told}; the model and its settings are as they were written", err=True)
+    return run
 
 
 @app.command()
@@ -124,10 +58,10 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Simulate records, train on them, evaluate, and write the report."""
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.demo import run_demo
 
-        run_demo(out, subjects=subjects, seed=seed, say=typer.echo, bar=_bar, training_bar=_training_bar)
+        run_demo(out, subjects=subjects, seed=seed, say=say, bar=bar, training_bar=training_bar)
 
 
 @app.command()
@@ -144,7 +78,7 @@ def simulate(
 
     Settings are the simulator's knobs, as in pairs=12.
     """
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.config import read_settings, validated
         from ehrsequencing.simulate import SimulationConfig
         from ehrsequencing.simulate import simulate as write
@@ -152,9 +86,9 @@ def simulate(
         if truth not in ("held_out", "all"):
             raise EhrseqError(f"{truth!r} is no choice", where="--truth", mend="use held_out or all")
         knobs = validated(SimulationConfig, read_settings(config, overrides or ()), where="settings")
-        with _bar("simulating") as tick:
+        with bar("simulating") as tick:
             write(out, subjects=subjects, seed=seed, truth=truth, config=knobs, progress=tick)  # type: ignore[arg-type]
-        typer.echo(f"{subjects} subjects, their truth and task.yaml are in {out}")
+        say(f"{subjects} subjects, their truth and task.yaml are in {out}")
 
 
 @app.command()
@@ -170,19 +104,19 @@ def check(
 
     Exits with 2 only where prepare would refuse.
     """
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.records.check import check_data, format_check
         from ehrsequencing.storage import CHECK, is_json_of, refuse_foreign_file, write_json
 
-        study = _study(config, overrides)
+        study = _study(config, overrides, "check")
         if json is not None:
             refuse_foreign_file(json, lambda path: is_json_of(path, CHECK))
-        with _bar("checking") as tick:
+        with bar("checking") as tick:
             found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
         if json is not None:
             write_json(json, {**CHECK.facts, **found.as_json()})
         if text := format_check(found):
-            typer.echo(text)
+            say(text)
         if found.refused:
             raise found.refused[0]
 
@@ -197,23 +131,23 @@ def prepare(
     debug: Debug = False,
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.records.check import attrition_lines, mend_lines, vocabulary_warnings
         from ehrsequencing.records.prepared import Prepared
         from ehrsequencing.records.prepared import prepare as make
 
-        study = _study(config, overrides)
-        with _bar("preparing") as tick:
+        study = _study(config, overrides, "prepare")
+        with bar("preparing") as tick:
             make(data, out, study=study, tasks=_tasks(task, study), progress=tick)
         prepared = Prepared(out, verify=False)
         for line in mend_lines(prepared.manifest["mends"]):
-            typer.echo(line)
-        typer.echo(f"{prepared.manifest['subjects']} subjects, {len(prepared.vocabulary)} tokens in {out}")
+            say(line)
+        say(f"{prepared.manifest['subjects']} subjects, {len(prepared.vocabulary)} tokens in {out}")
         known = prepared.manifest["known_training_rows"]
         for text in vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects):
-            typer.echo(f"warning: {text}")
+            say(f"warning: {text}")
         for name in prepared.tasks:
-            typer.echo("\n".join(attrition_lines(prepared.task(name), prepared.attrition(name))))
+            say("\n".join(attrition_lines(prepared.task(name), prepared.attrition(name))))
 
 
 @app.command()
@@ -227,16 +161,21 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Fit a model; early stop on the tuning split."""
-    with _errors(debug):
-        study = _study(config, overrides)
+    with errors(debug):
+        study = _study(config, overrides, "train")
+        from ehrsequencing.config import refuse_changes, refuse_other_task
         from ehrsequencing.records.prepared import Prepared
         from ehrsequencing.training.loop import Trainer
 
         store = Prepared(prepared)
+        refuse_changes(study, store.study, "train", file=config, by=prepared)
+        if config is not None and study.task is not None:
+            refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
+            task = task or study.task.name
         trainer = Trainer(store, task or store.only_task(), out, study=study)
-        with _training_bar() as show:
+        with training_bar() as show:
             trainer.fit(resume=resume, on_progress=show)
-        typer.echo(f"run complete in {out}; next: ehrseq evaluate {out}")
+        say(f"run complete in {out}; next: ehrseq evaluate {out}")
 
 
 @app.command()
@@ -265,14 +204,16 @@ def evaluate(
 
     On a split of its own data, or with --data on data that it has never seen.
     """
-    with _errors(debug):
+    with errors(debug):
         given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-        study = _study(config, [*given, *(["evaluation.recalibrate=true"] if recalibrate else [])])
-        settings = study.evaluation
+        given += ["evaluation.recalibrate=true"] if recalibrate else []
         external = data is not None and splits is None
+        command = "evaluate --data" if external else "evaluate"
+        study = _study(config, given, command)
         if (out is not None and not external) or (external and split != "held_out"):
             what = "--out belongs to --data" if not external else "--split and --data exclude each other"
             raise EhrseqError(what, where="ehrseq evaluate", mend="leave one of them out")
+        from ehrsequencing.config import load_study, refuse_changes
         from ehrsequencing.evaluation.audit import saved_audit
         from ehrsequencing.evaluation.evaluate import add_to_run
         from ehrsequencing.evaluation.evaluate import evaluate as judge
@@ -281,7 +222,10 @@ def evaluate(
         from ehrsequencing.reporting.report import write_report
         from ehrsequencing.reporting.terminal import metric_lines
 
-        with _stages("evaluating") as stage:
+        made = _run(run).study
+        refuse_changes(study, made, command, file=config, by=run)
+        settings = load_study(config, given, evaluation=made.evaluation).evaluation
+        with stages("evaluating") as stage:
             if data is not None and external:
                 result, folder = validate(
                     run, data, out=out, prepared=prepared, settings=settings, facts=study.data, progress=stage,
@@ -290,7 +234,7 @@ def evaluate(
             else:
                 result, folder = judge(run, split=split, prepared=prepared, settings=settings, progress=stage), run
         if splits is not None:
-            with _bar("splits") as tick:
+            with bar("splits") as tick:
                 repeated_splits(
                     run, splits=splits, first_seed=split_seed, data=data, prepared=prepared, settings=settings,
                     progress=tick,
@@ -298,8 +242,8 @@ def evaluate(
         if not external:
             report = add_splits(run, result) | {"audit": saved_audit(run)}
             add_to_run(run, "report.html", lambda path: write_report(report, path))
-        typer.echo("\n".join(metric_lines(result)))
-        typer.echo(f"report: {folder / 'report.html'}")
+        say("\n".join(metric_lines(result)))
+        say(f"report: {folder / 'report.html'}")
 
 
 @app.command()
@@ -320,8 +264,8 @@ def predict(
     debug: Debug = False,
 ) -> None:
     """Write risk curves for any MEDS data."""
-    with _errors(debug):
-        from ehrsequencing.config import parse_days
+    with errors(debug):
+        from ehrsequencing.config import parse_days, refuse_changes
         from ehrsequencing.predict import predict as write
 
         try:
@@ -329,15 +273,16 @@ def predict(
         except ValueError as error:
             raise EhrseqError(str(error), where="--horizons", mend="write them as 90d,2y") from error
         notes: list[str] = []
-        with _bar("predicting") as tick:
-            facts = _study(config, overrides).data
+        study = _study(config, overrides, "predict")
+        refuse_changes(study, _run(run).study, "predict", file=config, by=run)
+        with bar("predicting") as tick:
             count = write(
-                run, data, out, at=at, horizons_days=days, facts=facts, recalibrated=recalibrate, force=force,
+                run, data, out, at=at, horizons_days=days, facts=study.data, recalibrated=recalibrate, force=force,
                 progress=tick, say=notes.append,
             )  # fmt: skip
         for note in notes:
-            typer.echo(note, err=note.startswith("warning"))
-        typer.echo(f"risks at {count} prediction times are in {out}")
+            say(note, err=note.startswith("warning"))
+        say(f"risks at {count} prediction times are in {out}")
 
 
 @app.command()
@@ -358,17 +303,18 @@ def audit(
     Exits with 1 where a leak is found, with 0 where none is: also where checks warn or could not be made, so that exit
     code 0 is no proof. A report that the run has is drawn again.
     """
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.evaluation.audit import audit as make
         from ehrsequencing.reporting.terminal import audit_lines
 
-        with _bar("auditing") as tick:
+        _run(run)
+        with bar("auditing") as tick:
             result = make(
                 run, split=split, subjects=subjects, seed=seed, shuffled_labels=shuffled_labels, prepared=prepared,
                 data=data, progress=tick,
             )  # fmt: skip
-        typer.echo("\n".join(audit_lines(result)))
-        typer.echo(f"details: {run / 'audit.json'}")
+        say("\n".join(audit_lines(result)))
+        say(f"details: {run / 'audit.json'}")
         _show_audit(run, result)
         if result["leaks"]:
             raise typer.Exit(1)
@@ -379,27 +325,33 @@ def _show_audit(run: Path, result: dict[str, Any]) -> None:
     from ehrsequencing.evaluation.checks import audit_summary, predictor_cutoff
     from ehrsequencing.evaluation.evaluate import add_to_run
     from ehrsequencing.reporting.report import render
-    from ehrsequencing.storage import read_json, read_manifest, write_bytes
+    from ehrsequencing.storage import altered, read_json, read_manifest, write_bytes
 
-    if not {"metrics.json", "report.html"} <= set(read_manifest(run, what="a finished run", verify=False)["files"]):
-        return
+    manifest, drawn = read_manifest(run, what="a finished run", verify=False), {"metrics.json", "report.html"}
+    if not drawn <= set(manifest["files"]) or drawn & set(altered(run, manifest)):
+        return  # nothing to draw again, or not ours any more: ehrseq evaluate makes both anew
     metrics, summary = read_json(run / "metrics.json"), audit_summary(run)
     told = {"audit": summary, "predictor_cutoff": predictor_cutoff(summary)}
     try:
         page = render(metrics | {"audit": result, "checks": (metrics.get("checks") or {}) | told}).encode()
     except Exception as error:  # metrics of an older version, say: the verdict counts, and it stands
-        typer.echo(f"{run / 'report.html'} is as it was (run ehrseq evaluate again): {error}", err=True)
+        say(f"{run / 'report.html'} is as it was (run ehrseq evaluate again): {error}", err=True)
         return
     add_to_run(run, "report.html", lambda path: write_bytes(path, page))
-    typer.echo(f"report: {run / 'report.html'}")
+    say(f"report: {run / 'report.html'}")
 
 
 def _tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:
+    """The tasks of `--task`, else that of the study; both only where they agree."""
     from ehrsequencing.config import load_task
 
-    return [load_task(path) for path in paths] if paths else [study.task] if study.task else []
+    tasks = [load_task(path) for path in paths or ()]
+    if tasks and study.task is not None and study.task not in tasks:
+        what = f"the settings hold the task {study.task.name!r}, which is none of these"
+        raise EhrseqError(what, where="--task", mend="leave out one of the two")
+    return tasks or ([study.task] if study.task is not None else [])
 
 
 def main() -> None:
     """Entry point of `ehrseq`."""
-    app()
+    run_app(app)

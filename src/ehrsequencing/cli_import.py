@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ehrsequencing.console import bar, errors, say
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
@@ -35,15 +36,13 @@ def omop(
     debug: Debug = False,
 ) -> None:
     """OMOP CDM 5.3 or 5.4, from files or from a live database."""
-    from ehrsequencing.cli import _bar, _errors
-
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.config import load_import
         from ehrsequencing.readers.omop import import_omop
 
         settings = load_import(overrides or ())
         _check_out(out)
-        with _bar("importing") as tick:
+        with bar("importing") as tick:
             report = import_omop(source, out, settings=settings, progress=tick)
         _say(report, out)
 
@@ -56,15 +55,13 @@ def synthea(
     debug: Debug = False,
 ) -> None:
     """Synthea's CSV export."""
-    from ehrsequencing.cli import _bar, _errors
-
-    with _errors(debug):
+    with errors(debug):
         from ehrsequencing.config import load_import
         from ehrsequencing.readers.synthea import import_synthea
 
         settings = load_import(overrides or ())
         _check_out(out)
-        with _bar("importing") as tick:
+        with bar("importing") as tick:
             report = import_synthea(source, out, settings=settings, progress=tick)
         _say(report, out)
 
@@ -77,7 +74,7 @@ def _check_out(out: Path) -> None:
 
 def _say(report: "ImportReport", out: Path) -> None:
     for line in report.lines():
-        typer.echo(line)
+        say(line)
     for line in report.warnings():
-        typer.echo(f"warning: {line}", err=True)
-    typer.echo(f"next: ehrseq check {out}")
+        say(f"warning: {line}", err=True)
+    say(f"next: ehrseq check {out}")

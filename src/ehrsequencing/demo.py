@@ -17,10 +17,12 @@ from ehrsequencing.simulate.dataset import simulation_facts
 from ehrsequencing.storage import (
     MANIFEST,
     SIMULATION,
+    altered,
     is_json_of,
     is_temporary,
     read_json,
     read_manifest,
+    require_name,
     sweep_temporaries,
 )
 from ehrsequencing.training.loop import Trainer
@@ -60,6 +62,7 @@ def run_demo(
     Returns:
         The metrics.
     """
+    require_name(out)
     data, prepared, run = out / "data", out / "prepared", out / "run"
     torch.set_num_threads(1)  # so small a model gains little from a second one, and loses much on a busy machine
     refuse_another_demo(out, subjects=subjects, seed=seed)
@@ -79,9 +82,9 @@ def run_demo(
     trainer = Trainer(Prepared(prepared), task.name, run, study=study)
     with training_bar() as show:
         trainer.fit(resume=True, on_progress=show)
-    listed = read_manifest(run, what="a run")["files"]
+    manifest = read_manifest(run, what="a run")
     metrics: dict[str, Any]
-    if {"metrics.json", "report.html"} <= set(listed):
+    if {"metrics.json", "report.html"} <= set(manifest["files"]) - set(altered(run, manifest)):
         metrics = read_json(run / "metrics.json")
     else:
         say("4/5  evaluating on held-out patients, beside baselines and the truth")

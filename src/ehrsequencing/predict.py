@@ -30,9 +30,18 @@ from ehrsequencing.records.meds import DAY_US, DayCounts, MedsReader, parse_date
 from ehrsequencing.records.prepared import Progress
 from ehrsequencing.records.timelines import TaskRows, Timelines, encode_rows, encode_timelines, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.storage import read_json, read_manifest, refuse_foreign_file, refuse_overlap
+from ehrsequencing.storage import (
+    RUN_NEEDS,
+    altered,
+    read_json,
+    read_manifest,
+    refuse_foreign_file,
+    refuse_overlap,
+    require_facts,
+)
 
 RECALIBRATION = "recalibration.json"  # in a run: what `ehrseq evaluate --recalibrate` fitted
+_FACTS: dict[str, type] = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 MUCH_UNKNOWN, MOST_UNKNOWN = 0.5, 0.9  # shares of rows with a code that training did not know: warned of, refused
@@ -53,6 +62,9 @@ class Run:
         self.manifest = read_manifest(folder, what="a finished run")
         if self.manifest.get("kind") != "run":
             raise EhrseqError("is not a run", where=str(folder), mend="name a folder that ehrseq train made")
+        require_facts(folder, self.manifest, _FACTS)
+        if not set(RUN_NEEDS) <= set(self.manifest.get("required", self.manifest["files"])):
+            raise EhrseqError("its manifest lacks files of the model", where=str(folder), mend="train again")
         self.study: StudyConfig = load_study(folder / "config.yaml")
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
@@ -61,6 +73,11 @@ class Run:
                 "the vocabulary is not the one that the model was trained with", where=str(folder), mend=mend
             )
         self.task: TaskConfig = self.study.task
+
+    @cached_property
+    def altered(self) -> dict[str, str]:
+        """Files that prediction does not need and that are missing or changed since they were written, and which."""
+        return altered(self.folder, self.manifest)
 
     @cached_property
     def model(self) -> SurvivalModel:
@@ -85,6 +102,9 @@ class Run:
         if RECALIBRATION not in self.manifest["files"]:
             mend = f"run ehrseq evaluate {self.folder} --recalibrate first"
             raise EhrseqError("has not been recalibrated", where=str(self.folder), mend=mend)
+        if RECALIBRATION in self.altered:
+            mend = f"run ehrseq evaluate {self.folder} --recalibrate again"
+            raise EhrseqError(self.altered[RECALIBRATION], where=str(self.folder / RECALIBRATION), mend=mend)
         fitted = read_json(self.folder / RECALIBRATION)["fitted"]
         pairs = [(fitted[name]["intercept"], fitted[name]["slope"]) for name in self.task.causes]
         return Recalibrated(model, [a for a, _ in pairs], [b for _, b in pairs]).eval()

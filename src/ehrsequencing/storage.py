@@ -9,7 +9,7 @@ What a killed process leaves is settled when the same file or folder is written 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 from numpy.typing import DTypeLike, NDArray
 
-from ehrsequencing.config import Settings
+from ehrsequencing.config import BadText, Settings, parse_json
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.temporaries import (
     INSIDE,
@@ -38,12 +38,16 @@ from ehrsequencing.temporaries import (
 )
 
 __all__ = [
-    "CHECK", "CHECKPOINT", "EXTERNAL", "IMPORTED", "MANIFEST", "PREDICTIONS", "PREPARED", "RUN", "SIMULATION",
-    "UNFINISHED_RUN", "ArrayWriter", "Kind", "atomic_path", "complete_folder", "digest", "is_json_of",
-    "is_parquet_of", "is_temporary", "parquet_mark", "read_json", "read_manifest", "refuse_foreign_file",
-    "refuse_foreign_folder", "refuse_overlap", "remove_folder", "sha256", "sweep_temporaries", "write_bytes",
+    "CHECK", "CHECKPOINT", "EXTERNAL", "HISTORY", "IMPORTED", "MANIFEST", "PREDICTIONS", "PREPARED", "RUN",
+    "RUN_NEEDS", "SIMULATION", "UNFINISHED_RUN", "ArrayWriter", "Kind", "add_to_run", "altered", "atomic_path",
+    "complete_folder", "digest", "is_json_of", "is_parquet_of", "is_temporary", "parquet_mark", "read_json",
+    "read_json_lines", "read_manifest", "refuse_foreign_file", "refuse_foreign_folder", "refuse_overlap",
+    "remove_folder", "require_facts", "require_name", "require_room", "sha256", "sweep_temporaries", "write_bytes",
     "write_json", "write_manifest", "write_settings",
 ]  # fmt: skip
+HISTORY = "history.jsonl"  # of a run: one line an epoch
+# All of a run that prediction needs; its other files may be deleted or edited.
+RUN_NEEDS = ("config.json", "config.yaml", "model.safetensors", "vocabulary.json", "vocabulary.safetensors")
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     Raises:
         EhrseqError: The disk refused (full, read-only, no permission); what stood at `path` still stands.
     """
+    require_name(path)
+    if path.is_dir():
+        raise EhrseqError("is a folder", where=str(path), mend="name a file")
     temporary = temporary_name(path, "new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,17 +189,47 @@ def write_settings(path: Path, settings: Settings, *, only: set[str] | None = No
 def read_json(path: Path) -> Any:
     """Read JSON, with a clear error."""
     try:
-        return json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except OSError as error:
         raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
-    except ValueError as error:
-        raise EhrseqError("is damaged", where=str(path), mend="make this file again") from error
+    except BadText as error:
+        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), mend="make this file again") from error
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Read a file with one JSON value a line, with a clear error."""
+    try:
+        return [parse_json(line) for line in path.read_bytes().splitlines()]
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+    except BadText as error:
+        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), mend="make this file again") from error
+
+
+def require_name(path: Path) -> None:
+    """Refuse an output path that nothing can be renamed to: `.`, `..`, `/`, or one that the system cannot hold.
+
+    Raises:
+        EhrseqError: Says so before any work is done.
+    """
+    if path.name in ("", ".."):
+        mend = "name a file or folder to make, as in --out results"
+        raise EhrseqError("is not a name for an output", where=str(path), mend=mend)
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:  # no permission, too long, or a file stands where a folder should
+        raise EhrseqError("cannot be written", where=str(path), mend=error.strerror or "check the path") from error
 
 
 def sha256(path: Path) -> str:
     """Hash of a file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the disk") from error
 
 
 def digest(value: object) -> str:
@@ -200,21 +237,54 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any], *, files: list[Path] | None = None) -> None:
+def write_manifest(
+    folder: Path, facts: Mapping[str, Any], *, files: list[Path] | None = None, required: Sequence[str] | None = None
+) -> None:
     """Hash the folder's files and write the manifest last, which makes the folder complete.
 
     Args:
         folder: The folder.
         facts: What the manifest says; `Kind.facts` first.
         files: Which files; default: all. Temporaries are never listed.
+        required: Names of the files without which, or with other bytes in which, the folder is refused. The others may
+            be deleted and edited. By default every file is required.
     """
     chosen = files if files is not None else [p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST]
     listed = sorted(p for p in chosen if not any(map(is_temporary, (p, *p.relative_to(folder).parents))))
-    write_json(folder / MANIFEST, {**facts, "files": {p.relative_to(folder).as_posix(): sha256(p) for p in listed}})
+    needs = {} if required is None else {"required": sorted(required)}
+    hashes = {p.relative_to(folder).as_posix(): sha256(p) for p in listed}
+    write_json(folder / MANIFEST, {**facts, **needs, "files": hashes})
+
+
+def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
+    """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list.
+
+    What the manifest says of the other files stays as it is: a file that somebody has edited does not become ours.
+    """
+    require_room(folder, name)
+    manifest = read_json(folder / MANIFEST)
+    others = {listed: known for listed, known in manifest.pop("files").items() if listed != name}
+    unsure = {*manifest.pop("writing", []), name}  # of a killed command: whether it wrote them or not, they are ours
+    write_json(folder / MANIFEST, {**manifest, "writing": sorted(unsure), "files": others})
+    write(folder / name)
+    left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
+    write_json(folder / MANIFEST, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
+
+
+def require_room(folder: Path, *names: str) -> None:
+    """Refuse where a finished run holds a file by one of these names that ehrseq did not write.
+
+    Raises:
+        EhrseqError: There is one.
+    """
+    manifest = read_json(folder / MANIFEST)
+    ours = {*manifest["files"], *manifest.get("writing", [])}
+    for name in names:
+        refuse_foreign_file(folder / name, lambda path: path.name in ours)
 
 
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:
-    """Read a complete manifest and check every file's hash.
+    """Read a complete manifest and check the hash of every required file.
 
     Args:
         folder: The folder that the manifest describes.
@@ -222,25 +292,62 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
         verify: Whether to hash the files; a flipped bit is otherwise silent in most of a Parquet file.
 
     Raises:
-        EhrseqError: No manifest, a missing file, or one whose bytes have changed.
+        EhrseqError: No manifest, a damaged one, a required file that is missing, or one whose bytes have changed.
     """
     path = folder / MANIFEST
     if not path.is_file():
         raise EhrseqError(
             f"is not {what}, or was interrupted before it was complete", where=str(folder), mend="make it again"
         )
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+    manifest: dict[str, Any] = read_json(path)
+    is_whole = isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)
+    required = manifest.get("required", list(manifest["files"])) if is_whole else None
+    if not isinstance(required, list) or not all(name in manifest["files"] for name in map(str, required)):
         raise EhrseqError("is damaged", where=str(path), mend="make the folder again")
-    for name, expected in manifest["files"].items():
-        file = folder / name
-        if not file.resolve().is_relative_to(folder.resolve()):
+    for name in manifest["files"]:
+        if not _is_inside(folder / name, folder):
             raise EhrseqError("names a file outside its folder", where=str(path), mend="do not trust this folder")
+    for name in map(str, required):
+        file = folder / name
         if not file.is_file():
             raise EhrseqError("a file is missing", where=str(file), mend="make the folder again")
-        if verify and sha256(file) != expected:
+        if verify and sha256(file) != manifest["files"][name]:
             raise EhrseqError("has changed since it was written", where=str(file), mend="make the folder again")
     return manifest
+
+
+def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, type]) -> None:
+    """Refuse a manifest that lacks a fact, or has one of another type than `facts` names."""
+    for name, kind in facts.items():
+        if not isinstance(manifest.get(name), kind):
+            where = str(folder / MANIFEST)
+            raise EhrseqError(f"is damaged: it does not tell {name!r}", where=where, mend="make the folder again")
+
+
+def _is_inside(file: Path, folder: Path) -> bool:
+    try:
+        return file.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # no name of a file, or links in a circle
+        return False
+
+
+def altered(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Files that nothing needs (`required` of the manifest) and that are not as they were written.
+
+    Args:
+        folder: The folder.
+        manifest: Its manifest, as `read_manifest` gave it.
+
+    Returns:
+        Name → `is missing` or `has changed since it was written`.
+    """
+    found = {}
+    for name in set(manifest["files"]) - set(manifest.get("required", manifest["files"])):
+        if not (folder / name).is_file():
+            found[name] = "is missing"
+        elif sha256(folder / name) != manifest["files"][name]:
+            found[name] = "has changed since it was written"
+    return dict(sorted(found.items()))
 
 
 def refuse_foreign_folder(folder: Path, kind: Kind) -> None:

@@ -4,6 +4,7 @@ Every setting can be given in a YAML file (`--config study.yaml`) or as `section
 """
 
 from ehrsequencing.config.base import DAYS_PER_YEAR, Settings, format_days, parse_days
+from ehrsequencing.config.commands import refuse_changes, refuse_other_task, refuse_unused
 from ehrsequencing.config.files import load_study, load_task, read_settings, validated
 from ehrsequencing.config.importing import ImportConfig, load_import
 from ehrsequencing.config.model import ModelConfig
@@ -23,10 +24,12 @@ from ehrsequencing.config.task import (
     IndexConfig,
     TaskConfig,
 )
+from ehrsequencing.config.text import BadText, parse_json
 
 __all__ = [
-    "DAYS_PER_YEAR", "PRESETS", "CensoringConfig", "DataConfig", "DialectConfig", "EligibilityConfig",
+    "DAYS_PER_YEAR", "PRESETS", "BadText", "CensoringConfig", "DataConfig", "DialectConfig", "EligibilityConfig",
     "EvaluationConfig", "HistoryCode", "ImportConfig", "IndexConfig", "ModelConfig", "Settings", "SplitsConfig",
     "StudyConfig", "TaskConfig", "TrainingConfig", "ValuesConfig", "VisitsConfig", "VocabularyConfig",
-    "format_days", "load_import", "load_study", "load_task", "parse_days", "read_settings", "validated",
+    "format_days", "load_import", "load_study", "load_task", "parse_days", "parse_json", "read_settings",
+    "refuse_changes", "refuse_other_task", "refuse_unused", "validated",
 ]  # fmt: skip

@@ -1,11 +1,14 @@
 """What all settings share: frozen, typed, strict about names; durations and lists as people write them."""
 
+import math
 import re
+from datetime import datetime
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 DAYS_PER_YEAR = 365.25
+_LONGEST_YEARS = 10_000  # a duration beyond this is a slip, and could overflow a clock of microseconds
 _UNIT_DAYS = {"min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": DAYS_PER_YEAR}
 
 
@@ -16,11 +19,17 @@ def parse_days(text: object) -> float:
     (2.0, 365.25)
     """
     if isinstance(text, float):  # already days: what a recorded configuration holds
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(min|h|d|w|y)\s*", str(text))
-    if match is None:
-        raise ValueError(f"{text!r} is not a duration: write a number and a unit (min, h, d, w, y), as in 30d")
-    return float(match[1]) * _UNIT_DAYS[match[2]]
+        days = text
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(min|h|d|w|y)\s*", str(text))
+        if match is None:
+            raise ValueError(f"{text!r} is not a duration: write a number and a unit (min, h, d, w, y), as in 30d")
+        days = float(match[1]) * _UNIT_DAYS[match[2]]
+    if math.isnan(days) or days < 0:
+        raise ValueError(f"{text!r} is not a duration: it must be a number that is not negative, as in 30d")
+    if days > _LONGEST_YEARS * DAYS_PER_YEAR:
+        raise ValueError(f"{text!r} is longer than {_LONGEST_YEARS:,} years")
+    return days
 
 
 def format_days(days: float) -> str:
@@ -40,7 +49,7 @@ Days = Annotated[float, BeforeValidator(parse_days)]
 class Settings(BaseModel):
     """Base of every section: immutable, and strict about names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
@@ -55,6 +64,12 @@ CodeList = Annotated[tuple[str, ...], BeforeValidator(as_list), Field(min_length
 
 
 def check_date(text: str | None) -> None:
-    """Refuse what is no ISO date."""
-    if text is not None and re.fullmatch(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2})?)?", text) is None:
-        raise ValueError(f"{text!r} is not an ISO date such as 2015-01-01")
+    """Refuse what is no ISO date, or no day of the calendar."""
+    if text is None:
+        return
+    try:
+        if re.fullmatch(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2})?)?", text, re.ASCII) is None:
+            raise ValueError
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an ISO date such as 2015-01-01") from None

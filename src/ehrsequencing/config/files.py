@@ -4,38 +4,29 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from ehrsequencing.config.base import SettingsT
-from ehrsequencing.config.study import StudyConfig
+from ehrsequencing.config.study import EvaluationConfig, StudyConfig
 from ehrsequencing.config.task import TaskConfig
+from ehrsequencing.config.text import BadText, parse_yaml
 from ehrsequencing.errors import EhrseqError
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping; dates stay text, so that they validate like any other setting."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_TextDates)
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        where = f"{path}, line {line + 1}" if line is not None else str(path)
-        raise EhrseqError("is not valid YAML", where=where, mend="see the examples in examples/tasks") from error
+    except UnicodeDecodeError as error:
+        raise EhrseqError("is not UTF-8 text", where=str(path), mend="save it as UTF-8") from error
+    except BadText as error:
+        where = f"{path}, line {error.line}" if error.line is not None else str(path)
+        raise EhrseqError(error.what, where=where, mend="correct it; examples/tasks has examples") from error
     if not isinstance(data, dict):
         raise EhrseqError("must hold a mapping of settings", where=str(path), mend="see examples/tasks")
     return data
-
-
-class _TextDates(yaml.SafeLoader):
-    """Safe YAML in which `2015-01-01` stays a string."""
-
-
-_TextDates.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 def load_task(path: Path) -> TaskConfig:
@@ -51,10 +42,25 @@ def _located(task: TaskConfig, path: Path) -> TaskConfig:
     return task.model_copy(update={"index": index})
 
 
-def load_study(path: Path | None = None, overrides: Iterable[str] = ()) -> StudyConfig:
-    """Settings from an optional study file, then `section.key=value` overrides."""
+def load_study(
+    path: Path | None = None, overrides: Iterable[str] = (), *, evaluation: EvaluationConfig | None = None
+) -> StudyConfig:
+    """Settings from an optional study file, then `section.key=value` overrides.
+
+    Args:
+        path: The study file.
+        overrides: Settings that win over the file.
+        evaluation: What a run records under `evaluation`: the defaults of this section.
+
+    Raises:
+        EhrseqError: A setting is unknown or has no possible value.
+    """
     where = str(path) if path is not None else "settings"
-    study = validated(StudyConfig, read_settings(path, overrides), where=where)
+    data = read_settings(path, overrides)
+    given = data.get("evaluation") or {}
+    if evaluation is not None and isinstance(given, dict):
+        data = {**data, "evaluation": {**evaluation.model_dump(), **given}}
+    study = validated(StudyConfig, data, where=where)
     if path is None or study.task is None:
         return study
     return study.model_copy(update={"task": _located(study.task, path)})
@@ -70,14 +76,22 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]
         *parents, key = name.strip().split(".")
         node = data
         for part in parents:
-            node = node.setdefault(part, {})
+            if node.get(part) is None:  # also a section with nothing in it
+                node[part] = {}
+            node = node[part]
             if not isinstance(node, dict):
                 raise EhrseqError("is not a section", where=repr(part), mend="write section.key=value")
         try:
-            node[key] = yaml.load(value, Loader=_TextDates)
-        except yaml.YAMLError as error:
-            raise EhrseqError("is not a YAML value", where=repr(text), mend="quote it") from error
+            node[key] = parse_yaml(value)
+        except BadText as error:
+            raise EhrseqError(f"{error.what} after the equals sign", where=repr(text), mend="quote it") from error
     return data
+
+
+_SHAPES = {  # in words for people who write YAML
+    "model_type": "must hold settings, as in key: value", "dict_type": "must hold settings, as in key: value",
+    "tuple_type": "must be a list, as in [a, b]",
+}  # fmt: skip
 
 
 def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> SettingsT:
@@ -91,6 +105,7 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
             known = ", ".join(_siblings(kind, first["loc"]))
             raise EhrseqError(f"unknown setting {name!r}", where=where, mend=f"known here: {known}") from error
         text = first["msg"].removeprefix("Value error, ")
+        text = _SHAPES.get(first["type"], text)
         raise EhrseqError(f"{name}: {text}" if name else text, where=where, mend="correct this setting") from error
 
 

@@ -52,7 +52,7 @@ class ModelConfig(Settings):
     @classmethod
     def _expand_size(cls, data: Any) -> Any:
         sizes = {"small": (64, 4, 2), "medium": (128, 4, 4), "large": (256, 8, 6)}
-        if isinstance(data, dict) and data.get("size") in sizes:
+        if isinstance(data, dict) and isinstance(data.get("size"), str) and data["size"] in sizes:
             dim, heads, layers = sizes[data["size"]]
             data = {"dim": dim, "heads": heads, "layers": layers, **data}
         if isinstance(data, dict) and (data.get("timeline") == "lstm" or data.get("architecture") == "flat"):

@@ -18,8 +18,8 @@ class VisitsConfig(Settings):
     """How events are grouped into visits (SCIENCE.md §1)."""
 
     by: Literal["day", "window", "gap", "encounter"] = "day"
-    window: Days = 1 / 24  # by=window: length of the window, aligned to midnight
-    gap: Days = 1.0  # by=gap: a new visit after so long without an event
+    window: Days = Field(1 / 24, gt=0)  # by=window: length of the window, aligned to midnight
+    gap: Days = Field(1.0, gt=0)  # by=gap: a new visit after so long without an event
     column: str = "hadm_id"  # by=encounter: the column that names the encounter
     ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end
 

@@ -14,7 +14,7 @@ class TrainingConfig(Settings):
     """How a model is fitted."""
 
     epochs: int = Field(60, ge=1)
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     members: int = Field(1, ge=1)  # models with the seeds seed, seed + 1 …; their mean hazard is the run's
     bootstrap: bool = False  # a member learns from as many subjects, drawn with replacement by its seed
     subjects_per_step: int | None = Field(48, ge=1)  # randomly drawn; null: as many as the budget holds
@@ -45,7 +45,7 @@ class EvaluationConfig(Settings):
     baselines: Literal["fast", "all", "none"] = "fast"  # all: also LSTM and flat BEHRT, trained as the run was
     censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: where censoring depends on the record
     bootstrap: int = Field(500, ge=0)  # resamples of subjects
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     trajectories: int | None = Field(None, ge=0)  # curves of single people in the report; null: 4 if simulated, else 0
     decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # none: spread over the predicted risks
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
@@ -111,7 +111,16 @@ class StudyConfig(Settings):
         """`dialect:` is a section of its own to write, and part of `data` to read: whoever reads records needs both."""
         if not isinstance(data, dict) or "dialect" not in data:
             return data
-        facts, rest = data.get("data") or {}, {k: v for k, v in data.items() if k != "dialect"}
-        if not isinstance(facts, dict) or not isinstance(data["dialect"], dict):
+        facts, rest = data.get("data", {}), {k: v for k, v in data.items() if k != "dialect"}
+        inner = (facts.get("dialect") or {}) if isinstance(facts, dict) else None
+        if not isinstance(inner, dict) or not isinstance(data["dialect"], dict):
             raise ValueError("dialect and data must hold settings")
-        return {**rest, "data": {**facts, "dialect": {**(facts.get("dialect") or {}), **data["dialect"]}}}
+        return {**rest, "data": {**facts, "dialect": {**inner, **data["dialect"]}}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_sections(cls, data: Any) -> Any:
+        """A section with nothing in it (`visits:` and no more) is one that was left out."""
+        if not isinstance(data, dict):
+            return data
+        return {name: section for name, section in data.items() if section is not None}

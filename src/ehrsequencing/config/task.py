@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ehrsequencing.config.base import CodeList, Days, Settings, check_date
+from ehrsequencing.config.base import CodeList, Days, Settings, check_date, format_days
+
+_NO_CAUSES = ("", "censored", "censoring")  # what labels and tables call the end of follow-up
 
 
 class IndexConfig(Settings):
@@ -82,6 +84,13 @@ class EligibilityConfig(Settings):
         return self
 
 
+def _check_causes(causes: tuple[str, ...]) -> None:
+    """Refuse names that would be mistaken for another thing in tables and files."""
+    for name in causes:
+        if name.strip().lower() in _NO_CAUSES or not name.isprintable():
+            raise ValueError(f"{name!r} cannot name a cause: choose another name under outcome or competing")
+
+
 class TaskConfig(Settings):
     """A question: for whom, from when, which event, with which competing causes (ARCHITECTURE.md, task file)."""
 
@@ -102,8 +111,14 @@ class TaskConfig(Settings):
             raise ValueError("a cause cannot be both outcome and competing")
         if min(self.horizons) <= 0 or list(self.horizons) != sorted(set(self.horizons)):
             raise ValueError("horizons must be positive and rising")
-        if min(self.landmarks, default=0.0) < 0 or list(self.landmarks) != sorted(set(self.landmarks)):
+        if list(self.landmarks) != sorted(set(self.landmarks)):
             raise ValueError("landmarks must be rising and not negative")
+        if self.blanking >= self.horizons[0]:
+            raise ValueError(
+                f"blanking={format_days(self.blanking)} must be below every horizon, and one is "
+                f"{format_days(self.horizons[0])}: no event can be seen before it"
+            )
+        _check_causes(self.causes)
         return self
 
     @property

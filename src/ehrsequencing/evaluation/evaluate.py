@@ -41,7 +41,7 @@ from ehrsequencing.evaluation.too_few import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.predict import RECALIBRATION, Run, nll_of_rows, risk_of_rows
 from ehrsequencing.records.check import task_warnings
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import MANIFEST, read_json, refuse_foreign_file, sha256, write_json
+from ehrsequencing.storage import add_to_run, require_room, write_json
 
 __all__ = ["ORACLE", "OURS", "Evaluation", "add_to_run", "evaluate", "question", "require_own", "require_room"]
 
@@ -407,30 +407,6 @@ def evaluate(
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
     add_to_run(run_folder, "metrics.json", lambda path: write_json(path, result))
     return result
-
-
-def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
-    """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list."""
-    require_room(folder, name)
-    manifest = read_json(folder / MANIFEST)
-    others = {file: file_hash for file, file_hash in manifest.pop("files").items() if file != name}
-    unsure = {*manifest.pop("writing", []), name}  # of a killed command: whether it wrote them or not, they are ours
-    write_json(folder / MANIFEST, {**manifest, "writing": sorted(unsure), "files": others})
-    write(folder / name)
-    left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
-    write_json(folder / MANIFEST, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
-
-
-def require_room(folder: Path, *names: str) -> None:
-    """Refuse where a finished run holds a file by one of these names that ehrseq did not write.
-
-    Raises:
-        EhrseqError: There is one.
-    """
-    manifest = read_json(folder / MANIFEST)
-    ours = {*manifest["files"], *manifest.get("writing", [])}
-    for name in names:
-        refuse_foreign_file(folder / name, lambda path: path.name in ours)
 
 
 def require_own(run: Run, prepared: Prepared) -> None:

@@ -1,6 +1,5 @@
 """What stands beside the metrics: the task, the data, the flow, the inputs of each split, and a reviewer's checks."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -19,6 +18,7 @@ from ehrsequencing.predict import Run
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.storage import HISTORY, read_json_lines
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Facts:
         """Task, data, flow, training: what the report opens and closes with."""
         run, task = self.run, self.run.task
         member = run.manifest.get("members", [run.manifest])[0]
-        history = [json.loads(line) for line in (run.folder / "history.jsonl").read_text().splitlines()]
+        is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
+        history = read_json_lines(run.folder / HISTORY) if is_kept else []
         return {
             "title": task.name, "run": run.folder.name, "split": self.judged.split,
             "created": date.today().isoformat(),

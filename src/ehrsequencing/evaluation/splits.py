@@ -234,7 +234,7 @@ def saved_splits(run_folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     kept = read_json(path)
-    is_own = kept["fingerprint"] == Run(run_folder).manifest["fingerprint"]
+    is_own = isinstance(kept, dict) and kept.get("fingerprint") == Run(run_folder).manifest["fingerprint"]
     return dict(kept["repeated_splits"]) if is_own else None
 
 
@@ -268,7 +268,7 @@ def _one_split(
     fingerprint = digest([run.manifest["fingerprint"], study.splits.model_dump(), asked, __version__])
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
-        if stored["fingerprint"] == fingerprint:
+        if isinstance(stored, dict) and stored.get("fingerprint") == fingerprint:
             return stored
     set_folder, task = folder / "prepared", run.task
     sweep_temporaries(folder)

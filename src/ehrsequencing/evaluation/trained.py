@@ -13,7 +13,7 @@ from ehrsequencing.evaluation.censoring import Floats, Ints
 from ehrsequencing.predict import Run, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
-from ehrsequencing.storage import MANIFEST, RUN, complete_folder, read_json, sweep_temporaries
+from ehrsequencing.storage import MANIFEST, RUN, complete_folder, read_manifest, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 LSTM, FLAT = "LSTM", "flat BEHRT"
@@ -109,6 +109,8 @@ def train_baseline(
 
 def _is_made(folder: Path, trainer: Trainer) -> bool:
     """Whether the folder holds what the trainer would make; a fingerprint does not know when training was to stop."""
-    if not (folder / MANIFEST).is_file() or read_json(folder / MANIFEST).get("fingerprint") != trainer.fingerprint:
+    if not (folder / MANIFEST).is_file():
+        return False
+    if read_manifest(folder, what="a run", verify=False).get("fingerprint") != trainer.fingerprint:
         return False
     return load_study(folder / "config.yaml").training == trainer.settings

@@ -1,6 +1,5 @@
 """What every survival model of this package shares: likelihood, risk, and its two files."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Self
@@ -11,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.config import ModelConfig, validated
+from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll_terms
@@ -228,11 +227,11 @@ def read_config(folder: Path) -> ModelConfig:
 
 def _read_json(path: Path) -> dict[str, object]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_bytes())
     except OSError as error:
         raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise EhrseqError("is not valid JSON", where=str(path), mend="save the model again") from error
+    except BadText as error:
+        raise EhrseqError(error.what, where=str(path), mend="save the model again") from error
     if not isinstance(data, dict):
         raise EhrseqError("must hold a mapping of settings", where=str(path), mend="save the model again")
     return data

@@ -27,8 +27,10 @@ _LIKELY = {"subject_id": "patient", "time": "time", "code": "code", "numeric_val
 _DAMAGED = (pa.ArrowException, OSError, ValueError)
 
 
-def damaged(path: Path) -> EhrseqError:
-    """The one error of a file that does not decode."""
+def damaged(path: Path, error: Exception | None = None) -> EhrseqError:
+    """The one error of a file that does not decode, or that the system does not let us read."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the disk")
     return EhrseqError("cannot be read as Parquet", where=str(path), mend="the file is damaged: fetch it again")
 
 
@@ -52,7 +54,7 @@ def read_table(path: Path, columns: list[str] | None = None, *, encoded: Sequenc
     except KeyError:
         return read_table(path, columns)  # a nested column has no dictionary
     except _DAMAGED as error:
-        raise damaged(path) from error
+        raise damaged(path, error) from error
     return table
 
 
@@ -65,7 +67,7 @@ def check_schemas(shards: Sequence[Path], dialect: DialectConfig) -> None:
             schema = footer.schema.to_arrow_schema()
             types = dict(zip(schema.names, schema.types, strict=True)) if footer.num_rows else {}
         except _DAMAGED as error:
-            raise damaged(path) from error
+            raise damaged(path, error) from error
         for name in (dialect.subject_id, dialect.time, dialect.code, dialect.numeric_value):
             if name in types and not pa.types.is_null(types[name]):
                 kind = _kind(types[name])
@@ -142,7 +144,7 @@ def columns_of(path: Path) -> list[str]:
     try:
         names: list[str] = pq.read_schema(path).names
     except _DAMAGED as error:
-        raise damaged(path) from error
+        raise damaged(path, error) from error
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise EhrseqError(f"has the column {twice!r} twice", where=str(path), mend="keep one of them")

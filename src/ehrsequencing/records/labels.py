@@ -17,6 +17,7 @@ from meds.schema import LabelSchema
 from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.files import parquet_files
 from ehrsequencing.records.meds import read_table
 
 # Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
@@ -82,7 +83,7 @@ def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
 
 def _read(path: Path) -> pa.Table:
     if path.is_dir():
-        parts = [read_table(part) for part in sorted(path.rglob("*.parquet"))]
+        parts = [read_table(part) for part in parquet_files(path)]
         if not parts:
             raise EhrseqError("holds no Parquet file", where=str(path), mend="name a file, or a folder of label shards")
         common = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]

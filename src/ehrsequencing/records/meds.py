@@ -4,7 +4,6 @@ A shard becomes `Events`: plain NumPy columns, one row per event, sorted by subj
 file, `mends.py` mends its rows; what happens to which kind of bad input is the table of docs/data.md.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -27,6 +26,7 @@ from ehrsequencing.records.events import (
     hash_u64,
     parse_date_us,
 )
+from ehrsequencing.records.files import listed, parquet_files
 from ehrsequencing.records.mends import MENDS, MendLog, mend
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "read_table",
 ]  # fmt: skip
 SPLITS = ("train", "tuning", "held_out")
+_METADATA = ("subject_splits.parquet", "codes.parquet")
 _OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "tune", "holdout", "training")
 
 
@@ -57,24 +58,35 @@ def find_shards(data: Path) -> list[Path]:
     """The Parquet files under `DATA/data`, sorted by path; folders in between (splits, Spark's output) do not matter.
 
     Raises:
-        EhrseqError: No such folder, no shard in it, or a link that leads out of it or to another folder.
+        EhrseqError: No such folder, no shard in it, a folder that cannot be listed, the folder of a split that holds
+            other files only, or a link that leads out of the data set, to another folder or nowhere.
     """
     if not data.is_dir():
         raise EhrseqError("is not a folder", where=str(data), mend="name the folder of a MEDS data set")
     root, home = data / "data", data.resolve()
-    shards: list[Path] = []
-    for folder, folders, files in os.walk(root):
-        here = Path(folder)
-        shards += [here / name for name in files if name.endswith(".parquet") and not name.startswith(".")]
-        for name in folders:  # a linked folder would be passed over in silence
-            if (here / name).is_symlink():
-                raise EhrseqError("is a link to a folder", where=str(here / name), mend="copy the folder itself")
+    shards = parquet_files(root)
     if not shards:
         raise EhrseqError("holds no data/**/*.parquet", where=str(data), mend="name the folder of a MEDS data set")
-    for path in (*shards, *(data / "metadata").glob("*")):
+    for path in (*shards, *listed(data / "metadata")):
         if not path.resolve().is_relative_to(home):
             raise EhrseqError("is a link out of the data set", where=str(path), mend="copy the file into the folder")
-    return sorted(shards)
+        if path.name in _METADATA and path.is_dir():  # would be taken for no such file
+            raise EhrseqError("is a folder", where=str(path), mend="write it as one Parquet file")
+    _refuse_lost_splits(root, shards)
+    return shards
+
+
+def _refuse_lost_splits(root: Path, shards: list[Path]) -> None:
+    """Refuse what has the name of a split but gives no rows: a plain file, or a folder with files of another kind."""
+    for path in (root / name for name in SPLITS):
+        if path.is_file():
+            raise EhrseqError("is a file", where=str(path), mend="a split is a folder of Parquet files")
+        if any(shard.is_relative_to(path) for shard in shards):
+            continue
+        others = [other for other in listed(path) if not other.name.startswith((".", "_"))]
+        if others:
+            what = f"holds no .parquet file, but {others[0].name}"
+            raise EhrseqError(what, where=str(path), mend="write its rows as Parquet, or remove the folder")
 
 
 class Survey(Protocol):

@@ -65,12 +65,14 @@ from ehrsequencing.storage import (
     read_json,
     read_manifest,
     refuse_overlap,
+    require_facts,
     write_json,
     write_manifest,
     write_settings,
 )
 
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
+_FACTS: dict[str, type] = {"data": str, "excluded": list, "mends": dict, "tasks": list, "vocabulary": str}
 _RANGE_ROWS = 500_000  # about so many rows are read again at once
 _COHORT_CHUNK = 20_000  # subjects in one row group of `cohort.parquet`
 Progress = Callable[[int, int], None]
@@ -359,6 +361,9 @@ class Prepared:
         self.manifest = read_manifest(folder, what=PREPARED.what, verify=verify)
         if self.manifest.get("kind") != PREPARED.name:
             raise EhrseqError(f"is not {PREPARED.what}", where=str(folder), mend="make one with ehrseq prepare")
+        require_facts(folder, self.manifest, _FACTS)
+        if not all(f"tasks/{name}/task.yaml" in self.manifest["files"] for name in self.manifest["tasks"]):
+            raise EhrseqError("its manifest names a task that is not there", where=str(folder), mend="prepare again")
 
     @cached_property
     def study(self) -> StudyConfig:

@@ -30,15 +30,19 @@ from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import (
+    HISTORY,
     MANIFEST,
     RUN,
+    RUN_NEEDS,
     UNFINISHED_RUN,
     digest,
     is_json_of,
     is_temporary,
     read_json,
+    read_json_lines,
     read_manifest,
     remove_folder,
+    require_name,
     sweep_temporaries,
     write_bytes,
     write_json,
@@ -201,6 +205,9 @@ class Trainer:
 
     def _begin(self, mark: Path, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse one in use, or with another run or anything else in it."""
+        require_name(self.out)
+        if self.out.exists() and not self.out.is_dir():
+            raise EhrseqError("is a file", where=str(self.out), mend="name a folder")
         if not resume and self.out.is_dir() and any(self.out.iterdir()):
             mend = "name another folder, or add --resume to go on with this run"
             raise EhrseqError("is not empty", where=str(self.out), mend=mend)
@@ -240,8 +247,7 @@ class Trainer:
 
             member.fit(resume=True, on_progress=show)
             model.load_state_dict(load_model(member.out).state_dict())
-            rows = (member.out / "history.jsonl").read_text().splitlines()
-            history += [{"member": number + 1, **json.loads(row)} for row in rows]
+            history += [{"member": number + 1, **row} for row in read_json_lines(member.out / HISTORY)]
             manifest = read_manifest(member.out, what=RUN.what)
             told = ("seed", "best_epoch", "tuning_nll", "recalibration")
             facts.append({key: manifest[key] for key in told if key in manifest})
@@ -390,7 +396,7 @@ class Trainer:
             **self.prepared.identity(self.task.name),
             "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
             "fingerprint": self.fingerprint, **facts,
-        }, files=[self.out / name for name in FILES])  # fmt: skip
+        }, files=[self.out / name for name in FILES], required=RUN_NEEDS)  # fmt: skip
 
 
 def _remove_own(checkpoints: Path) -> None:
@@ -412,4 +418,4 @@ def hash_seed(seed: int, step: int) -> int:
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
     """Write `history.jsonl`, one line an epoch."""
-    write_bytes(out / "history.jsonl", "".join(json.dumps(row) + "\n" for row in history).encode())
+    write_bytes(out / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())

@@ -2,8 +2,8 @@
 
 Reading order: `data` (what every check looks at), `source` (the records, read again), `copies` (people with another
 past or future), then the checks: `model_checks`, `prefix`, `input_checks`, `label_checks`, `fit_checks`,
-`single_people`, `suspicion`, `duplicates`, `leading_codes`, `shuffled`. `docs/trust.md` says in plain words what they prove
-and what they cannot.
+`single_people`, `suspicion`, `duplicates`, `leading_codes`, `shuffled`. `docs/trust.md` says in plain words what they
+prove and what they cannot.
 """
 
 import time
@@ -116,9 +116,9 @@ def fingerprint(run: Run) -> str:
 
 
 def saved_audit(run_folder: Path) -> dict[str, Any] | None:
-    """The audit of this very run, None where it has not been made (or was made of another)."""
+    """The audit of this very run, None where it has not been made, was made of another run, or has been edited."""
     run = Run(run_folder)
-    if FILE not in run.manifest["files"]:
+    if FILE not in run.manifest["files"] or FILE in run.altered:
         return None
     result: dict[str, Any] = read_json(run_folder / FILE)
     return result if result.get("fingerprint") == fingerprint(run) else None

@@ -1,0 +1,111 @@
+"""YAML and JSON as settings need them: no key twice, dates as text, and no text that exhausts memory or the stack."""
+
+import json
+from typing import Any
+
+import yaml
+
+_MOST_NODES = 100_000  # of a YAML text with its aliases written out; a study file has some hundred
+_NOT_YAML = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)  # what PyYAML raises for bad tags, too
+
+
+class BadText(ValueError):
+    """Text that is no valid YAML or JSON.
+
+    Args:
+        what: What is wrong with it.
+        line: Where, counted from 1.
+    """
+
+    def __init__(self, what: str, line: int | None = None) -> None:
+        self.what, self.line = what, line
+        super().__init__(what)
+
+
+def parse_yaml(text: str) -> Any:
+    """Read YAML without tags that run code; `2015-01-01` stays text.
+
+    Raises:
+        BadText: It is not valid, has a key twice, or is too deep or too large once its aliases are written out.
+
+    >>> parse_yaml("{from: 2015-01-01, seed: 3}")
+    {'from': '2015-01-01', 'seed': 3}
+    """
+    try:
+        return yaml.load(text, Loader=_Strict)
+    except BadText:
+        raise
+    except RecursionError as error:
+        raise BadText("is nested too deeply") from error
+    except _NOT_YAML as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        raise BadText("is not valid YAML", None if line is None else line + 1) from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Read JSON.
+
+    Raises:
+        BadText: It is not valid, has a key twice, or is nested too deeply.
+
+    >>> parse_json('{"seed": 3}')
+    {'seed': 3}
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_distinct)
+    except BadText:
+        raise
+    except RecursionError as error:
+        raise BadText("is nested too deeply") from error
+    except ValueError as error:
+        raise BadText("is not valid JSON", getattr(error, "lineno", None)) from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise BadText(f"has the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return found
+
+
+class _Strict(yaml.SafeLoader):
+    """Safe YAML with text dates, distinct keys and a bounded size."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping, whose keys must differ: of two, PyYAML would take the last in silence."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise BadText(f"has the key {key.value!r} twice", key.start_mark.line + 1)
+                seen.add((key.tag, key.value))
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document, refused where its aliases would multiply it without end."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _size(node, {}) > _MOST_NODES:
+            raise BadText("is too large with its aliases written out")
+        return node
+
+
+_Strict.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Number of nodes below and including one; an alias counts as often as it is used."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in known:
+        if not known[id(node)]:
+            raise BadText("holds an alias to itself", node.start_mark.line + 1)
+        return known[id(node)]
+    known[id(node)] = 0  # being counted
+    parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+    known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
