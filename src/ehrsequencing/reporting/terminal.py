@@ -34,7 +34,9 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
         lines += _gap_line(table, landmark, horizon)
     for m in metrics["metrics"]:
         if m["metric"] == "nll" and m["cause"] == metrics["causes"][0] and m["value"] is not None:
-            lines.append(f"NLL of {m['model']}, {_place(m['landmark_days'])}: {m['value']:.4f}")
+            gap = table.gap(m["model"], m["landmark_days"], None, "nll")
+            words = "" if gap is None or gap["value"] is None else f", ours against it {_signed(gap, 'nll', 4)}"
+            lines.append(f"NLL of {m['model']}, {_place(m['landmark_days'])}: {m['value']:.4f}{words}")
     others = dict.fromkeys(place[1] for place in places if place not in shown)
     if others:
         lines.append(f"{', '.join(map(str, others))}: in the report and in metrics.json")
@@ -48,9 +50,15 @@ def _gap_line(table: Scores, landmark: float | None, horizon: float) -> list[str
     for metric in ("c", "ipa"):
         gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
         if gap is not None and gap["value"] is not None:
-            between = "" if gap["low"] is None or gap["high"] is None else f" ({gap['low']:+.3f} to {gap['high']:+.3f})"
-            words.append(f"{METRICS[metric].name} {gap['value']:+.3f}{between} {said(gap, metric)}")
-    return [f"  against {rival}: {', '.join(words)}"] if words else []
+            words.append(f"{METRICS[metric].name} {_signed(gap, metric, 3)}")
+    return [f"  against {rival}, the strongest baseline: {', '.join(words)}"] if words else []
+
+
+def _signed(gap: Mapping[str, Any], metric: str, digits: int) -> str:
+    """A difference with its interval and its verdict."""
+    low, high = gap["low"], gap["high"]
+    between = "" if low is None or high is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"{gap['value']:+.{digits}f}{between} {said(gap, metric)}"
 
 
 def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
