@@ -95,6 +95,8 @@ class Evaluation:
         self.truth = None if judged.source is None or run.is_visit_head else self._truth(judged.source)
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
+        told = settings.tuning_trials
+        self.trials = run.study.evaluation.tuning_trials if told is None else told
 
     def _truth(self, data: Path) -> Truth | None:
         """The truth of these prediction times, where the data is a simulation that answers this very task."""
@@ -191,7 +193,7 @@ class Evaluation:
         return fit_baselines(
             self.settings.baselines, task=self.task, vocabulary=self.run.vocabulary,
             train=self.facts.arrays("train"), tuning=self.facts.arrays("tuning"), seed=self.settings.seed,
-            edges_days=self.run.study.model.edges_days, trials=self.settings.tuning_trials,
+            edges_days=self.run.study.model.edges_days, trials=self.trials,
             run=RunToRival(self.run.folder, self.prepared, self.run.study),
             progress=lambda name: progress(f"baseline: {name}"),
         )  # fmt: skip
@@ -293,7 +295,7 @@ class Evaluation:
             "inputs": self.facts.inputs(
                 landmark_days=None if first is None else first.landmark_days, seed=self.settings.seed
             ),
-            "checks": self.facts.checks(trials=self.settings.tuning_trials),
+            "checks": self.facts.checks(trials=self.trials),
             "instability": None,
         }  # fmt: skip
         if first is not None:

@@ -243,7 +243,7 @@ def _one_split(
     """Metrics of one split: from its folder, or made now."""
     folder = run.folder / FOLDER / f"seed-{seed}"
     # What would change the numbers; the run's fingerprint covers its data, labels and settings.
-    asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate", "tuning_trials"})
+    asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate"})
     study = _study_of(run, store, seed)
     fingerprint = digest([run.manifest["fingerprint"], study.splits.model_dump(), asked, __version__])
     if (folder / ROWS).is_file():

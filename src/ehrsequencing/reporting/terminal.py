@@ -64,8 +64,10 @@ def _signed(gap: Mapping[str, Any], metric: str, digits: int) -> str:
 def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
     if oracle is None:
         return []
-    share, error = oracle["gain_share"], 1.96 * oracle["gain_share_se"]
-    lines = [f"{share:.1%} (± {error:.1%}) of the gain in NLL that the truth gives"]
+    share, error, expected = oracle["gain_share"], 1.96 * oracle["gain_share_se"], oracle.get("gain_share_expected")
+    lines = [f"{share:.1%} (± {error:.1%}) of the gain in NLL that the truth gives, by what happened to these subjects"]
+    if expected is not None:
+        lines.insert(0, f"{expected:.1%} of the gain in NLL that the truth gives, by what the truth expects")
     if oracle["mechanisms"]:
         learned = (f"{row['mechanism']} {row['share']:.2f}" for row in oracle["mechanisms"])
         lines.append(f"learned of each mechanism (1: all): {', '.join(learned)}")
