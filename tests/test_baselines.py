@@ -1,36 +1,35 @@
 """Baselines: hazards that recover a known truth, competing causes as such, every day at risk shared out."""
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation import baselines, landmark_cox, trained
-from ehrsequencing.evaluation.baselines import (
-    AgeAndSex,
-    Baseline,
-    BoostedVisits,
-    MarginalIncidence,
-    RunToRival,
-    _periods,
-    fit_baselines,
-    incidence,
-)
+from ehrsequencing.evaluation import baselines, boosted, landmark_cox, trained
+from ehrsequencing.evaluation.baselines import AgeAndSex, Baseline, MarginalIncidence, RunToRival, fit_baselines
+from ehrsequencing.evaluation.boosted import BoostedVisits
 from ehrsequencing.evaluation.censoring import aalen_johansen, censoring_survival
 from ehrsequencing.evaluation.censoring_cox import HistoryCensoring
 from ehrsequencing.evaluation.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.evaluation.landmark_cox import LandmarkCox
+from ehrsequencing.evaluation.piecewise import incidence
 from ehrsequencing.evaluation.trained import FLAT, LSTM, TrainedBaseline, is_variant, train_baseline, variant
-from ehrsequencing.predict import Run, risk_of_rows
+from ehrsequencing.predict import Run, nll_of_rows, risk_of_rows
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure, grid_edges
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from reference.likelihood import horizon_term
 
 Split = tuple[Timelines, TaskRows]
+EDGES = (30.0, 90.0, 180.0, 365.25, 547.9, 730.5, 1096.0, 1826.25)  # of a run's grid
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +56,21 @@ def fit(kind: type, task: TaskConfig, prepared: Prepared, train: Split, tuning: 
     """Any of the fast baselines."""
     vocabulary = prepared.vocabulary
     if kind is MarginalIncidence:
-        return MarginalIncidence(task, train[1])
+        return MarginalIncidence(task, train[1], edges_days=EDGES)
     if kind is AgeAndSex:
-        return AgeAndSex(task, vocabulary, train)
+        return AgeAndSex(task, vocabulary, train, edges_days=EDGES)
     if kind is LandmarkCox:
-        return LandmarkCox(task, vocabulary, train, tuning, seed=0)
-    return BoostedVisits(task, vocabulary, train, tuning, seed=0)
+        return LandmarkCox(task, vocabulary, train, tuning, edges_days=EDGES, seed=0)
+    return BoostedVisits(task, vocabulary, train, tuning, edges_days=EDGES, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def _fast_boosting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pairs, few trees and larger steps: what is tested here does not depend on them."""
+    quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
+    monkeypatch.setattr(boosted, "MOST_PAIRS", 5)
+    monkeypatch.setattr(boosted, "UNWATCHED_TREES", 5)
+    monkeypatch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))
 
 
 def test_incidence_of_constant_hazards_is_the_closed_form() -> None:
@@ -88,26 +96,27 @@ def test_grid_holds_every_horizon_and_hazards_are_events_over_days() -> None:
         np.testing.assert_allclose(hazards[e], events / days.sum(axis=0), rtol=0.05)
 
 
-def test_periods_share_out_every_day_and_every_event(train: Split) -> None:
+def test_periods_share_out_what_the_cohort_expects_and_every_event(
+    prepared: Prepared, task: TaskConfig, train: Split, tuning: Split
+) -> None:
+    model = BoostedVisits(task, prepared.vocabulary, train, tuning, edges_days=EDGES, seed=0)
     rows = train[1]
-    edges = grid_edges(np.asarray(rows.duration_days), np.asarray(rows.cause), horizons_days=[90.0], bins=6)
-    periods = _periods(rows, np.arange(len(rows)), edges)
-    days = np.bincount(periods.row, weights=periods.days, minlength=len(rows))
-    np.testing.assert_allclose(days, rows.duration_days)
+    periods = model.periods(rows, np.arange(len(rows)))
+    days = exposure(EDGES, rows.entry_days, np.asarray(rows.duration_days))
+    for e, base in enumerate(model.base):
+        expected = np.bincount(periods.row, weights=periods.expected[e], minlength=len(rows))
+        np.testing.assert_allclose(expected, days @ base)
     np.testing.assert_array_equal(np.bincount(periods.cause, minlength=3)[1:], np.bincount(rows.cause, minlength=3)[1:])
-
-
-def test_an_event_on_an_edge_belongs_to_the_bin_before_it(train: Split) -> None:
-    duration = float(train[1].duration_days[np.flatnonzero(np.asarray(train[1].cause) > 0)[0]])
-    row = np.flatnonzero(np.asarray(train[1].cause) > 0)[:1]
-    periods = _periods(train[1], row, [duration, 2 * duration])
-    assert periods.bin.tolist() == [0]
-    assert periods.cause[0] > 0
+    assert set(periods.part) == set(range(boosted.TIME_PARTS))
+    # An event on an edge belongs to the bin before it.
+    edge = EDGES[int(np.flatnonzero(np.diff(model.part_of))[0])]  # where the first part of time ends
+    on_edge = replace(rows, duration_days=np.full(len(rows), edge), cause=np.ones(len(rows), np.int8))
+    assert set(model.periods(on_edge, np.arange(3)).part) == {0}
 
 
 def test_aalen_johansen_is_that_of_the_training_subjects_at_the_landmark(task: TaskConfig, train: Split) -> None:
     rows, days = train[1], np.array([100.0, 500.0])
-    model = MarginalIncidence(task, rows)
+    model = MarginalIncidence(task, rows, edges_days=EDGES)
     at = rows.at_landmark(365.25)
     expected = aalen_johansen(rows.duration_days[at], rows.cause[at].astype(np.int64), n_causes=2).at(days)
     found = model.risk(*train, np.flatnonzero(at), days)
@@ -118,7 +127,6 @@ def test_aalen_johansen_is_that_of_the_training_subjects_at_the_landmark(task: T
 def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
     kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "MOST_PERIODS", 20_000)
     model = fit(kind, task, prepared, train, tuning)
     at = np.arange(0, len(train[1]), 4)  # of all prediction times: there a supermodel is calibrated
     days = np.array([30.0, 365.25, 730.5])
@@ -132,16 +140,20 @@ def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
 def test_the_same_seed_gives_the_same_baselines_strongest_first(
     prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "MOST_PERIODS", 2000)
     days, chosen = np.array([365.25]), np.arange(len(tuning[1]))
-    made = [
-        fit_baselines("fast", task=task, vocabulary=prepared.vocabulary, train=train, tuning=tuning, seed=3)
-        for _ in range(2)
-    ]
-    assert [b.name for b in made[0]] == ["boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"]
+    made = [fit_baselines("fast", **given_to(task, prepared, train, tuning), seed=3) for _ in range(2)]
+    assert {b.model.name for b in made[0]} == {"boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"}
+    said = [b.tuning_nll for b in made[0]]
+    assert said == sorted(said)
     for a, b in zip(*made, strict=True):
-        np.testing.assert_array_equal(a.risk(*tuning, chosen, days), b.risk(*tuning, chosen, days))
-    assert fit_baselines("none", task=task, vocabulary=prepared.vocabulary, train=train, tuning=tuning, seed=3) == []
+        assert a.tuning_nll == pytest.approx(a.model.nll(*tuning, chosen).mean())
+        np.testing.assert_array_equal(a.model.risk(*tuning, chosen, days), b.model.risk(*tuning, chosen, days))
+    assert fit_baselines("none", **given_to(task, prepared, train, tuning), seed=3) == []
+
+
+def given_to(task: TaskConfig, prepared: Prepared, train: Split, tuning: Split) -> dict[str, Any]:
+    """What every baseline is fitted to."""
+    return {"task": task, "vocabulary": prepared.vocabulary, "train": train, "tuning": tuning, "edges_days": EDGES}
 
 
 def without(split: Split, cause: int) -> Split:
@@ -154,14 +166,16 @@ def without(split: Split, cause: int) -> Split:
 def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
     missing: str, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "MOST_PERIODS", 2000)
     nobody = np.arange(0)
     fitted = without(train, 2) if missing == "event in training" else train
     watched = {"event in tuning": without(tuning, 2), "event in training": tuning}.get(
         missing, (take_timelines(tuning[0], nobody), take_rows(tuning[1], nobody))
     )
     days, chosen = np.array([365.25, 730.5]), np.arange(len(train[1]))
-    for model in fit_baselines("fast", task=task, vocabulary=prepared.vocabulary, train=fitted, tuning=watched, seed=0):
+    for fitted_one in fit_baselines("fast", **given_to(task, prepared, fitted, watched), seed=0):
+        model = fitted_one.model
+        assert np.isnan(fitted_one.tuning_nll) == (missing == "tuning subjects")
+        assert np.isfinite(model.nll(*train, chosen)).all()
         risk = model.risk(*train, chosen, days)
         assert ((risk >= 0) & (risk <= 1)).all()
         mean = risk.mean(axis=0)
@@ -173,7 +187,6 @@ def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
 def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_censoring(
     kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "MOST_PERIODS", 10_000)
     hazards, days = np.array([1 / 500, 1 / 250]), np.array([200.0, 500.0])
 
     def redrawn(split: Split, seed: int) -> Split:
@@ -194,6 +207,99 @@ def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_c
     assert (mutant > truth + 0.06).all()
 
 
+# ---- likelihood on the run's grid ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [MarginalIncidence, AgeAndSex, LandmarkCox, BoostedVisits])
+@pytest.mark.parametrize("blanking", [0.0, 40.0])
+def test_a_baselines_likelihood_is_that_of_its_hazards_bin_by_bin(
+    kind: type, blanking: float, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split
+) -> None:
+    made = blanked(train, blanking) if blanking else train
+    model: Any = fit(kind, task, prepared, made, tuning)
+    rows, chosen = made[1], np.arange(0, len(train[1]), 41)
+    found = model.nll(*made, chosen)
+    for r, nll in zip(chosen.tolist(), found.tolist(), strict=True):
+        row = np.array([r])
+        if isinstance(model, MarginalIncidence):
+            since = (rows.prediction_us[r] - rows.index_us[r]) / DAY_US
+            hazards = model.hazards[int(np.argmin([abs(since - days) for days in model.landmarks]))]
+        elif isinstance(model, LandmarkCox):
+            x = model.design(model._history(*made, row))
+            hazards = model.base * np.array([[math.exp(f.log_hazard(x)[0])] if f else [1.0] for f in model.fits])
+        else:
+            hazards = (model.base * model.factor(*made, row))[0]
+        label = float(rows.entry_days[r]), float(rows.duration_days[r]), int(rows.cause[r])
+        assert nll == pytest.approx(float(horizon_term(torch.from_numpy(np.log(hazards)), EDGES, *label)), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [AgeAndSex, LandmarkCox, BoostedVisits])
+def test_risk_and_likelihood_speak_of_the_same_hazards(
+    kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split
+) -> None:
+    """−log S(t) is the NLL of a row that is censored at t; Cox's risk knows no grid, so it only comes near."""
+    model, chosen, days = fit(kind, task, prepared, train, tuning), np.arange(0, len(train[1]), 3), EDGES[4]
+    n = len(train[1])
+    lost = replace(train[1], duration_days=np.full(n, days), cause=np.zeros(n, np.int8))
+    survival = np.exp(-model.nll(train[0], lost, chosen))
+    risk = model.risk(*train, chosen, np.array([days])).sum(axis=1)[:, 0]
+    np.testing.assert_allclose(1 - risk, survival, atol=0.02 if kind is LandmarkCox else 1e-12)
+
+
+def test_a_grid_finer_than_the_events_leaves_every_likelihood_finite(
+    prepared: Prepared, task: TaskConfig, train: Split, tuning: Split
+) -> None:
+    """Bins without a training event, of either cause, and events of other subjects in them."""
+    edges = tuple(np.linspace(1.0, 3000.0, 400))
+    n = len(tuning[1])
+    odd = replace(tuning[1], duration_days=np.linspace(0.5, 4000.0, n), cause=(1 + np.arange(n) % 2).astype(np.int8))
+    for one in fit_baselines("fast", **given_to(task, prepared, train, tuning) | {"edges_days": edges}, seed=0):
+        assert np.isfinite(one.model.nll(tuning[0], odd, np.arange(n))).all()
+
+
+def test_the_cohorts_hazards_of_weighted_days_are_those_of_most_likelihood() -> None:
+    rng = np.random.default_rng(0)
+    factor = np.exp(rng.normal(size=3000))
+    event, left = rng.exponential(200 / factor), rng.uniform(1, 900, 3000)
+    duration, cause = np.minimum(event, left), (event < left).astype(np.int8)
+    entry = np.zeros(3000)
+    found = cohort_hazards(EDGES, entry, duration, cause, n_causes=1, factors=[factor])[0]
+    np.testing.assert_allclose(found[:4], 1 / 200, rtol=0.15)
+    crude = cohort_hazards(EDGES, entry, duration, cause, n_causes=1)[0]
+    assert crude[0] > 1.3 / 200  # the broken twin: those with a high hazard leave first
+    days = exposure(EDGES, entry, duration) * factor[:, None]
+    events = np.bincount(event_bin(EDGES, duration)[cause == 1], minlength=len(EDGES) + 1)
+    total = days.sum(axis=0)[:6]  # nobody is seen after them
+    np.testing.assert_allclose(found[:6], (events[:6] + 0.5 * total / total.sum()) / total, rtol=0.02)
+
+
+# ---- the boosting's share ------------------------------------------------------------------------------------------
+
+
+def test_boosting_sees_every_prediction_time_and_tries_as_often_as_it_is_told(
+    prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[dict[str, Any], int]] = []
+    fit_one = boosted.HistGradientBoostingRegressor.fit
+
+    def spy(self: Any, x: Any, *args: Any, **held: Any) -> Any:
+        seen.append((self.get_params(), len(x)))
+        return fit_one(self, x, *args, **held)
+
+    monkeypatch.setattr(boosted.HistGradientBoostingRegressor, "fit", spy)
+    made = {"task": task, "vocabulary": prepared.vocabulary, "train": train, "tuning": tuning}
+    models = {n: BoostedVisits(**made, edges_days=EDGES, seed=0, trials=n) for n in (1, 3)}
+    assert len(seen) == (1 + 3) * len(task.causes)
+    every = models[1].periods(train[1], np.arange(len(train[1])))
+    assert {rows for _, rows in seen} == {len(every.row)}
+    assert models[1].seen == 1.0
+    rows = np.arange(len(tuning[1]))
+    assert models[3].nll(*tuning, rows).mean() <= models[1].nll(*tuning, rows).mean() + 1e-9  # chosen by it
+    monkeypatch.setattr(boosted, "MOST_CELLS", 40 * (len(models[1].columns) + 1))
+    few = BoostedVisits(**made, edges_days=EDGES, seed=0)
+    assert few.seen == pytest.approx(20 / len(train[1]))
+
+
 # ---- landmark Cox and blanking -----------------------------------------------------------------------------------
 
 
@@ -211,7 +317,6 @@ def blanked(split: Split, days: float) -> Split:
 def test_risks_given_survival_are_conditional_and_know_nothing_of_the_blanking(
     kind: type, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "MOST_PERIODS", 5000)
     days, chosen, start = np.array([100.0, 200.0, 730.5]), np.arange(0, len(train[1]), 7), 200.0
     model = fit(kind, task, prepared, train, tuning)
     plain, at_start = (model.risk(*train, chosen, d) for d in (days, np.array([start])))
@@ -247,14 +352,14 @@ def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
 
     assert 0 < static.sum() < len(static)
     made, judges = planted(train, 1), planted(tuning, 2)
-    model = LandmarkCox(task, prepared.vocabulary, made, judges, seed=0)
+    model = LandmarkCox(task, prepared.vocabulary, made, judges, edges_days=EDGES, seed=0)
     risk = model.risk(*made, np.arange(len(made[1])), np.array([300.0]))[:, 0, 0]
     has = static[made[1].subject]
     assert risk[has].mean() == pytest.approx(1 - np.exp(-300 / 250), abs=0.08)
     assert risk[~has].mean() == pytest.approx(1 - np.exp(-300 / 1000), abs=0.08)
     assert model.fits[1] is None
     monkeypatch.setattr(landmark_cox, "MOST_CELLS", 50 * (len(model.columns) + 1))
-    few = LandmarkCox(task, prepared.vocabulary, made, judges, seed=0)
+    few = LandmarkCox(task, prepared.vocabulary, made, judges, edges_days=EDGES, seed=0)
     assert few.fits[0] is not None
     assert len(few.fits[0].baseline.times_days) <= 50
 
@@ -341,19 +446,19 @@ def rival(run: Path, prepared: Prepared) -> RunToRival:
 def test_all_trains_lstm_and_flat_once_into_the_run(
     sim_run: Path, prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "MOST_PERIODS", 2000)
-    common = {"task": task, "vocabulary": prepared.vocabulary, "train": train, "tuning": tuning, "seed": 0}
+    common = given_to(task, prepared, train, tuning) | {"seed": 0}
     with pytest.raises(EhrseqError, match="need the run's own data"):
         fit_baselines("all", **common)
-    made = fit_baselines("all", run=rival(sim_run, prepared), **common)
-    names = ["boosted visits", "LSTM", "flat BEHRT", "landmark Cox", "age + sex", "Aalen–Johansen"]
-    assert [model.name for model in made] == names
+    made = {one.model.name: one for one in fit_baselines("all", run=rival(sim_run, prepared), **common)}
+    assert set(made) == {"boosted visits", LSTM, FLAT, "landmark Cox", "age + sex", "Aalen–Johansen"}
     Run(sim_run)  # still a valid run
     assert sorted(p.name for p in (sim_run / "baselines").iterdir()) == ["flat-behrt", "lstm"]
     days, rows = np.array([90.0, 365.25]), tuning[1]
     order = np.random.default_rng(0).permutation(len(rows))[:40]
-    for model in made[1:3]:
+    for model in (made[LSTM].model, made[FLAT].model):
         assert isinstance(model, TrainedBaseline)
+        np.testing.assert_allclose(model.nll(*tuning, order), nll_of_rows(model.run.model, *tuning)[order], atol=1e-5)
+        assert model.nll(*tuning, order[:0]).shape == (0,)
         every = risk_of_rows(model.run.model, *tuning, horizons_days=days)
         np.testing.assert_allclose(model.risk(*tuning, order, days), every[order], atol=1e-6)
         given = model.risk(*tuning, order, days, start_days=90.0)
@@ -362,9 +467,10 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
         assert (given[:, :, 0] == 0).all()
         assert model.risk(*tuning, order[:0], days).shape == (0, 2, 2)
     manifests = {p: p.stat().st_mtime_ns for p in sim_run.glob("baselines/*/manifest.json")}
-    again = fit_baselines("all", run=rival(sim_run, prepared), **common)
+    again = {one.model.name: one for one in fit_baselines("all", run=rival(sim_run, prepared), **common)}
     assert {p: p.stat().st_mtime_ns for p in manifests} == manifests  # taken, not trained again
-    np.testing.assert_array_equal(made[1].risk(*tuning, order, days), again[1].risk(*tuning, order, days))
+    both = (kept[LSTM].model.risk(*tuning, order, days) for kept in (made, again))
+    np.testing.assert_array_equal(*both)
 
 
 def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(

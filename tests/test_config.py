@@ -118,8 +118,6 @@ def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
         ("small_cohort", "training", {"weight_decay": 1.0, "visit_budget": 2048, "subjects_per_step": None}),
         ("medium_cohort", "model", {"dim": 64, "layers": 2, "dropout": 0.2, "wide_head": True, "code_dropout": 0.0}),
         ("medium_cohort", "training", {"weight_decay": 1.0, "learning_rate": 1e-3, "subjects_per_step": None}),
-        ("large_cohort", "model", {"dim": 256, "heads": 8, "layers": 6, "position": "learned", "dropout": 0.1}),
-        ("large_cohort", "training", {"visit_budget": 4096, "subjects_per_step": None}),
         ("domain_shift", "model", {"dim": 128, "layers": 4, "position": "sinusoidal", "frozen": ("age", "visit")}),
         ("domain_shift", "training", {"visit_budget": 2048, "subjects_per_step": 48}),
     ],
@@ -145,7 +143,7 @@ def test_what_a_study_gives_wins_over_its_preset(tmp_path: Path) -> None:
     study = load_study(path, ["model.position=learned"])
     assert (study.model.dropout, study.model.dim, study.model.layers) == (0.2, 32, 2)
     assert (study.model.position, study.model.wide_head, study.training.weight_decay) == ("learned", True, 0.5)
-    assert load_study(path, ["preset=large_cohort", "model.size=medium"]).model.layers == 4
+    assert load_study(path, ["preset=medium_cohort", "model.size=large"]).model.layers == 6
 
 
 def test_a_recorded_study_reads_back_with_its_preset() -> None:
@@ -154,8 +152,16 @@ def test_a_recorded_study_reads_back_with_its_preset() -> None:
 
 
 def test_an_unknown_preset_is_one_clear_error() -> None:
-    with pytest.raises(EhrseqError, match=r"preset: .*'medium_cohort', 'large_cohort' or 'domain_shift'") as caught:
+    with pytest.raises(EhrseqError, match=r"preset: .*'medium_cohort' or 'domain_shift'") as caught:
         load_study(None, ["preset=tiny_cohort"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_removed_preset_says_why_and_what_to_do() -> None:
+    with pytest.raises(
+        EhrseqError, match=r"large_cohort was removed: it was never measured; .* leave preset out"
+    ) as caught:
+        load_study(None, ["preset=large_cohort"])
     assert "\n" not in str(caught.value)
 
 

@@ -29,7 +29,10 @@ def test_the_demo_ends_with_the_report_and_a_second_call_does_nothing_again(
     first, said = run()
     report = tmp_path / "demo" / "run" / "report.html"
     assert f"Open {report}" in "\n".join(said)
-    assert any("of the gain in NLL" in line for line in said)
+    expected = first["oracle"]["gain_share_expected"]
+    (told,) = (line for line in said if "of the gain in likelihood" in line)
+    assert f"reaches {expected:.0%} of the gain" in told  # by what the truth expects, not by what happened
+    assert "over 4 seeds" in told
     assert "ehrseq predict" in said[-1]
     written = {p: p.stat().st_mtime_ns for p in (tmp_path / "demo").rglob("*") if p.is_file() and p.suffix}
     second, again = run()

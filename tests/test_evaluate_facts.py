@@ -18,7 +18,7 @@ from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import evaluate as evaluate_module
 from ehrsequencing.evaluation.audit import fingerprint
-from ehrsequencing.evaluation.baselines import AgeAndSex, MarginalIncidence
+from ehrsequencing.evaluation.baselines import AgeAndSex, Fitted, MarginalIncidence
 from ehrsequencing.evaluation.checks import (
     audit_summary,
     predictor_cutoff,
@@ -59,9 +59,15 @@ def run(sim_run: Path) -> Run:
 def cheap_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two baselines that cost nothing; the boosting is tested elsewhere."""
 
-    def fit(kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, **others: Any) -> list[Any]:
+    def fit(
+        kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, edges_days: Any, **others: Any
+    ) -> list[Any]:
         assert kind == "fast"
-        return [AgeAndSex(task, vocabulary, train), MarginalIncidence(task, train[1])]
+        models = (
+            AgeAndSex(task, vocabulary, train, edges_days=edges_days),
+            MarginalIncidence(task, train[1], edges_days=edges_days),
+        )
+        return [Fitted(model, nll) for model, nll in zip(models, (1.5, 2.5), strict=True)]
 
     monkeypatch.setattr(evaluate_module, "fit_baselines", fit)
 
@@ -92,6 +98,17 @@ def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_bas
     for metric in ("ici", "e50", "e90", "ici_null", "ks", "ks_p"):
         assert (OURS, landmarks[0], causes[0], horizons[0], metric) in found
         assert (strongest, landmarks[0], causes[0], horizons[0], metric) in found
+    assert strongest == result["strongest"] == "age + sex"
+    assert result["baselines"] == [
+        {"model": "age + sex", "tuning_nll": 1.5}, {"model": "Aalen–Johansen", "tuning_nll": 2.5}
+    ]  # fmt: skip
+    nll = {(m["model"], m["landmark_days"]): m["value"] for m in result["metrics"] if m["metric"] == "nll"}
+    gaps = {(m["model"], m["landmark_days"]): m for m in result["differences"] if m["metric"] == "nll"}
+    assert set(gaps) == {(rival, at) for rival in result["models"][1:3] for at in [*landmarks, None]}
+    assert {name for name, _ in nll} >= {OURS, *result["models"][1:3]}
+    for (rival, at), gap in gaps.items():
+        assert gap["value"] == pytest.approx(nll[OURS, at] - nll[rival, at], abs=1e-9)
+        assert gap["low"] < gap["value"] < gap["high"]
     rivals = {row["model"] for row in result["differences"]}
     assert rivals == set(result["models"]) - {OURS, "true hazards"}
     for name in ("smooth_calibration", "decision", "calibration"):
@@ -124,7 +141,7 @@ def test_a_model_that_leaves_people_without_an_answer_is_told_by_number(
             out[[2, 5], 0, 1] = np.nan
             return out
 
-    monkeypatch.setattr(evaluate_module, "fit_baselines", lambda *args, **settings: [Silent()])
+    monkeypatch.setattr(evaluate_module, "fit_baselines", lambda *args, **settings: [Fitted(Silent(), 1.0)])
     with pytest.raises(EhrseqError, match=r"2 of \d+ prediction times have no prediction by silent"):
         evaluate(sim_run, settings=QUICK)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -31,7 +32,9 @@ ALL_CODES = FeatureSpec(
         *TIMING, "static GENDER//F", "static GENDER//M",
         *(f"{s} {c}" for c in ("DX//1", "DX//2") for s in ("count", "days_since")),
         *(f"{s} {c}" for c in ("LAB//X", "LAB//Y") for s in ("count", "days_since", *OF_NUMBER)),
+        *(f"{s} {c}" for c in ("DX//1 + DX//2", "DX//2 + LAB//X") for s in ("count", "days_since")),
     ),
+    pairs=((3, 4), (4, 5)),
 )  # fmt: skip
 
 
@@ -142,6 +145,16 @@ def plain_loops(timelines: Timelines, rows: TaskRows, row: int) -> dict[str, flo
         if numbers and code in NUMERIC:
             summaries = (numbers[-1], sum(numbers) / len(numbers), min(numbers), max(numbers))
             out |= {f"{s} {name}": value for s, value in zip(OF_NUMBER, summaries, strict=True)}
+    for first_code, second_code in ALL_CODES.pairs:
+        name = f"{TOKENS[first_code]} + {TOKENS[second_code]}"
+        held = [
+            v
+            for v in known
+            if {first_code, second_code} <= set(timelines.codes[slice(*timelines.visit_offsets[v : v + 2])].tolist())
+        ]
+        out[f"count {name}"] = float(len(held))
+        if held:
+            out[f"days_since {name}"] = (now - int(timelines.end_us[held[-1]])) / DAY_US
     return out
 
 
@@ -239,3 +252,42 @@ def test_a_subject_without_rows_chooses_nothing() -> None:
     first |= {"unfinished_codes": rows.unfinished_codes[:only]}
     kept = replace(rows, row_offsets=np.array([0, only, only]), carry_offsets=rows.carry_offsets[: only + 1], **first)
     assert fit_feature_spec(timelines, kept, vocabulary()).codes == (4,)
+
+
+def subjects_with_both(timelines: Timelines, rows: TaskRows, first: int, second: int) -> int:
+    """Plain loops: subjects who have both codes in one visit before their last row."""
+    found = 0
+    for s in range(len(timelines)):
+        begin = int(timelines.subject_offsets[s])
+        known = range(begin, begin + int(rows.visits_before[rows.row_offsets[s + 1] - 1]))
+        visits = [set(timelines.codes[slice(*timelines.visit_offsets[v : v + 2])].tolist()) for v in known]
+        found += any({first, second} <= visit for visit in visits)
+    return found
+
+
+@given(timelines=records(), most=st.sampled_from([1, 3, 99]))
+@settings(max_examples=40, deadline=None)
+def test_pairs_are_those_that_most_subjects_have_in_a_visit(timelines: Timelines, most: int) -> None:
+    rows = every_moment(timelines)
+    spec = fit_feature_spec(timelines, rows, vocabulary(), max_pairs=most)
+    count = {pair: subjects_with_both(timelines, rows, *pair) for pair in itertools.combinations(spec.codes, 2)}
+    ranked = sorted((pair for pair in count if count[pair]), key=lambda pair: (-count[pair], pair))
+    assert list(spec.pairs) == ranked[:most]
+    assert len(spec) == features(timelines, rows, vocabulary(), spec).shape[1]
+    blind = replace(rows, cause=1 - rows.cause, duration_days=rows.duration_days[::-1].copy())
+    assert fit_feature_spec(timelines, blind, vocabulary(), max_pairs=most) == spec  # no outcome is looked at
+    assert fit_feature_spec(timelines, rows, vocabulary()).pairs == ()
+
+
+def test_a_visit_of_thousands_of_codes_costs_no_more_than_the_codes_that_may_pair() -> None:
+    """Two million pairs in one visit; only the chosen codes are looked at."""
+    names = (*TOKENS, *(f"DX//many{k}" for k in range(2000)))
+    wide = Vocabulary(
+        names, np.full(len(names), -1, np.int32), np.zeros((0, 129)), np.zeros(0), np.zeros(0),
+        ValuesConfig.model_validate({"mode": "none"}),
+    )  # fmt: skip
+    every = [(code, np.nan) for code in range(3, len(names))]
+    timelines = build([([every], [1], [0], []), ([[(3, np.nan), (4, np.nan)]], [1], [0], [])])
+    spec = fit_feature_spec(timelines, every_moment(timelines), wide, max_codes=50, max_pairs=10)
+    assert spec.pairs[0] == (3, 4)
+    assert len(spec.pairs) == 10

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import splits as module
-from ehrsequencing.evaluation.baselines import AgeAndSex, Baseline
+from ehrsequencing.evaluation.baselines import AgeAndSex, Fitted
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.judged import Judged
 from ehrsequencing.evaluation.scope import OURS
@@ -222,8 +222,10 @@ def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskC
 
 
 def test_from_the_shell_with_baselines(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def quick(kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, **_: object) -> list[Baseline]:
-        return [] if kind == "none" else [AgeAndSex(task, vocabulary, train)]
+    def quick(
+        kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, edges_days: Any, **_: object
+    ) -> list[Fitted]:
+        return [] if kind == "none" else [Fitted(AgeAndSex(task, vocabulary, train, edges_days=edges_days), 1.0)]
 
     monkeypatch.setattr("ehrsequencing.evaluation.evaluate.fit_baselines", quick)
     done = ehrseq("evaluate", run, "--splits", 2, "--split-seed", 7, "evaluation.bootstrap=0")
@@ -232,7 +234,7 @@ def test_from_the_shell_with_baselines(run: Path, monkeypatch: pytest.MonkeyPatc
     assert found["seeds"] == [7, 8]
     rivals = {row["model"] for row in found["differences"]}
     assert rivals == {"age + sex"}
-    assert {row["metric"] for row in found["differences"]} == {"c", "auc", "brier", "ipa"}
+    assert {row["metric"] for row in found["differences"]} == {"c", "auc", "brier", "ipa", "nll"}
     Run(run)
     done = ehrseq("evaluate", run, "evaluation.bootstrap=0", "--baselines", "none")  # they stay with the run
     assert done.exit_code == 0, done.output

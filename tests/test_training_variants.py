@@ -28,7 +28,7 @@ VARIANTS = (
     "age_bin_years=1", "delta_bins=linear", "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
     "delta_bins=none", "max_visits=2", "frozen=[age,visit]", "architecture=flat",
     "architecture=flat max_tokens=6", "architecture=flat position=sinusoidal code_types=true wide_head=true",
-    "architecture=flat frozen=[age,visit]", "preset=small_cohort", "preset=large_cohort",
+    "architecture=flat frozen=[age,visit]", "preset=small_cohort", "preset=medium_cohort",
     "preset=domain_shift", "preset=domain_shift architecture=flat dim=16",
 )  # fmt: skip
 

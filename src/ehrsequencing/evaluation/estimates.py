@@ -211,11 +211,11 @@ def integrated_brier_rows(grid: Scope, causes: Sequence[str]) -> list[dict[str, 
 
 
 def nll_row(scope: Scope, nll: Floats, *, model: str, cause: str) -> dict[str, Any]:
-    """The mean negative log-likelihood of the rows that have one, with its interval.
+    """The mean negative log-likelihood of the rows that have one, with its interval; or that of a paired difference.
 
     Args:
         scope: The rows.
-        nll: (n,), NaN where a row has none.
+        nll: (n,), NaN where a row has none; or ours minus a rival's, row by row.
         model: Whose.
         cause: Under whose name it stands; it speaks of all causes.
     """

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.baselines import Baseline, RunToRival, fit_baselines
+from ehrsequencing.evaluation.baselines import Fitted, RunToRival, fit_baselines
 from ehrsequencing.evaluation.censoring import Floats, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.evaluation.censoring_cox import HistoryCensoring, RowCensoring
 from ehrsequencing.evaluation.checks import question
@@ -95,6 +95,9 @@ class Evaluation:
         self.warnings: list[str] = []
         self.truth = None if judged.source is None or run.is_visit_head else self._truth(judged.source)
         self.beside_truth: list[dict[str, Any]] = []
+        self.fitted: list[Fitted] = []
+        told = settings.tuning_trials
+        self.trials = run.study.evaluation.tuning_trials if told is None else told
 
     def _truth(self, data: Path) -> Truth | None:
         """The truth of these prediction times, where the data is a simulation that answers this very task."""
@@ -118,7 +121,7 @@ class Evaluation:
             return self._visit_head_result()
         risks = self._risks(progress)
         scopes = self._scopes(risks, self.horizons)
-        causes, strongest = self.task.causes, [name for name in risks if name != ORACLE][:2]
+        causes, strongest = self.task.causes, [name for name in risks if name != ORACLE][:2]  # ours and one rival
         metrics, differences = self._metrics(risks, scopes, progress)
         smooth: list[dict[str, Any]] = []
         progress("calibration and decision curves")
@@ -131,6 +134,10 @@ class Evaluation:
         progress("subgroups, inputs, checks")
         found = self.facts.frame() | self._context(scopes) | {
             "models": list(risks),
+            "strongest": strongest[1] if len(strongest) > 1 else None,
+            "baselines": [
+                {"model": one.model.name, "tuning_nll": tables.number(one.tuning_nll)} for one in self.fitted
+            ],
             "metrics": metrics,
             "differences": differences,
             "at_risk": [tables.at_risk(scope, causes) for scope in scopes if scope.landmark_days is not None],
@@ -155,12 +162,13 @@ class Evaluation:
     # ---- risks -------------------------------------------------------------------------------------------------
 
     def _risks(self, progress: Say) -> dict[str, Floats]:
-        """Model → (R, causes, grid), given no event in the blanking period; ours first, then the strongest baseline."""
+        """Model → (R, causes, grid), given no event in the blanking period; ours, then baselines, strongest first."""
         progress("risk curves")
         start, every = self.task.blanking, np.arange(len(self.rows))
         risks = {OURS: conditional_risk(self._risk, self.grid, start_days=start)}
-        for baseline in self._baselines(progress):
-            risks[baseline.name] = baseline.risk(self.timelines, self.rows, every, self.grid, start_days=start)
+        self.fitted = self._baselines(progress)
+        for model in (one.model for one in self.fitted):
+            risks[model.name] = model.risk(self.timelines, self.rows, every, self.grid, start_days=start)
         if self.truth is not None and self.truth.known.all():
             risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
         for name, risk in risks.items():
@@ -180,12 +188,13 @@ class Evaluation:
         )
         return risk.astype(np.float64)
 
-    def _baselines(self, progress: Say) -> list[Baseline]:
+    def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
             return []
         return fit_baselines(
             self.settings.baselines, task=self.task, vocabulary=self.run.vocabulary,
             train=self.facts.arrays("train"), tuning=self.facts.arrays("tuning"), seed=self.settings.seed,
+            edges_days=self.run.study.model.edges_days, trials=self.trials,
             run=RunToRival(self.run.folder, self.prepared, self.run.study),
             progress=lambda name: progress(f"baseline: {name}"),
         )  # fmt: skip
@@ -245,18 +254,22 @@ class Evaluation:
             metrics += metric_rows(scope, estimates) + integrated_brier_rows(on_grid, self.task.causes)
             differences += difference_rows(scope, estimates, ours=OURS, rivals=rivals)
             self.beside_truth += oracle_differences(scope, estimates)
-        return metrics + self._nll_metrics(scopes), differences
+        likelihoods = self._likelihoods()
+        self.nll = likelihoods[OURS]
+        for scope in scopes:
+            nll, cause = {name: found[self._rows_of(scope)] for name, found in likelihoods.items()}, self.task.causes[0]
+            metrics += [nll_row(scope, own, model=name, cause=cause) for name, own in nll.items()]
+            differences += [nll_row(scope, nll[OURS] - nll[rival], model=rival, cause=cause) for rival in rivals]
+        return metrics, differences
 
-    def _nll_metrics(self, scopes: list[Scope]) -> list[dict[str, Any]]:
-        self.nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
-        found = {OURS: self.nll}
+    def _likelihoods(self) -> dict[str, Floats]:
+        """Model → (R,) negative log-likelihood of every prediction time, all on the run's own grid but the truth's."""
+        every = np.arange(len(self.rows))
+        found = {OURS: nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)}
+        found |= {one.model.name: one.model.nll(self.timelines, self.rows, every) for one in self.fitted}
         if self.truth is not None and self.truth.known.all():
             found[ORACLE] = self.truth.nll(self.rows)
-        return [
-            nll_row(scope, nll[self._rows_of(scope)], model=name, cause=self.task.causes[0])
-            for scope in scopes
-            for name, nll in found.items()
-        ]
+        return found
 
     def _rows_of(self, scope: Scope) -> NDArray[np.int64]:
         if scope.landmark_days is None:
@@ -288,7 +301,7 @@ class Evaluation:
             "inputs": self.facts.inputs(
                 landmark_days=None if first is None else first.landmark_days, seed=self.settings.seed
             ),
-            "checks": self.facts.checks(trials=self.settings.tuning_trials),
+            "checks": self.facts.checks(trials=self.trials),
             "instability": None,
         }  # fmt: skip
         if first is not None:
@@ -367,7 +380,8 @@ class Evaluation:
             )
         }  # fmt: skip
         found = self.facts.frame() | self._context([]) | empty
-        return found | {"models": [OURS], "metrics": metrics, "warnings": self.warnings}
+        nobody: dict[str, Any] = {"models": [OURS], "strongest": None, "baselines": []}
+        return found | nobody | {"metrics": metrics, "warnings": self.warnings}
 
 
 def evaluate(

@@ -12,14 +12,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.evaluation.pairs import Pair, column_of, most_shared, shared_visits, visits_of_pairs
 from ehrsequencing.records.meds import DAY_US
 from ehrsequencing.records.timelines import TaskRows, Timelines, as_of, joined, offsets, ragged, take_timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 TIMING = ("age_years", "days_since_index", "days_since_visit", "days_between_visits", "visits", "is_query")
-OF_CODE = ("count", "days_since")  # of every code
+OF_CODE = ("count", "days_since")  # of every code, and of every pair of codes that share a visit
 OF_NUMBER = ("last", "mean", "min", "max")  # of a code with numbers: ranks among training values
 CHUNK_ITEMS = 2_000_000  # tokens, or rows, held at a time
+MOST_CHOOSING = 20_000  # training subjects by whom pairs are chosen, spread evenly over all
 AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
 _SKEWED = ("days_", "visits", "count ")  # features, by the start of their names, whose logarithm is used
 
@@ -37,12 +39,14 @@ class FeatureSpec:
         numeric: Those of them that carry numbers.
         static_codes: Token ids of the static codes, one column each.
         names: (F,) name of every feature, such as `last LAB//BUN`.
+        pairs: Pairs of those codes whose common visits are summarised.
     """
 
     codes: tuple[int, ...]
     numeric: tuple[int, ...]
     static_codes: tuple[int, ...]
     names: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -54,9 +58,15 @@ class FeatureSpec:
 
 
 def fit_feature_spec(
-    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, max_codes: int = 200, max_static_codes: int = 50
+    timelines: Timelines,
+    rows: TaskRows,
+    vocabulary: Vocabulary,
+    *,
+    max_codes: int = 200,
+    max_static_codes: int = 50,
+    max_pairs: int = 0,
 ) -> FeatureSpec:
-    """Choose the codes that most training subjects have by their last prediction time.
+    """Choose the codes, and the pairs of codes in one visit, that most training subjects have by their last row.
 
     Args:
         timelines: Training subjects.
@@ -65,6 +75,7 @@ def fit_feature_spec(
             for different codes in different data.
         max_codes: Timed codes at most; ties go to the smaller token id.
         max_static_codes: Static codes at most.
+        max_pairs: Pairs at most. No outcome is looked at.
     """
     counts = np.zeros(len(vocabulary), dtype=np.int64)
     static_counts = np.zeros(len(vocabulary), dtype=np.int64)
@@ -85,7 +96,27 @@ def fit_feature_spec(
     for code in codes:
         of_code = OF_CODE + (OF_NUMBER if code in numeric else ())
         names += [f"{summary} {vocabulary.tokens[code]}" for summary in of_code]
-    return FeatureSpec(codes, numeric, static, tuple(names))
+    pairs = _frequent_pairs(timelines, rows, last_row, codes, max_pairs) if max_pairs else ()
+    names += [f"{summary} {pair_name(pair, vocabulary)}" for pair in pairs for summary in OF_CODE]
+    return FeatureSpec(codes, numeric, static, tuple(names), pairs)
+
+
+def pair_name(pair: Pair, vocabulary: Vocabulary) -> str:
+    """`DX//1 + RX//2`."""
+    return " + ".join(vocabulary.tokens[code] for code in pair)
+
+
+def _frequent_pairs(
+    timelines: Timelines, rows: TaskRows, last_row: Ints, codes: tuple[int, ...], limit: int
+) -> tuple[Pair, ...]:
+    """Pairs of codes by the number of training subjects with both in a visit before their last row."""
+    step = -(-len(last_row) // MOST_CHOOSING)
+    subjects = np.zeros((len(codes), len(codes)), dtype=np.int64)
+    for chosen in _chunks(timelines, rows, last_row[:: max(step, 1)]):
+        every, subject, visits = _records_until(timelines, rows, chosen)
+        part = take_timelines(every, subject)
+        subjects += shared_visits(part, _before(part, visits), codes)
+    return most_shared(subjects, codes, limit)
 
 
 def history_features(
@@ -97,6 +128,7 @@ def history_features(
       known visit and the one before), `visits` so far, `is_query`;
     - `static CODE`: 1 or 0;
     - `count CODE` so far, and `days_since CODE`: from the end of its last visit;
+    - `count A + B`: visits so far that held both codes, and `days_since A + B`: from the end of the last of them;
     - `last`, `mean`, `min`, `max CODE`: of the numbers so far, as ranks among training values (sd 1).
 
     Args:
@@ -201,20 +233,27 @@ def _features(
     out[:, 5] = rows.is_query[chosen]
     out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = _static(part, columns)[subject]
 
-    for code, visit, value in _occurrences(part, columns.codes):
-        name = vocabulary.tokens[code]
-        column = columns.index[f"count {name}"]
+    def count_and_since(visit: Ints) -> Floats32:
+        """(r, 2) how many of these visits (rising) a row knows, and the days since the last of them, NaN without."""
         first, stop = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
-        out[:, column] = stop - first
-        has = stop > first
-        last_end = part.end_us[visit[stop[has] - 1]]
-        out[has, column + 1] = (prediction_us[has] - last_end) / DAY_US
+        found, has = np.full((len(chosen), 2), np.nan, dtype=np.float32), stop > first
+        found[:, 0] = stop - first
+        found[has, 1] = (prediction_us[has] - part.end_us[visit[stop[has] - 1]]) / DAY_US
+        return found
+
+    for code, visit, value in _occurrences(part, columns.codes):
+        column = columns.index[f"count {vocabulary.tokens[code]}"]
+        out[:, column : column + 2] = count_and_since(visit)
         if code in columns.numeric:
             is_number = ~np.isnan(value)
             visit, number = visit[is_number], value[is_number].astype(np.float64)
-            first, stop = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
+            begin, end = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
             new_subject = np.r_[True, np.diff(_visit_subject(part)[visit]) != 0][: len(visit)]
-            out[:, column + 2 : column + 6] = _running(number, np.cumsum(new_subject) - 1, first, stop)
+            out[:, column + 2 : column + 6] = _running(number, np.cumsum(new_subject) - 1, begin, end)
+    first_pair = len(columns) - len(OF_CODE) * len(columns.pairs)  # they come last
+    for place, shared in enumerate(visits_of_pairs(part, columns.pairs)):
+        column = first_pair + len(OF_CODE) * place
+        out[:, column : column + 2] = count_and_since(shared)
     return out
 
 
@@ -261,9 +300,7 @@ def _running(value: NDArray[np.float64], group: Ints, first: Ints, stop: Ints) -
 
 def _occurrences(part: Timelines, codes: tuple[int, ...]) -> Iterator[tuple[int, Ints, Floats32]]:
     """Each code with the visits that hold it (rising, repeats kept) and its numbers there."""
-    column_of = np.full(max(int(part.codes.max(initial=0)), max(codes, default=0)) + 1, -1, dtype=np.int32)
-    column_of[list(codes)] = np.arange(len(codes))
-    column = column_of[part.codes]
+    column = column_of(part, codes)[part.codes]
     token = np.flatnonzero(column >= 0)
     token = token[np.argsort(column[token], kind="stable")]  # a visit's tokens stay in the order of their times
     bounds = offsets(column[token].astype(np.int64), len(codes))

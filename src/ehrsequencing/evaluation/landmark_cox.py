@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.evaluation.censoring import Floats, Ints, conditional_risk
 from ehrsequencing.evaluation.cox import CoxFit, CoxRows, choose_ridge, cox_incidence
 from ehrsequencing.evaluation.history import FeatureSpec, Floats32, LinearDesign, fit_feature_spec, history_features
+from ehrsequencing.evaluation.piecewise import nll_of_hazards
+from ehrsequencing.records.grid import cohort_hazards
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -23,11 +27,15 @@ class LandmarkCox:
     at the task's landmarks are most likely. (One regression per landmark was worse on tuning subjects of PBC2 and
     NAFLD: docs/metrics.md.)
 
+    Risks come from Breslow's baseline, which has no grid. The likelihood needs one: in each bin of the run's grid the
+    baseline hazard is events over days at risk, a day of a row counting exp(β·z) times (`cohort_hazards`).
+
     Args:
         task: The question.
         vocabulary: Names of the tokens.
         train: Visits and prediction times to fit on.
         tuning: Of other subjects.
+        edges_days: Inner edges of the run's grid.
         seed: Of the draw where there are too many prediction times.
     """
 
@@ -40,9 +48,10 @@ class LandmarkCox:
         train: tuple[Timelines, TaskRows],
         tuning: tuple[Timelines, TaskRows],
         *,
+        edges_days: Sequence[float],
         seed: int,
     ) -> None:
-        self.vocabulary = vocabulary
+        self.vocabulary, self.edges = vocabulary, tuple(edges_days)
         self.columns: FeatureSpec = fit_feature_spec(*train, vocabulary)
         most = max(1, MOST_CELLS // (len(self.columns) + 1))
         chosen = np.sort(np.random.default_rng(seed).permutation(len(train[1]))[:most])
@@ -55,6 +64,14 @@ class LandmarkCox:
             rows = _rows_of(train[1], chosen, x, number)
             judges = _rows_of(tuning[1], watched, watched_x, number)
             self.fits.append(choose_ridge(rows, judges) if rows.event.any() else None)
+        self.base = cohort_hazards(
+            self.edges, np.asarray(train[1].entry_days)[chosen], np.asarray(train[1].duration_days)[chosen],
+            np.asarray(train[1].cause)[chosen], n_causes=len(self.fits), factors=self._factors(x),
+        )  # fmt: skip
+
+    def _factors(self, x: Floats) -> list[Floats | None]:
+        """Per cause exp(β·z), relative to a row at the mean."""
+        return [None if fit is None else np.exp(fit.log_hazard(x)) for fit in self.fits]
 
     def _history(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats32:
         return history_features(timelines, rows, self.vocabulary, chosen=chosen, columns=self.columns)
@@ -72,6 +89,17 @@ class LandmarkCox:
                 return cox_incidence(self.fits, x, days)
 
             out[part] = conditional_risk(cumulative, horizons_days, start_days=start_days)
+        return out
+
+    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+        """See `Baseline`."""
+        out = np.empty(len(chosen))
+        for start in range(0, len(chosen), _PREDICT_ROWS):
+            part = chosen[start : start + _PREDICT_ROWS]
+            factors = self._factors(self.design(self._history(timelines, rows, part)))
+            flat = np.ones(len(part))
+            scale = np.stack([flat if factor is None else factor for factor in factors], axis=1)
+            out[start : start + len(part)] = nll_of_hazards(scale[:, :, None] * self.base, self.edges, rows, part)
         return out
 
 

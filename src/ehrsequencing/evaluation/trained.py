@@ -10,7 +10,7 @@ import numpy as np
 
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
 from ehrsequencing.evaluation.censoring import Floats, Ints
-from ehrsequencing.predict import Run, risk_of_rows
+from ehrsequencing.predict import Run, nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
 from ehrsequencing.storage import MANIFEST, RUN, complete_folder, read_manifest, sweep_temporaries
@@ -50,16 +50,31 @@ class TrainedBaseline:
         days = np.asarray(horizons_days, dtype=np.float64)
         if not len(chosen):
             return np.zeros((0, len(self.run.task.causes), len(days)))
+        some, part, place = self._part(timelines, rows, chosen)
+        risk = risk_of_rows(
+            self.run.model, some, part, horizons_days=days, code_types=self.run.code_types, start_days=start_days
+        )
+        return risk[place].astype(np.float64)
+
+    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+        """See `Baseline`."""
+        if not len(chosen):
+            return np.zeros(0)
+        some, part, place = self._part(timelines, rows, chosen)
+        return nll_of_rows(self.run.model, some, part, code_types=self.run.code_types)[place]
+
+    @staticmethod
+    def _part(timelines: Timelines, rows: TaskRows, chosen: Ints) -> tuple[Timelines, TaskRows, Ints]:
+        """The subjects of the chosen rows with all their rows, and where the chosen ones are among these."""
         subjects = np.unique(rows.subject[chosen])
         part = take_rows(rows, subjects)
         # Row number r of a subject stands `shift` places earlier among the chosen subjects' rows.
         shift = np.asarray(rows.row_offsets)[subjects] - part.row_offsets[:-1]
-        place = chosen - shift[np.searchsorted(subjects, rows.subject[chosen])]
-        risk = risk_of_rows(
-            self.run.model, take_timelines(timelines, subjects), part, horizons_days=days,
-            code_types=self.run.code_types, start_days=start_days,
-        )  # fmt: skip
-        return risk[place].astype(np.float64)
+        return (
+            take_timelines(timelines, subjects),
+            part,
+            chosen - shift[np.searchsorted(subjects, rows.subject[chosen])],
+        )
 
 
 def variant(model: ModelConfig, name: str) -> ModelConfig:

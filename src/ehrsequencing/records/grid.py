@@ -57,18 +57,30 @@ def cohort_hazards(
     cause: NDArray[np.int8],
     *,
     n_causes: int,
+    factors: Sequence[NDArray[np.float64] | None] | None = None,
 ) -> NDArray[np.float64]:
     """The cohort's own hazards: events over days at risk, per cause and bin.
 
     Half an event is spread over all bins of a cause, so that a bin without one keeps a finite logarithm.
 
+    Args:
+        edges_days: Inner edges of the bins.
+        entry_days: (R,) when exposure starts.
+        duration_days: (R,) days to event or censoring.
+        cause: (R,) causes, 0 = censored.
+        n_causes: Number of causes.
+        factors: Per cause (R,) what multiplies the hazard of a row, None = 1. Its days then count so many times, and
+            what comes out is the hazard of a row whose factor is 1, of most likelihood.
+
     Returns:
         (E, K) hazards per day.
     """
-    days = exposure(edges_days, entry_days, duration_days).sum(axis=0)
+    exposed = exposure(edges_days, entry_days, duration_days)
     bins = event_bin(edges_days, duration_days)
     out = np.empty((n_causes, len(edges_days) + 1))
     for number in range(n_causes):
+        factor = None if factors is None else factors[number]
+        days = exposed.sum(axis=0) if factor is None else factor @ exposed
         events = np.bincount(bins[cause == number + 1], minlength=out.shape[1]).astype(np.float64)
         prior = max(events.sum(), 0.5) / max(days.sum(), 1e-9)
         out[number] = (events + 0.5 * prior * days / max(prior * days.sum(), 1e-9) + 1e-3) / (days + 1e-3 / prior)

@@ -147,11 +147,11 @@ class Scores:
         return drawn
 
     def gap_forests(self, shown: Mapping[Any, str]) -> list[Markup]:
-        """Our model less each baseline in C and IPA, for the cause of interest."""
+        """Our model less each baseline in C and IPA for the cause of interest, and in NLL."""
         plots = []
-        for metric in ("c", "ipa"):
+        for metric in ("c", "ipa", "nll"):
             groups = []
-            for landmark, horizon in self._places():
+            for landmark, horizon in self._places() if metric != "nll" else [(at, None) for at in self.landmarks]:
                 rows = [
                     Estimate(self.models.index(name), name, gap["value"], gap["low"], gap["high"])
                     for name in self.rivals
@@ -161,11 +161,15 @@ class Scores:
                     groups.append((_where(landmark, horizon, shown), rows))
             if groups:
                 name = METRICS[metric].name
-                title, label = f"Difference in {name} to each baseline", f"difference in {name} (right: ours is better)"
+                side = "right" if METRICS[metric].better > 0 else "left"
+                title, label = (
+                    f"Difference in {name} to each baseline",
+                    f"difference in {name} ({side}: ours is better)",
+                )
                 plots.append(Markup(figures.forest(groups, title=title, label=label, reference=0.0, floor=-0.5)))
         return plots
 
-    def _places(self) -> list[tuple[float | None, float]]:
+    def _places(self) -> list[tuple[float | None, float | None]]:
         return [(landmark, horizon) for landmark in self.landmarks for horizon in self.m["horizons_days"]]
 
     def gap(self, rival: str, landmark: float | None, horizon: float | None, metric: str) -> Mapping[str, Any] | None:
@@ -182,11 +186,9 @@ class Scores:
         return landmark, (defined or self.m["horizons_days"] or [None])[-1]
 
     def strongest(self) -> str | None:
-        """The baseline with the highest C in that cell; the first one where none has a C."""
-        landmark, horizon = self._main()
-        found = {name: self.number(name, landmark, horizon, "c").value for name in self.rivals}
-        defined = {name: value for name, value in found.items() if value is not None}
-        return max(defined, key=lambda name: defined[name]) if defined else next(iter(self.rivals), None)
+        """The baseline that tuning subjects find most likely, everywhere the same; of older runs the first one."""
+        named = self.m.get("strongest")
+        return named if named in self.rivals else next(iter(self.rivals), None)
 
     def headline(self) -> dict[str, Any]:
         """The small table of the summary: our model beside the strongest baseline at the first landmark."""
@@ -234,7 +236,8 @@ class Scores:
             return f"{others} Nothing is compared: too few subjects or events."
         if ours.value is None or theirs.value is None:
             return f"{others} The strongest is {rival}; C is undefined for one of the two, so no verdict is possible."
-        told = f"C {ours.value:.3f} against {theirs.value:.3f} for {rival}, the strongest of them"
+        chosen = "by likelihood on the tuning subjects" if self.m.get("strongest") else "the first of the list"
+        told = f"C {ours.value:.3f} against {theirs.value:.3f} for {rival}, the strongest of them ({chosen})"
         if any(self.gap(rival, landmark, horizon, metric) for metric in ("c", "ipa")):
             return f"{others} {told}. {self._verdicts(rival, landmark, horizon)}"
         key = (landmark, self.m["causes"][0], horizon)
@@ -259,6 +262,9 @@ class Scores:
             gap = self.gap(rival, landmark, horizon, metric)
             if gap is not None and gap["value"] is not None:
                 words.append(f"{what}: {verdict(gap, metric)} {rival} ({difference(gap, metric)}).")
+        nll = self.gap(rival, landmark, None, "nll")
+        if nll is not None and nll["value"] is not None:
+            words.append(f"Likelihood (NLL): {verdict(nll, 'nll')} {rival} ({difference(nll, 'nll')}).")
         cells = [self.gap(rival, *place, "c") for place in self._places()]
         judged = [verdict(gap, "c") for gap in cells if gap is not None and gap["low"] is not None]
         if len(judged) > 1:
@@ -292,10 +298,11 @@ class Scores:
         return " ".join(out)
 
 
-def _where(landmark: float | None, horizon: float, shown: Mapping[Any, str]) -> str:
+def _where(landmark: float | None, horizon: float | None, shown: Mapping[Any, str]) -> str:
     where = "all times" if landmark is None else from_landmark(landmark).replace("after the index", "after index")
     people = shown.get(("at_risk", landmark))
-    return f"{where}\nby {duration(horizon)}" + ("" if people is None else f", {size(people)}")
+    by = "over all horizons" if horizon is None else f"by {duration(horizon)}"
+    return f"{where}\n{by}" + ("" if people is None else f", {size(people)}")
 
 
 def _interval(estimate: Estimate, digits: int) -> str:

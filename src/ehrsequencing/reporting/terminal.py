@@ -35,7 +35,9 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
         lines += _gap_line(table, landmark, horizon)
     for m in metrics["metrics"]:
         if m["metric"] == "nll" and m["cause"] == metrics["causes"][0] and _cell(m) not in ("undefined", TOO_FEW):
-            lines.append(f"NLL of {m['model']}, {_place(m['landmark_days'])}: {m['value']:.4f}")
+            gap = table.gap(m["model"], m["landmark_days"], None, "nll")
+            words = "" if gap is None or gap["value"] is None else f", ours against it {_signed(gap, 'nll', 4)}"
+            lines.append(f"NLL of {m['model']}, {_place(m['landmark_days'])}: {m['value']:.4f}{words}")
     others = dict.fromkeys(place[1] for place in places if place not in shown)
     if others:
         lines.append(f"{', '.join(map(str, others))}: in the report and in metrics.json")
@@ -51,16 +53,24 @@ def _gap_line(table: Scores, landmark: float | None, horizon: float) -> list[str
         if gap is not None and gap.get("reason") == TOO_FEW:
             return ["  too few subjects or events: nothing is compared"]
         if gap is not None and gap["value"] is not None:
-            between = "" if gap["low"] is None or gap["high"] is None else f" ({gap['low']:+.3f} to {gap['high']:+.3f})"
-            words.append(f"{METRICS[metric].name} {gap['value']:+.3f}{between} {said(gap, metric)}")
-    return [f"  against {rival}: {', '.join(words)}"] if words else []
+            words.append(f"{METRICS[metric].name} {_signed(gap, metric, 3)}")
+    return [f"  against {rival}, the strongest baseline: {', '.join(words)}"] if words else []
+
+
+def _signed(gap: Mapping[str, Any], metric: str, digits: int) -> str:
+    """A difference with its interval and its verdict."""
+    low, high = gap["low"], gap["high"]
+    between = "" if low is None or high is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"{gap['value']:+.{digits}f}{between} {said(gap, metric)}"
 
 
 def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
     if oracle is None:
         return []
-    share, error = oracle["gain_share"], 1.96 * oracle["gain_share_se"]
-    lines = [f"{share:.1%} (± {error:.1%}) of the gain in NLL that the truth gives"]
+    share, error, expected = oracle["gain_share"], 1.96 * oracle["gain_share_se"], oracle.get("gain_share_expected")
+    lines = [f"{share:.1%} (± {error:.1%}) of the gain in NLL that the truth gives, by what happened to these subjects"]
+    if expected is not None:
+        lines.insert(0, f"{expected:.1%} of the gain in NLL that the truth gives, by what the truth expects")
     if oracle["mechanisms"]:
         learned = (f"{row['mechanism']} {row['share']:.2f}" for row in oracle["mechanisms"])
         lines.append(f"learned of each mechanism (1: all): {', '.join(learned)}")

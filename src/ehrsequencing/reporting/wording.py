@@ -96,7 +96,7 @@ def verdict(gap: Mapping[str, Any], metric: str) -> str:
         return "better than"
     if high < 0:
         return "WORSE than"
-    return "level with" if max(-low, high) <= MARGIN and metric != "brier" else "no better than"
+    return "level with" if max(-low, high) <= MARGIN and metric not in ("brier", "nll") else "no better than"
 
 
 def said(gap: Mapping[str, Any], metric: str) -> str:
