@@ -94,7 +94,7 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
         "tokens": 3,
         "known_training_rows": 8 / 9,
         "min_subjects": 2,
-    }  # birth makes no token, sex is rare
+    }  # no birth, a rare sex
     assert found["codes"] == codes  # A, LAB and B have two subjects
     assert found["years"] == [2020, 2020]
     assert found["visits"] == {

@@ -541,8 +541,8 @@ OLD_TASKS: dict[str, dict[str, Any]] = {
         "censoring": {"dataset_end": True},
     },
 }  # fmt: skip
-# Made by the release before the task language was completed (commit 2a728b5), but for the values: their scales have been
-# of groups of people since issue 18.
+# Made by the release before the task language was completed (commit 2a728b5), but for the values: their scales have
+# been those of groups of people since issue 18.
 BEFORE = {
     "visits": "f0f4a1fb35d58575", "visits values": "f5c43a9cf48fb6e8", "tasks/plain": "bb105b65574a190c",
     "tasks/plain values": "8947c62a533f2226", "tasks/every": "3a030700837c0c5b",
