@@ -34,7 +34,7 @@ from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.records.timelines import make_record
-from meds_helpers import DAY_US, HOUR_US, SPLITS, Row, load_arrays, record, us, write_meds
+from meds_helpers import DAY_US, HOUR_US, SPLITS, Row, load_arrays, record, token_names, us, write_meds
 from reference.records import Records
 from test_cohort_drawn import tasks
 
@@ -541,10 +541,14 @@ OLD_TASKS: dict[str, dict[str, Any]] = {
         "censoring": {"dataset_end": True},
     },
 }  # fmt: skip
-# Made by the release before the task language was completed (commit 2a728b5).
+# Made by the release before the task language was completed (commit 2a728b5), but for the values: their scales have
+# been those of groups of people since issue 18.
 BEFORE = {
-    "visits": "fa7250410ae6bef6", "tasks/plain": "d3f419600ff1f57a", "tasks/every": "8dc49060f69121f1",
-    "tasks/age": "9037124ed9dc6aea", "tasks/visit": "5c06fa028adb8717", "vocabulary.json": "5794478aa78dfd98",
+    "visits": "f0f4a1fb35d58575", "visits values": "f5c43a9cf48fb6e8", "tasks/plain": "bb105b65574a190c",
+    "tasks/plain values": "8947c62a533f2226", "tasks/every": "3a030700837c0c5b",
+    "tasks/every values": "26d7de96b8d78e61", "tasks/age": "837c9a682cce7a79",
+    "tasks/age values": "440fa02229e77098", "tasks/visit": "8e551cb44f24dc52",
+    "tasks/visit values": "e3b0c44298fc1c14", "tokens": "574374a0c77c80ea",
 }  # fmt: skip
 
 
@@ -568,19 +572,21 @@ def contents(store: Path) -> dict[str, str]:
     """Digest of every array (values to three decimals: machines round differently), cohort file and the tokens."""
     out = {}
     for name in ["visits", *(f"tasks/{task}" for task in OLD_TASKS)]:
-        hashed = hashlib.sha256()
+        hashed, values = hashlib.sha256(), hashlib.sha256()
         for split in SPLITS:
             for field, array in load_arrays(store / name / split).items():
                 if field == "unfinished_codes":  # newer than the digests
                     assert not array.any()
                     continue
                 if "values" in field:
-                    array = np.round(array.astype(np.float64), 3) + 0.0
+                    values.update((np.round(array.astype(np.float64), 3) + 0.0).tobytes())
+                    continue
                 hashed.update(f"{field} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         if name != "visits":
             hashed.update(repr(pq.read_table(store / name / "cohort.parquet").to_pydict()).encode())
         out[name] = hashed.hexdigest()[:16]
-    out["vocabulary.json"] = hashlib.sha256((store / "vocabulary.json").read_bytes()).hexdigest()[:16]
+        out[f"{name} values"] = values.hexdigest()[:16]
+    out["tokens"] = hashlib.sha256(repr(token_names(store)).encode()).hexdigest()[:16]
     return out
 
 
