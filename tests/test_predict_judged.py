@@ -16,8 +16,8 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import OURS, Evaluation, evaluate
 from ehrsequencing.evaluation.judged import Judged
 from ehrsequencing.evaluation.metrics import observed_over_expected
-from ehrsequencing.evaluation.recalibration import log_hazards
 from ehrsequencing.evaluation.scored import ScoredRows
+from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.predict import Run, members_of, predict, risk_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.training.loop import Trainer
@@ -81,6 +81,12 @@ def judged_risks(run: Run, judged: Judged) -> Array:
     return evaluation._at_horizons(evaluation._risks(lambda _: None)[OURS])
 
 
+def member_risks(run: Run, judged: Judged, *members: SurvivalModel) -> Array:
+    """(members, R, causes, horizons)."""
+    given: dict[str, Any] = {"horizons_days": run.task.horizons, "start_days": run.task.blanking}
+    return np.stack([risk_of_rows(member, judged.timelines, judged.rows, **given) for member in members])
+
+
 @pytest.mark.parametrize("name", ["plain", "blanking", "landmarks", "recurrent"])
 def test_the_file_holds_the_risks_that_are_judged(
     runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path, name: str
@@ -111,12 +117,7 @@ def test_members_give_a_band_of_the_same_risks(
     judged = Judged.of_split(Prepared(store), run.task, "held_out")
     predict(run.folder, sim_data, tmp_path / "p.parquet")
     low, risk, high = (in_file(tmp_path / "p.parquet", judged, run.task, name) for name in ("low", "risk", "high"))
-    of_members = np.stack([
-        risk_of_rows(
-            member, judged.timelines, judged.rows, horizons_days=run.task.horizons, start_days=run.task.blanking
-        )
-        for member in members_of(run)
-    ])  # fmt: skip
+    of_members = member_risks(run, judged, *members_of(run))
     assert len(of_members) == 3
     np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
     np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
@@ -166,9 +167,9 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
     assert np.abs(plain - risk).max() > 1e-4
     if name == "landmarks":
         low, high = (in_file(out, judged, run.task, column) for column in ("low", "high"))
-        shifted = log_hazards(run.recalibrate(members_of(run)[0]), judged.timelines, judged.rows)
-        assert np.abs(shifted - log_hazards(members_of(run)[0], judged.timelines, judged.rows)).max() > 1e-4
-        assert np.all((low <= risk) & (risk <= high))
+        of_members = member_risks(run, judged, *map(run.recalibrate, members_of(run)))
+        np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
+        np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
 
 
 @pytest.mark.parametrize("days", [45.0, 90.0])

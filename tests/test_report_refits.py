@@ -64,6 +64,21 @@ def test_members_on_bootstrap_samples_are_called_that() -> None:
     assert "is not in it" not in text.split("Instability: would another training")[1].split("Spread of the risks")[0]
 
 
+def test_people_asked_before_any_record_are_told_in_shares_that_tell_no_small_count() -> None:
+    metrics = complete()
+    n = next(row["subjects"] for row in metrics["at_risk"] if row["landmark_days"] == 0)
+    row = {"landmark_days": 0.0, "subjects": n, "without_record_before": n // 2, "first_record_later": 3}
+    metrics["records_before"] = [row, {**row, "landmark_days": 365.25, "without_record_before": 0}]
+    text = text_of(metrics).split("before anything is recorded of them")[1].split("Counts from 1 to 10")[0]
+    assert "immortal time" in text
+    assert "at the index" in text
+    assert "1 year after" not in text
+    assert "50%" in text
+    assert "<" in text, "three people, told as fewer than a share of at least eleven"
+    metrics["records_before"] = None
+    assert "immortal time" not in text_of(metrics)
+
+
 def test_trials_are_told_when_the_run_is_judged(sim_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(sim_run, run)

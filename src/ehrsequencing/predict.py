@@ -345,7 +345,6 @@ def predict(
     Raises:
         EhrseqError: Run or data cannot be used, or nobody has a prediction time.
     """
-    require_suffix(out)
     refuse_foreign_file(out, is_predictions)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
@@ -353,6 +352,7 @@ def predict(
     model, members = run.recalibrated if recalibrated else run.model, members_of(run)
     if recalibrated:
         members = [run.recalibrate(member) for member in members]
+    require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
     for text in records.require_known(force=force):
