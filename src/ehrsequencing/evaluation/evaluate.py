@@ -147,7 +147,7 @@ class Evaluation:
             "subgroups": [row for scope in scopes for row in self._subgroups(scope)],
             "risk_distribution": [row for s in scopes for row in tables.distribution(s, causes, model=OURS)],
             "trajectories": tables.trajectories(
-                self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self._wanted_trajectories()
+                self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self.wanted_trajectories()
             ),
             "oracle": self._oracle(),
         }  # fmt: skip
@@ -284,7 +284,7 @@ class Evaluation:
         )
         return subgroup_rows(scope, groups, self.task.causes, model=OURS)
 
-    def _wanted_trajectories(self) -> int:
+    def wanted_trajectories(self) -> int:
         """Single people's curves: those asked for; by default a few of a simulation, which has no people."""
         asked = self.settings.trajectories
         return (SIMULATED_TRAJECTORIES if is_simulation(self.judged.source) else 0) if asked is None else asked
