@@ -299,16 +299,16 @@ class NewRecords:
             mend = "tell when the records were taken, as in data.extracted=2026-03-01, or ask for an earlier day"
         raise EhrseqError(what, where=f"--at {moment.at}", mend=mend)
 
-    def require_known(self, *, force: bool) -> Iterator[str]:
-        """Say how much of the records the run does not know; refuse what is nearly all unknown, unless `force`."""
+    def require_known(self, *, force: bool) -> str:
+        """Refuse records of which the run knows hardly anything, unless `force`; else say how much it does not know."""
         if not self.survey.tokens:
-            return
+            return "no row has a code that makes a token"
         share = self.survey.unknown / self.survey.tokens
         what = f"{share:.1%} of the rows have a code that the run does not know"
         if share > MOST_UNKNOWN and not force:
             mend = "map its codes to those of the run's training data; --force answers all the same"
             raise EhrseqError(what, where=str(self.data), mend=mend)
-        yield f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
+        return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
 
 
 def predict(
@@ -355,8 +355,7 @@ def predict(
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
-    for text in records.require_known(force=force):
-        say(text)
+    say(records.require_known(force=force))
     count = answered = 0
     with prediction_file(
         out, causes=run.task.causes[: model.config.causes], horizons_days=horizons, start_days=_start_days(run),
