@@ -105,7 +105,7 @@ def require_name(path: Path) -> None:
     """
     if path.name in ("", ".."):
         mend = "name a file or folder to make, as in --out results"
-        raise EhrseqError("is a place, not a name for an output", where=str(path), mend=mend)
+        raise EhrseqError("is no name for an output", where=str(path), mend=mend)
     try:
         path.lstat()
     except FileNotFoundError:
