@@ -117,6 +117,7 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
     [
         ("{", "is not valid JSON"),
         ("[]", "must hold a mapping"),
+        ('{"dim": 8, "dim": 16}', "has the key 'dim' twice"),
         ("[" * 100_000, "is nested too deeply"),
         ('{"vocab_size": 12, "dims": 8}', "unknown setting 'dims'"),
         ('{"vocab_size": 0}', "vocab_size"),

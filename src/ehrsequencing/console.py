@@ -48,21 +48,27 @@ def errors(debug: bool) -> Iterator[None]:
         say("ehrseq: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error
     except Exception as error:
-        text, code = _told(error)
-        say(traceback.format_exc() if debug else f"ehrseq: {' '.join(text.split())}", err=True)
+        line, code = _told(error)
+        say(traceback.format_exc() if debug else line, err=True)
         raise typer.Exit(code) from error
 
 
 def _told(error: Exception) -> tuple[str, int]:
-    """The line for an error, and its exit code. Of an unexpected one only type and place: its text may hold data."""
+    """The one line for an error, and its exit code."""
+    text, code = _text(error)
+    return f"ehrseq: {' '.join(text.split())}", code
+
+
+def _text(error: Exception) -> tuple[str, int]:
+    """What an error says. An unexpected one tells its type and where it happened: its own text may hold data."""
     if isinstance(error, EhrseqError):
         return str(error), USER_ERROR
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror}", USER_ERROR
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "ehrsequencing" in frame.filename]
-    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
-    return f"unexpected {type(error).__name__}{reason}{place} (run again with --debug; please report it)", UNEXPECTED
+    return f"unexpected {type(error).__name__}{reason}{where} (run again with --debug; please report it)", UNEXPECTED
 
 
 def run(app: typer.Typer) -> None:
@@ -83,8 +89,9 @@ def run(app: typer.Typer) -> None:
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
-        say(f"ehrseq: {_told(error)[0]}", err=True)
-        raise SystemExit(_told(error)[1]) from error
+        line, code = _told(error)
+        say(line, err=True)
+        raise SystemExit(code) from error
 
 
 @contextmanager
