@@ -8,8 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import load_study, load_task
+from ehrsequencing.evaluation.audit import CHECKS
+from ehrsequencing.evaluation.audit.data import SPLITS as AUDITED
+from ehrsequencing.evaluation.audit.data import AuditData
+from ehrsequencing.evaluation.audit.presence import Presence
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.predict import predict
+from ehrsequencing.predict import Run, predict
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.prepared import Prepared, prepare
@@ -24,7 +28,7 @@ COUNTS = {
     "nafld": ([], 14051, 82748, 1080),
     "pbc2": ([], 312, 2682, 140),
     "physionet2012": (["visits.by=window", "visits.window=1h"], 3911, 3911, 957),
-    "mimic4_demo": ([], 97, 2359, 28),
+    "mimic4_demo": ([], 95, 2356, 26),
 }
 
 
@@ -75,6 +79,19 @@ def test_cohorts_are_those_of_plain_loops(prepared: Prepared, real_data: Path) -
         assert row.duration_days == pytest.approx(duration, abs=1e-9)
 
 
+def test_mimic_asks_nobody_after_the_discharge_as_died(real_data: Path, tmp_path: Path) -> None:
+    """It is stamped up to a day before the death, which has a date alone: whoever sees it knows the outcome."""
+    prepare(
+        real_data / "mimic4_demo_meds", tmp_path / "set", study=load_study(None, []),
+        tasks=[load_task(TASKS / "mimic4_demo.yaml")],
+    )  # fmt: skip
+    store = Prepared(tmp_path / "set")
+    died = store.vocabulary.index["HOSPITAL_DISCHARGE//DIED"]
+    for split in AUDITED:
+        presence = Presence(store.timelines(split), store.rows("mimic4_demo", split))
+        assert not np.any(presence.start[presence.token == died] < presence.stop[presence.token == died])
+
+
 def test_icu_patients_are_asked_once_at_the_index(real_data: Path, tmp_path: Path) -> None:
     task = load_task(TASKS / "physionet2012.yaml")
     study = load_study(None, ["visits.by=window", "visits.window=1h"])
@@ -89,6 +106,9 @@ def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path
     name = prepared.only_task()
     tiny = ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.visit_budget=8192"]
     Trainer(prepared, name, tmp_path / "run", study=load_study(None, tiny)).fit()
+    looks = ("static_codes", "event_after_code", "code_before_event", "duplicate_timelines")
+    audited = AuditData(Run(tmp_path / "run"), prepared, split="held_out", subjects=5, seed=0)
+    assert {check.make(audited).verdict for check in CHECKS if check.name in looks} == {"passed"}
     settings = load_study(None, ["evaluation.bootstrap=10", "evaluation.baselines=none"]).evaluation
     metrics = evaluate(tmp_path / "run", settings=settings)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
