@@ -337,7 +337,7 @@ def test_groups_by_hand() -> None:
 
 def test_a_subgroup_is_judged_by_its_own_rows() -> None:
     rng = np.random.default_rng(0)
-    n, horizons = 200, np.array([30.0, 60.0])
+    n, horizons = 600, np.array([30.0, 60.0])
     group = np.where(np.arange(n) % 3 == 0, "a", "b")
     duration = np.ceil(rng.exponential(np.where(group == "a", 40, 90)))
     cause = rng.integers(0, 3, n)

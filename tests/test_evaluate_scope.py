@@ -65,7 +65,8 @@ def repeated(scope: Scope, draw: np.ndarray) -> Scope:
 
 
 def test_every_estimate_of_a_resample_is_that_of_its_rows_repeated() -> None:
-    scope = world(0, 60, resamples=4, rows_each=2)
+    scope = world(0, 130, resamples=4, rows_each=2)
+    assert not scope.too_few().any()
     found = estimate(scope, "right", cause_metrics)
     for r, draw in enumerate(scope.draws):
         plain = estimate(repeated(scope, draw), "right", cause_metrics)
@@ -137,7 +138,7 @@ def test_without_an_event_there_is_no_interval() -> None:
     assert np.isfinite(found.value).all()
     assert np.isnan(low[:, 0]).all()
     assert np.isnan(high[:, 0]).all()
-    assert np.isfinite(low[:, 1]).all()
+    assert np.isfinite(low[0, 1])
 
 
 def test_many_rows_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,15 +205,16 @@ def test_p_of_the_largest_and_of_the_smallest(seed: int) -> None:
 
 
 def test_net_benefit_by_hand() -> None:
-    """Ten followed to the end, four with the event; at 1 in 5, six are flagged and three of them had it."""
+    """Of ten followed to the end four have the event; at 1 in 5, six are flagged, three with it; all 6 times."""
     duration, cause = np.r_[np.full(4, 50.0), np.full(6, 100.0)], np.r_[np.ones(4, int), np.zeros(6, int)]
     risk = np.array([0.9, 0.5, 0.3, 0.1, 0.4, 0.25, 0.2, 0.1, 0.1, 0.05])[:, None, None]
-    scope = Scope(0.0, np.arange(10), duration, cause, np.array([80.0]), {"m": risk}, draw_subjects(10, 100, 0))
+    duration, cause, risk = np.tile(duration, 6), np.tile(cause, 6), np.tile(risk, (6, 1, 1))
+    scope = Scope(0.0, np.arange(60), duration, cause, np.array([80.0]), {"m": risk}, draw_subjects(60, 100, 0))
     (row,) = decision_rows(scope, ["outcome"], models=["m"], thresholds=[0.2, 0.6])
     assert row["net_benefit"] == pytest.approx([3 / 10 - 3 / 10 * 0.25, 1 / 10])
     assert row["treat_all"] == pytest.approx([4 / 10 - 6 / 10 * 0.25, 4 / 10 - 6 / 10 * 1.5])
     assert row["low"][0] <= row["net_benefit"][0] <= row["high"][0]
-    assert (row["n"], row["events"]) == (10, 4)
+    assert (row["n"], row["events"]) == (60, 24)
 
 
 def test_thresholds_of_each_cell_are_those_of_the_cell_alone() -> None:

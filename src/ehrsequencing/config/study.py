@@ -46,7 +46,7 @@ class EvaluationConfig(Settings):
     censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: where censoring depends on the record
     bootstrap: int = Field(500, ge=0)  # resamples of subjects
     seed: int = 0
-    trajectories: int = Field(4, ge=0)  # de-identified example curves in the report
+    trajectories: int | None = Field(None, ge=0)  # curves of single people in the report; null: 4 if simulated, else 0
     decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # none: spread over the predicted risks
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
     tuning_trials: int | None = Field(None, ge=0)  # settings tried before these, told by people; None: NOT PROVIDED

@@ -83,3 +83,25 @@ def percentile_interval(
     limits = np.nanquantile(np.where(undefined, 0.0, values), [(1.0 - level) / 2.0, (1.0 + level) / 2.0], axis=0)
     lower, upper = np.where(undefined, np.nan, limits)
     return lower, upper
+
+
+def interval_around(value: ArrayLike, samples: ArrayLike) -> tuple[Floats, Floats]:
+    """Percentile interval of an estimate, where it holds the estimate; elsewhere none.
+
+    An estimate outside of 95 % of its own resamples is of a metric that resampling biases by more than its spread. Then
+    neither the percentiles nor their reflection cover what is estimated, and no interval is better than a wrong one.
+
+    Args:
+        value: (...) the estimate.
+        samples: (resamples, ...); no resamples: no interval.
+
+    Returns:
+        Lower and upper limit, each (...), with lower ≤ value ≤ upper; NaN where undefined.
+    """
+    point = np.asarray(value, dtype=np.float64)
+    if not len(np.asarray(samples)):
+        return np.full_like(point, np.nan), np.full_like(point, np.nan)
+    lower, upper = percentile_interval(samples)
+    near = 1e-9 * np.maximum(1.0, np.abs(point))  # sums in another order
+    held = (lower - near <= point) & (point <= upper + near)
+    return np.where(held, np.minimum(lower, point), np.nan), np.where(held, np.maximum(upper, point), np.nan)

@@ -218,7 +218,7 @@ def fit_logistic(
         separated by the design) or it was not found in 50 steps.
     """
     n_columns = design.shape[1]
-    squares = (design[:, :, None] * design[:, None, :]).reshape(len(design), -1)
+    squares = (design[:, :, None] * design[:, None, :]).reshape(len(design), n_columns**2)
     beta, step = np.zeros((2, len(weights), n_columns))
     if start is not None and np.isfinite(start).all():
         beta[:] = start

@@ -1,6 +1,7 @@
 """Curves with bands for our model and its strongest rival: smooth calibration with its indices, and decision curves."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,9 @@ def smooth_rows(
     """Smooth calibration curves, and the long rows of their distance from the diagonal.
 
     At landmarks, where a row is a subject, ICI and KS come with what right risks would show in as many subjects:
-    `ici_null` is the 95th percentile of their ICI, `ks_p` the share of them with a KS statistic as large.
+    `ici_null` is the 95th percentile of their ICI, `ks_p` the share of them with a KS statistic as large. The distances
+    have no interval: a distance is positive even for right risks, and every resample adds its own noise to it
+    (docs/metrics.md).
 
     Args:
         scope: The rows.
@@ -42,7 +45,7 @@ def smooth_rows(
     for model in models:
         predicted = smooth_calibration(scope.scored(model), points=POINTS).predicted
         found = estimate(scope, model, _smooth)
-        low, high = found["observed"].interval()
+        low, high = found["observed"].band()
         for cell in cells(scope, causes):
             e, h = cell.pop("place")
             known = np.isfinite(found["observed"].value[e, h])
@@ -52,11 +55,11 @@ def smooth_rows(
                 "low": [tables.number(x) for x in low[e, h][known]],
                 "high": [tables.number(x) for x in high[e, h][known]],
             })  # fmt: skip
-        named = {name: found[name] for name in INDICES} | _against_chance(scope, model, found["ici"].value, seed)
+        named = {name: found[name].without_samples() for name in INDICES}
+        named |= _against_chance(scope, model, found["ici"], seed)
         for metric, one in named.items():
             for e, cause in enumerate(causes):
-                own = Estimate(one.value[e : e + 1], one.samples[:, e : e + 1])
-                metrics += long_rows(scope, own, model=model, cause=cause, metric=metric)
+                metrics += long_rows(scope, one.of_cause(e), model=model, cause=cause, metric=metric)
     return curves, metrics
 
 
@@ -65,15 +68,15 @@ def _smooth(rows: ScoredRows) -> dict[str, Floats]:
     return {"observed": curve.observed, "ici": curve.ici, "e50": curve.e50, "e90": curve.e90}
 
 
-def _against_chance(scope: Scope, model: str, ici: Floats, seed: int) -> dict[str, Estimate]:
+def _against_chance(scope: Scope, model: str, ici: Estimate, seed: int) -> dict[str, Estimate]:
     """KS, and at landmarks what ICI and KS would be if every risk were right."""
-    rows = scope.scored(model)
-    ks, none = ks_calibration(rows), np.zeros((0, *ici.shape))
-    out = {"ks": Estimate(ks, none)}
+    rows, plain = scope.scored(model), ici.without_samples()
+    ks = ks_calibration(rows)
+    out = {"ks": replace(plain, value=ks)}
     if scope.landmark_days is not None:  # elsewhere a subject has many rows, which the simulation takes for strangers
         null = calibration_null(rows, n_simulations=SIMULATIONS, seed=seed)
-        out["ici_null"] = Estimate(_upper(null["ici"]), none)
-        out["ks_p"] = Estimate(share_as_large(null["ks"], ks), none)
+        out["ici_null"] = replace(plain, value=_upper(null["ici"]))
+        out["ks_p"] = replace(plain, value=share_as_large(null["ks"], ks))
     return out
 
 
@@ -114,7 +117,7 @@ def decision_rows(
     out = []
     for model in models:
         found = estimate(scope, model, lambda rows: _net_benefit(rows, at))
-        low, high = found["net_benefit"].interval()
+        low, high = found["net_benefit"].band()
         for cell in cells(scope, causes):
             place = cell.pop("place")
             defined = bool(np.isfinite(low[place]).all())

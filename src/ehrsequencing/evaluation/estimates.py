@@ -1,18 +1,20 @@
 """The long table of metrics with its intervals, and the paired differences between models."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.bootstrap import percentile_interval
+from ehrsequencing.evaluation.bootstrap import interval_around, percentile_interval
 from ehrsequencing.evaluation.calibration import calibration_intercept_slope
-from ehrsequencing.evaluation.censoring import Floats, divide
+from ehrsequencing.evaluation.censoring import Bools, Floats, Ints, divide
 from ehrsequencing.evaluation.metrics import integrated_brier, table_of_rows
 from ehrsequencing.evaluation.scope import Scope
 from ehrsequencing.evaluation.scored import ScoredRows
+from ehrsequencing.evaluation.too_few import BIASED, TOO_FEW, too_few
 
 ANY_CAUSE = "any cause"
 SHORT = {"wolbers_c": "c", "auc": "auc", "brier": "brier", "ipa": "ipa", "observed_over_expected": "oe"}
@@ -28,21 +30,55 @@ class Estimate:
     Attributes:
         value: (causes, horizons).
         samples: (resamples, causes, horizons), with no resamples where there are no intervals.
+        events: (causes, horizons) subjects with the event.
+        subjects: Subjects judged; with too few of these or of those the samples are NaN.
     """
 
     value: Floats
     samples: Floats
+    events: Ints
+    subjects: int
 
     def interval(self) -> tuple[Floats, Floats]:
-        """Lower and upper limit (95 %), NaN where undefined."""
+        """Lower and upper limit (95 %) with the value between them, NaN where undefined."""
+        return self._limits
+
+    @cached_property
+    def _limits(self) -> tuple[Floats, Floats]:
+        return interval_around(self.value, self.samples)
+
+    @cached_property
+    def _biased(self) -> Bools:
+        """Where resamples give limits, but limits that do not hold the value."""
         if not len(self.samples):
-            undefined = np.full_like(self.value, np.nan)
-            return undefined, undefined
-        return percentile_interval(self.samples)
+            return np.zeros(self.value.shape, dtype=bool)
+        return np.isnan(self._limits[0]) & np.isfinite(percentile_interval(self.samples)[0]) & np.isfinite(self.value)
+
+    def band(self) -> tuple[Floats, Floats]:
+        """The interval of every point of a curve, widened to the curve where it does not hold it."""
+        if not len(self.samples):
+            return self.interval()
+        low, high = percentile_interval(self.samples)
+        return np.minimum(low, self.value), np.maximum(high, self.value)
+
+    def without_samples(self) -> "Estimate":
+        """The estimate alone, of a metric that has no interval."""
+        return replace(self, samples=self.samples[:0])
+
+    def of_cause(self, e: int) -> "Estimate":
+        """Cause number e alone, (1, horizons)."""
+        cause = slice(e, e + 1)
+        return replace(self, value=self.value[cause], samples=self.samples[:, cause], events=self.events[cause])
+
+    def reason(self, place: tuple[int, ...]) -> str | None:
+        """Why one value has no interval; None where it has one, or could have none (no resamples, undefined)."""
+        if too_few(self.events[place], self.subjects):
+            return TOO_FEW
+        return BIASED if self._biased[place] else None
 
     def minus(self, other: "Estimate") -> "Estimate":
         """The difference; each resample holds the same subjects for both."""
-        return Estimate(self.value - other.value, self.samples - other.samples)
+        return replace(self, value=self.value - other.value, samples=self.samples - other.samples)
 
 
 Metrics = Callable[[ScoredRows], dict[str, Floats]]
@@ -51,22 +87,24 @@ Metrics = Callable[[ScoredRows], dict[str, Floats]]
 def estimate(scope: Scope, model: str, metrics: Metrics) -> dict[str, Estimate]:
     """Metrics of one model as they are and in every resample, by the same code.
 
-    Without an event there is no interval: all resamples would agree on nothing.
+    With too few subjects or events there is no interval (`Scope.too_few`).
 
     Args:
         scope: The rows.
         model: Whose risks.
-        metrics: Scored rows → name → (..., causes, horizons).
+        metrics: Scored rows → name → (..., causes, horizons), or (..., causes) over all horizons.
     """
     point = metrics(scope.scored(model))
     found = [metrics(scope.scored(model, weights=weights)) for weights in _work_blocks(scope)]
     none = {name: np.zeros((0, *value.shape)) for name, value in point.items()}
     samples = {name: np.concatenate([none[name], *(block[name] for block in found)]) for name in point}
-    empty = scope.events() == 0
-    for values in samples.values():
-        if values.shape[1:3] == empty.shape:
-            values[:, empty] = np.nan
-    return {name: Estimate(value, samples[name]) for name, value in point.items()}
+    events, subjects = scope.subjects_with_event(), scope.subjects
+    out = {}
+    for name, value in point.items():
+        own = events if value.ndim > 1 else events[:, -1]  # over all horizons: by the last of them
+        samples[name][:, too_few(own, subjects)] = np.nan
+        out[name] = Estimate(value, samples[name], own, subjects)
+    return out
 
 
 def _work_blocks(scope: Scope) -> Iterator[Any]:
@@ -98,8 +136,7 @@ def scope_estimates(scope: Scope, causes: Sequence[str]) -> dict[str, dict[str, 
     for model in scope.risk:
         for name, found in estimate(scope, model, cause_metrics).items():
             for e, cause in enumerate(causes):
-                own = Estimate(found.value[e : e + 1], found.samples[:, e : e + 1])
-                out[cause].setdefault(model, {})[name] = own
+                out[cause].setdefault(model, {})[name] = found.of_cause(e)
     if len(causes) > 1:
         together = scope.all_cause()
         out[ANY_CAUSE] = {model: estimate(together, model, main_metrics) for model in scope.risk}
@@ -144,7 +181,7 @@ def long_rows(scope: Scope, one: Estimate, *, model: str, cause: str, metric: st
     return [
         tables.metric_row(
             model, scope.landmark_days, metric, one.value[0, h], cause=cause, horizon_days=horizon, low=low[0, h],
-            high=high[0, h],
+            high=high[0, h], subjects=one.subjects, events=one.events[0, h], reason=one.reason((0, h)),
         )
         for h, horizon in enumerate(scope.horizons_days)
     ]  # fmt: skip
@@ -165,7 +202,8 @@ def integrated_brier_rows(grid: Scope, causes: Sequence[str]) -> list[dict[str, 
         low, high = found.interval()
         out += [
             tables.metric_row(
-                model, grid.landmark_days, "ibs", found.value[e], cause=cause, low=low[e], high=high[e]
+                model, grid.landmark_days, "ibs", found.value[e], cause=cause, low=low[e], high=high[e],
+                subjects=found.subjects, events=found.events[e], reason=found.reason((e,)),
             )
             for e, cause in enumerate(causes)
         ]  # fmt: skip
@@ -182,9 +220,10 @@ def nll_row(scope: Scope, nll: Floats, *, model: str, cause: str) -> dict[str, A
         cause: Under whose name it stands; it speaks of all causes.
     """
     known = ~np.isnan(nll)
-    part = scope.among(known)
+    part, value = scope.among(known), nll[known].mean() if known.any() else np.nan
+    events = len(np.unique(part.subject[part.cause > 0]))
     samples = [divide(weights @ nll[known], weights.sum(axis=1)) for weights in part.blocks()]
-    low, high = percentile_interval(np.concatenate(samples)) if samples else (np.nan, np.nan)
+    low, high = interval_around(value, np.concatenate(samples) if samples else ())
     return tables.metric_row(
-        model, scope.landmark_days, "nll", nll[known].mean() if known.any() else np.nan, cause=cause, low=low, high=high
+        model, scope.landmark_days, "nll", value, cause=cause, low=low, high=high, subjects=part.subjects, events=events
     )

@@ -32,11 +32,12 @@ from ehrsequencing.evaluation.estimates import (
 from ehrsequencing.evaluation.facts import Facts
 from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.judged import Judged
-from ehrsequencing.evaluation.oracle import Truth, other_settings
+from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
 from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.scope import ORACLE, OURS, Scope, draw_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
+from ehrsequencing.evaluation.too_few import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.predict import RECALIBRATION, Run, nll_of_rows, risk_of_rows
 from ehrsequencing.records.check import task_warnings
 from ehrsequencing.records.prepared import Prepared
@@ -47,6 +48,7 @@ __all__ = ["ORACLE", "OURS", "Evaluation", "add_to_run", "evaluate", "question",
 
 GRID_POINTS = 12  # of the integrated Brier score
 FEW_EVENTS = 50
+SIMULATED_TRAJECTORIES = 4  # example curves of a simulation's subjects, unless the settings say how many
 Say = Callable[[str], None]
 
 
@@ -139,7 +141,7 @@ class Evaluation:
             "subgroups": [row for scope in scopes for row in self._subgroups(scope)],
             "risk_distribution": [row for s in scopes for row in tables.distribution(s, causes, model=OURS)],
             "trajectories": tables.trajectories(
-                self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self.settings.trajectories
+                self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self.wanted_trajectories()
             ),
             "oracle": self._oracle(),
         }  # fmt: skip
@@ -270,6 +272,11 @@ class Evaluation:
         )
         return subgroup_rows(scope, groups, self.task.causes, model=OURS)
 
+    def wanted_trajectories(self) -> int:
+        """Single people's curves: those asked for; by default a few of a simulation, which has no people."""
+        asked = self.settings.trajectories
+        return (SIMULATED_TRAJECTORIES if is_simulation(self.judged.source) else 0) if asked is None else asked
+
     # ---- words and counts --------------------------------------------------------------------------------------
 
     def _context(self, scopes: list[Scope]) -> dict[str, Any]:
@@ -309,6 +316,13 @@ class Evaluation:
                 self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
         for scope in scopes:
             where = "" if scope.landmark_days is None else f", asked {format_days(scope.landmark_days)} after the index"
+            few = self.horizons[scope.too_few()[0]]
+            if len(few):
+                by = ", ".join(format_days(float(horizon)) for horizon in few)
+                self.warnings.append(
+                    f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are judged, or fewer "
+                    f"than {FEWEST_EVENTS} of them had the event."
+                )
             for horizon in self.horizons[~scope.scored(OURS).covered[0]]:
                 self.warnings.append(
                     f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused."
@@ -339,9 +353,13 @@ class Evaluation:
             "horizons do not apply; use head=horizon for them."
         )
         self._warn([])
+        subjects, events = len(np.unique(self.rows.subject)), int(last.sum())
         metrics = [
-            tables.metric_row(OURS, None, name, value, cause=self.task.causes[0]) for name, value in rows.items()
-        ]
+            tables.metric_row(
+                OURS, None, name, value, cause=self.task.causes[0], subjects=subjects, events=events
+            )
+            for name, value in rows.items()
+        ]  # fmt: skip
         empty: dict[str, Any] = {
             name: []
             for name in (

@@ -260,7 +260,8 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
     if rate is not None and rate > (there or 0.0) + MUCH_UNKNOWN:
         warnings.append(f"{rate:.0%} of the tokens are unknown to the run: it cannot use what it does not know.")
     if seen:
-        text = f"{seen:,} subject ids also occur in the run's training data: if they are the same people, this is not"
+        many = f"{seen:,}" if seen >= FEWEST_SUBJECTS else f"Fewer than {FEWEST_SUBJECTS}"
+        text = f"{many} subject ids also occur in the run's training data: if they are the same people, this is not"
         warnings.append(f"{text} external validation.")
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
     counts = judged.counts

@@ -14,6 +14,7 @@ from ehrsequencing import __version__
 from ehrsequencing.evaluation.checks import question, run_checks
 from ehrsequencing.evaluation.inputs import drift, input_rates
 from ehrsequencing.evaluation.judged import Judged
+from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.predict import Run
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
@@ -55,7 +56,7 @@ class Facts:
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": task.model_dump(mode="json"), "question": question(task),
             "data": {
-                "name": self.judged.data,
+                "name": self.judged.data, "simulated": is_simulation(self.judged.source),
                 "subjects": {name: part["steps"][-1]["subjects"] for name, part in self.splits.items()},
                 "visits": {name: len(self.arrays(name)[0].start_us) for name in self.splits},
                 "prediction_times": {name: part["prediction_times"] for name, part in self.splits.items()},

@@ -29,6 +29,11 @@ _LEAST = 1e-3  # of a bin's mean hazard: below it a logarithm would say more tha
 Floats = NDArray[np.float64]
 
 
+def is_simulation(data: Path | None) -> bool:
+    """Whether records are those of a simulation: its truth lies beside them."""
+    return data is not None and (data / TRUTH).is_file()
+
+
 @dataclass(frozen=True)
 class Truth:
     """What the best possible model could say at the prediction times of a split.
@@ -53,7 +58,7 @@ class Truth:
             rows: Prediction times of the split.
             causes: The task's causes.
         """
-        if not (data / TRUTH).is_file():
+        if not is_simulation(data):
             return None
         table = read_table(data / TRUTH)
         names = table["cause"].unique().to_pylist()

@@ -10,6 +10,7 @@ from ehrsequencing.evaluation.bootstrap import bootstrap_subjects
 from ehrsequencing.evaluation.censoring import Bools, Floats, Ints, StepFunction
 from ehrsequencing.evaluation.censoring_cox import RowCensoring
 from ehrsequencing.evaluation.scored import ScoredRows
+from ehrsequencing.evaluation.too_few import too_few
 
 OURS, ORACLE = "ehrsequencing", "true hazards"
 #: Resamples × rows at all prediction times together; above, fewer resamples are drawn, but never under a hundred.
@@ -58,6 +59,24 @@ class Scope:
         n_causes = next(iter(self.risk.values())).shape[1]
         of_cause = self.cause == np.arange(1, n_causes + 1)[:, None]
         return np.stack([(of_cause & (self.duration_days <= days)).sum(axis=1) for days in self.horizons_days], axis=1)
+
+    @property
+    def subjects(self) -> int:
+        """How many subjects are judged; at all prediction times together each has many rows."""
+        return len(np.unique(self.subject))
+
+    def subjects_with_event(self) -> Ints:
+        """(causes, horizons) how many subjects were seen to have each cause by each horizon after one of their rows."""
+        n_causes = next(iter(self.risk.values())).shape[1]
+        counts = np.zeros((n_causes, len(self.horizons_days)), dtype=np.int64)
+        for e, h in np.ndindex(*counts.shape):
+            seen = (self.cause == e + 1) & (self.duration_days <= self.horizons_days[h])
+            counts[e, h] = len(np.unique(self.subject[seen]))
+        return counts
+
+    def too_few(self) -> Bools:
+        """(causes, horizons) where there are too few subjects or events for an interval or a comparison."""
+        return too_few(self.subjects_with_event(), self.subjects)
 
     def smallest_g(self) -> Floats:
         """(horizons,) the smallest chance of being followed that divides anything there."""

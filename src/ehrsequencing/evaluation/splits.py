@@ -7,7 +7,7 @@ are those of Nadeau and Bengio (2003), which the plain standard error over split
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation, add_to_run, require_ow
 from ehrsequencing.evaluation.judged import Judged
 from ehrsequencing.evaluation.scope import OURS
 from ehrsequencing.evaluation.tables import number
+from ehrsequencing.evaluation.too_few import TOO_FEW, judged_by_splits, too_few
 from ehrsequencing.predict import Run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.storage import MANIFEST, digest, read_json, sweep_temporaries, write_json
@@ -29,6 +30,7 @@ from ehrsequencing.training.loop import Trainer
 
 Floats = NDArray[np.float64]
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
+ROWS_FORMAT = 2  # of a split's rows: 2 has the subjects and events of each; others are made anew
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
 # Metrics in the table, and those of which the differences to each baseline are taken.
@@ -90,22 +92,26 @@ class Split:
         train_subjects: Subjects with a prediction time that the model was made from, tuning included.
         held_out_subjects: Those that it was judged on.
         values: The metrics, NaN where undefined.
+        counts: Subjects with the event, and subjects judged, where a metric was taken.
     """
 
     seed: int
     train_subjects: int
     held_out_subjects: int
     values: dict[Place, float]
+    counts: dict[Place, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> "Split":
         """Read what `_judge` wrote, landmarks only, and add the means over the cells."""
-        values = {}
+        values, counts = {}, {}
         for row in stored["metrics"]:
             if row["landmark_days"] is not None and row["metric"] in METRICS:
                 place = Place(*(row[key] for key in ("model", "landmark_days", "cause", "horizon_days", "metric")))
                 values[place] = np.nan if row["value"] is None else float(row["value"])
-        return cls(stored["seed"], stored["train_subjects"], stored["held_out_subjects"], values | cell_means(values))
+                counts[place] = row["events"], row["subjects"]
+        sizes = stored["train_subjects"], stored["held_out_subjects"]
+        return cls(stored["seed"], *sizes, values | cell_means(values), counts)
 
 
 def cell_means(values: Mapping[Place, float]) -> dict[Place, float]:
@@ -135,8 +141,10 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
 
     def line(place: Place, values: Floats) -> dict[str, Any]:
         mean, low, high = corrected_interval(values, ratio)
-        limits = {"mean": number(mean), "low": number(low), "high": number(high)}
-        return vars(place) | limits | {"values": [number(value) for value in values]}
+        few = _too_few(splits, place, share=ratio / (1.0 + ratio))
+        limits = {"low": None, "high": None} if few else {"low": number(low), "high": number(high)}
+        reason = TOO_FEW if few else None
+        return vars(place) | {"mean": number(mean), **limits, "values": [*map(number, values)], "reason": reason}
 
     differences = [
         line(place, column(Place(OURS, *list(vars(place).values())[1:])) - column(place))
@@ -149,6 +157,19 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
         "held_out_subjects": [split.held_out_subjects for split in splits],
         "rows": [line(place, column(place)) for place in places], "differences": differences,
     }  # fmt: skip
+
+
+def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
+    """Whether all splits together judge too few for a comparison; a mean over cells stands with the best of them."""
+    cells = [place]
+    if place.landmark_days is None:
+        seen = dict.fromkeys(cell for split in splits for cell in split.counts if cell.horizon_days is not None)
+        cells = [c for c in seen if (c.model, c.cause, c.metric) == (place.model, place.cause, place.metric)]
+    counts = [[split.counts[cell] for split in splits if cell in split.counts] for cell in cells]
+    judged = [
+        [judged_by_splits(column, share) for column in zip(*of_cell, strict=True)] for of_cell in counts if of_cell
+    ]
+    return bool(judged) and all(bool(too_few(*of_cell)) for of_cell in judged)
 
 
 def repeated_splits(
@@ -245,7 +266,7 @@ def _one_split(
     # What would change the numbers; the run's fingerprint covers its data, labels and settings.
     asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate", "tuning_trials"})
     study = _study_of(run, store, seed)
-    fingerprint = digest([run.manifest["fingerprint"], study.splits.model_dump(), asked, __version__])
+    fingerprint = digest([run.manifest["fingerprint"], study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
         if stored["fingerprint"] == fingerprint:

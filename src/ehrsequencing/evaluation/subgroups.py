@@ -47,6 +47,7 @@ def subgroup_rows(
                         "value": tables.number(one.value[place]),
                         "low": tables.number(intervals[name][0][place]),
                         "high": tables.number(intervals[name][1][place]),
+                        "reason": one.reason(place),
                     }
                     for name, one in found.items()
                 }

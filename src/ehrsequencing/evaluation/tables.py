@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.evaluation.bootstrap import percentile_interval
+from ehrsequencing.evaluation.bootstrap import interval_around
 from ehrsequencing.evaluation.calibration import grouped_calibration
 from ehrsequencing.evaluation.censoring import median_follow_up_days
 from ehrsequencing.evaluation.scope import Scope
+from ehrsequencing.evaluation.too_few import FEWEST_SUBJECTS, TOO_FEW, too_few
 from ehrsequencing.records.meds import DAY_US
 from ehrsequencing.records.timelines import TaskRows
 
@@ -34,10 +35,20 @@ def metric_row(
     horizon_days: float | None = None,
     low: Any = None,
     high: Any = None,
+    subjects: int,
+    events: int,
+    reason: str | None = None,
 ) -> dict[str, Any]:
-    """One line of the long table of metrics; a horizon of None speaks of all horizons."""
+    """One line of the long table of metrics; a horizon of None speaks of all horizons.
+
+    `subjects` were judged there, `events` of them had the event by the horizon. With too few of either there is no
+    interval, and `reason` says so, as it does where resampling biases the metric; elsewhere it is None.
+    """
     place = {"model": model, "landmark_days": landmark_days, "cause": cause, "horizon_days": number(horizon_days)}
-    return place | {"metric": metric, "value": number(value), "low": number(low), "high": number(high)}
+    reason = TOO_FEW if too_few(events, subjects) else reason
+    limits = {"low": None, "high": None} if reason else {"low": number(low), "high": number(high)}
+    counts = {"subjects": int(subjects), "events": int(events)}
+    return place | {"metric": metric, "value": number(value), **limits, **counts, "reason": reason}
 
 
 def at_risk(scope: Scope, causes: Sequence[str]) -> dict[str, Any]:
@@ -77,12 +88,14 @@ def censoring(scopes: Sequence[Scope], *, model: str) -> dict[str, Any]:
 
 def follow_up(scope: Scope) -> dict[str, Any]:
     """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
-    samples = [median_follow_up_days(scope.duration_days, scope.cause, weights=weights) for weights in scope.blocks()]
-    low, high = percentile_interval(np.concatenate(samples)) if samples else (np.nan, np.nan)
+    median = median_follow_up_days(scope.duration_days, scope.cause)
+    few = scope.subjects < FEWEST_SUBJECTS
+    blocks = [] if few else scope.blocks()
+    samples = [median_follow_up_days(scope.duration_days, scope.cause, weights=weights) for weights in blocks]
+    low, high = interval_around(median, np.concatenate(samples) if samples else ())
     return {
-        "landmark_days": scope.landmark_days,
-        "median_days": number(median_follow_up_days(scope.duration_days, scope.cause)),
-        "low": number(low), "high": number(high),
+        "landmark_days": scope.landmark_days, "median_days": number(median), "low": number(low), "high": number(high),
+        "reason": TOO_FEW if few else None,
     }  # fmt: skip
 
 

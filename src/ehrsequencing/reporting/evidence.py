@@ -9,12 +9,14 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ehrsequencing.evaluation.too_few import TOO_FEW
 from ehrsequencing.reporting import curves
+from ehrsequencing.reporting.disclosure import TELLS_COUNTS
 from ehrsequencing.reporting.published import subgroup_rows
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.small_counts import SMALLEST
+from ehrsequencing.reporting.small_counts import SMALLEST, exact, people
 from ehrsequencing.reporting.svg import Estimate, percent
-from ehrsequencing.reporting.wording import METRICS, duration, exact, from_landmark, said, size
+from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, said, size
 
 Shown = Mapping[Any, str]
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -26,16 +28,6 @@ _INPUTS = {  # measure: (words, kind); people: a share of people or of their pre
     "codes_per_visit": ("codes per visit, on average", "mean"),
     "visits_per_subject": ("visits per subject, on average", "mean"),
 }
-
-
-def people(text: str | None) -> int:
-    """How many a published count tells for certain: `312` → 312, `≥100` → 100, `<11` → 0.
-
-    >>> people("1,312"), people("≥100"), people("<11"), people("hidden"), people(None)
-    (1312, 100, 0, 0, 0)
-    """
-    digits = (text or "").replace(",", "").removeprefix("≥")
-    return int(digits) if digits.isdigit() else 0
 
 
 def rough_rate(rate: float | None, subjects: int) -> str:
@@ -193,11 +185,24 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     for landmark in landmarks:
         median = medians.get(landmark) or {}
         rest = [still.get((landmark, h)) for h in m["horizons_days"]]
-        cells = [("–" if g is None else f"{g:.2f}", g is not None and g < 0.1) for g in rest]
+        text = shown.get(("subjects", m["split"])) if landmark is None else shown.get(("at_risk", landmark))
+        cells = [("–" if g is None else rough_rate(g, people(text)), g is not None and g < THIN) for g in rest]
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), _days(median), cells))
     names = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}
     model = names.get(str(censoring.get("model")), censoring.get("model"))
-    return {"rows": rows, "model": model, "note": censoring.get("note")}
+    thin = [h for (_, h), g in still.items() if g is not None and g < THIN]
+    return {"rows": rows, "model": model, "note": _thin(thin, len(still)) if thin else ""}
+
+
+def _thin(horizons: Sequence[float], places: int) -> str:
+    """Where few are followed, without the chance itself: times those at risk it is how many are left."""
+    return (
+        f"Few subjects are followed long enough: at {len(horizons)} of {places} combinations of landmark and horizon "
+        f"the chance of still being followed is below {THIN:.0%}. Trust horizons under {duration(min(horizons))} more."
+    )
+
+
+THIN = 0.1  # chance of being followed below which single subjects carry a number
 
 
 def _days(median: Mapping[str, Any]) -> str:
@@ -219,7 +224,7 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
     for landmark in dict.fromkeys(row["landmark_days"] for row in rows):
         here = [row for row in rows if row["landmark_days"] == landmark]
         families = {
-            group: [_level(row, shown) for row in here if row["group"] == group]
+            group: _without_sums([_level(row, shown) for row in here if row["group"] == group])
             for group in dict.fromkeys(row["group"] for row in here)
         }
         horizon = here[0]["horizon_days"]
@@ -239,17 +244,29 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
 
 
 def _level(row: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
-    """One line; its metrics only where at least 11 had the event and 11 had not, and both may be known."""
+    """One line; its metrics only where at least 11 had the event and 11 had not.
+
+    Where either number is printed roughly, the AUC alone: the others would tell it (`disclosure.py`).
+    """
     key = ("group", row["landmark_days"], row["group"], row["level"])
     n, events = (shown.get((*key, name), "hidden") for name in ("n", "events"))
     told = people(events) >= SMALLEST and people(n) >= SMALLEST and row["n"] - row["events"] >= SMALLEST
+    open_ = {"auc"} | (set(TELLS_COUNTS) if exact(n) and exact(events) else set())
     blank = Estimate(0, row["level"], None)
     values = {
         name: Estimate(0, row["level"], *((row.get(name) or {}).get(k) for k in ("value", "low", "high")))
-        if told else blank
+        if told and name in open_ else blank
         for name in ("oe", "auc", "brier")
     }  # fmt: skip
-    return {"name": str(row["level"]), "n": n, "events": events, "told": told, **values}
+    few = any((row.get(name) or {}).get("reason") == TOO_FEW for name in values)
+    return {"name": str(row["level"]), "n": n, "events": events, "told": told, "few": few, **values}
+
+
+def _without_sums(levels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A family that hides a level has no Brier scores: that of all together less the others would be the hidden one."""
+    if all(level["told"] for level in levels):
+        return list(levels)
+    return [{**level, "brier": Estimate(0, level["name"], None)} for level in levels]
 
 
 def instability(m: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -297,7 +314,7 @@ def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | No
 def _mean(rows: Sequence[Mapping[str, Any]], model: str, metric: str) -> tuple[str, str]:
     row = next((r for r in rows if (r["model"], r["metric"]) == (model, metric)), None)
     if row is None or row["mean"] is None:
-        return "undefined", ""
+        return (str(row["reason"]) if row is not None and row.get("hidden") else "undefined"), ""
     digits = METRICS[metric].digits
     low, high = row["low"], row["high"]
     return f"{row['mean']:.{digits}f}", "" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"

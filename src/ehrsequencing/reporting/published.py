@@ -7,7 +7,7 @@ from typing import Any
 from ehrsequencing.reporting.small_counts import Count, InconsistentCounts, hide_small
 
 _WEIGHTS: dict[Hashable, int] = {  # how much a reader would miss a count
-    "group": -1, "curve": 0, "unknown": 0, "no_event": 0, "event": 1, "by": 1, "out": 2, "events": 2, "flow": 3,
+    "group": -1, "curve": 0, "unknown": 0, "no_event": 0, "event": 1, "out": 2, "events": 2, "by": 3, "flow": 3,
     "at_risk": 3, "subjects": 3, "external": 3,
 }  # fmt: skip
 
@@ -155,6 +155,8 @@ def _add_risks(system: _System, metrics: Mapping[str, Any]) -> None:
             event, unknown = _between(metrics, start, end, cause), _between(metrics, start, end, "censored")
             others = _between(metrics, start, None, *outcomes) - event - unknown
             people = {"event": event, "no_event": others, "unknown": unknown}
+            for left_out in (event, others, unknown):  # the number at risk less a histogram is the sum of the others
+                system.imply(table, (event | others | unknown) - left_out)
         for name, names in people.items():
             system.add(table, (*key, name), sum(shown[name]), names)
 

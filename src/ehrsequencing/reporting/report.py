@@ -1,7 +1,8 @@
 """One self-contained `report.html` from an evaluation's metrics: what was predicted, for whom, how well.
 
 The page needs no script and no network; its content security policy forbids both. Everything is escaped, nobody's id
-or date is read, and every count of people goes through `small_counts` before it is printed or drawn.
+or date is read, every count of people goes through `small_counts` before it is printed or drawn, and what would give a
+hidden count away by a product goes with it (`disclosure`).
 """
 
 import json
@@ -16,6 +17,7 @@ from markupsafe import Markup
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.reporting import evidence, panels, svg, words
+from ehrsequencing.reporting.disclosure import disclose
 from ehrsequencing.reporting.published import publish
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import METRICS, duration, from_landmark
@@ -73,7 +75,9 @@ def _clean(value: Any) -> Any:
 
 def _context(m: dict[str, Any]) -> dict[str, Any]:
     """Everything that the template prints, by name."""
-    shown, table = publish(m), Scores(m)
+    shown = publish(m)
+    m = disclose(m, shown)
+    table = Scores(m)
     return {
         "m": m, "style": Markup(svg.STYLE), "metrics": METRICS, "shown": shown, "models": table.models,
         "swatches": [Markup(svg.swatch(k)) for k in range(len(table.models))],

@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ehrsequencing.evaluation.too_few import TOO_FEW
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.svg import Estimate
 from ehrsequencing.reporting.wording import METRICS, RIGHT, difference, duration, from_landmark, listed, size, verdict
@@ -15,7 +16,7 @@ from ehrsequencing.reporting.wording import METRICS, RIGHT, difference, duration
 class Cell:
     """One value of the metric table."""
 
-    state: str  # value | undefined | absent
+    state: str  # value | undefined | absent | hidden
     text: str = ""
     interval: str = ""
     best: bool = False
@@ -40,7 +41,7 @@ class Scores:
         self.causes: list[str | None] = list(dict.fromkeys([*m["causes"], *(row["cause"] for row in m["metrics"])]))
         present = dict.fromkeys(row["landmark_days"] for row in m["metrics"])
         self.landmarks: list[float | None] = sorted(present, key=lambda x: (x is None, x))
-        self.undefined = sum(row["value"] is None for row in m["metrics"])
+        self.undefined = sum(row["value"] is None and not row.get("hidden") for row in m["metrics"])
 
     def number(self, model: str, landmark: float | None, horizon: float | None, metric: str) -> Estimate:
         """Estimate of the cause of interest."""
@@ -60,12 +61,17 @@ class Scores:
         for metric in columns:
             row = self.values.get((model, *key, metric))
             if row is None or row["value"] is None:
-                cells.append(Cell("absent" if row is None else "undefined"))
+                hidden = row is not None and row.get("hidden")
+                state = "absent" if row is None else "hidden" if hidden else "undefined"
+                cells.append(Cell(state, str(row["reason"]) if row is not None and hidden else ""))
                 continue
             digits, scale = (METRICS[metric].digits, METRICS[metric].scale) if metric in METRICS else (4, 1.0)
             low, high = row["low"], row["high"]
-            interval = "" if low is None or high is None else f"{scale * low:z.{digits}f} to {scale * high:z.{digits}f}"
-            off = metric in RIGHT and bool(interval) and not low <= RIGHT[metric] <= high
+            bounded = low is not None and high is not None
+            interval = (
+                f"{scale * low:z.{digits}f} to {scale * high:z.{digits}f}" if bounded else row.get("reason") or ""
+            )
+            off = metric in RIGHT and bounded and not low <= RIGHT[metric] <= high
             off = off or (metric == "ks_p" and row["value"] < 0.05) or self._beyond_chance(model, key, metric, row)
             cells.append(Cell("value", f"{scale * row['value']:z.{digits}f}", interval, best.get(metric) == model, off))
         return cells
@@ -127,6 +133,7 @@ class Scores:
                             Estimate(kind, name, row["value"], row["low"], row["high"])
                             for kind, name in enumerate(self.models)
                             if (row := self.values.get((name, landmark, cause, horizon, metric))) is not None
+                            and not row.get("hidden")
                         ]
                         if rows:
                             groups.append((_where(landmark, horizon, shown), rows))
@@ -148,7 +155,7 @@ class Scores:
                 rows = [
                     Estimate(self.models.index(name), name, gap["value"], gap["low"], gap["high"])
                     for name in self.rivals
-                    if (gap := self.gap(name, landmark, horizon, metric)) is not None
+                    if (gap := self.gap(name, landmark, horizon, metric)) is not None and not gap.get("hidden")
                 ]
                 if rows:
                     groups.append((_where(landmark, horizon, shown), rows))
@@ -199,6 +206,8 @@ class Scores:
             return "The model answers per visit, not by a horizon in days; the metrics below say what can be said."
         ours = {name: self.number(self.models[0], landmark, horizon, name) for name in ("c", "ipa", "oe")}
         words = [f"Asked {from_landmark(landmark)} for the risk within {duration(horizon)}:"]
+        if self._too_few(landmark, horizon):
+            return " ".join([*words, "too few subjects or events to say."])
         if (c := ours["c"]).value is None:
             words.append("ranking could not be measured (C is undefined: no pairs of subjects to compare).")
         else:
@@ -221,6 +230,8 @@ class Scores:
         rival = self.strongest() or ""
         pair = (self.models[0], rival)
         ours, theirs = (self.number(name, landmark, horizon, "c") for name in pair)
+        if self._too_few(landmark, horizon):
+            return f"{others} Nothing is compared: too few subjects or events."
         if ours.value is None or theirs.value is None:
             return f"{others} The strongest is {rival}; C is undefined for one of the two, so no verdict is possible."
         told = f"C {ours.value:.3f} against {theirs.value:.3f} for {rival}, the strongest of them"
@@ -235,6 +246,11 @@ class Scores:
         if two[0][1] < two[1][0]:
             return f"{others} {told}: clearly WORSE; prefer {rival}."
         return f"{others} {told}: the intervals overlap, so these subjects cannot tell the two apart."
+
+    def _too_few(self, landmark: float | None, horizon: float | None) -> bool:
+        """Whether our C there has no interval for want of subjects or events."""
+        row = self.values.get((self.models[0], landmark, self.m["causes"][0], horizon, "c"), {})
+        return bool(row.get("reason") == TOO_FEW)
 
     def _verdicts(self, rival: str, landmark: float | None, horizon: float | None) -> str:
         """Ranking and error against a baseline in words, then how often over all landmarks and horizons."""

@@ -81,7 +81,7 @@ def hide_small(
     _deduce(np.zeros(len(groups)), matrix, low, high, same)  # refuses counts that need negative groups
     small = (values >= 1) & (values < SMALLEST)
     low[small], high[small] = 1, SMALLEST - 1
-    sets = dict.fromkeys([*(members for members, _ in rows), *implied])
+    sets = dict.fromkeys([*(members for members, _ in rows), *_differences([m for m, _ in rows]), *implied])
     targets = _indicators([members for members in sets if members and members <= set(groups)], groups)
     told = np.abs(targets @ inverse @ full - targets).max(axis=1, initial=0.0) < 1e-7  # by the full tables, that is
     derived = np.round(targets @ inverse @ known)
@@ -100,6 +100,11 @@ def hide_small(
             low[k], high[k] = before
     texts = {row: _printed(row[1], *told) for row, *told in zip(rows, low, high, strict=True)}
     return {key: texts[count.groups, count.value] for key, count in counts.items()}
+
+
+def _differences(sets: Sequence[frozenset[Hashable]]) -> list[frozenset[Hashable]]:
+    """What a reader gets by subtracting a count from one that holds it: a total less a part."""
+    return [whole - part for whole in sets for part in sets if part < whole]
 
 
 def _indicators(sets: Sequence[frozenset[Hashable]], groups: Sequence[Hashable]) -> Matrix:
@@ -161,6 +166,21 @@ def _printed(value: int, low: float, high: float) -> str:
     if np.isfinite(high):
         return f"<{SMALLEST}"
     return f"≥{low:,.0f}" if low else "hidden"
+
+
+def exact(text: str) -> bool:
+    """Whether a published count is the number itself."""
+    return text.replace(",", "").isdigit()
+
+
+def people(text: str | None) -> int:
+    """How many a published count tells for certain: `312` → 312, `≥100` → 100, `<11` → 0.
+
+    >>> people("1,312"), people("≥100"), people("<11"), people("hidden"), people(None)
+    (1312, 100, 0, 0, 0)
+    """
+    digits = (text or "").replace(",", "").removeprefix("≥")
+    return int(digits) if digits.isdigit() else 0
 
 
 # ------------------------------------------------------------------------------------------------------- the figures

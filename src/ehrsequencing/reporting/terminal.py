@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ehrsequencing.config import format_days
+from ehrsequencing.evaluation.too_few import TOO_FEW
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import METRICS, said
 
@@ -33,7 +34,7 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
             lines.append(f"  {model:{wide}}" + "".join(f"{cell:^21}" for cell in cells).rstrip())
         lines += _gap_line(table, landmark, horizon)
     for m in metrics["metrics"]:
-        if m["metric"] == "nll" and m["cause"] == metrics["causes"][0] and m["value"] is not None:
+        if m["metric"] == "nll" and m["cause"] == metrics["causes"][0] and _cell(m) not in ("undefined", TOO_FEW):
             lines.append(f"NLL of {m['model']}, {_place(m['landmark_days'])}: {m['value']:.4f}")
     others = dict.fromkeys(place[1] for place in places if place not in shown)
     if others:
@@ -47,6 +48,8 @@ def _gap_line(table: Scores, landmark: float | None, horizon: float) -> list[str
     words = []
     for metric in ("c", "ipa"):
         gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
+        if gap is not None and gap.get("reason") == TOO_FEW:
+            return ["  too few subjects or events: nothing is compared"]
         if gap is not None and gap["value"] is not None:
             between = "" if gap["low"] is None or gap["high"] is None else f" ({gap['low']:+.3f} to {gap['high']:+.3f})"
             words.append(f"{METRICS[metric].name} {gap['value']:+.3f}{between} {said(gap, metric)}")
@@ -79,6 +82,8 @@ def _place(landmark_days: float | None) -> str:
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
+    if row is not None and row.get("reason") == TOO_FEW:
+        return TOO_FEW
     if row is None or row["value"] is None:
         return "undefined"
     interval = f" ({row['low']:.3f}–{row['high']:.3f})" if row["low"] is not None and row["high"] is not None else ""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.reporting.small_counts import exact
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,12 @@ def verdict(gap: Mapping[str, Any], metric: str) -> str:
     'no better than'
     >>> verdict({"value": .01, "low": .005, "high": .02}, "brier")
     'WORSE than'
+    >>> verdict({"value": .3, "low": None, "high": None, "reason": "too few events"}, "c")
+    'not compared (too few events) with'
     """
     low, high = gap["low"], gap["high"]
+    if gap.get("reason"):
+        return f"not compared ({gap['reason']}) with"
     if low is None or high is None:
         return "not compared by interval with"
     low, high = (low, high) if METRICS[metric].better > 0 else (-high, -low)
@@ -110,8 +115,3 @@ def difference(gap: Mapping[str, Any], metric: str) -> str:
 def size(people: str) -> str:
     """`n = 312` or `n ≥11`, on one line."""
     return f"n\u00a0=\u00a0{people}" if exact(people) else f"n\u00a0{people}"
-
-
-def exact(text: str) -> bool:
-    """Whether a published count is the number itself."""
-    return text.replace(",", "").isdigit()

@@ -108,7 +108,7 @@ def summary(m: Mapping[str, Any], table: Scores, shown: Mapping[Any, str]) -> li
     horizons = f" for {listed(duration(h) for h in m['horizons_days'])} ahead" if m["horizons_days"] else " per visit"
     apart = "" if external is None else " None of it was seen in training: this is an external validation."
     judged = f"{subjects.get(split, 'the')} {_split_name(split)} subjects"
-    events = shown.get(("events", split, cause), "an unknown number")
+    events = shown.get(("events", split, cause), "an unknown number").replace("≥", "at least ")
     return [
         ("What was predicted", f"{m['question']} The answer is a probability, {given}.{others}"),
         (
