@@ -30,6 +30,7 @@ from ehrsequencing.training.loop import Trainer
 
 Floats = NDArray[np.float64]
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
+ROWS_FORMAT = 2  # of a split's rows: 2 has the subjects and events of each; others are made anew
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
 # Metrics in the table, and those of which the differences to each baseline are taken.
@@ -265,7 +266,7 @@ def _one_split(
     # What would change the numbers; the run's fingerprint covers its data, labels and settings.
     asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate"})
     study = _study_of(run, store, seed)
-    fingerprint = digest([run.manifest["fingerprint"], study.splits.model_dump(), asked, __version__])
+    fingerprint = digest([run.manifest["fingerprint"], study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
         if isinstance(stored, dict) and stored.get("fingerprint") == fingerprint:

@@ -63,9 +63,9 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Mapping[Any, str]) 
             if r["model"] in [name for _, name, _ in series] and _place(r) == _place(row) and len(r["predicted"]) > 1
         ]
         figure = None
-        events = shown.get(("by", *_place(row)), "0")
-        if not exact(events):
-            series = [(kind, name, _rough(points)) for kind, name, points in series] if events[0] == "≥" else []
+        events, at_risk = shown.get(("by", *_place(row)), "0"), shown.get(("at_risk", row["landmark_days"]), "0")
+        if not (exact(events) and exact(at_risk)):  # the sizes of the groups add up to those at risk
+            series = [(kind, name, _rough(points)) for kind, name, points in series if events[0] not in "<h"]
             smooth = [_rough_curve(curve) for curve in smooth]
         if series and series[0][0] == 0:
             title = f"Calibration for {row['cause']}: {caption(row, shown)}"
