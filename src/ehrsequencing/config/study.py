@@ -78,7 +78,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 REMOVED_PRESETS = {
-    "large_cohort": "it was never measured, and the default settings were (20,000 to 100,000 subjects); leave preset out",
+    "large_cohort": "it was never measured; the defaults were, with 20,000 to 100,000 subjects; leave preset out",
 }
 
 
