@@ -74,7 +74,7 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
     if oracle["beats_oracle_z"] > 3:
         z = oracle["beats_oracle_z"]
         lines.append(
-            f"LEAK: more likely than the true hazards by {z:.1f} standard errors. No honest model is: see ehrseq audit"
+            f"LEAK: better than the true hazards by {z:.1f} standard errors. No honest model is: see ehrseq audit"
         )
     elif oracle.get("nll_z", 0) > 3:
         lines.append(
