@@ -32,7 +32,7 @@ def test_the_demo_ends_with_the_report_and_a_second_call_does_nothing_again(
     expected = first["oracle"]["gain_share_expected"]
     (told,) = (line for line in said if "of the gain in likelihood" in line)
     assert f"reaches {expected:.0%} of the gain" in told  # by what the truth expects, not by what happened
-    assert "over 4 seeds" in told
+    assert "over 4 seeds of 4,000 patients" in told
     assert "ehrseq predict" in said[-1]
     written = {p: p.stat().st_mtime_ns for p in (tmp_path / "demo").rglob("*") if p.is_file() and p.suffix}
     second, again = run()

@@ -22,13 +22,13 @@ from test_report import Page, svgs
 
 
 def compared(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.85)) -> Scores:
-    """Ours and two baselines, the second of which has the higher C."""
+    """Ours and two baselines, the second of which tuning subjects find most likely, though its C may be lower."""
     models = ["ours", "first", "second"]
     place = {"landmark_days": 0.0, "cause": "death", "horizon_days": YEAR, "metric": "c"}
     rows = [{"model": m, **place, "value": v, "low": v - 0.1, "high": v + 0.1} for m, v in zip(models, c, strict=True)]
     gaps = [{"model": m, **place, "value": (low + high) / 2, "low": low, "high": high} for m in models[1:]]
     return Scores({"models": models, "causes": ["death"], "horizons_days": [YEAR], "metrics": rows,
-                   "differences": gaps})  # fmt: skip
+                   "differences": gaps, "strongest": "second"})  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,43 @@ def compared(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.8
 )
 def test_verdict_rests_on_the_paired_difference(low: float, high: float, words: str, reason_to_leave: bool) -> None:
     scores = compared(low, high)
-    assert scores.strongest() == "second"  # by C here, not by its place in the list
+    assert scores.strongest() == "second"  # by likelihood, not by its place in the list
+    assert "the strongest of them (by likelihood on the tuning subjects)" in scores.compared()
     assert f"Ranking: {words} (difference" in scores.compared()
     assert ("Not as a reason to leave second" in scores.not_for()) != reason_to_leave
 
 
-def test_strongest_baseline_needs_a_value_and_is_never_the_truth() -> None:
-    assert compared(0, 1, c=(0.8, 0.9, 0.7)).strongest() == "first"
-    scores = compared(0, 1)
-    scores.values["second", 0.0, "death", YEAR, "c"] = {"value": None, "low": None, "high": None}
-    assert scores.strongest() == "first"
+def test_strongest_baseline_is_the_one_named_everywhere_and_never_the_truth() -> None:
+    for c in ((0.8, 0.9, 0.7), (0.8, 0.7, 0.9)):  # C does not choose
+        scores = compared(0, 1, c=c)
+        assert scores.strongest() == "second"
+        assert [name for _, name, _ in scores.headline()["horizons"][0][1]] == ["ours", "second"]
+    older = Scores({**scores.m, "strongest": None})
+    assert older.strongest() == "first"  # runs that did not choose: the first of the list
     truth = Scores({**scores.m, "oracle": {"name": "second"}})
     assert truth.strongest() == "first"
+
+
+def test_the_page_and_the_terminal_tell_the_likelihood_of_every_model() -> None:
+    metrics = complete(**WIDE)
+    rivals, landmark = MODELS[1:], metrics["landmarks_days"][0]
+    metrics["strongest"] = rivals[1]
+    metrics["metrics"] = [row for row in metrics["metrics"] if row["metric"] != "nll"]
+    for k, name in enumerate(MODELS):
+        place = {"model": name, "landmark_days": landmark, "cause": metrics["causes"][0], "horizon_days": None}
+        metrics["metrics"].append({**place, "metric": "nll", "value": 2.0 + k / 10, "low": 1.0, "high": 3.0})
+        if k:
+            gap = {"metric": "nll", "value": -k / 10, "low": -k / 10 - 0.05, "high": -k / 10 + 0.05}
+            metrics["differences"].append({**place, **gap})
+    lines = metric_lines(metrics)
+    assert f"against {rivals[1]}, the strongest baseline" in "\n".join(lines)
+    for k, name in enumerate(rivals, start=1):
+        (line,) = (text for text in lines if text.startswith(f"NLL of {name}, "))
+        assert f"{2 + k / 10:.4f}, ours against it {-k / 10:+.4f}" in line
+        assert line.endswith("better")  # lower is better
+    text = Page(render(metrics)).text
+    assert f"Likelihood (NLL): better than {rivals[1]} (difference -0.2000" in text
+    assert "difference in NLL (left: ours is better)" in text
 
 
 def test_summary_counts_cells_won_and_lost() -> None:

@@ -78,7 +78,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 REMOVED_PRESETS = {
-    "large_cohort": "it was never measured: leave preset out (the default settings were, with up to 100,000 subjects)",
+    "large_cohort": "it was never measured; the defaults were, with 20,000 to 100,000 subjects; leave preset out",
 }
 
 

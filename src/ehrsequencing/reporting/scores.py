@@ -162,10 +162,8 @@ class Scores:
             if groups:
                 name = METRICS[metric].name
                 side = "right" if METRICS[metric].better > 0 else "left"
-                title, label = (
-                    f"Difference in {name} to each baseline",
-                    f"difference in {name} ({side}: ours is better)",
-                )
+                title = f"Difference in {name} to each baseline"
+                label = f"difference in {name} ({side}: ours is better)"
                 plots.append(Markup(figures.forest(groups, title=title, label=label, reference=0.0, floor=-0.5)))
         return plots
 
