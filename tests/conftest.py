@@ -1,6 +1,8 @@
 """Fixtures that several rooms share: a small simulated data set, prepared, and a small run trained on it."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,14 @@ def sim_run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytes
     out = tmp_path_factory.mktemp("runs") / "run"
     Trainer(Prepared(sim_prepared), "simulated", out, study=tiny_study).fit()
     return out
+
+
+@pytest.fixture(scope="session")
+def dead() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

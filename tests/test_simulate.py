@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from ehrsequencing.records.prepared import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import SPLITS, split_of
 from ehrsequencing.simulate.records import BLOCK
+from storage_helpers import everything, in_a_process
 
 Row = tuple[Any, str, float | None]  # time (None: static), code, value
 QUICK = SimulationConfig(truth_futures=4)
@@ -205,6 +209,39 @@ def test_an_interruption_leaves_nothing_half_written(tmp_path: Path, error: Base
         with pytest.raises((KeyboardInterrupt, EhrseqError)):
             simulate(out, subjects=5, seed=0, config=QUICK, progress=stop)
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_a_killed_simulation_is_absent_and_runs_again(tmp_path: Path) -> None:
+    """A process is killed before its 1st, 7th, 13th … change of the disk; rows of subjects stay private."""
+    whole = tmp_path / "whole"
+    simulate(whole, subjects=5, seed=0, config=QUICK)
+    command, env = in_a_process("print(kill_simulations(Path(sys.argv[1])))")
+    done = subprocess.run([*command, tmp_path / "killed"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 5
+    assert everything(tmp_path / "killed" / "sim") == everything(whole)
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["sim"]
+
+
+@pytest.mark.slow
+def test_a_simulation_that_is_killed_at_random_moments_is_absent_and_runs_again(tmp_path: Path) -> None:
+    out, draw = tmp_path / "sim", random.Random(0)
+    command = [sys.executable, "-c", "from ehrsequencing.cli import main; main()", "simulate", str(out)]
+    command += ["--subjects", "3000", "truth_futures=4"]
+    started = monotonic()
+    assert subprocess.run([*command[:4], str(tmp_path / "whole"), *command[5:]], check=False).returncode == 0
+    seconds = monotonic() - started
+    for _ in range(15):
+        process = subprocess.Popen(command)
+        sleep(draw.uniform(0.3 * seconds, seconds))
+        process.kill()
+        process.wait()
+        if out.exists():
+            assert everything(out) == everything(tmp_path / "whole")
+            shutil.rmtree(out)
+    assert subprocess.run(command, check=False).returncode == 0
+    assert everything(out) == everything(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sim", "whole"]
 
 
 def test_a_single_subject_is_enough(tmp_path: Path) -> None:

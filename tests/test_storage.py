@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,14 +28,6 @@ from ehrsequencing.storage import (
     write_manifest,
 )
 from storage_helpers import SET, everything, in_a_process, make_set
-
-
-@pytest.fixture(scope="session")
-def dead() -> int:
-    """The number of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

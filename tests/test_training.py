@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import random
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +16,15 @@ import numpy as np
 import pytest
 import torch
 
+from audit_helpers import broken_set, load, save
 from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.audit import audit
+from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.predict import Run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
+from ehrsequencing.storage import read_manifest
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
 from ehrsequencing.training.loop import BEGUN, Trainer
@@ -170,6 +176,78 @@ def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(
     good[0].write_bytes(bytes(repaired))
     train(sim_prepared, tmp_path / "run", resume=True)
     assert weights(tmp_path / "run") == weights(reference)
+
+
+def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(
+    sim_prepared: Path, reference: Path, tmp_path: Path
+) -> None:
+    """The system itself refuses to write more than a few bytes to a file, once there is a checkpoint."""
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    checkpoints, before = tmp_path / "run" / "checkpoints", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk(_: object) -> None:
+        if list(checkpoints.glob("step-*")):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+
+    try:
+        with pytest.raises(EhrseqError, match="cannot be written"):
+            trainer.fit(on_progress=fill_the_disk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (last,) = checkpoints.glob("step-*")
+    read_manifest(last, what="a checkpoint")
+    assert {path.name for path in checkpoints.iterdir()} == {BEGUN, last.name}
+    train(sim_prepared, tmp_path / "run", resume=True)
+    assert weights(tmp_path / "run") == weights(reference)
+
+
+OTHER_ARRAYS = {
+    "codes": "codes",
+    "static_codes": "codes",
+    "values": "values",
+    "age_years": "visits",
+    "subject_id": "visits",
+}
+
+
+@pytest.fixture(params=OTHER_ARRAYS)
+def other(request: pytest.FixtureRequest, sim_prepared: Path, tmp_path: Path) -> tuple[Path, str]:
+    """A prepared set with the same vocabulary and labels, and other data; and what differs."""
+
+    def change(folder: Path) -> None:
+        array = load(folder / "visits" / "tuning", request.param)
+        save(folder / "visits" / "tuning", request.param, array[::-1])
+
+    return broken_set(sim_prepared, tmp_path / "other", change), OTHER_ARRAYS[request.param]
+
+
+def test_a_run_knows_the_data_that_it_was_trained_on(
+    sim_prepared: Path, reference: Path, tmp_path: Path, other: tuple[Path, str]
+) -> None:
+    prepared, part = other
+    with pytest.raises(EhrseqError, match=f"not what this run was trained on: other {part} "):
+        evaluate(reference, prepared=prepared)
+    with pytest.raises(EhrseqError, match=f"not what this run was trained on: other {part} "):
+        audit(reference, prepared=prepared)
+    with pytest.raises(EhrseqError, match=f"finished run made with other data: other {part} "):
+        train(prepared, reference, resume=True)
+    stopped = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    with pytest.raises(Interrupted):
+        stopped.fit(on_progress=_raise_at(1))
+    with pytest.raises(EhrseqError, match=f"was started with other data: other {part} "):
+        train(prepared, tmp_path / "run", resume=True)
+    moved = Path(shutil.copytree(sim_prepared, tmp_path / "moved"))
+    train(moved, reference, resume=True)  # the same data elsewhere is the same data
+
+
+def test_checkpoints_of_somebody_else_stay_in_a_finished_run(
+    sim_prepared: Path, reference: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(reference, tmp_path / "run"))
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "mine.txt").write_text("mine")
+    train(sim_prepared, run, resume=True)
+    assert (run / "checkpoints" / "mine.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0, 2), (15, 0), (3, 1)])

@@ -85,6 +85,7 @@ CHECKPOINT = Kind("checkpoint", "a checkpoint")
 EXTERNAL = Kind("external validation", "an external validation")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
+_KINDS = (PREPARED, IMPORTED, SIMULATION, RUN, UNFINISHED_RUN, CHECKPOINT, EXTERNAL, CHECK, PREDICTIONS)
 
 
 @contextmanager
@@ -369,9 +370,10 @@ def _why_foreign(folder: Path, kind: Kind) -> str | None:
     except (OSError, ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        return f"is not empty, and not {kind.what} that ehrseq made"
+        manifest = {"files": {}}
     if manifest.get("kind") != kind.name:
-        return f"holds something other than {kind.what}"
+        other = [known.what for known in _KINDS if known.name == manifest.get("kind")]
+        return f"holds {other[0]}, not {kind.what}" if other else f"is not empty, and not {kind.what} that ehrseq made"
     if not kind.is_of(manifest):
         return f"holds {kind.what} of another version of ehrseq"
     strange = _unlisted(folder, manifest["files"])
