@@ -223,6 +223,10 @@ def test_real_exports_go_all_the_way(real_data: Path, tmp_path: Path, name: str)
         result = call(app, line)
         assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "meds" / "metadata" / "import_report.json").read_text())
+    for table, account in report["rows"].items():
+        assert account["rows_in"] == account["rows_out"] + sum(d["rows"] for d in account["dropped"])
+        assert {d["reason"] for d in account["dropped"]} <= {"duplicates"}
+        assert account["rows_in"] == report["tables"][table]
     assert report["written"]["subjects"] == {"synthea_csv_unmc": 111, "synthea_csv_ohdsi27": 27}[name]
 
 

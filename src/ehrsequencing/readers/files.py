@@ -9,9 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
+from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.text import open_text
+
+Mask = NDArray[np.bool_]
 
 BLOCK_BYTES = 1 << 23  # also the longest line
 _MAGIC = {b"PAR1": "Parquet", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive or a spreadsheet", b"%PDF": "PDF"}
@@ -64,7 +67,8 @@ class CsvFile:
         quote: What fields may be quoted with; empty where no field of the file is quoted.
         escape: What stands before a quote inside a quoted field.
         lines: Lines after the header that are not blank.
-        full_lines: Those with enough delimiters for a row of their own.
+        whole_rows: Rows that the lines show: a line with all its delimiters and an even number of quotes is one, and
+            two lines with an odd number of quotes begin and end one.
         odd_line: Number of the first line with an odd number of quotes; the header is line 1.
         uneven_line: Number of the first line with too few or too many delimiters.
     """
@@ -75,7 +79,7 @@ class CsvFile:
     quote: str
     escape: str
     lines: int
-    full_lines: int
+    whole_rows: int
     odd_line: int | None
     uneven_line: int | None
 
@@ -84,7 +88,7 @@ class CsvFile:
 
         A stray quote makes one field of many lines. They are rows, since each has all its delimiters.
         """
-        return max(self.full_lines if self.quote else self.lines, parsed + rejected)
+        return max(self.whole_rows if self.quote else self.lines, parsed + rejected)
 
 
 def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
@@ -115,8 +119,9 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
         raise unreadable from error
     needed = delimiter != "\t" and (scan.quoted or scan.uneven is not None)  # Athena's files with tabs do not quote
     escape = "\\" if scan.backslashed and not scan.doubled else '"'
+    quotes = scan.unescaped if escape == "\\" else scan.every
     return CsvFile(
-        path, header, delimiter, '"' if needed else "", escape, scan.lines, scan.full, scan.odd, scan.uneven
+        path, header, delimiter, '"' if needed else "", escape, scan.lines, quotes.rows, quotes.first_odd, scan.uneven
     )  # fmt: skip
 
 
@@ -138,14 +143,32 @@ def _check_names(header: tuple[str, ...], path: Path) -> None:
             raise EhrseqError(what, where=str(path), mend="rename or remove one of them")
 
 
+@dataclass
+class _Quotes:
+    """Lines by whether they open or close a quote."""
+
+    even: int = 0
+    odd: int = 0
+    first_odd: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.even + (self.odd + 1) // 2
+
+    def add(self, is_odd: Mask, is_full: Mask, first: int) -> None:
+        self.even += int((is_full & ~is_odd).sum())
+        self.odd += int(is_odd.sum())
+        self.first_odd = self.first_odd or _first(is_odd, first)
+
+
 class _Scan:
     """Counts lines, block by block; see `CsvFile`."""
 
     def __init__(self, delimiter: str, columns: int) -> None:
         self.delimiter, self.columns = delimiter, columns
-        self.lines = self.full = 0
-        self.odd: int | None = None
+        self.lines = 0
         self.uneven: int | None = None
+        self.every, self.unescaped = _Quotes(), _Quotes()  # quotes as they are, and those without a backslash before
         self.quoted = self.backslashed = self.doubled = False
         mark = "\\t" if delimiter == "\t" else f"[{delimiter}]"
         self._field = rf'(^|{mark})\s*"([^"]|""|\\")*"\s*({mark}|$)'
@@ -154,19 +177,21 @@ class _Scan:
         there = np.asarray(pc.greater(pc.binary_length(block), 0))
         found = np.asarray(pc.count_substring(block, self.delimiter))
         self.lines += int(there.sum())
-        self.full += int((there & (found >= self.columns - 1)).sum())
+        full = there & (found >= self.columns - 1)
         self.uneven = self.uneven or _first(there & (found != self.columns - 1), first)
         marks = np.asarray(pc.count_substring(block, '"'))
+        escaped = np.asarray(pc.count_substring(block, '\\"')) if marks.any() else marks
+        self.every.add(marks % 2 == 1, full, first)
+        self.unescaped.add((marks - escaped) % 2 == 1, full, first)
         if not marks.any():
             return
-        self.odd = self.odd or _first(marks % 2 == 1, first)
         some = block.filter(pa.array(marks > 0))
         self.quoted = self.quoted or _any(pc.match_substring_regex(some, self._field))
         self.backslashed = self.backslashed or _any(pc.match_substring(some, '\\"'))
         self.doubled = self.doubled or _any(pc.match_substring_regex(some, '[^,;|]""'))
 
 
-def _first(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], start: int) -> int | None:
+def _first(mask: Mask, start: int) -> int | None:
     return start + int(mask.argmax()) if mask.any() else None
 
 

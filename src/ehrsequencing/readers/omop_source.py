@@ -99,10 +99,12 @@ def open_source(text: str) -> Iterator[Source]:
     Raises:
         EhrseqError: Ibis is not installed, or the source cannot be opened or lacks the table person.
     """
-    where, folder = public_name(text), "://" not in text
-    mend = "check the path" if folder else "check host, port, user, password and database, and that its driver is there"
-    with _engine_errors("cannot be opened", where=where, mend=mend, public=folder):
-        source = _open_folder(text) if folder else _open_database(text, where)
+    where = public_name(text)
+    if "://" in text:
+        source = _open_database(text, where)
+    else:
+        with _engine_errors("cannot be opened", where=where, mend="check the path", public=True):
+            source = _open_folder(text)
     try:
         if "person" not in source.tables:
             mend = "name a folder or schema with OMOP tables"
@@ -115,6 +117,19 @@ def open_source(text: str) -> Iterator[Source]:
 @contextmanager
 def _engine_errors(what: str, *, where: str, mend: str, public: bool) -> Iterator[None]:
     """Turn errors of Ibis and of its engines into ours; with what they say as the cause only where that is public."""
+    expected = _expected_errors()
+    try:
+        yield
+    except expected as error:
+        raise EhrseqError(what, where=where, mend=mend) from (error if public else None)
+
+
+def _expected_errors() -> tuple[type[Exception], ...]:
+    """What Ibis and its engines raise.
+
+    Raises:
+        EhrseqError: Ibis is not installed.
+    """
     try:
         import duckdb
         import ibis
@@ -128,33 +143,37 @@ def _engine_errors(what: str, *, where: str, mend: str, public: bool) -> Iterato
         drivers = (*drivers, psycopg.Error)
     except ModuleNotFoundError:
         pass  # then no PostgreSQL error can occur
-    expected = (ibis.common.exceptions.IbisError, *drivers, pa.ArrowException, OSError, ValueError, ImportError)
-    try:
-        yield
-        return
-    except expected as error:
-        refusal = EhrseqError(what, where=where, mend=mend)
-        if public:
-            raise refusal from error
-    except EhrseqError:
-        raise
-    except Exception:
-        if public:
-            raise
-        refusal = EhrseqError(what, where=where, mend=mend)  # whatever a driver raises may quote the URL
-    raise refusal  # outside of the handler, so that no traceback leads to the driver's words
+    return (ibis.common.exceptions.IbisError, *drivers, pa.ArrowException, OSError, ValueError, ImportError)
 
 
 def _open_database(url: str, where: str) -> Source:
-    connection = connect(url)
-    connection.raw_sql("SET TimeZone='UTC'")
-    found = [
-        (name.lower(), renamed_columns(connection.table(name), name.lower(), where=f"table {name.lower()}"))
-        for name in sorted(connection.list_tables())
-        if name.lower() in _KNOWN_TABLES
-    ]
-    check_one_file_each((name, Path(where, name)) for name, _ in found)
-    parts = [(name, Part(table, f"table {name}", renamed=renamed)) for name, (table, renamed) in found]
+    """Open a database. An error that a driver raises may quote the URL: nothing of it goes on, not even as a cause."""
+    _expected_errors()  # says so where Ibis is not installed
+    connection, source = None, None
+    try:
+        connection = connect(url)
+        connection.raw_sql("SET TimeZone='UTC'")
+        source = _database_tables(connection, where)
+    except EhrseqError:
+        raise
+    except Exception:  # of any kind: the URL chooses the driver
+        pass
+    finally:
+        if source is None and connection is not None:
+            connection.disconnect()
+    if source is None:
+        mend = "check host, port, user, password, database and schema, and that the driver is installed"
+        raise EhrseqError("cannot be opened", where=where, mend=mend)
+    return source
+
+
+def _database_tables(connection: Any, where: str) -> Source:
+    names = [name for name in sorted(connection.list_tables()) if name.lower() in _KNOWN_TABLES]
+    check_one_file_each((name.lower(), Path(where, name)) for name in names)
+    parts = []
+    for name in names:
+        table, renamed = renamed_columns(connection.table(name), name.lower(), where=f"table {name.lower()}")
+        parts.append((name.lower(), Part(table, f"table {name.lower()}", renamed=renamed)))
     return Source(connection, _by_name(parts), public=False)
 
 

@@ -60,8 +60,9 @@ def connect(url: str) -> Any:
         "user": parts["user"], "password": parts["password"], "host": (parts["host"] or "").strip("[]"),
         "port": parts["port"], "database": database, "schema": schema,
     }  # fmt: skip
-    given = {key: unquote(value) for key, value in named.items() if value}
-    return ibis.postgres.connect(**(given | dict(parse_qsl(parts["query"] or ""))))
+    given: dict[str, Any] = {key: unquote(value) for key, value in named.items() if value}
+    given |= dict(parse_qsl(parts["query"] or ""))
+    return ibis.postgres.connect(**(given | ({"port": int(given["port"])} if "port" in given else {})))
 
 
 def _quoted(parts: re.Match[str]) -> str:
