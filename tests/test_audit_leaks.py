@@ -418,9 +418,9 @@ def grid_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path
     rows = [Prepared(honest).rows("hospital", split) for split in SPLITS]
 
     def of_all(duration: Any, cause: Any, **settings: Any) -> Any:
-        return edges(
-            np.concatenate([r.duration_days for r in rows]), np.concatenate([r.cause for r in rows]), **settings
-        )
+        subject = np.concatenate([3 * r.subject + k for k, r in enumerate(rows)])
+        durations, causes = (np.concatenate([getattr(r, name) for r in rows]) for name in ("duration_days", "cause"))
+        return edges(durations, causes, **settings | {"subject": subject})
 
     with patch.context() as during:
         during.setattr(resolve_room, "grid_edges", of_all)

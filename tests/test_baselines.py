@@ -22,6 +22,7 @@ from ehrsequencing.evaluation.landmark_cox import LandmarkCox
 from ehrsequencing.evaluation.piecewise import incidence
 from ehrsequencing.evaluation.trained import FLAT, LSTM, TrainedBaseline, is_variant, train_baseline, variant
 from ehrsequencing.predict import Run, nll_of_rows, risk_of_rows
+from ehrsequencing.records import grid
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure, grid_edges
 from ehrsequencing.records.prepared import Prepared
@@ -94,6 +95,25 @@ def test_grid_holds_every_horizon_and_hazards_are_events_over_days() -> None:
     for e in range(2):
         events = np.bincount(bins[cause == e + 1], minlength=len(edges) + 1)
         np.testing.assert_allclose(hazards[e], events / days.sum(axis=0), rtol=0.05)
+
+
+@pytest.mark.parametrize("people", [4, 5, 9, 200])
+def test_nobodys_duration_is_a_stored_edge(people: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without owners an edge may be a duration of one person; with them none is, and the grid is as good."""
+    subject = np.repeat(np.arange(people), 3)
+    duration = np.random.default_rng(0).uniform(1, 300, people).round()[subject] - np.tile([0, 0.25, 0.5], people)
+    cause = np.ones(len(subject), np.int8)
+
+    def edges(**more: Any) -> set[float]:
+        return set(grid_edges(duration, cause, horizons_days=[1000.0], bins=8, **more)) - {1000.0}
+
+    owned = edges(subject=subject, enough=5)
+    assert not owned & set(duration.tolist())
+    assert bool(owned) == (people >= 5)
+    if people == 200:
+        np.testing.assert_allclose(sorted(owned), sorted(edges()), atol=6)
+        monkeypatch.setattr(grid, "MOST_EVENTS", 300)
+        np.testing.assert_allclose(sorted(edges(subject=subject, enough=5)), sorted(owned), atol=6)
 
 
 def test_periods_share_out_what_the_cohort_expects_and_every_event(

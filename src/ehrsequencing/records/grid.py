@@ -5,9 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.records.scales import KNOTS, fit_scale
+
+MOST_EVENTS = 1 << 17  # rows with an event that stored edges are read off
+
 
 def grid_edges(
-    duration_days: NDArray[np.float64], cause: NDArray[np.int8], *, horizons_days: Sequence[float], bins: int
+    duration_days: NDArray[np.float64],
+    cause: NDArray[np.int8],
+    *,
+    horizons_days: Sequence[float],
+    bins: int,
+    subject: NDArray[np.int64] | None = None,
+    enough: int = 1,
 ) -> tuple[float, ...]:
     """Inner edges of the hazard's bins: quantiles of the event durations of all causes, and every reported horizon.
 
@@ -16,6 +26,9 @@ def grid_edges(
         cause: (R,) causes, 0 = censored.
         horizons_days: Horizons that must be edges.
         bins: Number of quantile bins.
+        subject: (R,) whose durations they are, where edges are stored: then they are quantiles of groups of people
+            (`fit_scale`), so that nobody's duration is an edge.
+        enough: People of a group; where fewer have events, the horizons are the only edges.
 
     Returns:
         Rising edges in days; the last bin, after the last edge, is open. Quantiles closer than a tenth of a bin's
@@ -25,7 +38,13 @@ def grid_edges(
     (25.75, 50.0, 75.25)
     """
     events = np.asarray(duration_days[cause > 0], dtype=np.float64)
-    inner = np.quantile(events, np.linspace(0, 1, bins + 1)[1:-1]) if len(events) else np.zeros(0)
+    at = np.linspace(0, 1, bins + 1)[1:-1]
+    if subject is None:
+        inner = np.quantile(events, at) if len(events) else np.zeros(0)
+    else:
+        some = slice(None, None, 1 + len(events) // MOST_EVENTS)  # rows stand by subject: evenly spread over all
+        scale = fit_scale(events[some], subject[cause > 0][some].astype(np.uint32), enough=enough)
+        inner = np.zeros(0) if scale is None else np.interp(at, np.linspace(0, 1, KNOTS), scale.knots)
     horizons = np.asarray(horizons_days, dtype=np.float64)
     distance = np.abs(inner[:, None] - horizons[None, :])
     clear = np.all(distance > 0.1 * np.maximum(horizons, 1e-9) / bins, axis=1)

@@ -51,7 +51,7 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     >>> shared, spread = np.full(6, 1.0), np.array([2.0, 3, 4, 5, 6, 7])
     >>> found = fit_scale(np.r_[shared, spread], np.arange(12, dtype=np.uint32), enough=3)
     >>> found.knots[[0, 64, 128]].round(3).tolist(), round(found.mean, 3), round(found.sd, 3)
-    ([1.0, 1.667, 6.0], 2.75, 2.126)
+    ([1.0, 1.5, 6.0], 2.75, 2.126)
     """
     if not _has_people(owner, enough):
         return None

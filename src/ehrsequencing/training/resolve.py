@@ -33,7 +33,10 @@ def resolve_model(
             )
         return _filled(model, filled, prepared), np.zeros((1, 1))
     duration, cause = np.asarray(rows.duration_days), np.asarray(rows.cause)
-    edges = grid_edges(duration, cause, horizons_days=task.horizons, bins=settings.grid_bins)
+    enough = prepared.study.vocabulary.min_subjects  # the edges go with the model
+    edges = grid_edges(
+        duration, cause, horizons_days=task.horizons, bins=settings.grid_bins, subject=rows.subject, enough=enough
+    )
     hazards = cohort_hazards(edges, rows.entry_days, duration, cause, n_causes=len(task.causes))
     filled |= {"causes": len(task.causes), "edges_days": edges}
     return _filled(model, filled, prepared), hazards

@@ -98,8 +98,13 @@ def grid(data: AuditData) -> Finding:
 def _edges(data: AuditData, names: tuple[str, ...]) -> NDArray[np.float64]:
     duration = np.concatenate([np.asarray(data.rows[name].duration_days) for name in names])
     cause: NDArray[Any] = np.concatenate([np.asarray(data.rows[name].cause) for name in names])
-    bins = data.run.study.training.grid_bins
-    return np.array(grid_edges(duration, cause, horizons_days=data.task.horizons, bins=bins))
+    subject = np.concatenate([data.rows[name].subject * len(SPLITS) + k for k, name in enumerate(names)])
+    return np.array(
+        grid_edges(
+            duration, cause, horizons_days=data.task.horizons, bins=data.run.study.training.grid_bins, subject=subject,
+            enough=data.prepared.study.vocabulary.min_subjects,
+        )
+    )  # fmt: skip
 
 
 def _same_edges(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
