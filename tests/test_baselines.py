@@ -494,7 +494,7 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
 
 
 def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
-    sim_run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sim_run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int
 ) -> None:
     study = Run(sim_run).study
 
@@ -509,7 +509,7 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
         with pytest.raises(RuntimeError):
             train(study)
     assert not list((tmp_path / "baselines").iterdir())
-    (tmp_path / "baselines" / ".tmp-1-lstm").mkdir()  # a killed process leaves this
+    (tmp_path / "baselines" / f".tmp-{dead}-new-lstm").mkdir()  # a killed process leaves this
     first = train(study)
     assert [p.name for p in (tmp_path / "baselines").iterdir()] == ["lstm"]
     assert first.run.manifest["seed"] == 0

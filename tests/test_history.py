@@ -283,7 +283,7 @@ def test_a_visit_of_thousands_of_codes_costs_no_more_than_the_codes_that_may_pai
     """Two million pairs in one visit; only the chosen codes are looked at."""
     names = (*TOKENS, *(f"DX//many{k}" for k in range(2000)))
     wide = Vocabulary(
-        names, np.full(len(names), -1, np.int32), np.zeros((0, 129)), np.zeros(0), np.zeros(0),
+        ("LAB",), names[3:], np.zeros(len(names) - 3, dtype=bool), np.zeros((0, 129)), np.zeros(0), np.zeros(0),
         ValuesConfig.model_validate({"mode": "none"}),
     )  # fmt: skip
     every = [(code, np.nan) for code in range(3, len(names))]

@@ -79,6 +79,32 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks the system for the names of open files")
+def test_the_disk_keeps_every_file_before_the_folder_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        happened.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        happened.append(("replace", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    make_set(tmp_path / "set", b"one")
+    named = happened.index(("replace", "set"))
+    assert {name for what, name in happened[:named] if what == "fsync"} >= {"x.bin", "part", MANIFEST}
+    assert happened[named + 1 :] == [("fsync", tmp_path.name)]
+    happened.clear()
+    write_bytes(tmp_path / "y", b"alone")
+    assert [what for what, _ in happened] == ["fsync", "replace", "fsync"]
+
+
 def manifest_says(folder: Path, **changes: object) -> None:
     facts = {key: value for key, value in (read_json(folder / MANIFEST) | changes).items() if value is not None}
     (folder / MANIFEST).write_text(json.dumps(facts))

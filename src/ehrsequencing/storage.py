@@ -27,6 +27,7 @@ from ehrsequencing.temporaries import (
     MANIFEST,
     entries,
     fsync,
+    is_inside_one,
     is_temporary,
     move_entries,
     private,
@@ -107,6 +108,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
         with private(temporary, like=path) as mode:
             yield temporary
             temporary.chmod(mode)
+            if is_inside_one(path):  # `complete_folder` has the disk keep all of its files at once
+                os.replace(temporary, path)
+                return
             fsync(temporary)
             os.replace(temporary, path)
         fsync(path.parent)

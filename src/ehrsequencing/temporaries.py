@@ -40,6 +40,12 @@ def is_in_use(path: Path) -> bool:
     return _key(path) in _in_use
 
 
+def is_inside_one(path: Path) -> bool:
+    """Whether a path lies in a temporary folder that this process is filling."""
+    parent = path.parent.resolve()
+    return any(folder in _in_use for folder in (parent, *parent.parents))
+
+
 def temporary_name(path: Path, role: str) -> Path:
     """A temporary of this process beside a path."""
     return path.with_name(f".tmp-{os.getpid()}-{role}-{_parts(path)[1]}")

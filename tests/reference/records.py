@@ -20,12 +20,11 @@ Group = list[tuple[int, Row]]  # rows of a visit to be, with their times
 
 
 class Visit(NamedTuple):
-    """A visit: first and last moment of its token-making rows, its codes in sorted order, and the rows themselves."""
+    """A visit: first and last moment of its token-making rows, and its codes in sorted order."""
 
     start: int
     end: int
     codes: list[Token]
-    rows: Group
 
 
 class CohortRow(NamedTuple):
@@ -184,14 +183,14 @@ class Records:
 
     def cut_visits(self, rows: Group) -> list[Visit]:
         """Cut one subject's rows by the rule of the settings."""
-        if self.settings.by == "encounter":
-            groups = self.by_encounter(rows)
-        elif self.settings.by == "gap":
-            groups = self.by_gap(rows)
-        else:
-            groups = self.keyed(rows, self.window)
-        made = [Visit(*self.span(group), self.code_set([row for _, row in group]), group) for group in groups]
+        made = [Visit(*self.span(group), self.code_set([row for _, row in group])) for group in self.groups(rows)]
         return sorted(made, key=lambda visit: visit[:2])
+
+    def groups(self, rows: Group) -> list[Group]:
+        """The rows of each visit, in any order."""
+        if self.settings.by == "encounter":
+            return self.by_encounter(rows)
+        return self.by_gap(rows) if self.settings.by == "gap" else self.keyed(rows, self.window)
 
     def code_set(self, rows: list[Row]) -> list[Token]:
         """Codes of a visit: identical codes without a value count once, valued events each count."""
@@ -505,7 +504,8 @@ class Records:
 
     def under_way(self, subject: int, moment: int) -> Group:
         """Rows of the visit that a query lies in."""
-        return [pair for visit in self.visits(subject) if visit.start <= moment < visit.end for pair in visit.rows]
+        spans = [(self.span(group), group) for group in self.groups(self.tokens(subject))]
+        return [pair for (start, end), group in spans if start <= moment < end for pair in group]
 
     def summaries(self, subject: int, moment: int) -> dict[str, Summary]:
         """Carried summaries at p, per numeric code that makes tokens, of its values stamped ≤ p (an unfinished visit's
