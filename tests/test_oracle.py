@@ -18,6 +18,8 @@ from ehrsequencing.evaluation.oracle import (
     risk_errors,
 )
 from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.reporting.disclosure import disclose
+from ehrsequencing.reporting.published import publish
 from ehrsequencing.reporting.report import render
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
@@ -175,7 +177,7 @@ def test_the_page_shows_how_far_the_truth_is_in_c_and_calibration(own_task_resul
     section = render(result).split('<section id="oracle"')[1].split("</section>")[0]
     assert "Ranking and calibration less those of the truth" in section
     told = 0
-    for row in result["oracle"]["differences"]:
+    for row in disclose(result, publish(result))["oracle"]["differences"]:  # the others would tell a hidden count
         if row["metric"] in ("c", "oe") and row["low"] is not None:
             digits = 3 if row["metric"] == "c" else 2
             words = f"{row['value']:+.{digits}f} ({row['low']:+.{digits}f} to {row['high']:+.{digits}f})"
