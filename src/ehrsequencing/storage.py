@@ -100,7 +100,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     require_name(path)
     if path.is_dir():
-        raise EhrseqError("is a folder", where=str(path), mend="name a file")
+        raise EhrseqError("cannot be written", where=str(path), mend="it is a folder: name a file")
     temporary = temporary_name(path, "new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
