@@ -337,6 +337,11 @@ def test_the_report_shows_the_audit_or_says_that_there_is_none(run: Path) -> Non
     assert "found no leak" in page
     assert all(check["question"] in page for check in result["checks"])
     assert "Not run" not in page
+    warned = [{**result["checks"][0], "verdict": "warning"}, *result["checks"][1:]]
+    page = render(metrics | {"audit": result | {"checks": warned, "warnings": 1}})
+    assert "<strong>1 check warned</strong>" in page
+    assert "WARNING" in page
+    assert "The audit found a leak." not in page
     result["checks"][0] |= {"verdict": "leak", "reason": "<script>"}
     page = render(metrics | {"audit": result | {"leaks": 1}})
     assert "The audit found a leak." in page

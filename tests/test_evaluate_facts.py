@@ -466,12 +466,15 @@ def test_checks_tell_what_was_audited(sim_run: Path, tmp_path: Path) -> None:
         assert before["audit"] is None
         assert "Audited: no" in before["predictor_cutoff"]
     verdicts = ["passed", "passed", "not_tested"]
-    for extra, words in ((None, "2 checks passed, no leak"), ("leak", "1 of the checks found a LEAK")):
+    said = {None: "2 checks passed, no leak", "warning": "2 checks passed, 1 warned, no leak",
+            "leak": "1 of the checks found a LEAK"}  # fmt: skip
+    for extra, words in said.items():
         checks = [{"verdict": verdict} for verdict in [*verdicts, *([extra] if extra else [])]]
         audit = {"fingerprint": fingerprint(run), "created": "2026-01-02", "checks": checks}
         add_to_run(folder, "audit.json", lambda path, audit=audit: write_json(path, audit))
         summary = audit_summary(folder)
-        assert summary == {"passed": 2, "failed": int(bool(extra)), "not_tested": 1, "date": "2026-01-02"}
+        counts = {"passed": 2, "warnings": int(extra == "warning"), "failed": int(extra == "leak"), "not_tested": 1}
+        assert summary == {**counts, "date": "2026-01-02"}
         assert words in predictor_cutoff(summary)
     add_to_run(folder, "audit.json", lambda path: write_json(path, {"fingerprint": "of another run"}))
     assert audit_summary(folder) is None

@@ -2,7 +2,7 @@
 
 A timeline's fingerprint is made of its codes and of the times between its visits. Ids, dates, births, codes without a
 time and numbers have no part in it, so that a copy under a new id and with shifted dates is found. Short timelines
-agree by chance. A pair counts only where chance does not explain it: see `_by_chance`.
+agree by chance. A pair counts only where chance does not explain it: see `_Common.by_chance`.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.evaluation.audit.data import SPLITS, AuditData, Check, Finding
+from ehrsequencing.evaluation.external import FEWEST_SUBJECTS
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
 BY_CHANCE = 0.01  # pairs that unrelated people may form in the whole data set
@@ -92,7 +93,9 @@ def duplicate_timelines(data: AuditData) -> Finding:
         share = float(copies) * len(known) / max(len(here.subject), 1)
         if share:
             worst = max(worst, share)
-            told.append(f"{_percent(share)} of the {judged} people have the timeline of somebody in {fitted}")
+            many = share * len(here.subject) >= FEWEST_SUBJECTS
+            some = f"{share:.0%}" if many else f"fewer than {FEWEST_SUBJECTS}"
+            told.append(f"{some} of the {judged} people have the timeline of somebody in {fitted}")
     tested["shared timelines"] = shared
     if not tested["subjects"]:
         return Finding("not_tested", "nobody who is asked about has a visit", tested)
@@ -101,11 +104,6 @@ def duplicate_timelines(data: AuditData) -> Finding:
         return Finding("passed", clean, tested, 0.0, TOLERATED)
     why = f"{', '.join(told)}: the same codes with the same times between them; keep one of each, and prepare again"
     return Finding("leak" if worst > TOLERATED else "warning", why, tested, worst, TOLERATED)
-
-
-def _percent(share: float) -> str:
-    """A share in words that tell no small number of people."""
-    return "under 1 %" if share < 0.01 else f"{share:.0%}"
 
 
 class _Common:

@@ -23,7 +23,7 @@ WINDOWS_DAYS = (1.0, 2.0, 7.0)
 SURE_RATE, HIGH_RATE = 0.95, 0.5  # of the event after a code is first seen: a leak, a warning
 LEAD_DAYS = 1.0
 LEAD_SHARE = 0.2  # of those with the event, who must have the code in the last day before it
-SURE_LEAD, HIGH_LEAD = 0.8, 0.5  # of the records of such a code, followed by the event within a day: a leak, a warning
+SURE_LEAD = 0.8  # of the records of such a code, followed by the event within a day: a leak; a warning as above
 FEWEST_CARRIERS = 10
 LEAST_ODDS_RATIO = 3.0  # of a suspicious rate and the base rate: where all have the event soon, no code gives it away
 BY_CHANCE = 0.01  # how many codes may look like this although they tell nothing: the binomial tail times the codes
@@ -96,36 +96,35 @@ class _Counts:
 
 @dataclass(frozen=True)
 class _Suspect:
-    """A code, and how often the event follows it."""
+    """A code, how often the event follows it, and that in words."""
 
     token: int
     people: int
     rate: float
-    base: float
     words: str
 
     def told(self, data: AuditData) -> str:
-        """The code with its rate and its lift."""
-        shown = self.people >= FEWEST_SUBJECTS
-        name = repr(data.vocabulary.tokens[self.token]) if shown else "a code of too few people to be named"
-        lift = self.rate / self.base
-        return f"{name} ({self.words} {self.rate:.0%}, {lift:,.{0 if lift >= 10 else 1}f} times the base rate)"
+        """The code, and how often the event follows it; no name where too few people have it."""
+        named = self.people >= FEWEST_SUBJECTS
+        name = repr(data.vocabulary.tokens[self.token]) if named else "a code of too few people to be named"
+        return f"{name} ({self.words})"
 
 
-def _verdict(data: AuditData, suspects: list[_Suspect], *, sure: float, what: str, tested: dict[str, int]) -> Finding:
+def _often(rate: float, base: float) -> str:
+    """A rate and its lift."""
+    lift = rate / base
+    return f"{rate:.0%}, {lift:,.{0 if lift >= 10 else 1}f} times the base rate"
+
+
+def _verdict(data: AuditData, suspects: list[_Suspect], *, sure: float, after: str, tested: dict[str, int]) -> Finding:
     """Leak or warning, with the codes of the highest rates."""
     suspects = sorted(suspects, key=lambda suspect: (-suspect.rate, suspect.token))
     told = ", ".join(suspect.told(data) for suspect in suspects[:MOST_NAMED])
     more = f" and {len(suspects) - MOST_NAMED:,} more" if len(suspects) > MOST_NAMED else ""
     worst = suspects[0].rate
     verdict: Verdict = "leak" if worst > sure else "warning"
-    return Finding(
-        verdict,
-        f"{what} {'almost always' if verdict == 'leak' else 'often'}: {told}{more}; {ADVICE}",
-        tested,
-        worst,
-        sure,
-    )
+    often = "almost always" if verdict == "leak" else "often"
+    return Finding(verdict, f"{after} {often}: {told}{more}; {ADVICE}", tested, worst, HIGH_RATE)
 
 
 # ---- after the first sight of a code ---------------------------------------------------------------------------------
@@ -155,14 +154,15 @@ def event_after_code(data: AuditData) -> Finding:
     for number, cause in enumerate(data.task.causes, start=1):
         for days in WINDOWS_DAYS:
             counts = _counts(token, people, after.within(number, days), _base_rate(data, number, days))
-            rate, words = counts.rate, f"{cause} within {format_days(days)}"
+            rate = counts.rate
             highest = max(highest, float(rate[enough].max(initial=0.0)))
             for k in np.flatnonzero(enough & (rate > HIGH_RATE) & counts.beyond_base(questions)).tolist():
                 if k not in worst or rate[k] > worst[k].rate:
-                    worst[k] = _Suspect(k, int(people[k]), float(rate[k]), counts.base, words)
+                    words = f"{cause} within {format_days(days)}: {_often(float(rate[k]), counts.base)}"
+                    worst[k] = _Suspect(k, int(people[k]), float(rate[k]), words)
     if worst:
-        what = "the event follows the first sight of a code"
-        return _verdict(data, list(worst.values()), sure=SURE_RATE, what=what, tested=tested)
+        words = "after the first sight of a code the event follows"
+        return _verdict(data, list(worst.values()), sure=SURE_RATE, after=words, tested=tested)
     clean = "no code, when it is first seen, announces an event within 7 days"
     return Finding("passed", clean, tested, highest, HIGH_RATE)
 
@@ -180,26 +180,28 @@ def code_before_event(data: AuditData) -> Finding:
     split_visits = [_Visits.of(data.timelines[split], data.rows[split]) for split in FITTED]
     size, suspects, highest, able = len(data.vocabulary), list[_Suspect](), 0.0, 0
     tested = {"visits": sum(len(visits.subject) for visits in split_visits)}
-    asked = [_questions(data, split_visits, number) for number in range(1, len(data.task.causes) + 1)]
-    questions = sum(int((counts.people >= FEWEST_CARRIERS).sum()) for counts, _ in asked)
-    for cause, (counts, with_event) in zip(data.task.causes, asked, strict=True):
+    found = [_records_before(data, split_visits, number) for number in range(1, len(data.task.causes) + 1)]
+    questions = sum(int((counts.people >= FEWEST_CARRIERS).sum()) for counts, _ in found)
+    for cause, (counts, with_event) in zip(data.task.causes, found, strict=True):
         if with_event < FEWEST_CARRIERS:
             continue
         able += 1
         leads = (counts.people >= FEWEST_CARRIERS) & (counts.people >= LEAD_SHARE * with_event)
         highest = max(highest, float(counts.rate[leads].max(initial=0.0)))
-        leads &= (counts.rate > HIGH_LEAD) & counts.beyond_base(max(questions, 1))
+        leads &= (counts.rate > HIGH_RATE) & counts.beyond_base(max(questions, 1))
         for k in np.flatnonzero(leads).tolist():
-            share = counts.people[k] / with_event
-            words = f"in the day before {share:.0%} of {cause}; {cause} within a day of it"
-            suspects.append(_Suspect(k, int(counts.people[k]), float(counts.rate[k]), counts.base, words))
+            rate, share = float(counts.rate[k]), counts.people[k] / with_event
+            words = (
+                f"{share:.0%} of those with {cause} have it in the day before; {cause} within a day of its records: "
+            )
+            suspects.append(_Suspect(k, int(counts.people[k]), rate, words + _often(rate, counts.base)))
     tested["codes"] = size
     if not able:
         return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with the event", tested)
     if suspects:
-        return _verdict(data, suspects, sure=SURE_LEAD, what="the event follows a code within hours", tested=tested)
+        return _verdict(data, suspects, sure=SURE_LEAD, after="within hours of a code the event follows", tested=tested)
     clean = "no code stands in the last day before many events and seldom elsewhere"
-    return Finding("passed", clean, tested, highest, HIGH_LEAD)
+    return Finding("passed", clean, tested, highest, HIGH_RATE)
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class _Visits:
         return cls(timelines, visit, owner[visit], _Labels(labels.cause, labels.days + waited), having)
 
 
-def _questions(data: AuditData, visits: list[_Visits], cause: int) -> tuple[_Counts, int]:
+def _records_before(data: AuditData, visits: list[_Visits], cause: int) -> tuple[_Counts, int]:
     """Of each token, its records and those that the event follows within a day; and how many people have the event."""
     size = len(data.vocabulary)
     at_risk, events = np.zeros(size), np.zeros(size)
@@ -261,9 +263,5 @@ def _questions(data: AuditData, visits: list[_Visits], cause: int) -> tuple[_Cou
 
 CHECKS = (
     Check("event_after_code", "Does an event follow as soon as a code is first seen?", event_after_code),
-    Check(
-        "code_before_event",
-        "Does a code stand in the hours before many events, and seldom elsewhere?",
-        code_before_event,
-    ),
+    Check("code_before_event", "Does a code mark the hours before many events, and little else?", code_before_event),
 )
