@@ -61,8 +61,8 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     group, n = number_runs(starts, len(value)), len(value)
     stop = np.append(starts[1:], n)
     weight = _weights(group, stop - starts, owner)
-    mean = float(weight @ value) / n
-    sd = float(np.sqrt(weight @ (value - mean) ** 2 / n))
+    mean = float((weight * value).sum()) / n
+    sd = float(np.sqrt((weight * (value - mean) ** 2).sum() / n))
     means = np.add.reduceat(weight * value, starts) / (stop - starts)
     of_shared = group.take(first_shared)
     means[of_shared] = shared = value.take(first_shared)  # the few people that joined its group have no say
