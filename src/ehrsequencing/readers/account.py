@@ -30,6 +30,21 @@ REASONS = {
 _KEPT_ELSEWHERE = {"duplicates", "overlapping_periods"}  # what these rows say is in the output
 
 
+def distinct(numbers: Int64) -> Int64:
+    """The sorted distinct numbers; several times faster than NumPy's own where most of them differ."""
+    ordered = np.sort(numbers)
+    return ordered[np.r_[True, ordered[1:] != ordered[:-1]]] if len(ordered) else ordered
+
+
+def among(numbers: Int64, ordered: Int64) -> NDArray[np.bool_]:
+    """(n,) which of some numbers are among sorted ones."""
+    if not len(ordered):
+        return np.zeros(len(numbers), dtype=bool)
+    at = np.searchsorted(ordered, numbers)
+    at[at == len(ordered)] = 0
+    return np.asarray(ordered[at] == numbers)
+
+
 @dataclass
 class _Dropped:
     rows: int = 0
@@ -182,7 +197,7 @@ class Account:
 
     def _by_table(self, sources: Int64) -> list[tuple[TableAccount, Int64]]:
         """Tables and the sorted places of these rows in them."""
-        sources = np.unique(sources)
+        sources = distinct(sources)
         edges = np.searchsorted(sources, np.arange(len(self.tables) + 1) << _TABLE_BITS)
         parts = [sources[low:high] & ((1 << _TABLE_BITS) - 1) for low, high in pairwise(edges.tolist())]
         return [(t, places) for t, places in zip(self.tables.values(), parts, strict=True) if len(places)]

@@ -21,7 +21,7 @@ from meds import schema as meds
 
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.account import Account
+from ehrsequencing.readers.account import Account, among, distinct
 from ehrsequencing.readers.rows import RULES, Counts, Progress, Role, clean_codes, rows_schema
 from ehrsequencing.readers.settle import role_mask, settle
 from ehrsequencing.records.events import hash_u64
@@ -142,13 +142,15 @@ class MedsWriter:
             counts[name] += int(lost.sum())
             left &= ~bad
             if lost.any():  # a source row that made several rows is lost with the last of them
-                self.report.account.drop(name, np.setdiff1d(source[lost], source[left]))
+                self.report.account.drop(name, source[lost & ~among(source, distinct(source[left]))])
         return rows if left.all() else rows.filter(pa.array(left))
 
     def _count_years(self, rows: pa.Table) -> None:
         times = rows["time"].filter(pa.array(~role_mask(rows, Role.PERSON, Role.STATIC))).drop_null()
-        years, n = np.unique(times.to_numpy().astype("datetime64[Y]").astype(np.int64) + 1970, return_counts=True)
-        self._years.update(dict(zip(years.tolist(), n.tolist(), strict=True)))
+        if len(times):
+            years = times.to_numpy().astype("datetime64[Y]").astype(np.int64) + 1970
+            found = np.bincount(years - years.min())
+            self._years.update({int(years.min()) + i: int(found[i]) for i in np.flatnonzero(found).tolist()})
 
     def _flush(self) -> None:
         if not self._waiting:

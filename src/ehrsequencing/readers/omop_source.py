@@ -152,7 +152,8 @@ def _open_database(url: str, where: str) -> Source:
     connection, source = None, None
     try:
         connection = connect(url)
-        connection.raw_sql("SET TimeZone='UTC'")
+        if connection.name in ("duckdb", "postgres"):
+            connection.raw_sql("SET TimeZone='UTC'")
         source = _database_tables(connection, where)
     except EhrseqError:
         raise

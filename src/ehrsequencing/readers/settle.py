@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ehrsequencing.readers.account import Account
+from ehrsequencing.readers.account import Account, among, distinct
 from ehrsequencing.readers.rows import Counts, Role
 from ehrsequencing.records.events import DAY_US, SECOND_US
 
@@ -51,10 +51,12 @@ def settle(
 
 def _settle_account(given: pa.Table, known: pa.Table, made: pa.Table, account: Account) -> None:
     """Tell the account which rows made a row of the output, and why the others did not."""
-    kept = np.unique(made["source"].to_numpy())
-    account.drop("unknown_person", np.setdiff1d(given["source"].to_numpy(), known["source"].to_numpy()))
-    left = known.filter(pa.array(~np.isin(known["source"].to_numpy(), kept)))
-    source, here = left["source"].to_numpy(), np.isin(left["subject_id"].to_numpy(), made["subject_id"].to_numpy())
+    kept = distinct(made["source"].to_numpy())
+    lost = given["source"].to_numpy()
+    account.drop("unknown_person", lost[~among(lost, distinct(known["source"].to_numpy()))])
+    left = known.filter(pa.array(~among(known["source"].to_numpy(), kept)))
+    source, subjects = left["source"].to_numpy(), distinct(made["subject_id"].to_numpy())
+    here = among(left["subject_id"].to_numpy(), subjects)
     person, death, period = (role_mask(left, role) for role in (Role.PERSON, Role.DEATH, Role.OBSERVED))
     unborn = person & np.asarray(left["time"].is_null())  # it made no row of its own, but its subject is there
     reasons = {
@@ -65,12 +67,12 @@ def _settle_account(given: pa.Table, known: pa.Table, made: pa.Table, account: A
         "overlapping_periods": period,
         "duplicates": np.ones(len(left), dtype=bool),
     }
-    told = np.zeros(0, dtype=np.int64)
+    told = np.zeros(len(left), dtype=bool)
     for reason, mask in reasons.items():
-        sources = np.setdiff1d(source[mask], told)
-        told = np.union1d(told, sources)
+        sources = distinct(source[mask & ~told])
+        told |= among(source, sources)
         if reason == "kept":
-            kept = np.union1d(kept, sources)
+            kept = np.concatenate([kept, sources])
         else:
             account.drop(reason, sources)
     account.keep(kept)

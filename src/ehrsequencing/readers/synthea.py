@@ -126,7 +126,7 @@ def _survey(
         report.cautions.append("patients has no column BIRTHDATE: every age is unknown")
     columns = [column for column in _DATES if column in there]
     counts, parsed, rejected = {column: DateCounts() for column in columns}, 0, Counter[str]()
-    for batch in _read(file, tuple(columns) or file.header[:1], rejected):
+    for batch in _read(file, tuple(columns) or (file.header[0].upper(),), rejected):
         parsed += len(batch)
         counts = {column: found + count_dates(batch[column]) for column, found in counts.items()}
     lost = file.rows_in(parsed, rejected.total()) - parsed
