@@ -264,7 +264,7 @@ def test_a_rate_must_be_far_above_the_base_rate_and_beyond_chance() -> None:
     at_risk, events = np.array([4000.0, 4000.0, 10.0, 10.0]), np.array([2400.0, 3200.0, 8.0, 10.0])
     counts = _Counts(at_risk, events, at_risk.astype(int), base=0.5)
     assert counts.rate.tolist() == [0.6, 0.8, 0.8, 1.0]
-    # 60 % is no chance, but little more than half; 8 of 10 are chance (P = .055), as are 10 of 10 if 100 codes are asked
+    # 60 % is no chance, but little more than half; 8 of 10 are chance (P = .055), and 10 of 10 if 100 codes are asked
     assert counts.beyond_base(1).tolist() == [False, True, False, True]
     assert counts.beyond_base(100).tolist() == [False, True, False, False]
 
