@@ -15,6 +15,7 @@ import pytest
 from audit_helpers import FIRST_ID, assemble, hospital_rows, hospital_splits, make_set
 from ehrsequencing.evaluation.audit import CHECKS
 from ehrsequencing.evaluation.audit.data import AuditData, Finding
+from ehrsequencing.evaluation.audit.leading_codes import _Counts
 from ehrsequencing.evaluation.checks import predictor_cutoff
 from ehrsequencing.predict import Run
 from ehrsequencing.records.prepared import Prepared
@@ -257,6 +258,15 @@ def test_an_event_that_soon_comes_to_nearly_everybody_is_no_finding(tmp_path: Pa
     assert found["event_after_code"].verdict == "passed"
     assert found["event_after_code"].measured is not None
     assert found["event_after_code"].measured > 0.9
+
+
+def test_a_rate_must_be_far_above_the_base_rate_and_beyond_chance() -> None:
+    at_risk, events = np.array([4000.0, 4000.0, 10.0, 10.0]), np.array([2400.0, 3200.0, 8.0, 10.0])
+    counts = _Counts(at_risk, events, at_risk.astype(int), base=0.5)
+    assert counts.rate.tolist() == [0.6, 0.8, 0.8, 1.0]
+    # 60 % is no chance, but little more than half; 8 of 10 are chance (P = .055), and 10 of 10 if 100 codes are asked
+    assert counts.beyond_base(1).tolist() == [False, True, False, True]
+    assert counts.beyond_base(100).tolist() == [False, True, False, False]
 
 
 def test_a_warning_is_neither_a_pass_nor_a_leak_for_those_who_read_the_audit() -> None:
