@@ -294,6 +294,15 @@ def test_records_of_which_nearly_nothing_is_known_are_refused(sim_run: Path, few
     assert not (tmp_path / "p.parquet").exists()
 
 
+def test_one_persons_many_new_codes_refuse_nothing(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    table, said = table_of(few), list[str]()
+    who, when = int(table["subject_id"][9].as_py()), int(table["time"].cast(pa.int64())[9].as_py())
+    many = [(who, when, f"ELSEWHERE//{n}") for n in range(20 * len(table))]
+    assert predict(sim_run, with_rows(few, *many), tmp_path / "p.parquet", at="last", say=said.append) > 0
+    (told,) = [text for text in said if "code that the run does not know" in text]
+    assert told.startswith("warning: 9")
+
+
 @pytest.mark.parametrize("name", ["p.csv", "p.csv.gz"])
 def test_csv_holds_what_parquet_holds(sim_run: Path, few: Path, tmp_path: Path, name: str) -> None:
     for out in (tmp_path / name, tmp_path / "p.parquet"):

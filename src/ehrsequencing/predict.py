@@ -212,11 +212,13 @@ class Survey:
         days: Rows by day.
         tokens: Rows that make a token.
         unknown: Those of them whose code training did not know.
+        unknown_of_subject: Their share of a subject's rows, on average: one person's many rows do not decide it.
     """
 
     days: DayCounts
     tokens: int
     unknown: int
+    unknown_of_subject: float
 
 
 @dataclass
@@ -261,15 +263,20 @@ class NewRecords:
             self.progress(self._done, (2 if self.reader.late is None else 3) * len(self.reader.shards))
 
     def _survey(self) -> Survey:
-        days, tokens, unknown = list[DayCounts](), 0, 0
+        days, tokens, unknown = list[DayCounts](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
         for events in self.reader:
             days.append(DayCounts.of(events))
-            rows = np.bincount(events.code, minlength=len(events.codes))
-            rows = np.where(self.excluded.mask(events.codes), 0, rows)
-            is_unknown = self.run.vocabulary.is_unknown(self.run.vocabulary.ids(events.codes))
-            tokens, unknown = tokens + int(rows.sum()), unknown + int(rows[is_unknown].sum())
+            ids, subject = events.subjects
+            makes_token = ~self.excluded.mask(events.codes)
+            is_unknown = makes_token & self.run.vocabulary.is_unknown(self.run.vocabulary.ids(events.codes))
+            for counts, of_code in ((tokens, makes_token), (unknown, is_unknown)):
+                counts.append(np.bincount(subject[of_code[events.code]], minlength=len(ids)))
             self._tick()
-        return Survey(DayCounts.added(days), tokens, unknown)
+        of_subject, new = np.concatenate(tokens), np.concatenate(unknown)
+        share = new[of_subject > 0] / of_subject[of_subject > 0]
+        return Survey(
+            DayCounts.added(days), int(of_subject.sum()), int(new.sum()), float(share.mean()) if len(share) else 0.0
+        )
 
     def encoded(self, moment: Moment) -> Iterator[tuple[Timelines, TaskRows]]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
@@ -305,7 +312,7 @@ class NewRecords:
             return "no row has a code that makes a token"
         share = self.survey.unknown / self.survey.tokens
         what = f"{share:.1%} of the rows have a code that the run does not know"
-        if share > MOST_UNKNOWN and not force:
+        if min(share, self.survey.unknown_of_subject) > MOST_UNKNOWN and not force:
             mend = "map its codes to those of the run's training data; --force answers all the same"
             raise EhrseqError(what, where=str(self.data), mend=mend)
         return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
