@@ -45,7 +45,14 @@ from ehrsequencing.storage import write_json
 from ehrsequencing.training.loop import Trainer
 from meds_helpers import DAY_US, SPLITS, STARTS, record, us, write_meds
 
-SOURCE_CHECKS = {"prefix_equality", "tokens_in_records", "summaries", "labels_in_records", "vocabulary_refit"}
+SOURCE_CHECKS = {
+    "single_people",
+    "prefix_equality",
+    "tokens_in_records",
+    "summaries",
+    "labels_in_records",
+    "vocabulary_refit",
+}
 ALWAYS = {"future_perturbation", "gradient", "stamps", "tokens_in_records", "time_signals", "labels_in_records",
           "labels_agree", "splits", "vocabulary_refit"}  # fmt: skip
 
