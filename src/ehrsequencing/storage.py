@@ -361,9 +361,10 @@ def refuse_foreign_folder(folder: Path, kind: Kind) -> None:
     Raises:
         EhrseqError: It is a file, or its manifest is not of this kind, or it holds something that is not listed there.
     """
-    if folder.exists() and not folder.is_dir():
+    place = Path(os.path.realpath(folder))  # `missing/..` is a folder that is there, though `missing` is not
+    if place.exists() and not place.is_dir():
         raise EhrseqError("is a file", where=str(folder), mend="name a folder")
-    if folder.is_dir() and entries(folder) and (why := _why_foreign(folder, kind)):
+    if place.is_dir() and entries(place) and (why := _why_foreign(place, kind)):
         mend = "nothing was touched; name another output folder, or remove this one"
         raise EhrseqError(why, where=str(folder), mend=mend)
 
