@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from cohort_helpers import a_task, study
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.encoding import encode_timelines, make_record
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.rollup import Carriers, Parents, ancestors, fit_rollup, hashed
-from ehrsequencing.records.timelines import encode_timelines, make_record
 from ehrsequencing.records.vocabulary import UNK, Vocabulary
 from meds_helpers import Row, load_arrays, record, stored_subjects, token_names, write_meds
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.arrays import ArrayWriter
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.storage import (
     MANIFEST,
-    ArrayWriter,
     add_to_run,
     altered,
     atomic_path,

@@ -32,8 +32,8 @@ from ehrsequencing.config import HistoryCode, TaskConfig, load_study, load_task,
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.encoding import make_record
 from ehrsequencing.records.prepared import prepare
-from ehrsequencing.records.timelines import make_record
 from meds_helpers import DAY_US, HOUR_US, SPLITS, Row, load_arrays, record, token_names, us, write_meds
 from reference.records import Records
 from test_cohort_drawn import tasks

@@ -14,17 +14,10 @@ from ehrsequencing.evaluation.history import fit_feature_spec, history_features
 from ehrsequencing.loader import Reach, SubjectLoader
 from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.encoding import encode_rows, encode_timelines, make_record
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, excluded_codes, prepare
-from ehrsequencing.records.timelines import (
-    TaskRows,
-    Timelines,
-    encode_rows,
-    encode_timelines,
-    make_record,
-    take_rows,
-    take_timelines,
-)
+from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
 from meds_helpers import HOUR_US, Row, scratch, write_meds
 from test_models_reference import make_model
 

@@ -26,9 +26,10 @@ from ehrsequencing.models.recalibrated import Recalibrated
 from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
+from ehrsequencing.records.encoding import encode_rows, encode_timelines, make_record
 from ehrsequencing.records.meds import DAY_US, DayCounts, MedsReader, parse_date_us
 from ehrsequencing.records.prepared import Progress
-from ehrsequencing.records.timelines import TaskRows, Timelines, encode_rows, encode_timelines, make_record
+from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import (
     RUN_NEEDS,

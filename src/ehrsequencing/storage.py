@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, streamed arrays, and manifests with hashes.
+"""Files that are whole or absent: atomic writes, and manifests with hashes.
 
 Every file goes to a temporary name in its own folder, is fsynced and renamed, and the folder is fsynced. A folder's
 `manifest.json` is written last and lists the sha256 of every file: without a complete manifest nothing is loaded.
@@ -11,17 +11,29 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 import yaml
-from numpy.typing import DTypeLike, NDArray
 
 from ehrsequencing.config import BadText, Settings, parse_json
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.kinds import (
+    CHECK,
+    CHECKPOINT,
+    EXTERNAL,
+    IMPORTED,
+    KINDS,
+    PREDICTIONS,
+    PREPARED,
+    RUN,
+    SIMULATION,
+    UNFINISHED_RUN,
+    Kind,
+    is_json_of,
+    is_parquet_of,
+    parquet_mark,
+)  # fmt: skip
 from ehrsequencing.temporaries import (
     INSIDE,
     MANIFEST,
@@ -40,7 +52,7 @@ from ehrsequencing.temporaries import (
 
 __all__ = [
     "CHECK", "CHECKPOINT", "EXTERNAL", "HISTORY", "IMPORTED", "MANIFEST", "PREDICTIONS", "PREPARED", "RUN",
-    "RUN_NEEDS", "SIMULATION", "UNFINISHED_RUN", "ArrayWriter", "Kind", "add_to_run", "altered", "atomic_path",
+    "RUN_NEEDS", "SIMULATION", "UNFINISHED_RUN", "Kind", "add_to_run", "altered", "atomic_path",
     "complete_folder", "digest", "is_json_of", "is_parquet_of", "is_temporary", "parquet_mark", "read_json",
     "read_json_lines", "read_manifest", "refuse_foreign_file", "refuse_foreign_folder", "refuse_overlap",
     "remove_folder", "require_facts", "require_name", "require_room", "sha256", "sweep_temporaries", "write_bytes",
@@ -49,44 +61,6 @@ __all__ = [
 HISTORY = "history.jsonl"  # of a run: one line an epoch
 # All of a run that prediction needs; its other files may be deleted or edited.
 RUN_NEEDS = ("config.json", "config.yaml", "model.safetensors", "vocabulary.json", "vocabulary.safetensors")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a folder or a file of ours is.
-
-    Attributes:
-        name: `kind` in its manifest.
-        what: The same in words.
-        format: The newest `format` that this version knows.
-    """
-
-    name: str
-    what: str
-    format: int = 1
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a manifest says of it."""
-        return {"kind": self.name, "format": self.format}
-
-    def is_of(self, facts: object) -> bool:
-        """Whether a manifest names this kind, in a format that this version knows."""
-        if not isinstance(facts, dict) or facts.get("kind") != self.name:
-            return False
-        return type(facts.get("format")) is int and 1 <= facts["format"] <= self.format
-
-
-PREPARED = Kind("prepared", "a prepared data set")
-IMPORTED = Kind("imported data set", "an imported data set")
-SIMULATION = Kind("simulation", "a simulated data set")
-RUN = Kind("run", "a run")
-UNFINISHED_RUN = Kind("unfinished run", "an unfinished run")
-CHECKPOINT = Kind("checkpoint", "a checkpoint")
-EXTERNAL = Kind("external validation", "an external validation")
-CHECK = Kind("check", "a report of ehrseq check")
-PREDICTIONS = Kind("predictions", "predictions")
-_KINDS = (PREPARED, IMPORTED, SIMULATION, RUN, UNFINISHED_RUN, CHECKPOINT, EXTERNAL, CHECK, PREDICTIONS)
 
 
 @contextmanager
@@ -127,30 +101,6 @@ def refuse_foreign_file(path: Path, is_ours: Callable[[Path], bool]) -> None:
     if path.exists() and not (path.is_file() and is_ours(path)):
         mend = "name another file, or remove this one"
         raise EhrseqError("is there already, and ehrseq did not write it", where=str(path), mend=mend)
-
-
-def is_json_of(path: Path, kind: Kind) -> bool:
-    """Whether a file is JSON that names a kind of ours."""
-    try:
-        return kind.is_of(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):
-        return False
-
-
-def parquet_mark(kind: Kind) -> dict[str, str]:
-    """Metadata of a Parquet schema that says what the file is."""
-    return {"ehrsequencing": json.dumps(kind.facts)}
-
-
-def is_parquet_of(path: Path, kind: Kind) -> bool:
-    """Whether a file is Parquet with our mark."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return kind.is_of(json.loads((pq.read_schema(path).metadata or {}).get(b"ehrsequencing", b"")))
-    except (OSError, ValueError, pa.ArrowException):
-        return False
 
 
 def refuse_overlap(out: Path, *inputs: Path) -> None:
@@ -377,7 +327,7 @@ def _why_foreign(folder: Path, kind: Kind) -> str | None:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         manifest = {"files": {}}
     if manifest.get("kind") != kind.name:
-        other = [known.what for known in _KINDS if known.name == manifest.get("kind")]
+        other = [known.what for known in KINDS if known.name == manifest.get("kind")]
         return f"holds {other[0]}, not {kind.what}" if other else f"is not empty, and not {kind.what} that ehrseq made"
     if not kind.is_of(manifest):
         return f"holds {kind.what} of another version of ehrseq"
@@ -474,45 +424,3 @@ def _replace_content(place: Path, new: Path) -> None:
         for left in (put, out):
             if left.exists():
                 settle(left)
-
-
-class ArrayWriter:
-    """Append rows to a `.npy` file without knowing their number in advance.
-
-    NumPy leaves room in the header for the first axis to grow, so the header is written again on close.
-
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "x.npy"
-    >>> with ArrayWriter(path, np.int32) as writer:
-    ...     writer.append(np.arange(3)); writer.append(np.arange(2))
-    >>> np.load(path).tolist()
-    [0, 1, 2, 0, 1]
-    """
-
-    def __init__(self, path: Path, dtype: DTypeLike, columns: tuple[int, ...] = ()) -> None:
-        self.dtype, self.columns, self.rows = np.dtype(dtype), columns, 0
-        self.last: Any = None  # the last row written
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 (closed by __exit__)
-        self._write_header()
-
-    def _write_header(self) -> None:
-        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(self._file, {**header, "shape": (self.rows, *self.columns)})
-
-    def append(self, rows: NDArray[Any]) -> None:
-        """Append rows along the first axis."""
-        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
-        self.rows += len(rows)
-        self.last = rows[-1] if len(rows) else self.last
-
-    def __enter__(self) -> "ArrayWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self._file.seek(0)
-            self._write_header()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()

@@ -23,18 +23,10 @@ from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.predict import Run
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.encoding import Record, encode_rows, encode_timelines, make_record
 from ehrsequencing.records.meds import BIRTH, DEATH, DayCounts, LateRows, MedsReader
 from ehrsequencing.records.prepared import Prepared, Tally, data_name
-from ehrsequencing.records.timelines import (
-    Record,
-    TaskRows,
-    encode_rows,
-    encode_timelines,
-    joined,
-    make_record,
-    take_rows,
-    take_timelines,
-)
+from ehrsequencing.records.timelines import TaskRows, joined, take_rows, take_timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import EXTERNAL, complete_folder, refuse_overlap, write_json, write_manifest
 

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ehrsequencing import __version__
+from ehrsequencing.arrays import ArrayWriter
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
@@ -59,7 +60,6 @@ from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.storage import (
     PREPARED,
-    ArrayWriter,
     complete_folder,
     digest,
     read_json,

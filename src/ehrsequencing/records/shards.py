@@ -27,20 +27,12 @@ from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRows, cohort_steps
 from ehrsequencing.records.data_end import DayCounts, LateRows
+from ehrsequencing.records.encoding import Record, encode_rows, encode_timelines, make_record
 from ehrsequencing.records.events import DAY_US, Events, opens_run
 from ehrsequencing.records.kept import KeptRows, keep, read_kept
 from ehrsequencing.records.meds import SPLITS, MedsReader, SplitLookup
 from ehrsequencing.records.mends import MendLog
-from ehrsequencing.records.timelines import (
-    Record,
-    TaskRows,
-    Timelines,
-    encode_rows,
-    encode_timelines,
-    make_record,
-    slice_rows,
-    slice_timelines,
-)
+from ehrsequencing.records.timelines import TaskRows, Timelines, slice_rows, slice_timelines
 from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit

@@ -16,6 +16,7 @@ from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskC
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER, CohortBuilder
 from ehrsequencing.records.dialect import columns_of, read_subjects
+from ehrsequencing.records.encoding import make_record
 from ehrsequencing.records.events import opens_run
 from ehrsequencing.records.meds import (
     BIRTH,
@@ -29,7 +30,6 @@ from ehrsequencing.records.meds import (
     read_table,
     refuse_scattered,
 )
-from ehrsequencing.records.timelines import make_record
 
 HELD_OUT = SPLITS.index("held_out")
 SplitSource = Literal["file", "folders", "hash", "date", "site"]

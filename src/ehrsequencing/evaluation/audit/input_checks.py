@@ -6,8 +6,9 @@ from numpy.typing import NDArray
 from ehrsequencing.evaluation.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
 from ehrsequencing.evaluation.audit.source import Source
 from ehrsequencing.records.codes import CodeMatcher, split_condition
+from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.meds import DAY_US, STATIC, Events
-from ehrsequencing.records.timelines import MAX_AGE_YEARS, TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
 

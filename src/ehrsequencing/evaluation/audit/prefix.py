@@ -10,8 +10,9 @@ from ehrsequencing.evaluation.audit.data import AuditData, Check, Finding
 from ehrsequencing.evaluation.audit.model_checks import MOVED
 from ehrsequencing.evaluation.audit.source import Source, join
 from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.encoding import encode_rows, encode_timelines, make_record
 from ehrsequencing.records.meds import STATIC, Events
-from ehrsequencing.records.timelines import TaskRows, Timelines, encode_rows, encode_timelines, make_record
+from ehrsequencing.records.timelines import TaskRows, Timelines
 
 
 def prefix_equality(data: AuditData) -> Finding:

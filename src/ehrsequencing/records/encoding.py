@@ -1,0 +1,265 @@
+"""One shard of events, encoded: visits as token ids, and each task's prediction times with their labels.
+
+`prepare` appends these arrays to files; `predict` makes them in memory for new records. Both get the same arrays from
+the same records.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.cohort import CohortRows
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    STATIC,
+    Events,
+    first_time,
+    may_repeat,
+    number_runs,
+    opens_run,
+)
+from ehrsequencing.records.events import ragged as ragged
+from ehrsequencing.records.summaries import summarise
+from ehrsequencing.records.timelines import TaskRows, Timelines, offsets
+from ehrsequencing.records.visits import Visits, group_visits
+from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
+
+MAX_AGE_YEARS = 120.0
+_US_PER_YEAR = DAYS_PER_YEAR * DAY_US
+
+
+@dataclass(frozen=True)
+class Record:
+    """A shard between reading and encoding: who, born when, and which events make which visits."""
+
+    events: Events
+    subject_id: NDArray[np.int64]  # (S,)
+    subject: NDArray[np.int64]  # (n,) subject row of each event
+    birth_us: NDArray[np.int64]  # (S,)
+    visits: Visits
+    excluded: NDArray[np.bool_]  # (n,) events that make no token
+
+
+def make_record(events: Events, *, excluded: Callable[[str], bool], settings: VisitsConfig) -> Record:
+    """Group a shard's events into visits.
+
+    Args:
+        events: Checked events.
+        excluded: Codes that make no token, no visit and no visit end.
+        settings: How visits are cut.
+    """
+    subject_id, subject = events.subjects
+    if isinstance(excluded, CodeMatcher):  # it remembers its answer
+        skip = excluded.mask(events.codes)[events.code]
+    else:
+        skip = np.fromiter(map(excluded, events.codes), dtype=bool, count=len(events.codes))[events.code]
+    visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
+    birth_us = first_time(events, events.is_code(BIRTH), subject, len(subject_id))
+    return Record(events, subject_id, subject, birth_us, visits, skip)
+
+
+def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines, int]:
+    """Encode a shard's visits; also says at how many visits the age was over 120 and became unknown."""
+    events, visits = record.events, record.visits
+    n_subjects, n_visits = len(record.subject_id), len(visits)
+    owner, codes, values = _visit_tokens(events, visits.event, visits.visit, vocabulary)
+
+    static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
+    place, static_codes, _ = encode_events(events, static, vocabulary)
+    pairs = np.divmod(np.unique(record.subject[static[place]] * len(vocabulary) + static_codes), len(vocabulary))
+
+    birth = record.birth_us[visits.subject]
+    age, too_old = age_years(visits.start_us, birth)
+    delta = np.zeros(n_visits)
+    delta[1:] = np.where(np.diff(visits.subject) == 0, visits.start_us[1:] - visits.end_us[:-1], 0) / DAY_US
+    timelines = Timelines(
+        subject_id=record.subject_id,
+        birth_us=record.birth_us,
+        subject_offsets=offsets(visits.subject, n_subjects),
+        start_us=visits.start_us,
+        end_us=visits.end_us,
+        age_years=age,
+        delta_days=np.maximum(delta, 0).astype(np.float32),
+        visit_offsets=offsets(owner, n_visits),
+        codes=codes,
+        values=values,
+        static_codes=pairs[1].astype(np.int32),
+        static_offsets=offsets(pairs[0], n_subjects),
+    )
+    return timelines, too_old
+
+
+def _visit_tokens(
+    events: Events, event: NDArray[np.int64], visit: NDArray[np.int64], vocabulary: Vocabulary
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens of visits by visit, time, then id; in a visit, identical tokens without a value stand once, the earliest.
+
+    So what a visit shows of itself at any moment is the first so many of its tokens.
+
+    Args:
+        events: A shard's events.
+        event: (m,) rows of the visits' events, ordered by visit, then time.
+        visit: (m,) visit of each.
+        vocabulary: Tokens, scales and roll-up.
+
+    Returns:
+        (t,) visit of each token, (t,) token ids, (t, 2) numbers.
+    """
+    place, codes, values = encode_events(events, event, vocabulary)
+    opens = np.flatnonzero(opens_run(visit, events.time_us.take(event)))
+    moment = number_runs(opens, len(visit))  # distinct (visit, time), in order
+    if len(place) > len(event):  # ancestors have come along
+        moment, visit = moment.take(place), visit.take(place)
+    order = np.argsort(moment * len(vocabulary) + codes, kind="stable")  # runs are sorted: nearly linear
+    visit, codes = visit.take(order), codes.take(order)
+    repeats = _repeats(visit, codes, np.isnan(values[:, 0].take(order)))
+    if repeats.any():
+        first = np.flatnonzero(~repeats)
+        visit, codes, order = visit.take(first), codes.take(first), order.take(first)
+    return visit, codes, values.take(order, axis=0)
+
+
+def encode_events(
+    events: Events, chosen: NDArray[np.int64], vocabulary: Vocabulary
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Tokens of some events: one each, and the ancestors that come along with it.
+
+    Args:
+        events: A shard's events.
+        chosen: (m,) rows that make tokens.
+        vocabulary: Tokens, scales and roll-up.
+
+    Returns:
+        (t,) position in `chosen` of each token's event, (t,) token ids, and (t, 2) numbers; the events' own tokens
+        come first, in their order.
+    """
+    code, value = events.code[chosen], events.value[chosen]
+    if len(code) and vocabulary.rollup.mode == "on":
+        value = np.where(vocabulary.keeps_number(events.codes)[code], value, np.float32(np.nan))
+    token = vocabulary.ids(events.codes)[code] if len(code) else np.zeros(0, np.int32)
+    codes, values = vocabulary.encode_values(token, value)
+    place = np.arange(len(chosen))
+    if vocabulary.rollup.mode != "ancestors" or not len(code):
+        return place, codes, values
+    starts, ids = vocabulary.extra_ids(events.codes)
+    items, bounds = ragged(starts, code.astype(np.int64))
+    none = np.full((len(items), 2), np.nan, dtype=np.float32)
+    return (
+        np.r_[place, np.repeat(place, np.diff(bounds))],
+        np.r_[codes, ids[items]].astype(np.int32),
+        np.concatenate([values, none]),
+    )
+
+
+def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> TaskRows:
+    """Encode a task's prediction times, with the carried summaries of its queries."""
+    last_visit = offsets(record.visits.subject, len(record.subject_id))[rows.subject] + rows.visits_before - 1
+    before = rows.visits_before > 0
+    known_us = rows.prediction_us.copy()
+    known_us[before] = record.visits.end_us[last_visit[before]]
+    unfinished = _encode_unfinished(record, rows, last_visit + 1, vocabulary, known_us)
+    delta = (rows.prediction_us - known_us) / DAY_US
+    age, _ = age_years(rows.prediction_us, record.birth_us[rows.subject])
+    counts, codes, values = _carry(record, rows, vocabulary)
+    return TaskRows(
+        row_offsets=offsets(rows.subject, len(record.subject_id)),
+        prediction_us=rows.prediction_us,
+        index_us=rows.index_us,
+        is_query=rows.is_query,
+        visits_before=rows.visits_before.astype(np.int32),
+        age_years=age,
+        delta_days=delta.astype(np.float32),
+        unfinished_codes=unfinished,
+        duration_days=rows.duration_days,
+        entry_days=rows.entry_days.astype(np.float32),
+        cause=rows.cause,
+        carry_offsets=np.r_[0, np.cumsum(counts)].astype(np.int64),
+        carry_codes=codes,
+        carry_values=values,
+    )
+
+
+def _encode_unfinished(
+    record: Record, rows: CohortRows, next_visit: NDArray[np.int64], vocabulary: Vocabulary, known_us: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """How many codes of the visit that it lies in each query has seen; their last moment goes into `known_us`.
+
+    Args:
+        record: The shard.
+        rows: Prediction times.
+        next_visit: (R,) the visit after the last one that had ended; another subject's where there is none.
+        vocabulary: Tokens.
+        known_us: (R,) changed where a query lies in a visit.
+
+    Returns:
+        (R,) counts.
+    """
+    visits, times = record.visits, record.events.time_us
+    counts = np.zeros(len(rows), dtype=np.int32)
+    row = np.flatnonzero(rows.is_query & (next_visit < len(visits)))
+    visit = next_visit[row]
+    has_begun = (visits.subject[visit] == rows.subject[row]) & (visits.start_us[visit] <= rows.prediction_us[row])
+    row, visit = row[has_begun], visit[has_begun]
+    if not len(row):
+        return counts
+    items, bounds = ragged(offsets(visits.visit, len(visits)), visit)
+    event, query = visits.event[items], np.repeat(np.arange(len(row)), np.diff(bounds))
+    is_known = times[event] <= rows.prediction_us[row[query]]
+    event, query = event[is_known], query[is_known]
+    token_query, _, _ = _visit_tokens(record.events, event, query, vocabulary)
+    counts[row] = np.bincount(token_query, minlength=len(row))
+    last = np.cumsum(np.bincount(query, minlength=len(row))) - 1  # a visit that has begun has an event by then
+    known_us[row] = times[event[last]]
+    return counts
+
+
+def _carry(
+    record: Record, rows: CohortRows, vocabulary: Vocabulary
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Summary tokens per row: how many, which, and their values."""
+    counts = np.zeros(len(rows), dtype=np.int64)
+    queries = np.flatnonzero(rows.is_query)
+    if not vocabulary.settings.carry or vocabulary.settings.mode == "none" or not len(queries):
+        return counts, np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
+    event, names = record.visits.event, record.events.codes
+    event = event[np.flatnonzero(~np.isnan(record.events.value[event]))]
+    last_us = np.full(len(record.subject_id), STATIC)  # most numbers come after their subject's last query
+    last_us[rows.subject[queries]] = rows.prediction_us[queries]
+    event = event[np.flatnonzero(record.events.time_us[event] <= last_us[record.subject[event]])]
+    token = vocabulary.ids(names)
+    has_summary = vocabulary.keeps_number(names) & (vocabulary.summary_tokens[token, 0] >= 0)
+    event = event[np.flatnonzero(has_summary[record.events.code[event]])]
+    token = token[record.events.code[event]]
+    found = summarise(
+        record.subject[event], record.events.time_us[event], token, record.events.value[event],
+        query_subject=rows.subject[queries], query_us=rows.prediction_us[queries],
+    )  # fmt: skip
+    summary_tokens = vocabulary.summary_tokens.take(found.token, axis=0)
+    numbers = np.stack([found.values[name] for name in SUMMARIES], axis=1)
+    codes, values = vocabulary.encode_values(summary_tokens.ravel(), numbers.ravel())
+    counts[queries] = np.bincount(found.query, minlength=len(queries)) * len(SUMMARIES)
+    return counts, codes, values
+
+
+def age_years(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> tuple[NDArray[np.float32], int]:
+    """Age at each moment, NaN where birth is unknown or later, or the age is over 120; and how many were over 120."""
+    age = np.where(birth_us == STATIC, np.nan, (moment_us - np.where(birth_us == STATIC, 0, birth_us)) / _US_PER_YEAR)
+    too_old = age > MAX_AGE_YEARS
+    return np.where(too_old | (age < 0), np.nan, age).astype(np.float32), int(too_old.sum())
+
+
+def _repeats(visit: NDArray[np.int64], codes: NDArray[np.int32], plain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which tokens without a value repeat an earlier one of their visit."""
+    rows = np.flatnonzero(plain)
+    key = visit.take(rows) * (int(codes.max(initial=0)) + 1) + codes.take(rows)
+    near = may_repeat(key)
+    rows, key = rows.take(near), key.take(near)
+    order = np.argsort(key, kind="stable")  # the earliest of equals comes first
+    out = np.zeros(len(codes), dtype=bool)
+    out[rows[order[~opens_run(key[order])]]] = True
+    return out
