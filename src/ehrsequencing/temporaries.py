@@ -115,10 +115,17 @@ def _discard(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of ours under a temporary name, so that a kill leaves no half of it under its own."""
+    """Remove a folder of ours under a temporary name, so that a kill leaves no half of it under its own.
+
+    Raises:
+        EhrseqError: The disk refused.
+    """
     gone = temporary_name(folder, "del")
     _discard(gone)
-    os.replace(folder, gone)
+    try:
+        os.replace(folder, gone)
+    except OSError as error:
+        raise EhrseqError("cannot be removed", where=str(folder), mend=error.strerror or "check the disk") from error
     _discard(gone)
 
 

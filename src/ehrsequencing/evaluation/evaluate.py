@@ -431,5 +431,5 @@ def require_own(run: Run, prepared: Prepared) -> None:
     """
     if other := prepared.unlike(run.task.name, run.manifest):
         mend = f"name the set that {run.folder} was trained on with --prepared"
-        what = f"is not what this run was trained on: other {', '.join(other)}"
+        what = f"is not what this run was trained on (what differs: {', '.join(other)})"
         raise EhrseqError(what, where=str(prepared.folder), mend=mend)

@@ -216,7 +216,7 @@ class Trainer:
             self._require_own(read_json(mark), was="was started with", mend=mend)
             return
         if self.out.is_dir() and any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
-            what = "is not empty, and ehrseq train did not start a run there"
+            what = "is not empty, and holds no run that this version of ehrseq train started"
             raise EhrseqError(what, where=str(self.out), mend="name another folder")
         identity = self.prepared.identity(self.task.name)
         write_json(mark, {**UNFINISHED_RUN.facts, "fingerprint": self.fingerprint, **identity})
@@ -224,7 +224,8 @@ class Trainer:
     def _require_own(self, noted: dict[str, Any], *, was: str, mend: str) -> None:
         """Refuse to go on with a run of other data or settings; `noted` is what its folder says of it."""
         if other := self.prepared.unlike(self.task.name, noted):
-            raise EhrseqError(f"{was} other data: other {', '.join(other)}", where=str(self.out), mend=mend)
+            what = f"{was} other data (what differs: {', '.join(other)})"
+            raise EhrseqError(what, where=str(self.out), mend=mend)
         if noted.get("fingerprint") != self.fingerprint:
             raise EhrseqError(f"{was} other settings", where=str(self.out), mend=mend)
 
