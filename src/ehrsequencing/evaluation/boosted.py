@@ -100,6 +100,8 @@ class BoostedVisits(HazardModel):
         most = max(1, MOST_CELLS // ((int(self.part_of[-1]) + 1) * (len(self.columns) + 1)))
         fitted = np.sort(np.random.default_rng(seed).permutation(len(train[1]))[:most])
         self.seen = len(fitted) / max(len(train[1]), 1)
+        # Trees cannot be told of a feature that nobody has: ages without births, gaps where each has one visit.
+        self.used: Ints = np.flatnonzero(~np.isnan(self._history(train, fitted)).all(axis=0))
         self.models = self._fit(train, fitted, tuning, seed)
 
     def periods(self, rows: TaskRows, chosen: Ints) -> Periods:
@@ -143,8 +145,8 @@ class BoostedVisits(HazardModel):
         return history_features(*split, self.vocabulary, chosen=chosen, columns=self.columns)
 
     def _design(self, split: tuple[Timelines, TaskRows], chosen: Ints, periods: Periods) -> Floats32:
-        """(P, F + 1): the history, and the part of time."""
-        history = self._history(split, chosen)[periods.row]
+        """(P, F + 1): the history that training rows have, and the part of time."""
+        history = self._history(split, chosen)[:, self.used][periods.row]
         return np.concatenate([history, periods.part.astype(np.float32)[:, None]], axis=1)
 
     def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
