@@ -309,7 +309,7 @@ def test_boosting_does_without_ages_and_without_a_second_visit(
                          visits_before=np.minimum(rows.visits_before, 1))) for visits, rows in (train, tuning)
     ]  # fmt: skip
     model = BoostedVisits(task, prepared.vocabulary, *ageless, edges_days=EDGES, seed=0)
-    assert 0 not in model.used
+    assert len(model.cuts[0]) == len(model.cuts[3]) == 0  # ages, days between visits
     assert np.isfinite(model.nll(*ageless[1], np.arange(len(tuning[1])))).all()
 
 
