@@ -320,6 +320,19 @@ def test_boosting_sees_every_prediction_time_and_tries_as_often_as_it_is_told(
     assert few.seen == pytest.approx(20 / len(train[1]))
 
 
+def test_boosting_does_without_ages_and_without_a_second_visit(
+    prepared: Prepared, task: TaskConfig, train: Split, tuning: Split
+) -> None:
+    """Columns that nobody has: the trees' binning fails on them."""
+    ageless = [
+        (visits, replace(rows, age_years=np.full(len(rows), np.nan, np.float32),
+                         visits_before=np.minimum(rows.visits_before, 1))) for visits, rows in (train, tuning)
+    ]  # fmt: skip
+    model = BoostedVisits(task, prepared.vocabulary, *ageless, edges_days=EDGES, seed=0)
+    assert len(model.cuts[0]) == len(model.cuts[3]) == 0  # ages, days between visits
+    assert np.isfinite(model.nll(*ageless[1], np.arange(len(tuning[1])))).all()
+
+
 # ---- landmark Cox and blanking -----------------------------------------------------------------------------------
 
 

@@ -54,7 +54,8 @@ def _gap_line(table: Scores, landmark: float | None, horizon: float) -> list[str
             return ["  too few subjects or events: nothing is compared"]
         if gap is not None and gap["value"] is not None:
             words.append(f"{METRICS[metric].name} {_signed(gap, metric, 3)}")
-    return [f"  against {rival}, the strongest baseline: {', '.join(words)}"] if words else []
+    named = ", the strongest baseline" if table.m.get("strongest") else ""
+    return [f"  against {rival}{named}: {', '.join(words)}"] if words else []
 
 
 def _signed(gap: Mapping[str, Any], metric: str, digits: int) -> str:
