@@ -10,6 +10,7 @@ import torch
 from hypothesis import settings
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.evaluation import boosted
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training.loop import Trainer
@@ -26,6 +27,13 @@ if "CI" not in os.environ:  # there Hypothesis takes its own profile; a busy mac
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _fewer_trees(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the boosting itself is not what is tested, sixty trees are enough of a rival."""
+    if request.path.stem != "test_baselines":
+        monkeypatch.setitem(boosted._ALWAYS, "max_iter", 60)
 
 
 @pytest.fixture(scope="session")

@@ -127,7 +127,9 @@ def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
     return folder / "data", load_task(folder / "data" / "task.yaml").model_dump(mode="json")
 
 
-@pytest.mark.parametrize("number", range(50))
+@pytest.mark.parametrize(
+    "number", [*range(20), *(pytest.param(number, marks=pytest.mark.slow) for number in range(20, 50))]
+)
 def test_no_false_alarm_on_clean_cohorts(number: int, tmp_path: Path) -> None:
     """Half hospitals, half simulations; every way to cut visits, read values, ask, and model."""
     settings, model, changes = drawn(number)
@@ -406,6 +408,7 @@ def control(prepared: Path, out: Path) -> Finding:
     return shuffled_labels(AuditData(run, Prepared(prepared), split="held_out", subjects=5, seed=0))
 
 
+@pytest.mark.slow
 def test_few_events_cannot_tell_chance(honest: Path, tmp_path: Path) -> None:
     assert control(honest, tmp_path / "run").verdict == "not_tested"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import ehrsequencing.records.timelines as timelines_room
+import ehrsequencing.records.encoding as encoding_room
 import ehrsequencing.records.vocabulary_fit as fit_room
 import ehrsequencing.training.loop as loop_room
 import ehrsequencing.training.resolve as resolve_room
@@ -201,14 +201,14 @@ def stays_known_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPa
 @planted("tokens_in_records", "prefix_equality")
 def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """A visit is said to be known in full at its start: codes of the outcome's day come before the outcome."""
-    group = timelines_room.group_visits
+    group = encoding_room.group_visits
 
     def early(*arguments: Any, **settings: Any) -> Any:
         visits = group(*arguments, **settings)
         return replace(visits, end_us=visits.start_us)
 
     with patch.context() as during:
-        during.setattr(timelines_room, "group_visits", early)
+        during.setattr(encoding_room, "group_visits", early)
         prepared = make_set(tmp, hospital_rows())
     return assemble(prepared, tmp / "run")
 
@@ -244,13 +244,13 @@ def gap_to_the_next_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) ->
 
 @planted("summaries", "prefix_equality")
 def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
-    summarise = timelines_room.summarise
+    summarise = encoding_room.summarise
 
     def ahead(*arguments: Any, query_us: Any, **settings: Any) -> Any:
         return summarise(*arguments, query_us=query_us + 200 * DAY_US, **settings)
 
     with patch.context() as during:
-        during.setattr(timelines_room, "summarise", ahead)
+        during.setattr(encoding_room, "summarise", ahead)
         prepared = make_set(tmp, hospital_rows())
     return assemble(prepared, tmp / "run")
 

@@ -157,6 +157,7 @@ def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
     np.testing.assert_allclose(risk.mean(axis=0)[0], observed[0], atol=0.04)  # competing deaths are not censored away
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_baselines_strongest_first(
     prepared: Prepared, task: TaskConfig, train: Split, tuning: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,7 +190,7 @@ def test_bootstrapped_members_learn_from_their_own_samples(sim_prepared: Path, t
     torch.testing.assert_close(model.nll(twice.batch).sum(), 2 * model.nll(once.batch).sum())
 
 
-@pytest.mark.parametrize("stop_at", [3, 25, 40])
+@pytest.mark.parametrize("stop_at", [3, pytest.param(25, marks=pytest.mark.slow), 40])
 def test_a_stopped_ensemble_goes_on_to_the_same_bytes(
     sim_prepared: Path, trio: Path, tmp_path: Path, stop_at: int, tiny_trio: StudyConfig
 ) -> None:

@@ -209,6 +209,7 @@ def test_without_the_prepared_set_there_are_words_and_no_baselines(
         validate(tmp_path / "run", held_out, settings=settings, prepared=tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere: Path, tmp_path: Path) -> None:
     quick = ("evaluation.bootstrap=0", "--baselines", "none")
     done = ehrseq("evaluate", run, "--data", elsewhere, "--out", tmp_path / "out", "--recalibrate", *quick)

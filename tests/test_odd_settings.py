@@ -243,6 +243,7 @@ def test_what_a_prepared_set_or_a_run_has_settled_cannot_be_changed_by_a_file(
     assert not (tmp_path / "p.parquet").exists()
 
 
+@pytest.mark.slow
 def test_one_study_file_goes_through_every_command(sim_data: Path, tmp_path: Path) -> None:
     """Equal or absent is fine; `evaluation` of the training is what `evaluate` starts from; a file may hold it all."""
     task = yaml.safe_load((sim_data / "task.yaml").read_text())

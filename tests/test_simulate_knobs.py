@@ -142,6 +142,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a process's peak memory from /proc")
 def test_memory_does_not_grow_with_the_number_of_subjects(tmp_path: Path) -> None:
     """Ten times the subjects, less than 1.15 times the peak; keeping the rows would show.

@@ -221,6 +221,7 @@ def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskC
         repeated_splits(run, splits=2, prepared=tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 def test_from_the_shell_with_baselines(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def quick(
         kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, edges_days: Any, **_: object
