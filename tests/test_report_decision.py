@@ -377,7 +377,7 @@ def test_terminal_is_short_and_names_the_difference() -> None:
     lines = metric_lines(metrics)
     against = [line for line in lines if line.startswith("  against")]
     assert len(against) == 6
-    assert all(line.startswith(f"  against {MODELS[1]}, the strongest baseline: C +") for line in against)
+    assert all(line.startswith(f"  against {MODELS[1]}: C +") for line in against)
     assert re.search(r"\(.0\.\d{3} to .0\.\d{3}\) (better|no better|level|WORSE)", against[0])
     assert not [line for line in lines if line.startswith("transplant within")]
     assert lines[-1] == "transplant, any cause: in the report and in metrics.json"
