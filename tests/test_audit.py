@@ -128,7 +128,7 @@ def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "number", [*range(20), *(pytest.param(number, marks=pytest.mark.slow) for number in range(20, 50))]
+    "number", [*range(12), *(pytest.param(number, marks=pytest.mark.slow) for number in range(12, 50))]
 )
 def test_no_false_alarm_on_clean_cohorts(number: int, tmp_path: Path) -> None:
     """Half hospitals, half simulations; every way to cut visits, read values, ask, and model."""
