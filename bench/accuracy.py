@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import format_days
-from ehrsequencing.evaluation.splits import corrected_interval
+from ehrsequencing.evaluation.repeated_splits import corrected_interval
 
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"
 EHRSEQ = Path(sys.executable).with_name("ehrseq")

@@ -21,12 +21,13 @@ import pyarrow.parquet as pq
 import torch
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.evaluation.judged import Judged
 from ehrsequencing.evaluation.oracle import Truth
 from ehrsequencing.evaluation.oracle_table import oracle_table
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.predict import Run, nll_of_rows, risk_of_rows
+from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 
@@ -137,7 +138,7 @@ def silence_all_but_wide_head(model: SurvivalModel) -> None:
 
 def judged(run: Run, prepared: Prepared) -> Row:
     """What the oracle says of a run on the held-out subjects."""
-    held_out = Judged.of_split(prepared, run.task, "held_out")
+    held_out = Population.of_split(prepared, run.task, "held_out")
     if held_out.source is None:
         raise SystemExit(f"{prepared.folder} does not know where its records are")
     timelines, rows = held_out.timelines, held_out.rows

@@ -17,9 +17,10 @@ import torch
 
 from _measure import child, machine, own_mib, peak_mib
 from ehrsequencing.config import ModelConfig, TrainingConfig
-from ehrsequencing.loader import MAX_VISIT_CODES, Reach, SubjectLoader
+from ehrsequencing.loader import MAX_VISIT_CODES, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
+from ehrsequencing.models.reach import Reach
 from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.training.optimizer import make_optimizer

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.demo import SETTINGS, WORLD
+from ehrsequencing.cli.demo import SETTINGS, WORLD
 
 EHRSEQ = Path(sys.executable).with_name("ehrseq")
 WORLDS: dict[str, list[str]] = {

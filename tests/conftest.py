@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import settings
 
+from ehrsequencing.baselines import boosted
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
-from ehrsequencing.evaluation import boosted
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training.loop import Trainer
-from simulate_helpers import busy_world
+from helpers.simulate import busy_world
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.errors import EhrseqError
-from strategies import NAN, Records, Subject, Visit, pack, pad, records, sample_records
+from helpers.strategies import NAN, Records, Subject, Visit, pack, pad, records, sample_records
 
 
 def small(**changes: object) -> VisitBatch:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_models_reference import make_model
 from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig, load_study
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.loader import MAX_VISIT_CODES, Part, Reach, Step, SubjectLoader
+from ehrsequencing.loader import MAX_VISIT_CODES, Part, Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.reach import Reach
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, offsets
@@ -26,8 +28,7 @@ from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
 from ehrsequencing.training.loop import Trainer
-from strategies import CODE_TYPES, VOCAB
-from test_models_reference import make_model
+from helpers.strategies import CODE_TYPES, VOCAB
 
 Arrays = tuple[Timelines, TaskRows]
 SMALL: dict[str, object] = {"max_visits": 3, "max_tokens": 7, "layers": 2}

@@ -11,12 +11,13 @@ import pytest
 
 from ehrsequencing.config import DataConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.predict import Moment, NewRecords, Run, nll_of_rows, predict, risk_of_rows
+from ehrsequencing.predict import Moment, NewRecords, nll_of_rows, predict, risk_of_rows
 from ehrsequencing.prediction_file import is_predictions, prediction_file
 from ehrsequencing.records.meds import parse_date_us
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.run import Run
 from ehrsequencing.storage import read_json, refuse_foreign_file, write_json
-from meds_helpers import DAY_US, us
+from helpers.meds import DAY_US, us
 
 Key = tuple[int, int, str, float]
 

@@ -13,13 +13,15 @@ import pytest
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation.evaluate import OURS, Evaluation, evaluate
-from ehrsequencing.evaluation.judged import Judged
-from ehrsequencing.evaluation.metrics import observed_over_expected
-from ehrsequencing.evaluation.scored import ScoredRows
+from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.metrics.definitions import observed_over_expected
+from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.predict import Run, members_of, predict, risk_of_rows
+from ehrsequencing.predict import members_of, predict, risk_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.run import Run
 from ehrsequencing.training.loop import Trainer
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
@@ -61,7 +63,7 @@ def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
     return run
 
 
-def in_file(path: Path, judged: Judged, task: TaskConfig, column: str = "risk") -> Array:
+def in_file(path: Path, judged: Population, task: TaskConfig, column: str = "risk") -> Array:
     """(R, causes, horizons) of a column of the file, at the prediction times that are judged."""
     table = pq.read_table(path)
     keys = zip(
@@ -74,14 +76,14 @@ def in_file(path: Path, judged: Judged, task: TaskConfig, column: str = "risk") 
     return np.array([[[found[(*p, c, h)] for h in task.horizons] for c in task.causes] for p in places])
 
 
-def judged_risks(run: Run, judged: Judged) -> Array:
+def judged_risks(run: Run, judged: Population) -> Array:
     """What every metric of `evaluate` is computed from."""
     settings = EvaluationConfig(baselines="none", bootstrap=0)
     evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     return evaluation._at_horizons(evaluation._risks(lambda _: None)[OURS])
 
 
-def member_risks(run: Run, judged: Judged, *members: SurvivalModel) -> Array:
+def member_risks(run: Run, judged: Population, *members: SurvivalModel) -> Array:
     """(members, R, causes, horizons)."""
     given: dict[str, Any] = {"horizons_days": run.task.horizons, "start_days": run.task.blanking}
     return np.stack([risk_of_rows(member, judged.timelines, judged.rows, **given) for member in members])
@@ -92,7 +94,7 @@ def test_the_file_holds_the_risks_that_are_judged(
     runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path, name: str
 ) -> None:
     run = Run(runs(name))
-    judged = Judged.of_split(Prepared(store), run.task, "held_out")
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
     predict(run.folder, sim_data, tmp_path / "p.parquet")
     risk = in_file(tmp_path / "p.parquet", judged, run.task)
     assert len(risk) == len(judged.rows) > 100
@@ -105,7 +107,7 @@ def test_the_file_holds_the_risks_that_are_judged(
 def test_blanking_moves_the_risks(runs: Callable[[str], Path], store: Path) -> None:
     """Without it the test above would hold of risks that nobody judges."""
     run = Run(runs("blanking"))
-    judged = Judged.of_split(Prepared(store), run.task, "held_out")
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
     free = risk_of_rows(run.model, judged.timelines, judged.rows, horizons_days=run.task.horizons)
     assert np.abs(free - judged_risks(run, judged)).max() > 0.01
 
@@ -114,7 +116,7 @@ def test_members_give_a_band_of_the_same_risks(
     runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
 ) -> None:
     run = Run(runs("landmarks"))
-    judged = Judged.of_split(Prepared(store), run.task, "held_out")
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
     predict(run.folder, sim_data, tmp_path / "p.parquet")
     low, risk, high = (in_file(tmp_path / "p.parquet", judged, run.task, name) for name in ("low", "risk", "high"))
     of_members = member_risks(run, judged, *members_of(run))
@@ -135,7 +137,7 @@ def test_the_visit_heads_hazard_has_no_days(
     table = pq.read_table(tmp_path / "p.parquet")
     assert set(table["horizon_days"].to_pylist()) == {None}
     assert set(table["start_days"].to_pylist()) == {0.0}
-    judged = Judged.of_split(Prepared(store), run.task, "held_out")
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
     hazard = risk_of_rows(run.model, judged.timelines, judged.rows, horizons_days=[])[:, 0, 0]
     keys = zip(table["subject_id"].to_pylist(), table["prediction_time"].cast(pa.int64()).to_pylist(), strict=True)
     found = dict(zip(keys, table["risk"].to_pylist(), strict=True))
@@ -154,7 +156,7 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
     told = evaluate(folder, prepared=store, settings=settings)["recalibration"]["after"]
     run, out = Run(folder), tmp_path / "p.parquet"
     predict(folder, sim_data, out, recalibrated=True)
-    judged = Judged.of_split(Prepared(store), run.task, "held_out")
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
     at = judged.rows.at_landmark(0.0)
     rows = (np.asarray(judged.rows.duration_days)[at], np.asarray(judged.rows.cause)[at].astype(np.int64))
     risk = in_file(out, judged, run.task)

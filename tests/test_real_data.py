@@ -7,19 +7,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.audit.audit import CHECKS
+from ehrsequencing.audit.data import SPLITS as AUDITED
+from ehrsequencing.audit.data import AuditData
+from ehrsequencing.audit.presence import Presence
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.evaluation.audit import CHECKS
-from ehrsequencing.evaluation.audit.data import SPLITS as AUDITED
-from ehrsequencing.evaluation.audit.data import AuditData
-from ehrsequencing.evaluation.audit.presence import Presence
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.predict import Run, predict
+from ehrsequencing.predict import predict
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import render
+from ehrsequencing.run import Run
 from ehrsequencing.training.loop import Trainer
-from meds_helpers import Row
+from helpers.meds import Row
 from reference.records import Records
 
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"

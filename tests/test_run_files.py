@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ehrsequencing.cli import app
+from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation.audit import fingerprint, saved_audit
-from ehrsequencing.predict import RECALIBRATION, Run
-from ehrsequencing.storage import MANIFEST, RUN_NEEDS, add_to_run, read_json, write_json
+from ehrsequencing.run import RECALIBRATION, Run, add_to_run, saved_audit
+from ehrsequencing.storage import MANIFEST, RUN_NEEDS, read_json, write_json
 
 OTHERS = ("metrics.json", "report.html", "audit.json", "history.jsonl", RECALIBRATION)
 
@@ -23,7 +22,7 @@ def run(sim_run: Path, tmp_path: Path) -> Path:
     fitted = {"intercept": 0.0, "slope": 1.0}
     causes = Run(run).task.causes
     add_to_run(run, RECALIBRATION, lambda path: write_json(path, {"fitted": dict.fromkeys(causes, fitted)}))
-    add_to_run(run, "audit.json", lambda path: write_json(path, {"fingerprint": fingerprint(Run(run)), "checks": []}))
+    add_to_run(run, "audit.json", lambda path: write_json(path, {"fingerprint": Run(run).fingerprint, "checks": []}))
     add_to_run(run, "metrics.json", lambda path: write_json(path, {}))
     add_to_run(run, "report.html", lambda path: path.write_text("page") and None)
     return run

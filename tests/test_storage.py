@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from ehrsequencing.arrays import ArrayWriter
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.run import add_to_run
 from ehrsequencing.storage import (
     MANIFEST,
-    add_to_run,
     altered,
     atomic_path,
     complete_folder,
@@ -27,7 +27,7 @@ from ehrsequencing.storage import (
     write_json,
     write_manifest,
 )
-from storage_helpers import SET, everything, in_a_process, make_set
+from helpers.storage import SET, everything, in_a_process, make_set
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from turns import Worker, WorkerError
 HERE = Path(__file__).parent
 TASKS = HERE.parents[1] / "examples" / "tasks"
 PYTHON = Path(sys.executable)
-EHRSEQ = [str(PYTHON), "-c", "from ehrsequencing.cli import main; main()"]  # the package that this python imports
+EHRSEQ = [str(PYTHON), "-c", "from ehrsequencing.cli.app import main; main()"]  # the package that this python imports
 SIZES = {"medium": ["--dim=128", "--heads=4", "--layers=4"], "large": ["--dim=256", "--heads=8", "--layers=6"]}
 OURS, PYHEALTH, MEDS_TORCH_DATA = "ours", "pyhealth", "meds_torch_data"
 

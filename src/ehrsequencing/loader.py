@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.reach import Part as Part
-from ehrsequencing.reach import Reach as Reach
+from ehrsequencing.models.reach import Part as Part
+from ehrsequencing.models.reach import Reach as Reach
 from ehrsequencing.records.events import spans
 from ehrsequencing.records.timelines import TaskRows, Timelines
 

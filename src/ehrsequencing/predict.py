@@ -8,7 +8,6 @@ where the data ends, after which there is no answer.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,113 +15,28 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig, format_days, load_study
+from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.build import load_model
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.models.recalibrated import Recalibrated
 from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
-from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
-from ehrsequencing.records.encoding import encode_rows, encode_timelines, make_record
+from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.meds import DAY_US, DayCounts, MedsReader, parse_date_us
 from ehrsequencing.records.prepared import Progress
+from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.run import Run
 from ehrsequencing.storage import (
-    RUN_NEEDS,
-    altered,
-    read_json,
-    read_manifest,
     refuse_foreign_file,
     refuse_overlap,
-    require_facts,
 )
 
-RECALIBRATION = "recalibration.json"  # in a run: what `ehrseq evaluate --recalibrate` fitted
-_FACTS: dict[str, type] = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
 VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 MUCH_UNKNOWN, MOST_UNKNOWN = 0.5, 0.9  # shares of rows with a code that training did not know: warned of, refused
-
-
-class Run:
-    """A trained run, read from its folder.
-
-    Args:
-        folder: What `ehrseq train` made.
-
-    Raises:
-        EhrseqError: The folder is not a complete run, or its files do not belong together.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest = read_manifest(folder, what="a finished run")
-        if self.manifest.get("kind") != "run":
-            raise EhrseqError("is not a run", where=str(folder), mend="name a folder that ehrseq train made")
-        require_facts(folder, self.manifest, _FACTS)
-        if not set(RUN_NEEDS) <= set(self.manifest.get("required", self.manifest["files"])):
-            raise EhrseqError("its manifest lacks files of the model", where=str(folder), mend="train again")
-        self.study: StudyConfig = load_study(folder / "config.yaml")
-        self.vocabulary = Vocabulary.load(folder)
-        if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
-            mend = "train again, or copy the whole run folder"
-            raise EhrseqError(
-                "the vocabulary is not the one that the model was trained with", where=str(folder), mend=mend
-            )
-        self.task: TaskConfig = self.study.task
-
-    @cached_property
-    def altered(self) -> dict[str, str]:
-        """Files that prediction does not need and that are missing or changed since they were written, and which."""
-        return altered(self.folder, self.manifest)
-
-    @cached_property
-    def model(self) -> SurvivalModel:
-        """The model, in evaluation mode."""
-        model = load_model(self.folder)
-        if model.config.vocab_size != len(self.vocabulary):
-            mend = "copy the whole run folder"
-            raise EhrseqError("model and vocabulary differ in size", where=str(self.folder), mend=mend)
-        return model
-
-    @property
-    def recalibrated(self) -> SurvivalModel:
-        """The model with what `ehrseq evaluate --recalibrate` fitted; errors as of `recalibrate`."""
-        return self.recalibrate(self.model)
-
-    def recalibrate(self, model: SurvivalModel) -> SurvivalModel:
-        """A model (the run's, or a member of it) with what `ehrseq evaluate --recalibrate` fitted.
-
-        Raises:
-            EhrseqError: Nothing has been fitted.
-        """
-        if RECALIBRATION not in self.manifest["files"]:
-            mend = f"run ehrseq evaluate {self.folder} --recalibrate first"
-            raise EhrseqError("has not been recalibrated", where=str(self.folder), mend=mend)
-        if RECALIBRATION in self.altered:
-            mend = f"run ehrseq evaluate {self.folder} --recalibrate again"
-            raise EhrseqError(self.altered[RECALIBRATION], where=str(self.folder / RECALIBRATION), mend=mend)
-        fitted = read_json(self.folder / RECALIBRATION)["fitted"]
-        pairs = [(fitted[name]["intercept"], fitted[name]["slope"]) for name in self.task.causes]
-        return Recalibrated(model, [a for a, _ in pairs], [b for _, b in pairs]).eval()
-
-    @property
-    def code_types(self) -> NDArray[np.int64] | None:
-        """Type of each token, where the model has an embedding for it."""
-        return self.vocabulary.code_types if self.model.config.code_types else None
-
-    @property
-    def is_visit_head(self) -> bool:
-        """Whether the model gives hazards per visit, which have no calendar."""
-        return self.study.model.head == "visit"
-
-    def excluded(self, data: Path) -> CodeMatcher:
-        """Codes that made no token when this run's data was prepared."""
-        return CodeMatcher(self.manifest["excluded"], parents=read_parents(data))
 
 
 def risk_of_rows(

@@ -52,10 +52,10 @@ from ehrsequencing.temporaries import (
 
 __all__ = [
     "CHECK", "CHECKPOINT", "EXTERNAL", "HISTORY", "IMPORTED", "MANIFEST", "PREDICTIONS", "PREPARED", "RUN",
-    "RUN_NEEDS", "SIMULATION", "UNFINISHED_RUN", "Kind", "add_to_run", "altered", "atomic_path",
+    "RUN_NEEDS", "SIMULATION", "UNFINISHED_RUN", "Kind", "altered", "atomic_path",
     "complete_folder", "digest", "is_json_of", "is_parquet_of", "is_temporary", "parquet_mark", "read_json",
     "read_json_lines", "read_manifest", "refuse_foreign_file", "refuse_foreign_folder", "refuse_overlap",
-    "remove_folder", "require_facts", "require_name", "require_room", "sha256", "sweep_temporaries", "write_bytes",
+    "remove_folder", "require_facts", "require_name", "sha256", "sweep_temporaries", "write_bytes",
     "write_json", "write_manifest", "write_settings",
 ]  # fmt: skip
 HISTORY = "history.jsonl"  # of a run: one line an epoch
@@ -209,33 +209,6 @@ def write_manifest(
     needs = {} if required is None else {"required": sorted(required)}
     hashes = {p.relative_to(folder).as_posix(): sha256(p) for p in listed}
     write_json(folder / MANIFEST, {**facts, **needs, "files": hashes})
-
-
-def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
-    """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list.
-
-    What the manifest says of the other files stays as it is: a file that somebody has edited does not become ours.
-    """
-    require_room(folder, name)
-    manifest = read_json(folder / MANIFEST)
-    others = {listed: known for listed, known in manifest.pop("files").items() if listed != name}
-    unsure = {*manifest.pop("writing", []), name}  # of a killed command: whether it wrote them or not, they are ours
-    write_json(folder / MANIFEST, {**manifest, "writing": sorted(unsure), "files": others})
-    write(folder / name)
-    left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
-    write_json(folder / MANIFEST, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
-
-
-def require_room(folder: Path, *names: str) -> None:
-    """Refuse where a finished run holds a file by one of these names that ehrseq did not write.
-
-    Raises:
-        EhrseqError: There is one.
-    """
-    manifest = read_json(folder / MANIFEST)
-    ours = {*manifest["files"], *manifest.get("writing", [])}
-    for name in names:
-        refuse_foreign_file(folder / name, lambda path: path.name in ours)
 
 
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:

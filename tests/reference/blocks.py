@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ehrsequencing.config import ModelConfig
-from strategies import Padded
+from helpers.strategies import Padded
 
 Parameters = Mapping[str, Tensor]
 GAPS_DAYS = [0, 1 / 24, 2 / 24, 4 / 24, 8 / 24, 12 / 24, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3652.5]

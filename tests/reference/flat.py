@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ehrsequencing.config import ModelConfig
+from helpers.strategies import Padded
 from reference.blocks import Parameters, age_bin, block, code_vectors, head, norm, sinusoid, static_vectors
-from strategies import Padded
 
 EMBEDDING = "encoder.embedding."
 

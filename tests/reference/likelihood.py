@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ehrsequencing.config import ModelConfig
-from strategies import Padded
+from helpers.strategies import Padded
 
 
 def reference_nll(config: ModelConfig, logits: Tensor, x: Padded) -> list[Tensor]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ehrsequencing.config import ModelConfig
+from helpers.strategies import Padded
 from reference.blocks import (
     Parameters,
     age_bin,
@@ -23,7 +24,6 @@ from reference.blocks import (
     sinusoid,
     static_vectors,
 )
-from strategies import Padded
 
 
 def reference_logits(p: Parameters, config: ModelConfig, x: Padded) -> Tensor:

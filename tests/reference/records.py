@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ehrsequencing.config import HistoryCode, TaskConfig, VisitsConfig
-from meds_helpers import DAY_US, HOUR_US, Row, us
+from helpers.meds import DAY_US, HOUR_US, Row, us
 
 Token = tuple[str, float | None]
 Group = list[tuple[int, Row]]  # rows of a visit to be, with their times

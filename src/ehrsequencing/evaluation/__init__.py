@@ -1,6 +1,6 @@
-"""Evaluation: metrics with intervals over subjects, and baselines on the same split.
+"""Evaluation: a run beside its baselines, and beside the truth of a simulation, on the same prediction times.
 
-Reading order: `censoring` (Kaplan–Meier, Aalen–Johansen, the censoring distribution), `scored` (the rows that every
-metric takes), `metrics` (discrimination and overall accuracy, the table), `calibration`, `decision`, `bootstrap`.
-`docs/metrics.md` has the definitions, the tie rules, and which library checks what.
+Reading order: `population` (who is judged), `comparison` (the rows that are compared), `estimates` (metrics with
+intervals, paired differences), `evaluate` (all of it for one run), then `context`, `curves`, `subgroups`, `drift`,
+`oracle`, `external` (other data), `repeated_splits`.
 """

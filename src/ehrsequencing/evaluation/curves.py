@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.calibration import ks_calibration, smooth_calibration
-from ehrsequencing.evaluation.calibration_null import calibration_null
-from ehrsequencing.evaluation.censoring import Floats
-from ehrsequencing.evaluation.decision import decision_curve
+from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows
-from ehrsequencing.evaluation.scope import Scope
-from ehrsequencing.evaluation.scored import ScoredRows
+from ehrsequencing.metrics.calibration import ks_calibration, smooth_calibration
+from ehrsequencing.metrics.calibration_null import calibration_null
+from ehrsequencing.metrics.censoring import Floats
+from ehrsequencing.metrics.decision import decision_curve
+from ehrsequencing.metrics.outcomes import ScoredRows
 
 POINTS = 40  # of a smooth calibration curve
 THRESHOLDS = 30  # of a decision curve, unless the settings name them
@@ -22,7 +22,7 @@ INDICES = ("ici", "e50", "e90")
 
 
 def smooth_rows(
-    scope: Scope, causes: Sequence[str], *, models: Sequence[str], seed: int
+    scope: Comparison, causes: Sequence[str], *, models: Sequence[str], seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Smooth calibration curves, and the long rows of their distance from the diagonal.
 
@@ -68,7 +68,7 @@ def _smooth(rows: ScoredRows) -> dict[str, Floats]:
     return {"observed": curve.observed, "ici": curve.ici, "e50": curve.e50, "e90": curve.e90}
 
 
-def _against_chance(scope: Scope, model: str, ici: Estimate, seed: int) -> dict[str, Estimate]:
+def _against_chance(scope: Comparison, model: str, ici: Estimate, seed: int) -> dict[str, Estimate]:
     """KS, and at landmarks what ICI and KS would be if every risk were right."""
     rows, plain = scope.scored(model), ici.without_samples()
     ks = ks_calibration(rows)
@@ -100,7 +100,7 @@ def share_as_large(samples: Floats, value: Floats) -> Floats:
 
 
 def decision_rows(
-    scope: Scope, causes: Sequence[str], *, models: Sequence[str], thresholds: Sequence[float]
+    scope: Comparison, causes: Sequence[str], *, models: Sequence[str], thresholds: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Net benefit with its band, beside acting on everyone; acting on nobody is 0.
 
@@ -142,7 +142,7 @@ def spread_thresholds(risk: Floats) -> Floats:
     return np.round(np.arange(1, THRESHOLDS + 1) * step, 6)
 
 
-def cells(scope: Scope, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
+def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Each cause and horizon: its `place` in the arrays, its names, how many rows, and how many events by then."""
     events = scope.events()
     for e, cause in enumerate(causes):

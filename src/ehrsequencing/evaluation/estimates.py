@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.bootstrap import interval_around, percentile_interval
-from ehrsequencing.evaluation.calibration import calibration_intercept_slope
-from ehrsequencing.evaluation.censoring import Bools, Floats, Ints, divide
-from ehrsequencing.evaluation.metrics import integrated_brier, table_of_rows
-from ehrsequencing.evaluation.scope import Scope
-from ehrsequencing.evaluation.scored import ScoredRows
-from ehrsequencing.evaluation.too_few import BIASED, TOO_FEW, too_few
+from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
+from ehrsequencing.metrics.calibration import calibration_intercept_slope
+from ehrsequencing.metrics.censoring import Bools, Floats, Ints, divide
+from ehrsequencing.metrics.definitions import integrated_brier, table_of_rows
+from ehrsequencing.metrics.minimum_counts import BIASED, TOO_FEW, too_few
+from ehrsequencing.metrics.outcomes import ScoredRows
 
 ANY_CAUSE = "any cause"
 SHORT = {"wolbers_c": "c", "auc": "auc", "brier": "brier", "ipa": "ipa", "observed_over_expected": "oe"}
@@ -84,10 +84,10 @@ class Estimate:
 Metrics = Callable[[ScoredRows], dict[str, Floats]]
 
 
-def estimate(scope: Scope, model: str, metrics: Metrics) -> dict[str, Estimate]:
+def estimate(scope: Comparison, model: str, metrics: Metrics) -> dict[str, Estimate]:
     """Metrics of one model as they are and in every resample, by the same code.
 
-    With too few subjects or events there is no interval (`Scope.too_few`).
+    With too few subjects or events there is no interval (`Comparison.too_few`).
 
     Args:
         scope: The rows.
@@ -107,7 +107,7 @@ def estimate(scope: Scope, model: str, metrics: Metrics) -> dict[str, Estimate]:
     return out
 
 
-def _work_blocks(scope: Scope) -> Iterator[Any]:
+def _work_blocks(scope: Comparison) -> Iterator[Any]:
     step = max(FEWEST_TOGETHER, WORK_ELEMENTS // max(len(scope), 1))
     for block in scope.blocks():
         for start in range(0, len(block), step):
@@ -126,7 +126,7 @@ def cause_metrics(rows: ScoredRows) -> dict[str, Floats]:
     return main_metrics(rows) | {"intercept": intercept, "slope": slope}
 
 
-def scope_estimates(scope: Scope, causes: Sequence[str]) -> dict[str, dict[str, dict[str, Estimate]]]:
+def scope_estimates(scope: Comparison, causes: Sequence[str]) -> dict[str, dict[str, dict[str, Estimate]]]:
     """Every model's metrics per cause, and of all causes as one where there are several.
 
     Returns:
@@ -143,7 +143,7 @@ def scope_estimates(scope: Scope, causes: Sequence[str]) -> dict[str, dict[str, 
     return out
 
 
-def metric_rows(scope: Scope, estimates: dict[str, dict[str, dict[str, Estimate]]]) -> list[dict[str, Any]]:
+def metric_rows(scope: Comparison, estimates: dict[str, dict[str, dict[str, Estimate]]]) -> list[dict[str, Any]]:
     """Long rows of `metrics`: model by model."""
     models = list(next(iter(estimates.values())))
     return [
@@ -156,7 +156,7 @@ def metric_rows(scope: Scope, estimates: dict[str, dict[str, dict[str, Estimate]
 
 
 def difference_rows(
-    scope: Scope, estimates: dict[str, dict[str, dict[str, Estimate]]], *, ours: str, rivals: Iterable[str]
+    scope: Comparison, estimates: dict[str, dict[str, dict[str, Estimate]]], *, ours: str, rivals: Iterable[str]
 ) -> list[dict[str, Any]]:
     """Long rows of `differences`: our model minus each rival, on the same resamples of subjects.
 
@@ -175,7 +175,7 @@ def difference_rows(
     ]
 
 
-def long_rows(scope: Scope, one: Estimate, *, model: str, cause: str, metric: str) -> list[dict[str, Any]]:
+def long_rows(scope: Comparison, one: Estimate, *, model: str, cause: str, metric: str) -> list[dict[str, Any]]:
     """One estimate (1, horizons) as long rows."""
     low, high = one.interval()
     return [
@@ -187,7 +187,7 @@ def long_rows(scope: Scope, one: Estimate, *, model: str, cause: str, metric: st
     ]  # fmt: skip
 
 
-def integrated_brier_rows(grid: Scope, causes: Sequence[str]) -> list[dict[str, Any]]:
+def integrated_brier_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[str, Any]]:
     """Integrated Brier score of every model, with an interval at landmarks.
 
     Args:
@@ -210,7 +210,7 @@ def integrated_brier_rows(grid: Scope, causes: Sequence[str]) -> list[dict[str, 
     return out
 
 
-def nll_row(scope: Scope, nll: Floats, *, model: str, cause: str) -> dict[str, Any]:
+def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[str, Any]:
     """The mean negative log-likelihood of the rows that have one, with its interval; or that of a paired difference.
 
     Args:

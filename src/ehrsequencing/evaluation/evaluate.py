@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.baselines.censoring_cox import HistoryCensoring
+from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.baselines import Fitted, RunToRival, fit_baselines
-from ehrsequencing.evaluation.censoring import Floats, StepFunction, censoring_survival, conditional_risk
-from ehrsequencing.evaluation.censoring_cox import HistoryCensoring, RowCensoring
-from ehrsequencing.evaluation.checks import question
+from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
+from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
@@ -29,21 +29,21 @@ from ehrsequencing.evaluation.estimates import (
     nll_row,
     scope_estimates,
 )
-from ehrsequencing.evaluation.facts import Facts
 from ehrsequencing.evaluation.instability import instability
-from ehrsequencing.evaluation.judged import Judged
 from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
 from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
-from ehrsequencing.evaluation.scope import ORACLE, OURS, Scope, draw_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.evaluation.too_few import FEWEST_EVENTS, FEWEST_SUBJECTS
-from ehrsequencing.predict import RECALIBRATION, Run, nll_of_rows, risk_of_rows
+from ehrsequencing.metrics.censoring import Floats, RowCensoring, StepFunction, censoring_survival, conditional_risk
+from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
+from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.check import task_warnings
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import add_to_run, require_room, write_json
+from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
+from ehrsequencing.storage import write_json
 
-__all__ = ["ORACLE", "OURS", "Evaluation", "add_to_run", "evaluate", "question", "require_own", "require_room"]
+__all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 
 GRID_POINTS = 12  # of the integrated Brier score
 FEW_EVENTS = 50
@@ -70,7 +70,7 @@ class Evaluation:
     def __init__(
         self,
         run: Run,
-        judged: Judged,
+        judged: Population,
         *,
         prepared: Prepared | None,
         settings: EvaluationConfig,
@@ -79,11 +79,11 @@ class Evaluation:
         self.run, self.judged, self.prepared, self.settings = run, judged, prepared, settings
         self.task: TaskConfig = run.task
         if prepared is not None:
-            require_own(run, prepared)
+            run.require_own(prepared)
         elif train_censoring or settings.censoring == "cox":
             mend = "name the prepared set of the run, or weight by those judged"
             raise EhrseqError("the training subjects are gone", where=str(run.folder), mend=mend)
-        self.train_censoring, self.facts = train_censoring, Facts(run, judged, prepared)
+        self.train_censoring, self.facts = train_censoring, Context(run, judged, prepared)
         self.timelines, self.rows = judged.timelines, judged.rows
         if not len(self.rows):
             where = f"task {self.task.name}, {judged.split}"
@@ -204,7 +204,7 @@ class Evaluation:
 
     # ---- metrics -----------------------------------------------------------------------------------------------
 
-    def _scopes(self, risks: Mapping[str, Floats], days: Floats) -> list[Scope]:
+    def _scopes(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
         """Rows that are compared together, with the risks by `days` (the horizons, or the grid)."""
         places: list[tuple[float | None, NDArray[np.int64]]] = []
         for landmark in self.task.landmarks:
@@ -216,7 +216,7 @@ class Evaluation:
         draws = draw_subjects(len(self.timelines), self.settings.bootstrap, self.settings.seed)
         column = np.searchsorted(self.grid, days)
         return [
-            Scope(
+            Comparison(
                 landmark, np.asarray(self.rows.subject)[at], self.duration[at], self.cause[at], days,
                 {name: risk[at][:, :, column] for name, risk in risks.items()}, draws, self._censoring(landmark, at),
             )
@@ -241,7 +241,7 @@ class Evaluation:
         return HistoryCensoring(self.task, self.run.vocabulary, train, tuning, seed=self.settings.seed)
 
     def _metrics(
-        self, risks: Mapping[str, Floats], scopes: list[Scope], progress: Say
+        self, risks: Mapping[str, Floats], scopes: list[Comparison], progress: Say
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rows of `metrics` and of `differences`."""
         metrics: list[dict[str, Any]] = []
@@ -271,12 +271,12 @@ class Evaluation:
             found[ORACLE] = self.truth.nll(self.rows)
         return found
 
-    def _rows_of(self, scope: Scope) -> NDArray[np.int64]:
+    def _rows_of(self, scope: Comparison) -> NDArray[np.int64]:
         if scope.landmark_days is None:
             return np.arange(len(self.rows))
         return np.flatnonzero(self.rows.at_landmark(scope.landmark_days))
 
-    def _subgroups(self, scope: Scope) -> list[dict[str, Any]]:
+    def _subgroups(self, scope: Comparison) -> list[dict[str, Any]]:
         if scope.landmark_days is None:
             return []
         groups = groups_of_rows(
@@ -291,7 +291,7 @@ class Evaluation:
 
     # ---- words and counts --------------------------------------------------------------------------------------
 
-    def _context(self, scopes: list[Scope]) -> dict[str, Any]:
+    def _context(self, scopes: list[Comparison]) -> dict[str, Any]:
         """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
         at_landmarks = [scope for scope in scopes if scope.landmark_days is not None]
         first = at_landmarks[0] if at_landmarks else None
@@ -310,12 +310,12 @@ class Evaluation:
             )
         return found
 
-    def _longest(self, scope: Scope) -> float:
+    def _longest(self, scope: Comparison) -> float:
         """The longest horizon that the follow-up reaches; else the shortest."""
         covered = self.horizons[scope.scored(OURS).covered[0]]
         return float(covered[-1] if len(covered) else self.horizons[0])
 
-    def _warn(self, scopes: list[Scope]) -> None:
+    def _warn(self, scopes: list[Comparison]) -> None:
         if self.prepared is not None:
             self.warnings += task_warnings(self.task, self.prepared.attrition(self.task.name))
         if self.judged.counts["events"][self.task.causes[0]] < FEW_EVENTS:
@@ -409,11 +409,8 @@ def evaluate(
     """
     run = Run(run_folder)
     require_room(run_folder, "metrics.json", "report.html")
-    folder = prepared or Path(run.manifest["prepared"])
-    if not folder.is_dir():
-        raise EhrseqError("the prepared set has moved", where=str(folder), mend="name it with --prepared")
-    store = Prepared(folder)
-    judged, settings = Judged.of_split(store, run.task, split), settings or run.study.evaluation
+    store = run.prepared(prepared)
+    judged, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
     fitted = recalibrate(run, store) if settings.recalibrate else None
     result = Evaluation(run, judged, prepared=store, settings=settings).result(progress=progress)
     if fitted is not None:
@@ -421,15 +418,3 @@ def evaluate(
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
     add_to_run(run_folder, "metrics.json", lambda path: write_json(path, result))
     return result
-
-
-def require_own(run: Run, prepared: Prepared) -> None:
-    """Refuse a prepared set that is not the one a run was trained on.
-
-    Raises:
-        EhrseqError: Its vocabulary, labels, codes, values or visits differ.
-    """
-    if other := prepared.unlike(run.task.name, run.manifest):
-        mend = f"name the set that {run.folder} was trained on with --prepared"
-        what = f"is not what this run was trained on (what differs: {', '.join(other)})"
-        raise EhrseqError(what, where=str(prepared.folder), mend=mend)

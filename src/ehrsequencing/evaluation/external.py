@@ -16,22 +16,24 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.inputs import input_rates
-from ehrsequencing.evaluation.judged import Judged
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
-from ehrsequencing.predict import Run
+from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.encoding import Record, encode_rows, encode_timelines, make_record
+from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.meds import BIRTH, DEATH, DayCounts, LateRows, MedsReader
-from ehrsequencing.records.prepared import Prepared, Tally, data_name
+from ehrsequencing.records.parallel import Tally
+from ehrsequencing.records.prepared import Prepared, data_name
+from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.timelines import TaskRows, joined, take_rows, take_timelines
 from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.run import Run
 from ehrsequencing.storage import EXTERNAL, complete_folder, refuse_overlap, write_json, write_manifest
 
 SPLIT = "external"
-FEWEST_SUBJECTS = 11  # with an unknown code before it is named: a rare code may point at a person
 MOST_CODES = 15
 MUCH_UNKNOWN = 0.1  # above the share in training: worth a warning
 
@@ -105,7 +107,7 @@ class External:
         late: Rows that were left out, long after all others.
     """
 
-    judged: Judged
+    judged: Population
     survey: Survey
     unknown: dict[str, int]
     unmatched: list[str]
@@ -142,7 +144,7 @@ def read_external(
     order = np.argsort(timelines.subject_id, kind="stable")  # does not depend on how shards were cut
     counts = tally.as_json()
     attrition = {**counts, "splits": {SPLIT: counts["splits"]["train"]}}  # where the tally put everybody
-    judged = Judged(
+    judged = Population(
         split=SPLIT, data=data_name(data), timelines=take_timelines(timelines, order),
         rows=take_rows(task_rows, order), attrition=attrition, source=data,
     )  # fmt: skip
@@ -244,7 +246,7 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
     if rate is not None and rate > (there or 0.0) + MUCH_UNKNOWN:
         warnings.append(f"{rate:.0%} of the tokens are unknown to the run: it cannot use what it does not know.")
     if seen:
-        many = f"{seen:,}" if seen >= FEWEST_SUBJECTS else f"Fewer than {FEWEST_SUBJECTS}"
+        many = f"{seen:,}" if seen >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
         text = f"{many} subject ids also occur in the run's training data: if they are the same people, this is not"
         warnings.append(f"{text} external validation.")
     if found.late is not None:
@@ -259,7 +261,7 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
         "prediction_times": counts["prediction_times"], "events": counts["events"],
         "unknown_token_rate": rate, "training_unknown_token_rate": there,
         "new_codes": [
-            {"code": code, "subjects": count} for code, count in found.unknown.items() if count >= FEWEST_SUBJECTS
+            {"code": code, "subjects": count} for code, count in found.unknown.items() if count >= SMALLEST_COUNT
         ][:MOST_CODES],
         "unmatched": found.unmatched, "seen_in_training": seen, "baselines": baselines,
     }, warnings  # fmt: skip

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.evaluation.censoring import Floats
+from ehrsequencing.metrics.censoring import Floats
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.predict import Run, risk_of_rows
 from ehrsequencing.predict import members_of as members_of
+from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.run import Run
 
 SHOWN = 200
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.evaluation.censoring import Floats
+from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison
 from ehrsequencing.evaluation.estimates import COMPARED, Estimate, long_rows
 from ehrsequencing.evaluation.oracle import (
     EARLY_DAYS,
@@ -20,7 +20,7 @@ from ehrsequencing.evaluation.oracle import (
     oracle_gap,
     risk_errors,
 )
-from ehrsequencing.evaluation.scope import ORACLE, OURS, Scope
+from ehrsequencing.metrics.censoring import Floats
 from ehrsequencing.records.timelines import TaskRows
 
 
@@ -64,7 +64,7 @@ def oracle_table(
 
 
 def oracle_differences(
-    scope: Scope, estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    scope: Comparison, estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
 ) -> list[dict[str, Any]]:
     """Long rows of `oracle.differences`: the run minus the truth, on the same resamples of subjects.
 

@@ -16,18 +16,19 @@ import torch
 from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation.calibration import calibration_intercept_slope
-from ehrsequencing.evaluation.judged import Judged
-from ehrsequencing.evaluation.metrics import observed_over_expected
-from ehrsequencing.evaluation.scored import ScoredRows
+from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.metrics.calibration import calibration_intercept_slope
+from ehrsequencing.metrics.definitions import observed_over_expected
+from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.recalibrated import Recalibrated
-from ehrsequencing.predict import VISIT_BUDGET, Run, risk_of_rows
+from ehrsequencing.predict import VISIT_BUDGET, risk_of_rows
 from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.run import Run
 from ehrsequencing.training.hazard_regression import Floats, fit_hazards
 from ehrsequencing.training.recalibration import log_hazards as of_loader
 
@@ -133,7 +134,7 @@ def log_hazards(
     return out
 
 
-def before_and_after(run: Run, fitted: Recalibration, judged: Judged) -> dict[str, Any]:
+def before_and_after(run: Run, fitted: Recalibration, judged: Population) -> dict[str, Any]:
     """The `recalibration` key of `metrics.json`: calibration at the first landmark, as trained and recalibrated."""
     rows, landmark = judged.rows, run.task.landmarks[0]
     at, horizons = np.flatnonzero(rows.at_landmark(landmark)), np.array(run.task.horizons)

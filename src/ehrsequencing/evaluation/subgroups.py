@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.censoring import Bools
+from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.curves import cells
 from ehrsequencing.evaluation.estimates import estimate
-from ehrsequencing.evaluation.metrics import brier, cumulative_dynamic_auc, observed_over_expected
-from ehrsequencing.evaluation.scope import Scope
+from ehrsequencing.metrics.censoring import Bools
+from ehrsequencing.metrics.definitions import brier, cumulative_dynamic_auc, observed_over_expected
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -22,7 +22,7 @@ _METRICS = {"oe": observed_over_expected, "auc": cumulative_dynamic_auc, "brier"
 
 
 def subgroup_rows(
-    scope: Scope, groups: dict[str, NDArray[np.str_]], causes: Sequence[str], *, model: str
+    scope: Comparison, groups: dict[str, NDArray[np.str_]], causes: Sequence[str], *, model: str
 ) -> list[dict[str, Any]]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
 

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.evaluation.bootstrap import interval_around
-from ehrsequencing.evaluation.calibration import grouped_calibration
-from ehrsequencing.evaluation.censoring import median_follow_up_days
-from ehrsequencing.evaluation.scope import Scope
-from ehrsequencing.evaluation.too_few import FEWEST_SUBJECTS, TOO_FEW, too_few
+from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.metrics.bootstrap import interval_around
+from ehrsequencing.metrics.calibration import grouped_calibration
+from ehrsequencing.metrics.censoring import median_follow_up_days
+from ehrsequencing.metrics.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
 from ehrsequencing.records.meds import DAY_US
 from ehrsequencing.records.timelines import TaskRows
 
@@ -51,7 +51,7 @@ def metric_row(
     return place | {"metric": metric, "value": number(value), **limits, **counts, "reason": reason}
 
 
-def at_risk(scope: Scope, causes: Sequence[str]) -> dict[str, Any]:
+def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
     """How many were at risk at a landmark, how long they were followed, and who had which event by when."""
     duration, cause = scope.duration_days, scope.cause
     return {
@@ -65,7 +65,7 @@ def at_risk(scope: Scope, causes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def censoring(scopes: Sequence[Scope], *, model: str) -> dict[str, Any]:
+def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
     """How censoring is made up for, and the smallest chance of being followed that divides anything (1 / G)."""
     places = [
         (scope.landmark_days, float(horizon), float(g))
@@ -86,7 +86,7 @@ def censoring(scopes: Sequence[Scope], *, model: str) -> dict[str, Any]:
     return {"model": model, "smallest_g": smallest, "note": note}
 
 
-def follow_up(scope: Scope) -> dict[str, Any]:
+def follow_up(scope: Comparison) -> dict[str, Any]:
     """Median follow-up by the reverse Kaplan–Meier method, with its interval."""
     median = median_follow_up_days(scope.duration_days, scope.cause)
     few = scope.subjects < FEWEST_SUBJECTS
@@ -99,7 +99,7 @@ def follow_up(scope: Scope) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def calibration(scope: Scope, causes: Sequence[str], *, models: Sequence[str]) -> list[dict[str, Any]]:
+def calibration(scope: Comparison, causes: Sequence[str], *, models: Sequence[str]) -> list[dict[str, Any]]:
     """Observed against predicted risk in groups."""
     groups = 10 if np.sum(scope.cause == 1) >= 200 else 5
     out = []
@@ -118,7 +118,7 @@ def calibration(scope: Scope, causes: Sequence[str], *, models: Sequence[str]) -
     return out
 
 
-def distribution(scope: Scope, causes: Sequence[str], *, model: str) -> list[dict[str, Any]]:
+def distribution(scope: Comparison, causes: Sequence[str], *, model: str) -> list[dict[str, Any]]:
     """Histograms of the predicted risk: those with the event by the horizon, without it, and not known."""
     duration, cause, risk = scope.duration_days, scope.cause, scope.risk[model]
     out = []

@@ -17,10 +17,12 @@ from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder
-from ehrsequencing.records.encoding import Record, age_years, make_record
+from ehrsequencing.records.encoding import age_years
 from ehrsequencing.records.meds import BIRTH, DAY_US, SPLITS, STATIC, LateRows, MedsReader
 from ehrsequencing.records.mends import MENDS, MendLog
-from ehrsequencing.records.prepared import FirstPass, Progress, Tally, excluded_codes, first_pass
+from ehrsequencing.records.parallel import Tally
+from ehrsequencing.records.prepared import FirstPass, Progress, excluded_codes, first_pass
+from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary_fit import VocabularyFit

@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.dialect import is_text
 from ehrsequencing.records.events import OfCodes
 from ehrsequencing.records.meds import BIRTH, DEATH, Events, read_table
+from ehrsequencing.records.parquet_rows import is_text
 
 _CONDITION = re.compile(r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 _SIGNS: dict[str, Callable[[Any, Any], Any]] = {

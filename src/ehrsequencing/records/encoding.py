@@ -4,63 +4,27 @@
 the same records.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.config import DAYS_PER_YEAR, VisitsConfig
-from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import (
-    BIRTH,
     DAY_US,
     STATIC,
     Events,
-    first_time,
     may_repeat,
     number_runs,
     opens_run,
 )
 from ehrsequencing.records.events import ragged as ragged
+from ehrsequencing.records.record import Record
 from ehrsequencing.records.summaries import summarise
 from ehrsequencing.records.timelines import TaskRows, Timelines, offsets
-from ehrsequencing.records.visits import Visits, group_visits
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 
 MAX_AGE_YEARS = 120.0
 _US_PER_YEAR = DAYS_PER_YEAR * DAY_US
-
-
-@dataclass(frozen=True)
-class Record:
-    """A shard between reading and encoding: who, born when, and which events make which visits."""
-
-    events: Events
-    subject_id: NDArray[np.int64]  # (S,)
-    subject: NDArray[np.int64]  # (n,) subject row of each event
-    birth_us: NDArray[np.int64]  # (S,)
-    visits: Visits
-    excluded: NDArray[np.bool_]  # (n,) events that make no token
-
-
-def make_record(events: Events, *, excluded: Callable[[str], bool], settings: VisitsConfig) -> Record:
-    """Group a shard's events into visits.
-
-    Args:
-        events: Checked events.
-        excluded: Codes that make no token, no visit and no visit end.
-        settings: How visits are cut.
-    """
-    subject_id, subject = events.subjects
-    if isinstance(excluded, CodeMatcher):  # it remembers its answer
-        skip = excluded.mask(events.codes)[events.code]
-    else:
-        skip = np.fromiter(map(excluded, events.codes), dtype=bool, count=len(events.codes))[events.code]
-    visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
-    birth_us = first_time(events, events.is_code(BIRTH), subject, len(subject_id))
-    return Record(events, subject_id, subject, birth_us, visits, skip)
 
 
 def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines, int]:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from ehrsequencing.config import DataConfig, DialectConfig, SplitsConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.data_end import DayCounts, LateRows, find_late_rows
-from ehrsequencing.records.dialect import check_schemas, read_events, read_table, subject_ids
 from ehrsequencing.records.events import (
     BIRTH,
     DAY_US,
@@ -28,6 +27,7 @@ from ehrsequencing.records.events import (
 )
 from ehrsequencing.records.files import listed, parquet_files
 from ehrsequencing.records.mends import MENDS, MendLog, mend
+from ehrsequencing.records.parquet_rows import check_schemas, read_events, read_table, subject_ids
 
 __all__ = [
     "BIRTH",

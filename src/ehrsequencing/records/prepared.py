@@ -32,7 +32,6 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.data_end import DayCounts
-from ehrsequencing.records.kept import KeptRows, keep, ranges
 from ehrsequencing.records.labels import LABELS, label_table
 from ehrsequencing.records.meds import (
     BIRTH,
@@ -43,7 +42,7 @@ from ehrsequencing.records.meds import (
     SplitLookup,
     refuse_scattered,
 )
-from ehrsequencing.records.shards import (
+from ehrsequencing.records.parallel import (
     CODES,
     KEPT,
     EncodedShard,
@@ -53,7 +52,8 @@ from ehrsequencing.records.shards import (
     count_rows,
     update_fit,
 )
-from ehrsequencing.records.shards import Tally as Tally
+from ehrsequencing.records.parallel import Tally as Tally
+from ehrsequencing.records.row_store import KeptRows, keep, ranges
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary

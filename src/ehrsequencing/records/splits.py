@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER, CohortBuilder
-from ehrsequencing.records.dialect import columns_of, read_subjects
-from ehrsequencing.records.encoding import make_record
 from ehrsequencing.records.events import opens_run
 from ehrsequencing.records.meds import (
     BIRTH,
@@ -30,6 +28,8 @@ from ehrsequencing.records.meds import (
     read_table,
     refuse_scattered,
 )
+from ehrsequencing.records.parquet_rows import columns_of, read_subjects
+from ehrsequencing.records.record import make_record
 
 HELD_OUT = SPLITS.index("held_out")
 SplitSource = Literal["file", "folders", "hash", "date", "site"]

@@ -7,10 +7,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.reporting import curves, figures, svg
+from ehrsequencing.reporting.disclosure.small_counts import exact, merge_bins, pool_groups
 from ehrsequencing.reporting.figures import CalibrationPoint, Curve
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.small_counts import SMALLEST, exact, merge_bins, pool_groups
 from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, size
 
 
@@ -163,7 +164,7 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Mapping[Any, s
             continue
         n, events = (shown.get(("curve", *_place(row), name), "hidden") for name in ("n", "events"))
         figure, note = None, ""
-        if exact(n) and exact(events) and min(row["events"], row["n"] - row["events"]) >= SMALLEST:
+        if exact(n) and exact(events) and min(row["events"], row["n"] - row["events"]) >= SMALLEST_COUNT:
             last = _highest_threshold(m, row)
             lines = [_net_benefit(r, models.index(r["model"]), last) for r in rows if _place(r) == _place(row)]
             lines = sorted((c for c in lines if len(c.x) > 1), key=lambda c: c.kind)
@@ -184,7 +185,7 @@ def _highest_threshold(m: Mapping[str, Any], row: Mapping[str, Any]) -> float:
     for shape in m["risk_distribution"]:
         if _place(shape) == _place(row):
             people = [sum(some) for some in zip(shape["event"], shape["no_event"], shape["unknown"], strict=True)]
-            above = [edge for k, edge in enumerate(shape["edges"][:-1]) if sum(people[k:]) >= SMALLEST]
+            above = [edge for k, edge in enumerate(shape["edges"][:-1]) if sum(people[k:]) >= SMALLEST_COUNT]
             return float(max(above, default=0.0))
     return 0.5
 

@@ -16,9 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.reporting import evidence, panels, svg, words
-from ehrsequencing.reporting.disclosure import disclose
-from ehrsequencing.reporting.published import publish
+from ehrsequencing.reporting import page_text, panels, svg, tables
+from ehrsequencing.reporting.disclosure.counts import publish
+from ehrsequencing.reporting.disclosure.derived import disclose
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import METRICS, duration, from_landmark
 from ehrsequencing.storage import write_bytes
@@ -84,21 +84,21 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
         "swatches": [Markup(svg.swatch(k)) for k in range(len(table.models))],
         **_words(m, table, shown), **_figures(m, table, shown),
         "accuracy": _by_cause(table.blocks("accuracy")), "calibration": _by_cause(table.blocks("calibration")),
-        "inputs": evidence.inputs(m, shown), "checks": evidence.checks(m, shown), "card": evidence.card(m),
-        "immortal": evidence.immortal_time(m, shown),
-        "external": evidence.external(m, shown), "follow_up": evidence.follow_up(m, shown),
-        "repeated": evidence.repeated(m, table.models), "recalibration": evidence.recalibration(m),
+        "inputs": tables.inputs(m, shown), "checks": tables.checks(m, shown), "card": tables.card(m),
+        "immortal": tables.immortal_time(m, shown),
+        "external": tables.external(m, shown), "follow_up": tables.follow_up(m, shown),
+        "repeated": tables.repeated(m, table.models), "recalibration": tables.recalibration(m),
         "training": panels.training(m["history"]), "oracle": panels.oracle(m.get("oracle")), "audit": m.get("audit"),
         "settings": _flat(m["config"]),
     }  # fmt: skip
 
 
 def _words(m: dict[str, Any], table: Scores, shown: dict[Any, str]) -> dict[str, Any]:
-    filled, human = words.checklist(m)
+    filled, human = page_text.checklist(m)
     return {
-        "summary": words.summary(m, table, shown), "headline": table.headline(), "strongest": table.strongest(),
-        "definition": words.definition(m["task"]), "flow": words.flow(m["attrition"], shown),
-        "limits": words.limits(m, table), "human_items": human, "filled_items": filled,
+        "summary": page_text.summary(m, table, shown), "headline": table.headline(), "strongest": table.strongest(),
+        "definition": page_text.definition(m["task"]), "flow": page_text.flow(m["attrition"], shown),
+        "limits": page_text.limits(m, table), "human_items": human, "filled_items": filled,
     }  # fmt: skip
 
 
@@ -107,9 +107,9 @@ def _figures(m: dict[str, Any], table: Scores, shown: dict[Any, str]) -> dict[st
         "forests": table.forests(shown), "gap_forests": table.gap_forests(shown),
         "calibrations": panels.by_cause(m, panels.calibrations(m, table, shown)),
         "decisions": panels.by_cause(m, panels.decisions(m, table.models, shown)),
-        "risks": panels.by_cause(m, panels.risks(m, shown)), "subgroups": evidence.subgroups(m, table, shown),
+        "risks": panels.by_cause(m, panels.risks(m, shown)), "subgroups": tables.subgroups(m, table, shown),
         "trajectories": [panels.trajectory(m, t) for t in m["trajectories"] if t["times_days"]],
-        "instability": evidence.instability(m),
+        "instability": tables.instability(m),
     }  # fmt: skip
 
 

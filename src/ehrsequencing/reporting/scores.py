@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ehrsequencing.evaluation.too_few import TOO_FEW
+from ehrsequencing.metrics.minimum_counts import TOO_FEW
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.svg import Estimate
 from ehrsequencing.reporting.wording import METRICS, RIGHT, difference, duration, from_landmark, listed, size, verdict

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ehrsequencing.config import format_days
-from ehrsequencing.evaluation.too_few import TOO_FEW
+from ehrsequencing.metrics.minimum_counts import TOO_FEW
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import METRICS, said
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.reporting.small_counts import exact
+from ehrsequencing.reporting.disclosure.small_counts import exact
 
 
 @dataclass(frozen=True)

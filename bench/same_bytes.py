@@ -1,0 +1,98 @@
+"""Whether a change moved an output: `python bench/same_bytes.py SOURCE OUT`, then `… --compare OUT OTHER`.
+
+Runs the demo, NAFLD (default settings, three epochs, evaluated and predicted) and an OMOP import with the package in
+SOURCE (a checkout's `src`), and writes `OUT/digests.json`: one SHA-256 for each file of every folder made. What names
+the time, the versions or the place of a run is left out of JSON files before they are hashed. `--compare` lists the
+files whose digests differ between two such folders, with the JSON entries that do, and exits 1 where there are any.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("EHRSEQ_DATA", ROOT / "../shared/data")).resolve()
+VOLATILE = {"versions", "created", "seconds", "wall_seconds", "path", "data", "prepared", "files", "manifest", "sha256"}
+
+
+def jobs(out: Path) -> list[tuple[str, list[object]]]:
+    """The commands, in order, each with the folder whose presence says that it is done."""
+    nafld, prepared, run = DATA / "nafld_meds", out / "nafld-prepared", out / "nafld"
+    return [
+        ("demo", ["demo", "--out", out / "demo"]),
+        ("nafld-prepared", ["prepare", nafld, "--task", ROOT / "examples/tasks/nafld.yaml", "--out", prepared]),
+        ("nafld", ["train", prepared, "--task", "nafld", "--out", run, "training.epochs=3"]),
+        ("nafld/report.html", ["evaluate", run]),
+        ("nafld.parquet", ["predict", run, nafld, "--out", out / "nafld.parquet"]),
+        ("omop", ["import", "omop", DATA / "mimic4_demo_omop", out / "omop"]),
+    ]
+
+
+def cleaned(value: Any) -> Any:
+    """A JSON value without what differs between two runs of the same code."""
+    if isinstance(value, dict):
+        return {key: cleaned(entry) for key, entry in value.items() if key not in VOLATILE}
+    return [cleaned(entry) for entry in value] if isinstance(value, list) else value
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file; of a JSON file, of its lasting entries."""
+    if path.suffix in {".json", ".jsonl"}:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        return hashlib.sha256(json.dumps([cleaned(json.loads(line)) for line in lines]).encode()).hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def make(source: Path, out: Path) -> None:
+    """Run every job and write the digests."""
+    out.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    for made, command in jobs(out):
+        if not (out / made).exists():
+            words = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()", *map(str, command)]
+            subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
+    files = sorted(path for path in out.rglob("*") if path.is_file() and path != out / "digests.json")
+    table = {str(path.relative_to(out)): digest(path) for path in files}
+    (out / "digests.json").write_text(json.dumps(table, indent=1))
+
+
+def differences(before: Any, after: Any, place: str = "") -> list[str]:
+    """Where two JSON values differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = sorted((before.keys() | after.keys()) - VOLATILE)
+        return [d for key in keys for d in differences(before.get(key), after.get(key), f"{place}/{key}")]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [d for i, (a, b) in pairs for d in differences(a, b, f"{place}/{i}")]
+    return [] if before == after else [place]
+
+
+def compare(one: Path, other: Path) -> int:
+    """Print what differs; how many files do."""
+    before, after = (json.loads((folder / "digests.json").read_text()) for folder in (one, other))
+    moved = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    for name in moved:
+        print(name, "" if name in before else "is new", "" if name in after else "is gone")
+        if name in before and name in after and name.endswith(".json"):
+            places = differences(*(json.loads((folder / name).read_text()) for folder in (one, other)))
+            print("   ", *places[:8], f"and {len(places) - 8} more" if len(places) > 8 else "")
+    print(
+        f"{len(before.keys() & after.keys()) - len([m for m in moved if m in before and m in after])} files equal, {len(moved)} not"
+    )
+    return len(moved)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("first", type=Path)
+    parser.add_argument("second", type=Path)
+    parser.add_argument("--compare", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.compare:
+        sys.exit(1 if compare(arguments.first, arguments.second) else 0)
+    make(arguments.first.resolve(), arguments.second.resolve())

@@ -1,0 +1,102 @@
+"""`ehrseq audit RUN`: does a trained model, or anything it was made from, see the future?
+
+Reading order: `data` (what every check looks at), `source` (the records, read again), `copies` (people with another
+past or future), then the checks: `model_checks`, `prefix`, `input_checks`, `label_checks`, `fit_checks`,
+`single_people`, `suspicion`, `duplicates`, `leading_codes`, `shuffled`. `docs/trust.md` says in plain words what they
+prove and what they cannot.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing import __version__
+from ehrsequencing.audit import (
+    duplicates,
+    fit_checks,
+    input_checks,
+    label_checks,
+    leading_codes,
+    model_checks,
+    prefix,
+    shuffled,
+    single_people,
+    suspicion,
+)
+from ehrsequencing.audit.data import AuditData, Check
+from ehrsequencing.run import AUDIT, Run, add_to_run, require_room
+from ehrsequencing.storage import write_json
+
+CHECKS: tuple[Check, ...] = (
+    *model_checks.CHECKS,
+    *prefix.CHECKS,
+    *input_checks.CHECKS,
+    *label_checks.CHECKS,
+    *duplicates.CHECKS,
+    *fit_checks.CHECKS,
+    *single_people.CHECKS,
+    *suspicion.CHECKS,
+    *leading_codes.CHECKS,
+)
+
+
+def audit(
+    run_folder: Path,
+    *,
+    split: str = "held_out",
+    subjects: int = 200,
+    seed: int = 0,
+    shuffled_labels: bool = False,
+    prepared: Path | None = None,
+    data: Path | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> dict[str, Any]:
+    """Make every check on a run and write its `audit.json`.
+
+    Args:
+        run_folder: A finished run.
+        split: Whose subjects the model is asked about; labels and fits are checked in all splits.
+        subjects: How many subjects of each split to draw.
+        seed: Of the draw, and of all noise.
+        shuffled_labels: Whether to train a small model on shuffled labels, too.
+        prepared: The prepared set, where it is no longer where training found it.
+        data: The MEDS records, where they are no longer where `prepare` found them.
+        progress: Called with (steps done, steps, what comes next).
+
+    Returns:
+        What was written: `leaks`, `warnings`, `not_tested` (counts), and `checks`, each with its name, question,
+        verdict (`passed`, `warning`, `leak`, `not_tested`), reason, what was tested, the measured number and its bound.
+
+    Raises:
+        EhrseqError: The run, its prepared set, or records that were named cannot be used.
+    """
+    run = Run(run_folder)
+    require_room(run_folder, AUDIT)
+    store = run.prepared(prepared)
+    checks = [*CHECKS, shuffled.CHECK] if shuffled_labels else list(CHECKS)
+    total = len(checks) + 1
+    progress(0, total, "reading the records")
+    facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
+    facts.read_source(data)
+    answers = []
+    for number, check in enumerate(checks, start=1):
+        progress(number, total, check.name)
+        started = time.monotonic()
+        finding = check.make(facts)
+        seconds = round(time.monotonic() - started, 2)
+        answers.append({"name": check.name, "question": check.question, **asdict(finding), "seconds": seconds})
+    progress(total, total, "done")
+    result = {
+        "fingerprint": run.fingerprint, "created": date.today().isoformat(), "version": __version__,
+        "task": run.task.name, "split": split, "subjects": subjects, "seed": seed,
+        "records": facts.source is not None,
+        "leaks": sum(a["verdict"] == "leak" for a in answers),
+        "warnings": sum(a["verdict"] == "warning" for a in answers),
+        "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
+        "checks": answers,
+    }  # fmt: skip
+    add_to_run(run_folder, AUDIT, lambda path: write_json(path, result))
+    return result

@@ -1,0 +1,226 @@
+"""Copies of subjects with another past or future, and the answers that the model gives them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ehrsequencing.audit.data import AuditData
+from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.predict import VISIT_BUDGET
+from ehrsequencing.records.events import ragged
+from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+
+MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuous
+MAX_CUTS = 12  # prediction times per subject, drawn at random
+MAX_TOKENS = 400_000  # of all copies of one check together
+FREE_FLAT_TOKENS = 800  # a flat model's cost of a token doubles with so many others
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+NONE: Ints = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A subject at one of its prediction times: rows and visits up to it are its past."""
+
+    subject: int  # row of the timelines
+    first_visit: int
+    past_visits: int  # with the visit that the prediction time lies in
+    last_visit: int  # exclusive
+    first_row: int
+    row: int
+    last_row: int  # exclusive
+
+
+def cuts(data: AuditData, *, share: int) -> list[Cut]:
+    """Prediction times of the sampled subjects, in random order: all of a subject's, or some where there are many.
+
+    Args:
+        data: The audited run.
+        share: In how many ways the budget of tokens is shared.
+    """
+    timelines, rows = data.people, data.asked
+    visits, first = np.asarray(timelines.subject_offsets), np.asarray(rows.row_offsets)
+    cost = np.diff(np.asarray(timelines.visit_offsets)[visits]).astype(np.float64)
+    if data.model.config.architecture == "flat":  # every token looks at every other
+        cost *= 1 + cost / FREE_FLAT_TOKENS
+    rng = data.rng(10)
+    pairs = [
+        (subject, row)
+        for subject in range(len(timelines))
+        for row in rng.permutation(np.arange(first[subject], first[subject + 1]))[:MAX_CUTS].tolist()
+    ]
+    found, spent = list[Cut](), 0.0
+    for subject, row in (pairs[k] for k in rng.permutation(len(pairs)).tolist()):
+        spent += float(cost[subject])
+        if found and spent > MAX_TOKENS / share:
+            return found
+        past = int(rows.visits_before[row]) + int(rows.unfinished_codes[row] > 0)
+        low, high = int(visits[subject]), int(visits[subject + 1])
+        found.append(Cut(subject, low, past, high, int(first[subject]), row, int(first[subject + 1])))
+    return found
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of subjects, and which of their visits, codes and rows stand after the cut."""
+
+    timelines: Timelines
+    rows: TaskRows
+    later_visit: NDArray[np.bool_]
+    later_code: NDArray[np.bool_]  # of later visits, and of a visit that the cut lies in
+    later_row: NDArray[np.bool_]
+
+
+def copy_subjects(
+    data: AuditData, chosen: list[Cut], *, visits_after: Callable[[Cut], Ints], rows_after: bool, end: bool
+) -> Copies:
+    """One copy of its subject for each cut: the past as it is, then other visits.
+
+    Args:
+        data: The audited run.
+        chosen: Cuts.
+        visits_after: Which visits, of anybody, come after the cut.
+        rows_after: Whether the subject's own later prediction times stay (their visits must then stay too).
+        end: Whether a query after everything makes the loader read all of it.
+    """
+    timelines, rows = data.people, data.asked
+    visit_ids, row_ids = list[Ints](), list[Ints]()
+    for cut in chosen:
+        visit_ids.append(np.r_[np.arange(cut.first_visit, cut.first_visit + cut.past_visits), visits_after(cut)])
+        own = np.arange(cut.first_row, cut.last_row if rows_after else cut.row + 1)
+        row_ids.append(np.r_[own, cut.row] if end else own)
+    n_visits, n_rows = np.array([len(v) for v in visit_ids]), np.array([len(r) for r in row_ids])
+    subjects, visits, row = (
+        np.array([cut.subject for cut in chosen]),
+        np.concatenate(visit_ids),
+        np.concatenate(row_ids),
+    )
+    codes, visit_offsets = ragged(timelines.visit_offsets, visits)
+    people = take_timelines(timelines, subjects)
+    place = _places(n_visits)
+    made = replace(
+        people, subject_offsets=np.r_[0, np.cumsum(n_visits)], visit_offsets=visit_offsets,
+        codes=np.array(timelines.codes[codes]), values=np.array(timelines.values[codes]),
+        **{f: np.array(getattr(timelines, f)[visits]) for f in ("start_us", "end_us", "age_years", "delta_days")},
+    )  # fmt: skip
+    past = np.array([cut.past_visits for cut in chosen])
+    later_row = row > np.repeat([cut.row for cut in chosen], n_rows)
+    asked = take_rows(one_owner(rows), row)
+    last = np.cumsum(n_rows) - 1
+    if end:
+        later_row[last] = True
+        seen, is_query = np.array(asked.visits_before), np.array(asked.is_query)
+        moment = np.array(asked.prediction_us)
+        seen[last], is_query[last] = n_visits, True
+        unfinished = np.array(asked.unfinished_codes)
+        unfinished[last] = 0
+        moment[last] = np.maximum(moment[last], int(made.end_us.max(initial=0))) + DAY_US
+        asked = replace(asked, visits_before=seen, is_query=is_query, prediction_us=moment, unfinished_codes=unfinished)
+    asked = replace(asked, row_offsets=np.r_[0, np.cumsum(n_rows)])
+    later_visit = place >= np.repeat(past, n_visits)
+    shown = np.diff(visit_offsets)  # of each visit's codes
+    known = np.array([int(rows.unfinished_codes[cut.row]) for cut in chosen])
+    shown[(made.subject_offsets[:-1] + past - 1)[known > 0]] = known[known > 0]
+    shown[later_visit] = 0
+    later_code = _places(np.diff(visit_offsets)) >= np.repeat(shown, np.diff(visit_offsets))
+    return Copies(made, asked, later_visit, later_code, later_row)
+
+
+def one_owner(rows: TaskRows) -> TaskRows:
+    """The same rows, each its own subject, so that `take_rows` takes rows."""
+    return replace(rows, row_offsets=np.arange(len(rows) + 1))
+
+
+def _places(lengths: Ints) -> Ints:
+    """0, 1 … within each of several runs."""
+    return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bool = False) -> Copies:
+    """Replace what stands after the cut by noise: codes, values, ages, gaps, stamps; with `past`, what stands before.
+
+    Half of the tokens become random ones, and nothing else stays.
+    """
+    old, asked = copies.timelines, copies.rows
+    visit = ~copies.later_visit if past else copies.later_visit
+    row = ~copies.later_row if past else copies.later_row
+    token = ~copies.later_code if past else copies.later_code
+    codes, values = np.array(old.codes), np.array(old.values)
+    _scramble(data, codes, values, token, rng)
+    carry = np.repeat(row & np.asarray(asked.is_query), np.diff(asked.carry_offsets))
+    carry_codes, carry_values = np.array(asked.carry_codes), np.array(asked.carry_values)
+    _scramble(data, carry_codes, carry_values, carry, rng)
+
+    def other(array: NDArray[Any], chosen: NDArray[np.bool_], noise: Floats) -> NDArray[Any]:
+        return np.where(chosen, noise.astype(array.dtype), array)
+
+    n, r = len(visit), len(row)
+    shift = rng.integers(1, 400, n) * DAY_US
+    timelines = replace(
+        old, codes=codes, values=values,
+        age_years=other(old.age_years, visit, rng.uniform(0, 120, n)),
+        delta_days=other(old.delta_days, visit, rng.exponential(100, n)),
+        start_us=old.start_us + np.where(visit & (not past), shift, 0),
+        end_us=old.end_us + np.where(visit & (not past), shift, 0),
+    )  # fmt: skip
+    rows = replace(
+        asked, carry_codes=carry_codes, carry_values=carry_values,
+        age_years=other(asked.age_years, row, rng.uniform(0, 120, r)),
+        delta_days=other(asked.delta_days, row, rng.exponential(100, r)),
+    )  # fmt: skip
+    return replace(copies, timelines=timelines, rows=rows)
+
+
+def _scramble(
+    data: AuditData, codes: NDArray[np.int32], values: NDArray[np.float32], chosen: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    swap = chosen & (rng.random(len(codes)) < 0.5)
+    codes[swap] = rng.integers(1, max(len(data.vocabulary), 2), int(swap.sum()))
+    number = chosen & ~np.isnan(values[:, 0])
+    values[number] = rng.normal(size=(int(number.sum()), 2))
+
+
+def answers(data: AuditData, timelines: Timelines, rows: TaskRows) -> Floats:
+    """(R, ·) logits at every row, through the loader and the model, as predictions are made; NaN without an answer."""
+    loader = SubjectLoader(timelines, rows, queries=not data.run.is_visit_head, code_types=data.run.code_types)
+    out: Floats | None = None
+    with torch.no_grad():
+        for step in loader.in_order(visit_budget=VISIT_BUDGET):
+            logits = (
+                data.model(step.batch).double().flatten(1) if not data.run.is_visit_head else data.model(step.batch)
+            )
+            found = logits.double().view(len(logits), -1).numpy()
+            out = np.full((len(rows), found.shape[1]), np.nan) if out is None else out
+            out[step.rows] = found[step.positions]
+    return out if out is not None else np.full((len(rows), 1), np.nan)
+
+
+def movement(before: Floats, after: Floats) -> Floats:
+    """(R,) largest change of a logit relative to max(1, |logit|); infinite where one of both has no answer, else 0."""
+    both = ~np.isnan(before).any(axis=1) & ~np.isnan(after).any(axis=1)
+    neither = np.isnan(before).any(axis=1) & np.isnan(after).any(axis=1)
+    moved = np.where(neither, 0.0, np.inf)
+    scale = np.maximum(1.0, np.abs(before[both]))
+    moved[both] = (np.abs(after[both] - before[both]) / scale).max(axis=1, initial=0.0)
+    return moved
+
+
+def reacts(data: AuditData) -> bool:
+    """Whether a changed past moves any answer; where it does not, that nothing else moves one proves nothing."""
+    if data.reaction is None:
+        chosen = cuts(data, share=8)
+        dropped = copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False)
+        past = noisy(data, dropped, data.rng(14), past=True)
+        before = answers(data, dropped.timelines, dropped.rows)
+        data.reaction = float(movement(before, answers(data, past.timelines, past.rows)).max(initial=0.0))
+    return data.reaction >= MOVES
+
+
+VACUOUS = "the model gives the same answer whatever the past is, so that nothing could have moved"

@@ -1,0 +1,162 @@
+"""What every check looks at: the run, its prepared set, the records behind it where they can be reached, a sample."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.audit.presence import Presence
+from ehrsequencing.audit.source import Source
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from ehrsequencing.run import Run
+
+SPLITS = ("train", "tuning", "held_out")
+FITTED = ("train", "tuning")  # whose labels the looks for telling codes use: most carriers are there
+Verdict = Literal["passed", "warning", "leak", "not_tested"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer of one check.
+
+    Attributes:
+        verdict: `not_tested` where the check could not be made or could not have failed; never `passed` then.
+            `warning` where somebody who knows the records must look: it may be a leak, or honest knowledge.
+        reason: What was seen, in plain words; no patient's value, id or date.
+        tested: How many subjects, rows, perturbations … were looked at.
+        measured: The number that decided.
+        bound: What it had to keep to.
+    """
+
+    verdict: Verdict
+    reason: str
+    tested: dict[str, int] = field(default_factory=dict)
+    measured: float | None = None
+    bound: float | None = None
+
+
+def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int]) -> Finding:
+    """The verdict of a count that must be zero.
+
+    Args:
+        leaks: How many violations.
+        of: How many things were looked at; none means that nothing was tested.
+        what: The violation, for "N of M …".
+        clean: The reason of a pass.
+        tested: Counts to show.
+    """
+    if not of:
+        return Finding("not_tested", "there was nothing to look at", tested)
+    if leaks:
+        return Finding("leak", f"{leaks:,} of {of:,} {what}", tested, float(leaks), 0.0)
+    return Finding("passed", clean, tested, 0.0, 0.0)
+
+
+def no_source(data: "AuditData") -> Finding:
+    """The verdict of a check that needs the records where they cannot be reached."""
+    return Finding("not_tested", data.why_no_source)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question to a run.
+
+    Attributes:
+        name: As in `audit.json`.
+        question: In plain words.
+        make: Looks.
+    """
+
+    name: str
+    question: str
+    make: Callable[["AuditData"], Finding]
+
+
+class AuditData:
+    """A run with all that it was made from.
+
+    Args:
+        run: The trained run.
+        prepared: The prepared set that it was trained on.
+        split: Whose subjects the model is asked about.
+        subjects: How many subjects of each split to draw.
+        seed: Of the draw, and of all noise.
+    """
+
+    def __init__(self, run: Run, prepared: Prepared, *, split: str, subjects: int, seed: int) -> None:
+        if split not in SPLITS:
+            raise EhrseqError(f"{split!r} is no split", where="--split", mend=f"use {', '.join(SPLITS)}")
+        if subjects < 1:
+            raise EhrseqError("leaves nobody to look at", where="--subjects", mend="ask for 1 or more")
+        self.run, self.prepared, self.split, self.subjects, self.seed = run, prepared, split, subjects, seed
+        self.task, self.vocabulary, self.model = run.task, run.vocabulary, run.model
+        self.timelines: dict[str, Timelines] = {name: prepared.timelines(name) for name in SPLITS}
+        self.rows: dict[str, TaskRows] = {name: prepared.rows(self.task.name, name) for name in SPLITS}
+        if not len(self.rows[split]):
+            raise EhrseqError(f"nobody in {split} has a prediction time", where=self.task.name, mend="see ehrseq check")
+        self.source: Source | None = None
+        self.reaction: float | None = None  # how far a changed past moves an answer, once that was asked
+        self.why_no_source = "the records were not asked for"
+
+    def rng(self, purpose: int) -> np.random.Generator:
+        """Noise of one check: the same whatever other checks do."""
+        return np.random.default_rng([self.seed, purpose])
+
+    @cached_property
+    def sample(self) -> dict[str, NDArray[np.int64]]:
+        """Rows of `timelines[split]`, drawn at random among those with a prediction time; length has no say."""
+        drawn = {}
+        for number, name in enumerate(SPLITS):
+            able = np.flatnonzero(np.diff(np.asarray(self.rows[name].row_offsets)) > 0)
+            chosen = self.rng(number).permutation(able)[: self.subjects]
+            drawn[name] = np.sort(chosen)
+        return drawn
+
+    @cached_property
+    def people(self) -> Timelines:
+        """Timelines of the drawn subjects of the audited split."""
+        return take_timelines(self.timelines[self.split], self.sample[self.split])
+
+    @cached_property
+    def asked(self) -> TaskRows:
+        """Prediction times of `people`."""
+        return take_rows(self.rows[self.split], self.sample[self.split])
+
+    @cached_property
+    def presence(self) -> dict[str, Presence]:
+        """Which prediction times of each split see which token."""
+        return {name: Presence(self.timelines[name], self.rows[name]) for name in SPLITS}
+
+    def sampled_ids(self) -> NDArray[np.int64]:
+        """Ids of all sampled subjects."""
+        ids = [np.asarray(self.timelines[name].subject_id)[self.sample[name]] for name in SPLITS]
+        return np.unique(np.concatenate(ids))
+
+    def read_source(self, folder: Path | None, *, progress: Callable[[int, int], None] | None = None) -> None:
+        """Read the records; where the prepared set only remembers a folder that is gone, remember why there is none.
+
+        Args:
+            folder: Where the records are now; None: where `prepare` found them.
+            progress: Called with (shards read, shards).
+
+        Raises:
+            EhrseqError: A folder was named, and its records cannot be read or are not those that were prepared.
+        """
+        place = folder or Path(self.prepared.manifest.get("data_path", ""))
+        try:
+            self.source = Source.read(self.prepared, place, wanted=self.sampled_ids(), progress=progress)
+        except EhrseqError as error:
+            if folder is not None:
+                raise
+            self.why_no_source = f"the records cannot be used any more ({error.what})"
+
+    @cached_property
+    def base_token(self) -> NDArray[np.int64]:
+        """(V,) the plain token behind each joint or summary token (`CODE//Q3`, `LAST//CODE`); itself otherwise."""
+        return self.vocabulary.base

@@ -1,0 +1,225 @@
+"""Does an answer move when only the future does? Asked of the model through the loader, as predictions are made."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ehrsequencing.audit.copies import (
+    NONE,
+    VACUOUS,
+    Copies,
+    Cut,
+    Ints,
+    answers,
+    copy_subjects,
+    cuts,
+    movement,
+    noisy,
+    one_owner,
+    reacts,
+)
+from ehrsequencing.audit.data import AuditData, Check, Finding
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.models.embeddings import CodeEmbedding, CodeVectors, VisitTimeEmbedding
+from ehrsequencing.records.timelines import TaskRows, take_rows, take_timelines
+
+MOVED = 1e-5  # of a logit, relative to max(1, |logit|): what another batch may change in float32
+MAX_GRADIENT_ROWS = 16
+
+
+def future_perturbation(data: AuditData) -> Finding:
+    """Visits after each cut are dropped, changed, or replaced by strangers' noise; answers up to it must not move."""
+    chosen = cuts(data, share=4)
+    own_row = np.concatenate([np.arange(cut.first_row, cut.row + 1) for cut in chosen])
+    before = answers(data, data.people, data.asked)[own_row]
+    rng, n_visits = data.rng(11), len(data.people.start_us)
+
+    def own(cut: Cut) -> Ints:
+        return np.arange(cut.first_visit + cut.past_visits, cut.last_visit)
+
+    def strangers(cut: Cut) -> Ints:
+        return rng.integers(0, max(n_visits, 1), int(rng.integers(1, 7))) if n_visits else NONE
+
+    copies = {
+        "dropped": copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False),
+        "changed": noisy(data, copy_subjects(data, chosen, visits_after=own, rows_after=True, end=True), rng),
+        "appended": noisy(
+            data, copy_subjects(
+                data, chosen, visits_after=lambda cut: np.r_[own(cut), strangers(cut)], rows_after=False, end=True
+            ), rng,
+        ),
+        "replaced": noisy(data, copy_subjects(data, chosen, visits_after=strangers, rows_after=False, end=True), rng),
+    }  # fmt: skip
+    moved = {name: movement(before, answers(data, c.timelines, c.rows)[~c.later_row]) for name, c in copies.items()}
+    tested = {"subjects": len({cut.subject for cut in chosen}), "rows": len(before), "perturbations": 4 * len(chosen)}
+    if np.isnan(before).all():
+        return Finding("not_tested", "the model answers none of the sampled prediction times", tested)
+    worst = max(float(m.max(initial=0.0)) for m in moved.values())
+    if worst > MOVED:
+        bad = [name for name, m in moved.items() if m.max(initial=0.0) > MOVED]
+        share = np.mean(np.max(list(moved.values()), axis=0) > MOVED)
+        what = f"{share:.0%} of the answers moved when visits after them were {' or '.join(bad)}"
+        return Finding("leak", what, tested, _finite(worst), MOVED)
+    if not reacts(data):
+        return Finding("not_tested", VACUOUS, tested, _finite(worst), MOVED)
+    return Finding("passed", "no answer moved with its future; a changed past moves them", tested, worst, MOVED)
+
+
+def queries_are_silent(data: AuditData) -> Finding:
+    """Other questions are dropped, or strangers' questions are asked between; no other answer may move."""
+    timelines, rows = data.people, data.asked
+    subjects = np.unique([cut.subject for cut in cuts(data, share=4)])
+    people, asked = take_timelines(timelines, subjects), take_rows(rows, subjects)
+    is_query, rng = np.asarray(asked.is_query), data.rng(12)
+    tested = {"subjects": len(subjects), "rows": len(asked)}
+    if data.run.is_visit_head:
+        return Finding("not_tested", "the visit head answers no queries", tested)
+    before = answers(data, people, asked)
+    # A stranger's query in front of every row, and after it: the same moment and view, other contents.
+    doubled = np.repeat(np.arange(len(asked)), 3)
+    stranger = np.tile([True, False, True], len(asked))
+    more = take_rows(one_owner(asked), doubled)
+    more = replace(more, row_offsets=3 * np.asarray(asked.row_offsets), is_query=np.asarray(more.is_query) | stranger)
+    no_visit, no_code = np.zeros(len(people.start_us), dtype=bool), np.zeros(len(people.codes), dtype=bool)
+    noise = noisy(data, Copies(people, more, no_visit, no_code, stranger), rng)
+    moved = movement(before, answers(data, people, noise.rows)[~stranger])
+    # Without any queries; and with each subject's last row alone.
+    for keep in (~is_query, _last_of_subject(asked)):
+        kept = np.flatnonzero(keep)
+        counts = np.bincount(asked.subject[kept], minlength=len(subjects))
+        fewer = replace(take_rows(one_owner(asked), kept), row_offsets=np.r_[0, np.cumsum(counts)])
+        moved = np.r_[moved, movement(before[kept], answers(data, people, fewer))]
+    tested["perturbations"] = 2 * len(asked) + int(is_query.sum())
+    worst = float(moved.max(initial=0.0))
+    if worst > MOVED:
+        why = f"{np.mean(moved > MOVED):.0%} of the answers moved when something else was asked"
+        return Finding("leak", why, tested, _finite(worst), MOVED)
+    if not reacts(data):
+        return Finding("not_tested", VACUOUS, tested, _finite(worst), MOVED)
+    return Finding("passed", "asking never changed another answer", tested, worst, MOVED)
+
+
+def gradient(data: AuditData) -> Finding:
+    """The derivative of each answer by the inputs of later visits, and of other queries, must be exactly zero."""
+    rng, n_visits = data.rng(13), len(data.people.start_us)
+    ends = {cut.subject: replace(cut, row=cut.last_row - 1) for cut in cuts(data, share=16)}
+    seen = np.asarray(data.asked.visits_before) + (np.asarray(data.asked.unfinished_codes) > 0)
+    chosen = [replace(cut, past_visits=int(seen[cut.row])) for cut in ends.values()]
+
+    def then_strangers(cut: Cut) -> Ints:
+        own = np.arange(cut.first_visit + cut.past_visits, cut.last_visit)
+        return np.r_[own, rng.integers(0, n_visits, 2)] if n_visits else own
+
+    copies = copy_subjects(data, chosen, visits_after=then_strangers, rows_after=True, end=True)
+    loader = SubjectLoader(
+        copies.timelines, copies.rows, queries=not data.run.is_visit_head, code_types=data.run.code_types
+    )
+    step = loader.collate(loader.subjects)
+    positions = step.positions[~copies.later_row[step.rows]]
+    tested = {"subjects": len(chosen), "rows": 0, "inputs after the moment": 0}
+    if not len(positions):
+        return Finding("not_tested", "the model answers none of the sampled prediction times", tested)
+    store: list[tuple[Tensor, Tensor]] = []  # inputs, and the row of the batch that owns each
+    with torch.enable_grad(), _recorded(data.model, store, step.batch):
+        logits = data.model(step.batch).double().view(step.batch.n_visits, -1)
+    own = worst = 0.0
+    for asked in _turns(positions, step.batch, rng):
+        found = _derivative(logits, store, asked, step.batch, rng)
+        worst, own = max(worst, found.forbidden), max(own, found.allowed)
+        tested["rows"] += len(asked)
+        tested["inputs after the moment"] += found.inputs
+    if worst > 0:
+        return Finding("leak", "answers have a derivative by what comes after them", tested, worst, 0.0)
+    if not own or not tested["inputs after the moment"]:
+        why = "no answer has a derivative by its own past" if not own else "nobody has a later visit"
+        return Finding("not_tested", f"{why}, so that nothing could have been seen", tested)
+    return Finding("passed", "exactly zero for what comes later; not zero for the past", tested, 0.0, 0.0)
+
+
+def _turns(positions: Ints, batch: VisitBatch, rng: np.random.Generator) -> list[Ints]:
+    """Prediction times in turns, at most one of each subject in a turn; not more turns than there is time for."""
+    owner = batch.subject_of_visit.numpy()[positions]  # rows of a subject stand together
+    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    chosen = rng.permutation(int(place.max()) + 1)[:MAX_GRADIENT_ROWS]
+    return [positions[place == turn] for turn in chosen.tolist()]
+
+
+@dataclass(frozen=True)
+class _Derivative:
+    """Largest derivative by inputs that an answer may use and may not use; and how many of the latter."""
+
+    allowed: float
+    forbidden: float
+    inputs: int
+
+
+def _derivative(
+    logits: Tensor, store: list[tuple[Tensor, Tensor]], asked: Ints, batch: VisitBatch, rng: np.random.Generator
+) -> _Derivative:
+    """One backward pass from the asked rows, a randomly weighted sum of their logits."""
+    weights = rng.uniform(0.5, 1.5, (len(asked), logits.shape[1])) * rng.choice([-1.0, 1.0], (len(asked), 1))
+    loss = (logits[asked] * torch.from_numpy(weights)).sum()
+    gradients = torch.autograd.grad(loss, [x for x, _ in store], retain_graph=True, allow_unused=True)
+    is_query, subject = batch.is_query.numpy(), batch.subject_of_visit.numpy()
+    cut = np.full(batch.n_subjects, -1)
+    cut[subject[asked]] = asked
+    position = np.arange(batch.n_visits)
+    may = (position <= cut[subject]) & (~is_query | np.isin(position, asked))
+    allowed = forbidden = 0.0
+    inputs = 0
+    for (_, row), by in zip(store, gradients, strict=True):
+        if by is not None and by.numel():
+            size, mine = by.abs().flatten(1).amax(1).numpy(), may[row.numpy()]
+            allowed = max(allowed, float(size[mine].max(initial=0.0)))
+            forbidden = max(forbidden, float(size[~mine].max(initial=0.0)))
+            inputs += int((~mine).sum())
+    return _Derivative(allowed, forbidden, inputs)
+
+
+def _last_of_subject(rows: TaskRows) -> NDArray[np.bool_]:
+    last = np.zeros(len(rows), dtype=bool)
+    last[np.asarray(rows.row_offsets)[1:] - 1] = True
+    return last
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+@contextmanager
+def _recorded(model: nn.Module, store: list[tuple[Tensor, Tensor]], batch: VisitBatch) -> Iterator[None]:
+    """While open, the inputs of a forward pass are stored: the vectors of codes, one each, and those of visits."""
+
+    def codes(module: nn.Module, inputs: Any, output: CodeVectors) -> CodeVectors:
+        vectors = output.expand().detach().requires_grad_()
+        store.append((vectors, batch.visit_of_code))
+        return CodeVectors(vectors, torch.arange(len(vectors)))
+
+    def visits(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        store.append((output, torch.arange(batch.n_visits)))
+
+    hooks: dict[type[nn.Module], Callable[..., Any]] = {CodeEmbedding: codes, VisitTimeEmbedding: visits}
+    handles = [m.register_forward_hook(hooks[type(m)]) for m in model.modules() if type(m) in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+CHECKS = (
+    Check(
+        "future_perturbation",
+        "Does an answer change when visits after it are changed, dropped or added?",
+        future_perturbation,
+    ),
+    Check("gradient", "Does an answer depend, however slightly, on the codes of a later visit?", gradient),
+    Check("queries_are_silent", "Does asking about one moment change the answer for another?", queries_are_silent),
+)

@@ -1,0 +1,120 @@
+"""Prefix equality: the record as it stood at a prediction time gives the answer that the whole record gave."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.audit.copies import NONE, VACUOUS, answers, copy_subjects, cuts, movement, reacts
+from ehrsequencing.audit.data import AuditData, Check, Finding
+from ehrsequencing.audit.model_checks import MOVED
+from ehrsequencing.audit.source import Source, join
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.encoding import encode_rows, encode_timelines
+from ehrsequencing.records.meds import STATIC, Events
+from ehrsequencing.records.record import make_record
+from ehrsequencing.records.timelines import TaskRows, Timelines
+
+
+def prefix_equality(data: AuditData) -> Finding:
+    """Cut the records at p, encode them again, and ask again; without the records, cut the prepared timelines."""
+    if data.source is None or data.task.index.file is not None:  # cut records get ids that no file knows
+        return _of_prepared(data)
+    timelines, rows = data.people, data.asked
+    chosen = cuts(data, share=2)
+    asked, first_visit = np.array([cut.row for cut in chosen]), np.array([cut.first_visit for cut in chosen])
+    in_progress = _in_progress(timelines, rows, asked, first_visit)
+    if data.prepared.study.visits.by != "encounter":  # an encounter's later rows decide with which others it merges
+        in_progress &= ~np.asarray(rows.is_query)[asked]
+    before = answers(data, timelines, rows)[asked]
+    parts = [_until(data.source, timelines, rows, row) for row in asked.tolist()]
+    has_record = np.array([bool(np.any(part.time_us != STATIC)) for part in parts])
+    usable = np.flatnonzero(~in_progress & has_record & ~np.isnan(before).any(axis=1))
+    asked, before = asked[usable], before[usable]
+    tested = {
+        "subjects": len(np.unique(rows.subject[asked])), "rows": len(asked),
+        "rows left out (asked during a visit)": int(in_progress.sum()),
+    }  # fmt: skip
+    if not len(asked):
+        return Finding("not_tested", "no sampled prediction time falls between visits, with a record before it", tested)
+    again = _encode(data, data.source, [parts[k] for k in usable], np.asarray(rows.prediction_us)[asked])
+    after = np.full_like(before, np.nan)
+    after[again.pair] = answers(data, again.timelines, again.rows)[again.row]
+    lost = ~np.isin(np.arange(len(asked)), again.pair)
+    if lost.any():
+        why = f"{int(lost.sum()):,} of {len(asked):,} prediction times exist only because of what came after them"
+        return Finding("leak", why, tested, float(lost.sum()), 0.0)
+    moved = movement(before, after)
+    worst = float(moved.max(initial=0.0))
+    if worst > MOVED:
+        why = f"{np.mean(moved > MOVED):.0%} of the answers differ from those that the record until then would give"
+        return Finding("leak", why, tested, worst if np.isfinite(worst) else None, MOVED)
+    if not reacts(data):
+        return Finding("not_tested", VACUOUS, tested, worst, MOVED)
+    return Finding("passed", "the record until then gives the same answers", tested, worst, MOVED)
+
+
+def _in_progress(
+    timelines: Timelines, rows: TaskRows, asked: NDArray[np.int64], first_visit: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which rows fall into a visit that ends later: in the cut record it ends there."""
+    following = first_visit + np.asarray(rows.visits_before)[asked]
+    exists = following < np.asarray(timelines.subject_offsets)[rows.subject[asked] + 1]
+    out = np.zeros(len(asked), dtype=bool)
+    out[exists] = np.asarray(timelines.start_us)[following[exists]] <= np.asarray(rows.prediction_us)[asked[exists]]
+    return out
+
+
+def _until(source: Source, timelines: Timelines, rows: TaskRows, row: int) -> Events:
+    """The record of a row's subject as it stood at the row's moment."""
+    events = source.records[int(timelines.subject_id[int(np.searchsorted(rows.row_offsets, row, side="right")) - 1])]
+    return events.take(events.time_us <= int(rows.prediction_us[row]))  # STATIC is the smallest of numbers
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Cut records, encoded: `rows[row[i]]` asks what cut record `pair[i]` was cut for."""
+
+    timelines: Timelines
+    rows: TaskRows
+    pair: NDArray[np.int64]
+    row: NDArray[np.int64]
+
+
+def _encode(data: AuditData, source: Source, parts: list[Events], moment_us: NDArray[np.int64]) -> _Again:
+    """Each cut record becomes a subject of its own, and goes the way that new records go in use."""
+    record = make_record(join(parts), excluded=source.excluded, settings=data.prepared.study.visits)
+    cohort = CohortBuilder(data.task, parents=source.parents).build(
+        record.events, record.subject, record.visits, birth_us=record.birth_us,
+        dataset_end_us=int(moment_us.max()), labelled=False,
+    )  # fmt: skip
+    timelines, _ = encode_timelines(record, data.vocabulary)
+    rows = encode_rows(record, cohort.rows, data.vocabulary)
+    pair = record.subject_id[rows.subject]
+    row = np.flatnonzero(np.asarray(rows.prediction_us) == moment_us[pair])
+    return _Again(timelines, rows, pair[row], row)
+
+
+def _of_prepared(data: AuditData) -> Finding:
+    """The prepared timelines, cut: says nothing about how they were made."""
+    chosen = cuts(data, share=2)
+    copies = copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False)
+    own = np.concatenate([np.arange(cut.first_row, cut.row + 1) for cut in chosen])
+    before = answers(data, data.people, data.asked)[own]
+    moved = movement(before, answers(data, copies.timelines, copies.rows))
+    worst = float(moved.max(initial=0.0))
+    tested = {"subjects": len({cut.subject for cut in chosen}), "rows": len(own)}
+    if worst > MOVED:
+        why = f"{np.mean(moved > MOVED):.0%} of the answers differ when the prepared timeline ends at the moment"
+        return Finding("leak", why, tested, worst if np.isfinite(worst) else None, MOVED)
+    why = f"only the prepared timelines could be cut, with equal answers; {data.why_no_source}"
+    return Finding("not_tested", why, tested, worst, MOVED)
+
+
+CHECKS = (
+    Check(
+        "prefix_equality",
+        "Does the record as it stood at that moment give the same answer as the whole record?",
+        prefix_equality,
+    ),
+)

@@ -1,0 +1,361 @@
+"""What is known at a prediction time, as one row of numbers: the features of the baselines.
+
+A row at p sees the subject's static codes and the visits with `end ≤ p` (`TaskRows.visits_before` counts them); where p
+lies in a visit, that visit's codes stamped ≤ p too, as one more visit; and nothing else. Summaries of a code run along
+the subject's record, so that a row costs the same at the thousandth visit as at the first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.baselines.code_pairs import Pair, column_of, most_shared, shared_visits, visits_of_pairs
+from ehrsequencing.records.events import ragged
+from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.timelines import TaskRows, Timelines, as_of, joined, offsets, take_timelines
+from ehrsequencing.records.vocabulary import Vocabulary
+
+TIMING = ("age_years", "days_since_index", "days_since_visit", "days_between_visits", "visits", "is_query")
+OF_CODE = ("count", "days_since")  # of every code, and of every pair of codes that share a visit
+OF_NUMBER = ("last", "mean", "min", "max")  # of a code with numbers: ranks among training values
+CHUNK_ITEMS = 2_000_000  # tokens, or rows, held at a time
+MOST_CHOOSING = 20_000  # training subjects by whom pairs are chosen, spread evenly over all
+AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
+_SKEWED = ("days_", "visits", "count ")  # features, by the start of their names, whose logarithm is used
+
+Ints = NDArray[np.int64]
+Floats32 = NDArray[np.float32]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """Which features a row has. Chosen on training subjects.
+
+    Attributes:
+        codes: Token ids of the codes that are summarised.
+        numeric: Those of them that carry numbers.
+        static_codes: Token ids of the static codes, one column each.
+        names: (F,) name of every feature, such as `last LAB//BUN`.
+        pairs: Pairs of those codes whose common visits are summarised.
+    """
+
+    codes: tuple[int, ...]
+    numeric: tuple[int, ...]
+    static_codes: tuple[int, ...]
+    names: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Column of each feature."""
+        return {name: column for column, name in enumerate(self.names)}
+
+
+def fit_feature_spec(
+    timelines: Timelines,
+    rows: TaskRows,
+    vocabulary: Vocabulary,
+    *,
+    max_codes: int = 200,
+    max_static_codes: int = 50,
+    max_pairs: int = 0,
+) -> FeatureSpec:
+    """Choose the codes, and the pairs of codes in one visit, that most training subjects have by their last row.
+
+    Args:
+        timelines: Training subjects.
+        rows: Their prediction times.
+        vocabulary: Names the features and says which codes carry numbers. Unknown tokens are never chosen: they stand
+            for different codes in different data.
+        max_codes: Timed codes at most; ties go to the smaller token id.
+        max_static_codes: Static codes at most.
+        max_pairs: Pairs at most. No outcome is looked at.
+    """
+    counts = np.zeros(len(vocabulary), dtype=np.int64)
+    static_counts = np.zeros(len(vocabulary), dtype=np.int64)
+    last_row = rows.row_offsets[1:][np.diff(rows.row_offsets) > 0] - 1  # in time order: it has seen the most visits
+    for chosen in _chunks(timelines, rows, last_row):
+        every, subject, visits = _records_until(timelines, rows, chosen)
+        part = take_timelines(every, subject)
+        known = _before(part, visits)
+        owner = np.repeat(_visit_subject(part), np.diff(part.visit_offsets))
+        counts += _subjects_with(owner[known], part.codes[known], len(vocabulary))
+        static_owner = np.repeat(np.arange(len(part)), np.diff(part.static_offsets))
+        static_counts += _subjects_with(static_owner, part.static_codes, len(vocabulary))
+    codes = _most_frequent(counts, vocabulary, max_codes)
+    static = _most_frequent(static_counts, vocabulary, max_static_codes)
+    has_numbers = vocabulary.settings.mode in ("polynomial", "interpolate")
+    numeric = tuple(code for code in codes if has_numbers and vocabulary.scale[code] >= 0)
+    names = [*TIMING, *(f"static {vocabulary.tokens[code]}" for code in static)]
+    for code in codes:
+        of_code = OF_CODE + (OF_NUMBER if code in numeric else ())
+        names += [f"{summary} {vocabulary.tokens[code]}" for summary in of_code]
+    pairs = _frequent_pairs(timelines, rows, last_row, codes, max_pairs) if max_pairs else ()
+    names += [f"{summary} {pair_name(pair, vocabulary)}" for pair in pairs for summary in OF_CODE]
+    return FeatureSpec(codes, numeric, static, tuple(names), pairs)
+
+
+def pair_name(pair: Pair, vocabulary: Vocabulary) -> str:
+    """`DX//1 + RX//2`."""
+    return " + ".join(vocabulary.tokens[code] for code in pair)
+
+
+def _frequent_pairs(
+    timelines: Timelines, rows: TaskRows, last_row: Ints, codes: tuple[int, ...], limit: int
+) -> tuple[Pair, ...]:
+    """Pairs of codes by the number of training subjects with both in a visit before their last row."""
+    step = -(-len(last_row) // MOST_CHOOSING)
+    subjects = np.zeros((len(codes), len(codes)), dtype=np.int64)
+    for chosen in _chunks(timelines, rows, last_row[:: max(step, 1)]):
+        every, subject, visits = _records_until(timelines, rows, chosen)
+        part = take_timelines(every, subject)
+        subjects += shared_visits(part, _before(part, visits), codes)
+    return most_shared(subjects, codes, limit)
+
+
+def history_features(
+    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, chosen: Ints, columns: FeatureSpec
+) -> Floats32:
+    """Features of some prediction times, from what was known at each.
+
+    - `age_years` at p, `days_since_index`, `days_since_visit` (0 at a visit's own end), `days_between_visits` (the last
+      known visit and the one before), `visits` so far, `is_query`;
+    - `static CODE`: 1 or 0;
+    - `count CODE` so far, and `days_since CODE`: from the end of its last visit;
+    - `count A + B`: visits so far that held both codes, and `days_since A + B`: from the end of the last of them;
+    - `last`, `mean`, `min`, `max CODE`: of the numbers so far, as ranks among training values (sd 1).
+
+    Args:
+        timelines: Visits; may be memory-mapped, and are read in chunks of whole subjects.
+        rows: Prediction times of the same subjects.
+        vocabulary: The one that encoded them.
+        chosen: (r,) row numbers, in any order.
+        columns: Which features.
+
+    Returns:
+        (r, F) float32; NaN = not known.
+    """
+    out = np.empty((len(chosen), len(columns)), dtype=np.float32)
+    order = np.argsort(chosen, kind="stable")
+    done = 0
+    for part in _chunks(timelines, rows, np.asarray(chosen)[order]):
+        where = order[done : done + len(part)]
+        out[where] = _features(timelines, rows, vocabulary, part, columns)
+        done += len(part)
+    return out
+
+
+@dataclass(frozen=True)
+class LinearDesign:
+    """History features made fit for a linear model; everything fitted on training rows. Make it with `fit`.
+
+    Counts and times become log(1 + ·), what is not known becomes the training median with a mark of its own (marks that
+    are alike in all training rows share one), age gets hinges, and nothing is extrapolated beyond the training range.
+
+    Attributes:
+        columns: The features that it takes.
+        used: (U,) numbers of the features that vary among training rows.
+        fill: (U,) training medians.
+        low: (U,) training minima.
+        high: (U,) training maxima.
+        marked: Numbers of the features, one for each distinct pattern of what is not known.
+    """
+
+    columns: FeatureSpec
+    used: Ints
+    fill: Floats
+    low: Floats
+    high: Floats
+    marked: tuple[int, ...]
+
+    @classmethod
+    def fit(cls, features: Floats32, columns: FeatureSpec) -> "LinearDesign":
+        """Choose and scale by training rows.
+
+        Args:
+            features: (r, F) from `history_features`.
+            columns: What they are.
+        """
+        values = _logarithms(features, columns)
+        unknown = np.isnan(values)
+        known = np.flatnonzero(~unknown.all(axis=0))
+        fill = np.nanmedian(values[:, known], axis=0)
+        filled = np.where(unknown[:, known], fill, values[:, known])
+        low, high = filled.min(axis=0, initial=np.inf), filled.max(axis=0, initial=-np.inf)
+        varies = high > low
+        patterns: dict[bytes, int] = {}
+        for column in np.flatnonzero(unknown.any(axis=0) & ~unknown.all(axis=0)).tolist():
+            patterns.setdefault(np.packbits(unknown[:, column]).tobytes(), column)
+        return cls(columns, known[varies], fill[varies], low[varies], high[varies], tuple(patterns.values()))
+
+    def __call__(self, features: Floats32) -> Floats:
+        """(r, F) history features → (r, D) finite covariates."""
+        values = _logarithms(features, self.columns)
+        used = values[:, self.used]
+        parts = [np.clip(np.where(np.isnan(used), self.fill, used), self.low, self.high)]
+        parts.append(np.isnan(values[:, list(self.marked)]).astype(np.float64))
+        if 0 in self.used:
+            age = parts[0][:, list(self.used).index(0), None]
+            parts.append(np.maximum(age - np.array(AGE_KNOTS_YEARS), 0.0))
+        return np.concatenate(parts, axis=1)
+
+
+def _logarithms(features: Floats32, columns: FeatureSpec) -> Floats:
+    values = features.astype(np.float64)
+    skewed = [number for number, name in enumerate(columns.names) if name.startswith(_SKEWED)]
+    values[:, skewed] = np.log1p(np.maximum(values[:, skewed], 0.0))
+    return values
+
+
+def _features(
+    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, chosen: Ints, columns: FeatureSpec
+) -> Floats32:
+    """Features of one chunk of rows, sorted; its subjects fit in memory."""
+    part, subject, visits = _records_until(timelines, rows, chosen)
+    prediction_us = np.asarray(rows.prediction_us)[chosen]
+    first_visit = part.subject_offsets[subject]
+    stop_visit = first_visit + visits  # visits [first, stop) are known
+    seen = stop_visit > first_visit
+
+    out = np.full((len(chosen), len(columns)), np.nan, dtype=np.float32)
+    out[:, 0] = rows.age_years[chosen]
+    out[:, 1] = (prediction_us - rows.index_us[chosen]) / DAY_US
+    out[seen, 2] = (prediction_us[seen] - part.end_us[stop_visit[seen] - 1]) / DAY_US
+    again = stop_visit > first_visit + 1
+    out[again, 3] = part.delta_days[stop_visit[again] - 1]
+    out[:, 4] = stop_visit - first_visit
+    out[:, 5] = rows.is_query[chosen]
+    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = _static(part, columns)[subject]
+
+    def count_and_since(visit: Ints) -> Floats32:
+        """(r, 2) how many of these visits (rising) a row knows, and the days since the last of them, NaN without."""
+        first, stop = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
+        found, has = np.full((len(chosen), 2), np.nan, dtype=np.float32), stop > first
+        found[:, 0] = stop - first
+        found[has, 1] = (prediction_us[has] - part.end_us[visit[stop[has] - 1]]) / DAY_US
+        return found
+
+    for code, visit, value in _occurrences(part, columns.codes):
+        column = columns.index[f"count {vocabulary.tokens[code]}"]
+        out[:, column : column + 2] = count_and_since(visit)
+        if code in columns.numeric:
+            is_number = ~np.isnan(value)
+            visit, number = visit[is_number], value[is_number].astype(np.float64)
+            begin, end = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
+            new_subject = np.r_[True, np.diff(_visit_subject(part)[visit]) != 0][: len(visit)]
+            out[:, column + 2 : column + 6] = _running(number, np.cumsum(new_subject) - 1, begin, end)
+    first_pair = len(columns) - len(OF_CODE) * len(columns.pairs)  # they come last
+    for place, shared in enumerate(visits_of_pairs(part, columns.pairs)):
+        column = first_pair + len(OF_CODE) * place
+        out[:, column : column + 2] = count_and_since(shared)
+    return out
+
+
+def _records_until(timelines: Timelines, rows: TaskRows, chosen: Ints) -> tuple[Timelines, Ints, Ints]:
+    """What some rows see: records, the record of each row, and how many of its visits are known.
+
+    A query that lies in a visit has a record of its own, which ends at its moment.
+    """
+    subjects, subject = np.unique(rows.subject[chosen], return_inverse=True)
+    part, visits = take_timelines(timelines, subjects), np.asarray(rows.visits_before)[chosen].astype(np.int64)
+    codes = np.asarray(rows.unfinished_codes)[chosen].astype(np.int64)
+    inside = np.flatnonzero(codes)
+    if len(inside):
+        row = chosen[inside]
+        known_us = np.asarray(rows.prediction_us)[row] - np.round(rows.delta_days[row] * float(DAY_US)).astype(np.int64)
+        cut = as_of(part, subject[inside], visits=visits[inside], unfinished_codes=codes[inside], end_us=known_us)
+        part, subject[inside] = joined([part, cut]), len(subjects) + np.arange(len(inside))
+        visits[inside] += 1
+    return part, subject, visits
+
+
+def _running(value: NDArray[np.float64], group: Ints, first: Ints, stop: Ints) -> Floats32:
+    """Last, mean, min and max of `value[first:stop]`, each span starting where its group starts; NaN if empty.
+
+    The running minimum of every group in one pass: dense ranks are lowered by more than their range from group to
+    group, so that the minimum never carries over; and the maximum alike.
+    """
+    out = np.full((len(first), 4), np.nan, dtype=np.float32)
+    has = stop > first
+    if not has.any():
+        return out
+    levels, rank = np.unique(value, return_inverse=True)
+    shift = len(levels) * group
+    lowest = levels[np.minimum.accumulate(rank - shift) + shift]
+    highest = levels[np.maximum.accumulate(rank + shift) - shift]
+    total = np.r_[0.0, np.cumsum(value)]
+    at = stop[has] - 1
+    out[has, 0] = value[at]
+    out[has, 1] = (total[stop[has]] - total[first[has]]) / (stop[has] - first[has])
+    out[has, 2] = lowest[at]
+    out[has, 3] = highest[at]
+    return out
+
+
+def _occurrences(part: Timelines, codes: tuple[int, ...]) -> Iterator[tuple[int, Ints, Floats32]]:
+    """Each code with the visits that hold it (rising, repeats kept) and its numbers there."""
+    column = column_of(part, codes)[part.codes]
+    token = np.flatnonzero(column >= 0)
+    token = token[np.argsort(column[token], kind="stable")]  # a visit's tokens stay in the order of their times
+    bounds = offsets(column[token].astype(np.int64), len(codes))
+    visit = np.searchsorted(part.visit_offsets, token, side="right") - 1
+    value = part.values[token, 0]
+    for position, code in enumerate(codes):
+        span = slice(bounds[position], bounds[position + 1])
+        yield code, visit[span], value[span]
+
+
+def _static(part: Timelines, columns: FeatureSpec) -> Floats32:
+    """(S, static codes) 1 where the subject has the code."""
+    owner = np.repeat(np.arange(len(part)), np.diff(part.static_offsets))
+    out = np.zeros((len(part), len(columns.static_codes)), dtype=np.float32)
+    for column, code in enumerate(columns.static_codes):
+        out[owner[part.static_codes == code], column] = 1.0
+    return out
+
+
+def _chunks(timelines: Timelines, rows: TaskRows, chosen: Ints) -> Iterator[Ints]:
+    """Cut sorted row numbers into runs of whole subjects of at most `CHUNK_ITEMS` tokens and rows (or one subject)."""
+    if not len(chosen):
+        return
+    subject = rows.subject[chosen]
+    first = np.flatnonzero(np.r_[True, subject[1:] != subject[:-1]])
+    tokens = np.asarray(timelines.visit_offsets)[np.asarray(timelines.subject_offsets)]
+    size = np.diff(tokens)[subject[first]] + np.diff(np.r_[first, len(chosen)])
+    start, held = 0, 0
+    for row, items in zip(first.tolist(), size.tolist(), strict=True):
+        if row > start and held + items > CHUNK_ITEMS:
+            yield chosen[start:row]
+            start, held = row, 0
+        held += items
+    yield chosen[start:]
+
+
+def _before(part: Timelines, visits_before: Ints) -> Ints:
+    """Tokens of the first `visits_before` visits of each subject."""
+    known = np.arange(len(part.start_us)) < (part.subject_offsets[:-1] + visits_before)[_visit_subject(part)]
+    return ragged(part.visit_offsets, np.flatnonzero(known))[0]
+
+
+def _visit_subject(part: Timelines) -> Ints:
+    return np.repeat(np.arange(len(part)), np.diff(part.subject_offsets))
+
+
+def _subjects_with(owner: Ints, codes: NDArray[np.int32], size: int) -> Ints:
+    """Number of distinct owners of each code."""
+    pairs = np.unique(owner * size + codes)
+    return np.bincount(pairs % size, minlength=size)
+
+
+def _most_frequent(counts: Ints, vocabulary: Vocabulary, limit: int) -> tuple[int, ...]:
+    """Known tokens by falling count, those that nobody has left out; in the order of their ids."""
+    counts = np.where(vocabulary.is_unknown(np.arange(len(counts), dtype=np.int32)), 0, counts)
+    ranked = np.argsort(-counts, kind="stable")[:limit]
+    return tuple(sorted(ranked[counts[ranked] > 0].tolist()))

@@ -1,0 +1,132 @@
+"""Our own architectures as baselines: an LSTM over visits and flat BEHRT, with the run's settings otherwise."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.config import ModelConfig, StudyConfig, load_study
+from ehrsequencing.metrics.censoring import Floats, Ints
+from ehrsequencing.predict import nll_of_rows, risk_of_rows
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from ehrsequencing.run import Run
+from ehrsequencing.storage import MANIFEST, RUN, complete_folder, read_manifest, sweep_temporaries
+from ehrsequencing.training.loop import Trainer
+
+LSTM, FLAT = "LSTM", "flat BEHRT"
+FOLDER = "baselines"  # of a run
+_CHANGES: dict[str, dict[str, Any]] = {
+    LSTM: {"architecture": "hierarchical", "timeline": "lstm"},
+    FLAT: {"architecture": "flat"},
+}
+# What flat BEHRT does not have, and a hierarchical model does not; ModelConfig refuses settings without effect.
+_IDLE = {
+    LSTM: ("max_tokens", "history_dropout"),
+    FLAT: (
+        "visit_encoder", "visit_mlp", "scorer", "visit_layers", "visit_pool", "timeline", "code_position", "delta_bins",
+        "delta_bin_days", "delta_top_days", "history_dropout",
+    ),
+}  # fmt: skip
+
+
+class TrainedBaseline:
+    """Another architecture, trained as the run was; its folder is a run of its own.
+
+    Args:
+        name: `LSTM` or `flat BEHRT`.
+        run: Its folder.
+    """
+
+    def __init__(self, name: str, run: Run) -> None:
+        self.name, self.run = name, run
+
+    def risk(
+        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
+        """See `Baseline`."""
+        days = np.asarray(horizons_days, dtype=np.float64)
+        if not len(chosen):
+            return np.zeros((0, len(self.run.task.causes), len(days)))
+        some, part, place = self._part(timelines, rows, chosen)
+        risk = risk_of_rows(
+            self.run.model, some, part, horizons_days=days, code_types=self.run.code_types, start_days=start_days
+        )
+        return risk[place].astype(np.float64)
+
+    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+        """See `Baseline`."""
+        if not len(chosen):
+            return np.zeros(0)
+        some, part, place = self._part(timelines, rows, chosen)
+        return nll_of_rows(self.run.model, some, part, code_types=self.run.code_types)[place]
+
+    @staticmethod
+    def _part(timelines: Timelines, rows: TaskRows, chosen: Ints) -> tuple[Timelines, TaskRows, Ints]:
+        """The subjects of the chosen rows with all their rows, and where the chosen ones are among these."""
+        subjects = np.unique(rows.subject[chosen])
+        part = take_rows(rows, subjects)
+        # Row number r of a subject stands `shift` places earlier among the chosen subjects' rows.
+        shift = np.asarray(rows.row_offsets)[subjects] - part.row_offsets[:-1]
+        return (
+            take_timelines(timelines, subjects),
+            part,
+            chosen - shift[np.searchsorted(subjects, rows.subject[chosen])],
+        )
+
+
+def variant(model: ModelConfig, name: str) -> ModelConfig:
+    """A model's settings with another architecture; what that one does not have falls back to its default.
+
+    >>> variant(ModelConfig(dim=64, visit_encoder="mean"), FLAT).dim
+    64
+    """
+    kept = {field: value for field, value in model.model_dump().items() if field not in _IDLE[name]}
+    return ModelConfig.model_validate(kept | _CHANGES[name])
+
+
+def is_variant(model: ModelConfig, name: str) -> bool:
+    """Whether a model is already the one that the baseline would be."""
+    return variant(model, name) == model
+
+
+def train_baseline(
+    name: str, *, prepared: Prepared, task_name: str, study: StudyConfig, run_folder: Path
+) -> TrainedBaseline:
+    """Train a variant of the run's model into `RUN/baselines`, or take the one that stands there.
+
+    It is trained under a temporary name beside its own and renamed when complete, so that an interruption leaves
+    nothing that looks finished.
+
+    Args:
+        name: `LSTM` or `flat BEHRT`.
+        prepared: What the run was trained on.
+        task_name: Its task.
+        study: The run's settings.
+        run_folder: The run.
+
+    Raises:
+        EhrseqError: Training fails, or a folder of somebody else's is in the way.
+    """
+    parent = run_folder / FOLDER
+    folder = parent / name.lower().replace(" ", "-")
+    wanted = study.model_copy(update={"model": variant(study.model, name)})
+    if not _is_made(folder, Trainer(prepared, task_name, folder, study=wanted)):
+        if parent.is_dir():
+            sweep_temporaries(parent)
+        with complete_folder(folder, RUN) as temporary:
+            Trainer(prepared, task_name, temporary, study=wanted).fit()
+            shutil.rmtree(temporary / "checkpoints", ignore_errors=True)
+    return TrainedBaseline(name, Run(folder))
+
+
+def _is_made(folder: Path, trainer: Trainer) -> bool:
+    """Whether the folder holds what the trainer would make; a fingerprint does not know when training was to stop."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    if read_manifest(folder, what="a run", verify=False).get("fingerprint") != trainer.fingerprint:
+        return False
+    return load_study(folder / "config.yaml").training == trainer.settings

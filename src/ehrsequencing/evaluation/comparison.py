@@ -1,0 +1,117 @@
+"""The rows that are compared together: one landmark, or all prediction times, with every model's risks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects
+from ehrsequencing.metrics.censoring import Bools, Floats, Ints, RowCensoring, StepFunction
+from ehrsequencing.metrics.minimum_counts import too_few
+from ehrsequencing.metrics.outcomes import ScoredRows
+
+OURS, ORACLE = "ehrsequencing", "true hazards"
+#: Resamples × rows at all prediction times together; above, fewer resamples are drawn, but never under a hundred.
+MOST_DRAWN, FEWEST_RESAMPLES = 10_000_000, 100
+#: Resamples × rows held at a time.
+BLOCK_ELEMENTS = 2**22
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of one landmark (None: all prediction times together) with the risks of every model.
+
+    Attributes:
+        landmark_days: Days after the index.
+        subject: (n,) subject of each row.
+        duration_days: (n,) from the prediction time.
+        cause: (n,) int, 0 = censored.
+        horizons_days: (H,).
+        risk: Model name → (n, causes, H), ours first, then the strongest baseline.
+        draws: (resamples, subjects) how often the bootstrap drew each subject; the same in every scope, so that
+            landmarks, models and their differences are paired. No resamples: no intervals.
+        censoring: G fitted on other rows, one for all or one for each; None: on these, again for each resample.
+    """
+
+    landmark_days: float | None
+    subject: Ints
+    duration_days: Floats
+    cause: Ints
+    horizons_days: Floats
+    risk: dict[str, Floats]
+    draws: NDArray[np.int32]
+    censoring: StepFunction | RowCensoring | None = None
+
+    def __len__(self) -> int:
+        return len(self.duration_days)
+
+    def scored(self, model: str, *, weights: NDArray[np.int32] | None = None) -> ScoredRows:
+        """One model's rows, as they are or under a block of weights (resamples, n)."""
+        return ScoredRows.of(
+            self.duration_days, self.cause, self.risk[model], self.horizons_days, weights=weights,
+            censoring=self.censoring,
+        )  # fmt: skip
+
+    def events(self) -> Ints:
+        """(causes, horizons) how many events of each cause were seen by each horizon."""
+        n_causes = next(iter(self.risk.values())).shape[1]
+        of_cause = self.cause == np.arange(1, n_causes + 1)[:, None]
+        return np.stack([(of_cause & (self.duration_days <= days)).sum(axis=1) for days in self.horizons_days], axis=1)
+
+    @property
+    def subjects(self) -> int:
+        """How many subjects are judged; at all prediction times together each has many rows."""
+        return len(np.unique(self.subject))
+
+    def subjects_with_event(self) -> Ints:
+        """(causes, horizons) how many subjects were seen to have each cause by each horizon after one of their rows."""
+        n_causes = next(iter(self.risk.values())).shape[1]
+        counts = np.zeros((n_causes, len(self.horizons_days)), dtype=np.int64)
+        for e, h in np.ndindex(*counts.shape):
+            seen = (self.cause == e + 1) & (self.duration_days <= self.horizons_days[h])
+            counts[e, h] = len(np.unique(self.subject[seen]))
+        return counts
+
+    def too_few(self) -> Bools:
+        """(causes, horizons) where there are too few subjects or events for an interval or a comparison."""
+        return too_few(self.subjects_with_event(), self.subjects)
+
+    def smallest_g(self) -> Floats:
+        """(horizons,) the smallest chance of being followed that divides anything there."""
+        of_rows: Floats = self.scored(next(iter(self.risk))).smallest_g
+        return np.asarray(of_rows[0], dtype=np.float64)
+
+    def blocks(self) -> Iterator[NDArray[np.int32]]:
+        """(block, n) multiplicities of the rows, over all resamples."""
+        wanted = min(len(self.draws), max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(self), 1)))
+        step = max(1, BLOCK_ELEMENTS // max(len(self), 1))
+        for start in range(0, wanted, step):
+            yield self.draws[start : min(start + step, wanted)][:, self.subject]
+
+    def among(self, inside: Bools) -> "Comparison":
+        """The same scope with some of its rows."""
+        censoring = self.censoring
+        if isinstance(censoring, RowCensoring):
+            censoring = replace(censoring, factor=censoring.factor[inside])
+        risk = {name: values[inside] for name, values in self.risk.items()}
+        return replace(
+            self, subject=self.subject[inside], duration_days=self.duration_days[inside], cause=self.cause[inside],
+            risk=risk, censoring=censoring,
+        )  # fmt: skip
+
+    def without_resamples(self) -> "Comparison":
+        """The same scope, for point estimates only."""
+        return replace(self, draws=self.draws[:0])
+
+    def all_cause(self) -> "Comparison":
+        """The same rows with all causes as one: any event, and the sum of the risks."""
+        risk = {name: np.minimum(values.sum(axis=1, keepdims=True), 1.0) for name, values in self.risk.items()}
+        return replace(self, cause=(self.cause > 0).astype(np.int64), risk=risk)
+
+
+def draw_subjects(n_subjects: int, n_resamples: int, seed: int) -> NDArray[np.int32]:
+    """(n_resamples, n_subjects) how often each subject is drawn."""
+    if not n_resamples:
+        return np.zeros((0, n_subjects), dtype=np.int32)
+    return np.concatenate(list(bootstrap_subjects(np.arange(n_subjects), n_resamples, seed)))

@@ -1,0 +1,193 @@
+"""What stands beside the metrics: the task, the data, the flow, the inputs of each split, and a reviewer's checks."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ehrsequencing import __version__
+from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.evaluation.drift import drift, input_rates
+from ehrsequencing.evaluation.oracle import is_simulation
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.run import Run, saved_audit
+from ehrsequencing.storage import HISTORY, read_json_lines
+
+_PREFIX = 16  # hexadecimal digits of a hash that are shown
+
+
+@dataclass(frozen=True)
+class Context:
+    """A run, whom it is judged on, and the prepared set that it was made from (None where that is gone)."""
+
+    run: Run
+    judged: Population
+    prepared: Prepared | None
+
+    @cached_property
+    def splits(self) -> dict[str, Mapping[str, Any]]:
+        """Counts of the splits that the model was made from, and of those judged."""
+        made: dict[str, Mapping[str, Any]] = {}
+        if self.prepared is not None:
+            made = self.prepared.attrition(self.run.task.name)["splits"]
+            if self.judged.split not in SPLITS:  # other data: the held-out subjects have no part in it
+                made = {name: part for name, part in made.items() if name != "held_out"}
+        return {**made, self.judged.split: self.judged.counts}
+
+    def arrays(self, split: str) -> tuple[Timelines, TaskRows]:
+        """Visits and prediction times of one of the splits."""
+        if split == self.judged.split or self.prepared is None:
+            return self.judged.timelines, self.judged.rows
+        return self.prepared.timelines(split), self.prepared.rows(self.run.task.name, split)
+
+    def frame(self) -> dict[str, Any]:
+        """Task, data, flow, training: what the report opens and closes with."""
+        run, task = self.run, self.run.task
+        member = run.manifest.get("members", [run.manifest])[0]
+        is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
+        history = read_json_lines(run.folder / HISTORY) if is_kept else []
+        return {
+            "title": task.name, "run": run.folder.name, "split": self.judged.split,
+            "created": date.today().isoformat(),
+            "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+            "task": task.model_dump(mode="json"), "question": question(task),
+            "data": {
+                "name": self.judged.data, "simulated": is_simulation(self.judged.source),
+                "subjects": {name: part["steps"][-1]["subjects"] for name, part in self.splits.items()},
+                "visits": {name: len(self.arrays(name)[0].start_us) for name in self.splits},
+                "prediction_times": {name: part["prediction_times"] for name, part in self.splits.items()},
+            },
+            "causes": list(task.causes), "horizons_days": list(task.horizons),
+            "landmarks_days": list(task.landmarks), "attrition": self.judged.attrition["steps"],
+            "events": {name: part["events"] for name, part in self.splits.items()},
+            "records_before": self.judged.counts.get("records_before"),
+            "history": [{**row, "train_loss": row["train_nll"]} for row in history],
+            "config": run.study.model_dump(mode="json"),
+            "oracle": None, "external": None, "recalibration": None, "repeated_splits": None,
+            "recalibrated_in_training": "recalibration" in member,
+        }  # fmt: skip
+
+    def inputs(self, *, landmark_days: float | None, seed: int) -> dict[str, Any]:
+        """Content of `inputs`: rates of every split, and drift from training to those judged at one landmark."""
+        vocabulary = self.run.vocabulary
+        moved = []
+        if self.prepared is not None and landmark_days is not None:
+            train, judged = self.arrays("train"), (self.judged.timelines, self.judged.rows)
+            moved = drift(train, judged, vocabulary, landmark_days=landmark_days, seed=seed)
+        rates = {name: input_rates(*self.arrays(name), vocabulary) for name in self.splits}
+        return {"by_split": rates, "drift": moved}
+
+    def checks(self, *, trials: int | None = None) -> dict[str, Any]:
+        """Content of `checks`; `trials` is what people tell of their tuning."""
+        names = dict.fromkeys([*(SPLITS if self.prepared is not None else ()), self.judged.split])
+        ids = {name: np.asarray(self.arrays(name)[0].subject_id) for name in names}
+        events = None
+        if self.prepared is not None:
+            events = int(self.splits["train"]["events"][self.run.task.causes[0]])
+        return run_checks(self.run, ids, training_events=events, trials=trials)
+
+
+def run_checks(
+    run: Run, subject_ids: Mapping[str, NDArray[np.int64]], *, training_events: int | None, trials: int | None = None
+) -> dict[str, Any]:
+    """Content of `checks`.
+
+    Args:
+        run: The trained run.
+        subject_ids: Ids of each split's subjects.
+        training_events: Training subjects with the event of interest; None where the training data is gone.
+        trials: How many settings were tried before these; what the run's own study tells, where it is None.
+    """
+    parameters = int(run.manifest["parameters"])
+    members = run.study.training.members
+    first_seed = run.study.training.seed
+    audit = audit_summary(run.folder)
+    return {
+        "split_overlap": split_overlap(subject_ids),
+        "time_zero": time_zero(run.task),
+        "predictor_cutoff": predictor_cutoff(audit),
+        "audit": audit,
+        "events_per_parameter": None if training_events is None else training_events / parameters,
+        "parameters": parameters,
+        "tuning_trials": run.study.evaluation.tuning_trials if trials is None else trials,
+        "seeds": list(range(first_seed, first_seed + members)),
+        "members": members,
+    }
+
+
+def split_overlap(subject_ids: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+    """How many subjects are in more than one split, and a fingerprint of each split's subjects.
+
+    The hash is the beginning of the SHA-256 of the sorted ids, each as eight bytes, little-endian.
+
+    >>> split_overlap({"train": np.array([3, 1]), "held_out": np.array([2, 3])})["shared_subjects"]
+    1
+    """
+    distinct = {split: np.unique(np.asarray(ids, dtype="<i8")) for split, ids in subject_ids.items()}
+    _, times = np.unique(np.concatenate(list(distinct.values())), return_counts=True)
+    hashes = {split: hashlib.sha256(ids.tobytes()).hexdigest()[:_PREFIX] for split, ids in distinct.items()}
+    return {"shared_subjects": int((times > 1).sum()), "hash": hashes}
+
+
+def audit_summary(run_folder: Path) -> dict[str, Any] | None:
+    """What `ehrseq audit` found in this very run: how many checks passed, warned, failed or could not be made."""
+    audit = saved_audit(run_folder)
+    if audit is None:
+        return None
+    verdicts = [check["verdict"] for check in audit["checks"]]
+    return {
+        "passed": verdicts.count("passed"), "failed": verdicts.count("leak"),
+        "warnings": verdicts.count("warning"), "not_tested": verdicts.count("not_tested"), "date": audit["created"],
+    }  # fmt: skip
+
+
+def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:
+    """The rule about what a prediction may know, and whether it was tested on this run."""
+    rule = "Every token at a prediction time is stamped at or before it, or carries no time at all."
+    if audit is None:
+        return f"{rule} Audited: no; ehrseq audit tests it on this run."
+    if audit["failed"]:
+        return f"{rule} Audited on {audit['date']}: {audit['failed']} of the checks found a LEAK."
+    warned = f", {audit['warnings']} warned" if audit.get("warnings") else ""  # older audits do not count them
+    return f"{rule} Audited on {audit['date']}: {audit['passed']} checks passed{warned}, no leak found."
+
+
+def time_zero(task: TaskConfig) -> str:
+    """From when a subject's clock runs, and at which moments risks are compared."""
+    landmarks = [format_days(days) for days in task.landmarks if days]
+    asked = "at it" if 0.0 in task.landmarks else ""
+    later = f"{', '.join(landmarks)} after it" if landmarks else ""
+    when = " and ".join(part for part in (asked, later) if part)
+    clock = "durations and horizons count from the moment of prediction"
+    if task.blanking:
+        clock += f", given no event in the {format_days(task.blanking)} that follow it"
+    return f"Time zero is {index_words(task)}. Models are compared {when}, among those still at risk; {clock}."
+
+
+def question(task: TaskConfig) -> str:
+    """The task as a sentence."""
+    horizons = ", ".join(format_days(days) for days in task.horizons)
+    competing = f", with {' and '.join(task.competing)} as competing event" if task.competing else ""
+    who = f"Who will have {' or '.join(task.outcome)} within {horizons}"
+    return f"{who}, asked from {index_words(task)} on and at every later visit{competing}?"
+
+
+def index_words(task: TaskConfig) -> str:
+    """The index in words: `the first ICU_ADMISSION`."""
+    index = task.index
+    if index.code is not None:
+        start = f"{'each' if index.which == 'every' else 'the first'} {' or '.join(index.code)}"
+        return f"{format_days(index.after)} after {start}" if index.after else start
+    if index.first_visit:
+        return "the first visit"
+    return f"age {format_days(index.age)}" if index.age is not None else str(index.date)

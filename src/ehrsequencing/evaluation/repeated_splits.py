@@ -1,0 +1,303 @@
+"""Repeated random splits: divide the subjects anew, prepare, train and judge again, many times.
+
+One held-out split of a small cohort is a draw of luck. Here the whole way is gone for every split, vocabulary and bins
+included, so that nothing fitted has seen who is judged. The splits overlap, and so do their results: intervals
+are those of Nadeau and Bengio (2003), which the plain standard error over splits would make far too narrow.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import t as student
+
+from ehrsequencing import __version__
+from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.tables import number
+from ehrsequencing.metrics.minimum_counts import TOO_FEW, judged_by_splits, too_few
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.run import Run, add_to_run
+from ehrsequencing.storage import MANIFEST, digest, read_json, sweep_temporaries, write_json
+from ehrsequencing.training.loop import Trainer
+
+Floats = NDArray[np.float64]
+FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
+ROWS_FORMAT = 2  # of a split's rows: 2 has the subjects and events of each; others are made anew
+FIRST_SEED = 1234
+TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
+# Metrics in the table, and those of which the differences to each baseline are taken.
+METRICS, COMPARED = ("c", "auc", "brier", "ipa", "oe", "ibs", "nll"), ("c", "auc", "brier", "ipa", "nll")
+LARGEST_UNDEFINED_SHARE = 0.05  # of the splits; above, what is left would be a selection of the lucky ones
+_DATA_DECIDES = ("vocab_size", "causes", "edges_days", "values", "value_bins", "n_code_types", "members")
+
+
+def corrected_interval(values: ArrayLike, ratio: float, *, level: float = 0.95) -> tuple[float, float, float]:
+    """Mean over J random splits with the interval of Nadeau and Bengio.
+
+        mean ± t_{J−1} · sqrt((1/J + n_test/n_train) · s²)
+
+    s² is the variance over the splits (with J − 1). The usual s²/J takes the splits for independent; they share most
+    of their training subjects, and n_test/n_train makes up for it.
+
+    Args:
+        values: (J,) one a split; NaN where it is undefined. Undefined in more than 5 % of the splits: undefined.
+        ratio: n_test / n_train.
+        level: Of the interval.
+
+    Returns:
+        Mean, lower and upper limit; the limits are NaN with fewer than two splits.
+
+    Example:
+        s² = 1, J = 3, n_test/n_train = 1/4, t_2 = 4.303: 2 ± 3.286.
+
+        >>> [round(x, 3) for x in corrected_interval([1.0, 2.0, 3.0], 0.25)]
+        [2.0, -1.286, 5.286]
+    """
+    found = np.asarray(values, dtype=np.float64)
+    defined = found[~np.isnan(found)]
+    if not len(defined) or len(defined) < (1 - LARGEST_UNDEFINED_SHARE) * len(found):
+        return np.nan, np.nan, np.nan
+    mean, count = float(defined.mean()), len(defined)
+    if count < 2:
+        return mean, np.nan, np.nan
+    half = student.ppf((1 + level) / 2, count - 1) * np.sqrt((1 / count + ratio) * defined.var(ddof=1))
+    return mean, mean - float(half), mean + float(half)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one number speaks of; a mean over all landmark × horizon cells has neither."""
+
+    model: str
+    landmark_days: float | None
+    cause: str
+    horizon_days: float | None
+    metric: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """The result of one split.
+
+    Attributes:
+        seed: Of the division.
+        train_subjects: Subjects with a prediction time that the model was made from, tuning included.
+        held_out_subjects: Those that it was judged on.
+        values: The metrics, NaN where undefined.
+        counts: Subjects with the event, and subjects judged, where a metric was taken.
+    """
+
+    seed: int
+    train_subjects: int
+    held_out_subjects: int
+    values: dict[Place, float]
+    counts: dict[Place, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> "Split":
+        """Read what `_judge` wrote, landmarks only, and add the means over the cells."""
+        values, counts = {}, {}
+        for row in stored["metrics"]:
+            if row["landmark_days"] is not None and row["metric"] in METRICS:
+                place = Place(*(row[key] for key in ("model", "landmark_days", "cause", "horizon_days", "metric")))
+                values[place] = np.nan if row["value"] is None else float(row["value"])
+                counts[place] = row["events"], row["subjects"]
+        sizes = stored["train_subjects"], stored["held_out_subjects"]
+        return cls(stored["seed"], *sizes, values | cell_means(values), counts)
+
+
+def cell_means(values: Mapping[Place, float]) -> dict[Place, float]:
+    """Mean of each model, cause and metric over all landmark × horizon cells where it is defined for every model.
+
+    Only cells that all models have: a mean over other cells would compare the cells, not the models.
+    """
+    models = {place.model for place in values if place.metric in COMPARED}
+    cells: dict[Place, list[float]] = {}
+    for place, value in values.items():
+        if place.metric not in METRICS or place.horizon_days is None:
+            continue
+        twins = [Place(m, place.landmark_days, place.cause, place.horizon_days, place.metric) for m in models]
+        if all(not np.isnan(values.get(twin, np.nan)) for twin in twins):
+            mean_place = Place(place.model, None, place.cause, None, place.metric)
+            cells.setdefault(mean_place, []).append(value)
+    return {place: float(np.mean(found)) for place, found in cells.items()}
+
+
+def summarise(splits: Sequence[Split]) -> dict[str, Any]:
+    """The `repeated_splits` key of `metrics.json`."""
+    ratio = float(np.mean([split.held_out_subjects / split.train_subjects for split in splits]))
+    places = list(dict.fromkeys(place for split in splits for place in split.values))
+
+    def column(place: Place) -> Floats:
+        return np.array([split.values.get(place, np.nan) for split in splits])
+
+    def line(place: Place, values: Floats) -> dict[str, Any]:
+        mean, low, high = corrected_interval(values, ratio)
+        few = _too_few(splits, place, share=ratio / (1.0 + ratio))
+        limits = {"low": None, "high": None} if few else {"low": number(low), "high": number(high)}
+        reason = TOO_FEW if few else None
+        return vars(place) | {"mean": number(mean), **limits, "values": [*map(number, values)], "reason": reason}
+
+    differences = [
+        line(place, column(Place(OURS, *list(vars(place).values())[1:])) - column(place))
+        for place in places
+        if place.model != OURS and place.metric in COMPARED
+    ]
+    return {
+        "splits": len(splits), "seeds": [split.seed for split in splits],
+        "train_subjects": [split.train_subjects for split in splits],
+        "held_out_subjects": [split.held_out_subjects for split in splits],
+        "rows": [line(place, column(place)) for place in places], "differences": differences,
+    }  # fmt: skip
+
+
+def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
+    """Whether all splits together judge too few for a comparison; a mean over cells stands with the best of them."""
+    cells = [place]
+    if place.landmark_days is None:
+        seen = dict.fromkeys(cell for split in splits for cell in split.counts if cell.horizon_days is not None)
+        cells = [c for c in seen if (c.model, c.cause, c.metric) == (place.model, place.cause, place.metric)]
+    counts = [[split.counts[cell] for split in splits if cell in split.counts] for cell in cells]
+    judged = [
+        [judged_by_splits(column, share) for column in zip(*of_cell, strict=True)] for of_cell in counts if of_cell
+    ]
+    return bool(judged) and all(bool(too_few(*of_cell)) for of_cell in judged)
+
+
+def repeated_splits(
+    run_folder: Path,
+    *,
+    splits: int,
+    first_seed: int = FIRST_SEED,
+    data: Path | None = None,
+    prepared: Path | None = None,
+    settings: EvaluationConfig | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> dict[str, Any]:
+    """Go the whole way again for each of several random splits of the subjects.
+
+    Each split has a folder `RUN/splits/seed-…`; what is finished there is kept, and an interrupted training goes on.
+    Censoring weights come from the training subjects at risk: a fifth of a small cohort is too few for them.
+
+    Args:
+        run_folder: A finished run, whose settings are used.
+        splits: How many.
+        first_seed: The splits have the seeds `first_seed`, `first_seed + 1` …
+        data: The MEDS records, where they are no longer where `prepare` found them.
+        prepared: The prepared set, where it is no longer where training found it.
+        settings: Baselines; default: those of the run. There is no bootstrap: the splits are the resamples.
+        progress: Called with (splits done, splits, what comes next).
+
+    Returns:
+        The `repeated_splits` key of `metrics.json`, which is also kept in `RUN/splits/repeated_splits.json`.
+
+    Raises:
+        EhrseqError: Records or prepared set are gone, or a split cannot be trained on.
+    """
+    run = Run(run_folder)
+    if not 0 <= first_seed < 2**31:
+        raise EhrseqError("is no seed", where="--split-seed", mend="name a number from 0 on, as in 1234")
+    if splits < 2:
+        raise EhrseqError("an interval over splits needs two of them", where="--splits", mend="ask for 25")
+    if run.is_visit_head:
+        mend = "use head=horizon"
+        raise EhrseqError("the visit head has no calendar to be compared in", where="--splits", mend=mend)
+    store = run.prepared(prepared)
+    records = data or Path(store.manifest["data_path"])
+    if not records.is_dir():
+        raise EhrseqError("the MEDS records have moved", where=str(records), mend="name them with --data")
+    chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
+    found = []
+    for number_, seed in enumerate(range(first_seed, first_seed + splits)):
+
+        def stage(what: str, done: int = number_) -> None:
+            progress(done, splits, f"split {done + 1} of {splits}: {what}")
+
+        found.append(Split.of(_one_split(run, store, records, seed=seed, settings=chosen, stage=stage)))
+    result = summarise(found)
+    kept = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
+    write_json(run_folder / FOLDER / SUMMARY, kept)
+    progress(splits, splits, "done")
+    return result
+
+
+def saved_splits(run_folder: Path) -> dict[str, Any] | None:
+    """The repeated splits of this very run, None where there are none."""
+    path = run_folder / FOLDER / SUMMARY
+    if not path.is_file():
+        return None
+    kept = read_json(path)
+    is_own = isinstance(kept, dict) and kept.get("fingerprint") == Run(run_folder).manifest["fingerprint"]
+    return dict(kept["repeated_splits"]) if is_own else None
+
+
+def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """Put the repeated splits of a run, if there are any, into its `metrics.json`."""
+    found = saved_splits(run_folder)
+    if found is None:
+        return result
+    whole = result | {"repeated_splits": found}
+    add_to_run(run_folder, "metrics.json", lambda path: write_json(path, whole))
+    return whole
+
+
+def _one_split(
+    run: Run, store: Prepared, records: Path, *, seed: int, settings: EvaluationConfig, stage: Callable[[str], None]
+) -> dict[str, Any]:
+    """Metrics of one split: from its folder, or made now."""
+    folder = run.folder / FOLDER / f"seed-{seed}"
+    # What would change the numbers; the run's fingerprint covers its data, labels and settings.
+    asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate"})
+    study = _study_of(run, store, seed)
+    fingerprint = digest([run.manifest["fingerprint"], study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
+    if (folder / ROWS).is_file():
+        stored: dict[str, Any] = read_json(folder / ROWS)
+        if isinstance(stored, dict) and stored.get("fingerprint") == fingerprint:
+            return stored
+    set_folder, task = folder / "prepared", run.task
+    sweep_temporaries(folder)
+    stage("preparing")
+    if not (set_folder / MANIFEST).is_file():
+        prepare(records, set_folder, study=study, tasks=[task])
+    parts = Prepared(set_folder)
+    stage("training")
+    Trainer(parts, task.name, folder / "run", study=study).fit(resume=True)
+    stored = {"fingerprint": fingerprint, "seed": seed, **_judge(folder / "run", parts, settings, stage)}
+    write_json(folder / ROWS, stored)
+    shutil.rmtree(set_folder, ignore_errors=True)  # made again in seconds; 25 of them would fill a disk
+    return stored
+
+
+def _study_of(run: Run, store: Prepared, seed: int) -> StudyConfig:
+    """The run's settings, divided by another seed; what the data decides is left to the data."""
+    open_again = {name: ModelConfig.model_fields[name].default for name in _DATA_DECIDES}
+    # Subjects are divided by a hash of id + seed: seeds 1, 2, 3 … would move one pattern along consecutive ids.
+    spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed}
+    divided = store.study.splits.model_copy(update=spread)
+    return store.study.model_copy(
+        update={
+            "splits": divided, "task": run.task, "model": run.study.model.model_copy(update=open_again),
+            "training": run.study.training, "evaluation": run.study.evaluation,
+        }
+    )  # fmt: skip
+
+
+def _judge(
+    run_folder: Path, parts: Prepared, settings: EvaluationConfig, stage: Callable[[str], None]
+) -> dict[str, Any]:
+    run = Run(run_folder)
+    judged = Population.of_split(parts, run.task, "held_out")
+    evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
+    sizes = {name: part["steps"][-1]["subjects"] for name, part in parts.attrition(run.task.name)["splits"].items()}
+    return {
+        "train_subjects": sizes["train"] + sizes["tuning"], "held_out_subjects": sizes["held_out"],
+        "metrics": evaluation.metric_rows(progress=stage),
+    }  # fmt: skip

@@ -1,0 +1,285 @@
+"""Calibration per cause and horizon: intercept and slope, smooth curve with ICI, its null, groups, KS statistic.
+
+All of it sets the outcome by the horizon, y_i = 1[T_i ≤ t, cause_i = e] with the censoring weight ω_i(t) of
+`ScoredRows.known_weights`, against the predicted risk, so that one censoring model serves the Brier score, the AUC and
+calibration alike (the groups, being Aalen–Johansen estimates, need no G).
+Observed/expected is in `metrics`. Undefined (no event, no non-event, separated, not converged) is NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit, logit
+
+from ehrsequencing.metrics.censoring import Floats, RiskSets, aalen_johansen_se, divide
+from ehrsequencing.metrics.outcomes import ScoredRows
+
+#: Risks are cut off here before their logit is taken: a risk of exactly 0 or 1 would decide the slope alone.
+SMALLEST_RISK = 1e-6
+#: Restricted cubic spline knots of the smooth curve, as quantiles of the predicted risk (Harrell's three).
+KNOT_QUANTILES = (0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class SmoothCalibration:
+    """Smooth calibration curves and their distance from the diagonal.
+
+    Attributes:
+        predicted: (causes, horizons, points) predicted risks, from the 1st to the 99th percentile of the rows.
+        observed: (..., causes, horizons, points) smoothed observed risk there.
+        ici: (..., causes, horizons) integrated calibration index: mean |predicted − smoothed observed| over the rows.
+        e50: (..., causes, horizons) its median.
+        e90: (..., causes, horizons) its 90th percentile.
+    """
+
+    predicted: Floats
+    observed: Floats
+    ici: Floats
+    e50: Floats
+    e90: Floats
+
+
+@dataclass(frozen=True)
+class GroupedCalibration:
+    """Observed against predicted risk in groups of similar predicted risk.
+
+    Attributes:
+        n: (..., causes, horizons, groups) rows in the group.
+        predicted: (..., causes, horizons, groups) mean predicted risk.
+        observed: (..., causes, horizons, groups) Aalen–Johansen incidence; NaN where the group's follow-up ends before.
+        standard_error: (..., causes, horizons, groups) of `observed`.
+    """
+
+    n: Floats
+    predicted: Floats
+    observed: Floats
+    standard_error: Floats
+
+
+def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:
+    """Logistic recalibration: how far the logit of the risk has to be shifted, and stretched.
+
+    Two censoring-weighted logistic regressions per cause and horizon:
+
+        intercept a:  logit P(y = 1) = a + logit(risk)            0 is right, > 0 means under-prediction
+        slope b:      logit P(y = 1) = a' + b · logit(risk)       1 is right, < 1 means too extreme (over-fitted)
+
+    Weighted logistic regression rather than pseudo-values: it takes bootstrap weights without a jackknife in each
+    resample, and its likelihood has one maximum.
+
+    Returns:
+        Intercept and slope, each (causes, horizons) or (resamples, causes, horizons).
+    """
+    intercept = np.full((len(rows.weights), *rows.risk.shape[1:]), np.nan)
+    slope = intercept.copy()
+    for e, h in np.ndindex(*rows.risk.shape[1:]):
+        x = clipped_logit(rows.risk[:, e, h])
+        y, known = rows.has_event_by(h)[e].astype(np.float64), rows.known_weights(h)
+        counts = known.any(axis=0)  # whoever was censored before the horizon counts in no resample
+        x, y, known = x[counts], y[counts], known[:, counts]
+        ones = np.ones_like(x)[:, None]
+        intercept[:, e, h] = _fit_from_all(ones, y, known, offset=x)[:, 0]
+        if len(x) and np.ptp(x) > 0:  # one risk for everyone has no slope
+            slope[:, e, h] = _fit_from_all(np.column_stack([ones, x]), y, known)[:, 1]
+    return rows.finish(rows.where_covered(intercept)), rows.finish(rows.where_covered(slope))
+
+
+def smooth_calibration(rows: ScoredRows, *, points: int = 50) -> SmoothCalibration:
+    """Smooth calibration curve with ICI, E50 and E90 (Austin & Steyerberg 2019; Austin et al. 2020, 2022).
+
+    A censoring-weighted logistic regression on a restricted cubic spline (three knots) of the logit of the predicted
+    risk. The knots are quantiles of all rows, the same in every resample. ICI is never 0 in a finite sample, however
+    good the model: compare it with `calibration_null`.
+
+    Args:
+        rows: The scored rows.
+        points: Where the curve is evaluated.
+
+    Returns:
+        Curves and indices, with a leading resample axis for a block of weights.
+    """
+    shape = (len(rows.weights), *rows.risk.shape[1:])
+    observed, indices = np.full((*shape, points), np.nan), np.full((3, *shape), np.nan)
+    predicted = np.empty((*shape[1:], points))
+    for e, h in np.ndindex(*shape[1:]):
+        risk = rows.risk[:, e, h]
+        predicted[e, h] = np.linspace(np.quantile(risk, 0.01), np.quantile(risk, 0.99), points)
+        knots = spline_knots(risk)
+        design = spline_design(clipped_logit(risk), knots)
+        known = rows.known_weights(h)
+        counts = known.any(axis=0)
+        outcome = rows.has_event_by(h)[e].astype(np.float64)
+        beta = _fit_from_all(design[counts], outcome[counts], known[:, counts])
+        observed[:, e, h] = expit(beta @ spline_design(clipped_logit(predicted[e, h]), knots).T)
+        distance = np.abs(expit(beta @ design.T) - risk)
+        indices[:, :, e, h] = distance_indices(distance, rows.weights)
+    ici, e50, e90 = (rows.finish(rows.where_covered(index)) for index in indices)
+    return SmoothCalibration(predicted, rows.finish(rows.where_covered(observed)), ici, e50, e90)
+
+
+def ks_calibration(rows: ScoredRows) -> Floats:
+    """Kolmogorov–Smirnov calibration statistic (Gupta et al. 2021), bin-free, with censoring weights.
+
+        KS = max over c of | (1 / n) Σ_{i: risk_i ≤ c} (ω_i y_i − risk_i) |
+
+    the largest gap between the events observed and the events expected among all rows up to some predicted risk. At the
+    largest c it is |observed − expected|.
+
+    Returns:
+        (causes, horizons) or (resamples, causes, horizons).
+    """
+    values = np.empty((len(rows.weights), *rows.risk.shape[1:]))
+    for e, h in np.ndindex(*rows.risk.shape[1:]):
+        events = rows.known_weights(h) * rows.has_event_by(h)[e]
+        values[:, e, h] = largest_gap(events, rows.weights, rows.risk[:, e, h])
+    return rows.finish(rows.where_covered(values))
+
+
+def grouped_calibration(rows: ScoredRows, *, groups: int = 10) -> GroupedCalibration:
+    """Aalen–Johansen incidence against mean predicted risk in quantile groups of the predicted risk.
+
+    Equal risks share a group, so there may be fewer filled groups than asked for (the others are NaN with n = 0).
+
+    Args:
+        rows: The scored rows; groups are quantiles of all rows, the same in every resample.
+        groups: How many.
+
+    Returns:
+        n, predicted, observed and its standard error, each (..., causes, horizons, groups).
+    """
+    result = np.full((4, len(rows.weights), *rows.risk.shape[1:], groups), np.nan)
+    result[0] = 0.0
+    for e, h in np.ndindex(*rows.risk.shape[1:]):
+        risk, horizon = rows.risk[:, e, h], rows.horizons_days[h]
+        edges = np.unique(np.quantile(risk, np.arange(1, groups) / groups, method="inverted_cdf"))
+        group = np.searchsorted(edges, risk, side="left")
+        for g in np.unique(group):
+            inside = group == g
+            weights = rows.weights[:, inside]
+            outcome = (rows.duration_days[inside], rows.cause[inside])
+            counts = RiskSets.count(*outcome, rows.n_causes, weights)
+            error = aalen_johansen_se(*outcome, horizon, n_causes=rows.n_causes, weights=weights)[:, e, 0]
+            reached = counts.reaches(horizon)
+            result[0, :, e, h, g] = weights.sum(axis=1)
+            result[1, :, e, h, g] = divide(weights @ risk[inside], weights.sum(axis=1))
+            result[2, :, e, h, g] = np.where(reached, counts.incidence.at(horizon)[:, e], np.nan)
+            result[3, :, e, h, g] = np.where(reached, error, np.nan)
+    return GroupedCalibration(*(rows.finish(values) for values in result))
+
+
+def clipped_logit(risk: Floats) -> Floats:
+    """Logit of the risk, cut off at `SMALLEST_RISK` from 0 and 1."""
+    values: Floats = logit(np.clip(risk, SMALLEST_RISK, 1.0 - SMALLEST_RISK))
+    return values
+
+
+def spline_knots(risk: Floats) -> Floats:
+    """Distinct knots on the logit scale, at `KNOT_QUANTILES` of the risks, each the risk of some row."""
+    return np.unique(np.quantile(clipped_logit(risk), KNOT_QUANTILES, method="inverted_cdf"))
+
+
+def spline_design(x: Floats, knots: Floats) -> Floats:
+    """Restricted cubic spline basis (Harrell): intercept, x, and one cubic term per inner knot; linear in the tails.
+
+    Args:
+        x: (n,) where to evaluate it.
+        knots: (k,) strictly increasing.
+
+    Returns:
+        (n, k): with one knot only the intercept, with two a straight line.
+    """
+    t = knots
+    if len(t) == 1:
+        return np.ones((len(x), 1))
+    cubed = np.maximum(x[:, None] - t, 0.0) ** 3 / (t[-1] - t[0]) ** 2
+    inner = [
+        cubed[:, j] - cubed[:, -2] * (t[-1] - t[j]) / (t[-1] - t[-2]) + cubed[:, -1] * (t[-2] - t[j]) / (t[-1] - t[-2])
+        for j in range(len(t) - 2)
+    ]
+    return np.column_stack([np.ones_like(x), x - t.mean(), *inner])
+
+
+def fit_logistic(
+    design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0, start: Floats | None = None
+) -> Floats:
+    """Weighted logistic regressions by Newton's method, one for each row of the weights.
+
+    Args:
+        design: (n, columns).
+        outcome: (n,) or (resamples, n), 0 or 1.
+        weights: (resamples, n), not negative.
+        offset: (n,) added to the linear predictor.
+        start: (columns,) where to begin, say the fit without resampling; what is found does not depend on it.
+
+    Returns:
+        (resamples, columns) coefficients; NaN where the likelihood has no maximum (only events, only non-events,
+        separated by the design) or it was not found in 50 steps.
+    """
+    n_columns = design.shape[1]
+    squares = (design[:, :, None] * design[:, None, :]).reshape(len(design), n_columns**2)
+    beta, step = np.zeros((2, len(weights), n_columns))
+    if start is not None and np.isfinite(start).all():
+        beta[:] = start
+    loss, found = np.full(len(weights), np.inf), np.zeros(len(weights), dtype=bool)
+    todo = np.flatnonzero(weights.sum(axis=1) > 0)
+    for _ in range(50):
+        trial, w = beta[todo] + step[todo], weights[todo]
+        y = outcome[todo] if outcome.ndim == 2 else outcome
+        eta = trial @ design.T + offset
+        small_side = np.exp(-np.abs(eta))  # one exponential serves the loss and the mean
+        softplus = np.maximum(eta, 0.0) + np.log1p(small_side)
+        now = np.einsum("rn,rn->r", w, softplus - y * eta)
+        accepted = now <= loss[todo] * (1.0 + 1e-12)
+        step[todo[~accepted]] /= 2.0
+        moved = todo[accepted]
+        beta[moved], loss[moved] = trial[accepted], now[accepted]
+        mean = np.where(eta >= 0, 1.0, small_side) / (1.0 + small_side)
+        gradient = ((w * (y - mean)) @ design)[accepted]
+        curvature = ((w * mean * (1.0 - mean)) @ squares)[accepted].reshape(-1, n_columns, n_columns)
+        # Curvature vanishes as the fitted probabilities reach 0 or 1: there is no maximum, give this one up.
+        scale, axes = np.linalg.eigh(curvature)
+        curved = scale[:, 0] > 1e-9 * w[accepted].sum(axis=1)
+        moved, scale, axes, gradient = moved[curved], scale[curved], axes[curved], gradient[curved]
+        step[moved] = np.einsum("rij,rj->ri", axes, np.einsum("rji,rj->ri", axes, gradient) / scale)
+        small = np.abs(step[moved]).max(axis=1, initial=0.0) < 1e-7
+        beta[moved[small]] += step[moved[small]]  # the next step would be of the size of this one's square
+        found[moved[small]] = True
+        todo = np.concatenate([todo[~accepted], moved[~small]])
+        if todo.size == 0:
+            break
+    beta[~found] = np.nan
+    return beta
+
+
+def _fit_from_all(design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0) -> Floats:
+    """`fit_logistic` in every resample, begun at the fit to the mean of all resamples."""
+    if len(weights) == 1:
+        return fit_logistic(design, outcome, weights, offset=offset)
+    start = fit_logistic(design, outcome, weights.mean(axis=0, keepdims=True), offset=offset)[0]
+    return fit_logistic(design, outcome, weights, offset=offset, start=start)
+
+
+def distance_indices(distance: Floats, weights: Floats) -> Floats:
+    """(3, resamples): mean, median and 90th percentile of `distance` (resamples, n) under the weights."""
+    order = np.argsort(distance, axis=1)
+    ordered = np.take_along_axis(distance, order, axis=1)
+    share = np.cumsum(np.take_along_axis(weights, order, axis=1), axis=1)
+    total = share[:, -1:]
+    quantiles = [
+        np.take_along_axis(
+            ordered, np.minimum((share < q * total).sum(axis=1, keepdims=True), len(order[0]) - 1), axis=1
+        )
+        for q in (0.5, 0.9)
+    ]
+    mean = divide((distance * weights).sum(axis=1), total[:, 0])
+    return np.stack([mean, *(q[:, 0] for q in quantiles)])
+
+
+def largest_gap(events: Floats, weights: Floats, risk: Floats) -> Floats:
+    """(resamples,) KS statistic of weighted events (resamples, n) against the risks (n,)."""
+    order = np.argsort(risk, kind="stable")
+    last_of_ties = np.flatnonzero(np.r_[risk[order][1:] != risk[order][:-1], True])
+    gap = np.cumsum((events - weights * risk)[:, order], axis=1)[:, last_of_ties]
+    return divide(np.abs(gap).max(axis=1), weights.sum(axis=1))

@@ -1,0 +1,52 @@
+"""The one rule of how many subjects and events an interval or a comparison needs.
+
+With one subject judged a C of 1.000 has the interval 1.000 to 1.000: the resamples agree because there is nothing to
+disagree about. Such an interval claims a certainty that is not there, and it tells how few the events are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50
+SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
+#: Reasons why a row has no interval.
+TOO_FEW, BIASED = "too few events", "biased under resampling"
+
+
+def too_few(events: ArrayLike, subjects: ArrayLike) -> NDArray[np.bool_]:
+    """Whether nothing may be compared: under 10 subjects with the event, or under 50 subjects judged.
+
+    Args:
+        events: Subjects with the event, of the cause and by the horizon in question.
+        subjects: Subjects judged there.
+
+    >>> too_few([9, 10, 200], [500, 50, 49]).tolist()
+    [True, False, True]
+    """
+    return (np.asarray(events) < FEWEST_EVENTS) | (np.asarray(subjects) < FEWEST_SUBJECTS)
+
+
+def judged_by_splits(counts: Sequence[float], share: float) -> float:
+    """How many of the cohort random splits of it judge at least once, by what each split judges on average.
+
+    A split holds out a share p of the cohort, and so p of those counted: the cohort has mean(counts) / p of them, and
+    J splits miss each with the chance (1 − p)^J.
+
+    Args:
+        counts: A number a split: its held-out subjects, or those of them with the event.
+        share: Held-out share p of all subjects.
+
+    Example:
+        Four splits with five events each of a fifth of the cohort: 25 events, of which 1 − .8⁴ = 59 % are judged.
+
+        >>> round(judged_by_splits([5, 5, 5, 5], 0.2), 2)
+        14.76
+    """
+    if not counts or not 0 < share <= 1:
+        return math.nan
+    return float(np.mean(counts)) / share * (1.0 - (1.0 - share) ** len(counts))

@@ -1,0 +1,208 @@
+"""The rows that every metric takes: outcomes, predicted risks, multiplicities, and the censoring weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics.censoring import (
+    Bools,
+    Floats,
+    Ints,
+    RiskSets,
+    RowCensoring,
+    StepFunction,
+    checked_outcome,
+    divide,
+)
+
+#: Risks may leave [0, 1] by this much (float32 sums do) and are cut back.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Rows at one landmark (or at all prediction times) with their outcome and predicted risk. Make it with `of`.
+
+    Attributes:
+        duration_days: (n,) from the prediction time to the event or censoring.
+        cause: (n,) int, 0 = censored, 1..causes.
+        risk: (n, causes, horizons) predicted cumulative incidence.
+        horizons_days: (horizons,) increasing.
+        weights: (resamples, n) multiplicities; one row of ones without weights.
+        fixed_censoring: G where it was fitted on other rows, one for all or one for each row; None: on these rows,
+            again for each resample.
+        is_block: Whether results keep a leading resample axis.
+    """
+
+    duration_days: Floats
+    cause: Ints
+    risk: Floats
+    horizons_days: Floats
+    weights: Floats
+    fixed_censoring: StepFunction | RowCensoring | None
+    is_block: bool
+
+    @classmethod
+    def of(
+        cls,
+        duration_days: ArrayLike,
+        cause: ArrayLike,
+        risk: ArrayLike,
+        horizons_days: ArrayLike,
+        *,
+        weights: ArrayLike | None = None,
+        censoring: StepFunction | RowCensoring | None = None,
+    ) -> ScoredRows:
+        """Check the inputs and bring them into one form.
+
+        Args:
+            duration_days: (n,) from the prediction time to the event or censoring.
+            cause: (n,) int, 0 = censored, 1..causes.
+            risk: (n, causes, horizons) predicted cumulative incidence by each horizon.
+            horizons_days: (horizons,) increasing, not negative.
+            weights: (n,) or (resamples, n) multiplicities, as `bootstrap_subjects` draws them.
+            censoring: Distribution G of censoring times, as `censoring_survival` fits it on other rows (say the
+                training subjects at risk), or of each row's own censoring time. Default: fitted on these rows, again
+                for each resample.
+
+        Raises:
+            EhrseqError: Shapes that do not fit, risks outside [0, 1] or missing, horizons not increasing.
+        """
+        risks = np.asarray(risk, dtype=np.float64)
+        horizons = np.asarray(horizons_days, dtype=np.float64)
+        if horizons.ndim != 1 or (np.diff(horizons) <= 0).any() or (horizons < 0).any():
+            raise EhrseqError("not increasing, or negative", where="horizons_days", mend="sort them, name each once")
+        if risks.ndim != 3 or risks.shape[2] != horizons.size:
+            raise EhrseqError(
+                "not (rows, causes, horizons)", where="risk", mend="give one risk per row, cause, horizon"
+            )
+        duration, codes, weight = checked_outcome(duration_days, cause, risks.shape[1], weights)
+        if risks.shape[0] != duration.size:
+            raise EhrseqError(
+                "rows without a prediction, or predictions without a row", where="risk", mend="align them"
+            )
+        if not ((risks >= -ROUNDING) & (risks <= 1 + ROUNDING)).all():
+            raise EhrseqError("missing or outside 0..1", where="risk", mend="predict a probability for every row")
+        if isinstance(censoring, StepFunction) and censoring.values.ndim != 1:
+            raise EhrseqError("one curve per resample", where="censoring", mend="fit it without a block of weights")
+        if isinstance(censoring, RowCensoring) and len(censoring) != duration.size:
+            raise EhrseqError("not one curve per row", where="censoring", mend="predict it for the rows evaluated")
+        risks = np.clip(risks, 0.0, 1.0)
+        return cls(duration, codes, risks, horizons, np.atleast_2d(weight), censoring, weight.ndim == 2)
+
+    def all_cause(self) -> ScoredRows:
+        """The same rows with all causes as one: any event, and the sum of the risks."""
+        any_event = (self.cause > 0).astype(np.int64)
+        total = np.minimum(self.risk.sum(axis=1, keepdims=True), 1.0)
+        return ScoredRows(
+            self.duration_days, any_event, total, self.horizons_days, self.weights, self.fixed_censoring, self.is_block
+        )
+
+    @property
+    def n_causes(self) -> int:
+        """How many causes the risks have."""
+        return int(self.risk.shape[1])
+
+    @cached_property
+    def total_weight(self) -> Floats:
+        """(resamples,) number of rows, each as often as it was drawn."""
+        total: Floats = self.weights.sum(axis=1)
+        return total
+
+    @cached_property
+    def counts(self) -> RiskSets:
+        """Risk sets of every resample."""
+        return RiskSets.count(self.duration_days, self.cause, self.n_causes, self.weights)
+
+    @cached_property
+    def censoring(self) -> StepFunction:
+        """G as one curve, values (m + 1,) where it is fixed, else (resamples, m + 1).
+
+        Where each row has its own G this is the Kaplan–Meier curve of these rows, which weighs nothing.
+        """
+        return self.fixed_censoring if isinstance(self.fixed_censoring, StepFunction) else self.counts.censoring
+
+    @cached_property
+    def covered(self) -> Bools:
+        """(resamples, horizons) whether follow-up reaches the horizon (see `check_horizons`)."""
+        return self.counts.reaches(self.horizons_days) & (self.smallest_g > 0)
+
+    @cached_property
+    def smallest_g(self) -> Floats:
+        """(resamples or 1, horizons) the smallest G that divides anything at each horizon: look at it."""
+        if isinstance(self.fixed_censoring, RowCensoring):
+            outcome = {"duration_days": self.duration_days, "cause": self.cause}
+            return self.fixed_censoring.smallest(self.horizons_days, **outcome)[None]
+        return np.atleast_2d(self.censoring.before(self.horizons_days))
+
+    @cached_property
+    def inverse_at_duration(self) -> Floats:
+        """(resamples or 1, n) 1 / G(T−), the weight of an event at T; 0 where G(T−) is 0."""
+        if isinstance(self.fixed_censoring, RowCensoring):
+            return divide(1.0, self.fixed_censoring.before_own(self.duration_days)[None], undefined=0.0)
+        return divide(1.0, np.atleast_2d(self.censoring.before(self.duration_days)), undefined=0.0)
+
+    @cached_property
+    def observed_risk(self) -> Floats:
+        """(resamples, causes, horizons) observed incidence; NaN where follow-up ends before.
+
+        Aalen–Johansen's; where each row has its own G, the weighted share of events Σ ω y / n, since Aalen–Johansen
+        takes censoring for independent.
+        """
+        if isinstance(self.fixed_censoring, RowCensoring):
+            shares = [self.known_weights(h) @ self.has_event_by(h).T for h in range(len(self.horizons_days))]
+            return self.where_covered(divide(np.stack(shares, axis=2), self.total_weight[:, None, None]))
+        return self.where_covered(self.counts.incidence.at(self.horizons_days))
+
+    @cached_property
+    def mean_risk(self) -> Floats:
+        """(resamples, causes, horizons) mean predicted risk."""
+        total = self.weights @ self.risk.reshape(len(self.risk), -1)
+        return divide(total, self.total_weight[:, None]).reshape(-1, *self.risk.shape[1:])
+
+    def has_event_by(self, h: int) -> Bools:
+        """(causes, n) whether an event of each cause was seen by horizon number h."""
+        by_horizon = self.duration_days <= self.horizons_days[h]
+        seen: Bools = by_horizon & (self.cause == np.arange(1, self.n_causes + 1)[:, None])
+        return seen
+
+    def is_event_free_at(self, h: int) -> Bools:
+        """(n,) whether a row is known to be event-free at horizon number h: seen beyond it, or censored at it."""
+        horizon = self.horizons_days[h]
+        free: Bools = (self.duration_days > horizon) | ((self.duration_days == horizon) & (self.cause == 0))
+        return free
+
+    def known_weights(self, h: int) -> Floats:
+        """(resamples, n) multiplicity × inverse probability of being known at horizon number h.
+
+        1 / G(T−) after an event of any cause by the horizon t, 1 / G(t−) when event-free at t, 0 when censored before.
+        They sum to the number of rows when G is fitted on the same rows.
+        """
+        return self._known_weights[h]
+
+    @cached_property
+    def _known_weights(self) -> list[Floats]:
+        blocks = []
+        for h, horizon in enumerate(self.horizons_days):
+            if isinstance(self.fixed_censoring, RowCensoring):
+                at_horizon = divide(1.0, self.fixed_censoring.before(horizon), undefined=0.0)[None, :]
+            else:
+                at_horizon = divide(1.0, np.atleast_1d(self.censoring.before(horizon)), undefined=0.0)[:, None]
+            inverse = self.inverse_at_duration * self.has_event_by(h).any(axis=0)
+            inverse += at_horizon * self.is_event_free_at(h)
+            blocks.append(self.weights * inverse)
+        return blocks
+
+    def where_covered(self, values: Floats) -> Floats:
+        """`values` (resamples, causes, horizons, ...), NaN where follow-up does not reach the horizon."""
+        covered = self.covered.reshape(*self.covered.shape[:1], 1, -1, *([1] * (values.ndim - 3)))
+        return np.where(covered, values, np.nan)
+
+    def finish(self, values: Floats) -> Floats:
+        """Drop the resample axis unless the weights came as a block."""
+        return values if self.is_block else values[0]

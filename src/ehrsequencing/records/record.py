@@ -1,0 +1,42 @@
+"""`Record`: one shard's subjects between reading and encoding, with their visits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.config import VisitsConfig
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.events import BIRTH, STATIC, Events, first_time
+from ehrsequencing.records.visits import Visits, group_visits
+
+
+@dataclass(frozen=True)
+class Record:
+    """A shard between reading and encoding: who, born when, and which events make which visits."""
+
+    events: Events
+    subject_id: NDArray[np.int64]  # (S,)
+    subject: NDArray[np.int64]  # (n,) subject row of each event
+    birth_us: NDArray[np.int64]  # (S,)
+    visits: Visits
+    excluded: NDArray[np.bool_]  # (n,) events that make no token
+
+
+def make_record(events: Events, *, excluded: Callable[[str], bool], settings: VisitsConfig) -> Record:
+    """Group a shard's events into visits.
+
+    Args:
+        events: Checked events.
+        excluded: Codes that make no token, no visit and no visit end.
+        settings: How visits are cut.
+    """
+    subject_id, subject = events.subjects
+    if isinstance(excluded, CodeMatcher):  # it remembers its answer
+        skip = excluded.mask(events.codes)[events.code]
+    else:
+        skip = np.fromiter(map(excluded, events.codes), dtype=bool, count=len(events.codes))[events.code]
+    visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
+    birth_us = first_time(events, events.is_code(BIRTH), subject, len(subject_id))
+    return Record(events, subject_id, subject, birth_us, visits, skip)

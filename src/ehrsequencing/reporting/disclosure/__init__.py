@@ -1,0 +1,1 @@
+"""Which numbers about few people may be printed: `small_counts` (method), `counts` (of the report), `derived`."""

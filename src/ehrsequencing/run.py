@@ -1,0 +1,182 @@
+"""What a run is: its folder, its model, the prepared set that it was trained on, and its files.
+
+A run folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.build import load_model
+from ehrsequencing.models.recalibrated import Recalibrated
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.storage import (
+    MANIFEST,
+    RUN_NEEDS,
+    altered,
+    digest,
+    read_json,
+    read_manifest,
+    refuse_foreign_file,
+    require_facts,
+    sha256,
+    write_json,
+)
+
+AUDIT = "audit.json"  # what `ehrseq audit` found
+RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
+_FACTS: dict[str, type] = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
+
+
+class Run:
+    """A trained run, read from its folder.
+
+    Args:
+        folder: What `ehrseq train` made.
+
+    Raises:
+        EhrseqError: The folder is not a complete run, or its files do not belong together.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder, what="a finished run")
+        if self.manifest.get("kind") != "run":
+            raise EhrseqError("is not a run", where=str(folder), mend="name a folder that ehrseq train made")
+        require_facts(folder, self.manifest, _FACTS)
+        if not set(RUN_NEEDS) <= set(self.manifest.get("required", self.manifest["files"])):
+            raise EhrseqError("its manifest lacks files of the model", where=str(folder), mend="train again")
+        self.study: StudyConfig = load_study(folder / "config.yaml")
+        self.vocabulary = Vocabulary.load(folder)
+        if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
+            mend = "train again, or copy the whole run folder"
+            raise EhrseqError(
+                "the vocabulary is not the one that the model was trained with", where=str(folder), mend=mend
+            )
+        self.task: TaskConfig = self.study.task
+
+    @property
+    def fingerprint(self) -> str:
+        """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
+        return digest([self.manifest.get("fingerprint"), self.manifest["files"].get("model.safetensors")])
+
+    def prepared(self, folder: Path | None = None) -> Prepared:
+        """The prepared set that the run was trained on.
+
+        Args:
+            folder: Where it is; default: where training found it.
+
+        Raises:
+            EhrseqError: It has moved, or is another one.
+        """
+        folder = folder or Path(self.manifest["prepared"])
+        if not folder.is_dir():
+            raise EhrseqError("the prepared set has moved", where=str(folder), mend="name it with --prepared")
+        prepared = Prepared(folder)
+        self.require_own(prepared)
+        return prepared
+
+    def require_own(self, prepared: Prepared) -> None:
+        """Refuse a prepared set that is not the one the run was trained on.
+
+        Raises:
+            EhrseqError: Its vocabulary, labels, codes, values or visits differ.
+        """
+        if other := prepared.unlike(self.task.name, self.manifest):
+            mend = f"name the set that {self.folder} was trained on with --prepared"
+            what = f"is not what this run was trained on (what differs: {', '.join(other)})"
+            raise EhrseqError(what, where=str(prepared.folder), mend=mend)
+
+    @cached_property
+    def altered(self) -> dict[str, str]:
+        """Files that prediction does not need and that are missing or changed since they were written, and which."""
+        return altered(self.folder, self.manifest)
+
+    @cached_property
+    def model(self) -> SurvivalModel:
+        """The model, in evaluation mode."""
+        model = load_model(self.folder)
+        if model.config.vocab_size != len(self.vocabulary):
+            mend = "copy the whole run folder"
+            raise EhrseqError("model and vocabulary differ in size", where=str(self.folder), mend=mend)
+        return model
+
+    @property
+    def recalibrated(self) -> SurvivalModel:
+        """The model with what `ehrseq evaluate --recalibrate` fitted; errors as of `recalibrate`."""
+        return self.recalibrate(self.model)
+
+    def recalibrate(self, model: SurvivalModel) -> SurvivalModel:
+        """A model (the run's, or a member of it) with what `ehrseq evaluate --recalibrate` fitted.
+
+        Raises:
+            EhrseqError: Nothing has been fitted.
+        """
+        if RECALIBRATION not in self.manifest["files"]:
+            mend = f"run ehrseq evaluate {self.folder} --recalibrate first"
+            raise EhrseqError("has not been recalibrated", where=str(self.folder), mend=mend)
+        if RECALIBRATION in self.altered:
+            mend = f"run ehrseq evaluate {self.folder} --recalibrate again"
+            raise EhrseqError(self.altered[RECALIBRATION], where=str(self.folder / RECALIBRATION), mend=mend)
+        fitted = read_json(self.folder / RECALIBRATION)["fitted"]
+        pairs = [(fitted[name]["intercept"], fitted[name]["slope"]) for name in self.task.causes]
+        return Recalibrated(model, [a for a, _ in pairs], [b for _, b in pairs]).eval()
+
+    @property
+    def code_types(self) -> NDArray[np.int64] | None:
+        """Type of each token, where the model has an embedding for it."""
+        return self.vocabulary.code_types if self.model.config.code_types else None
+
+    @property
+    def is_visit_head(self) -> bool:
+        """Whether the model gives hazards per visit, which have no calendar."""
+        return self.study.model.head == "visit"
+
+    def excluded(self, data: Path) -> CodeMatcher:
+        """Codes that made no token when this run's data was prepared."""
+        return CodeMatcher(self.manifest["excluded"], parents=read_parents(data))
+
+
+def saved_audit(folder: Path) -> dict[str, Any] | None:
+    """The audit of this very run, None where it has not been made, was made of another run, or has been edited."""
+    run = Run(folder)
+    if AUDIT not in run.manifest["files"] or AUDIT in run.altered:
+        return None
+    result: dict[str, Any] = read_json(folder / AUDIT)
+    return result if result.get("fingerprint") == run.fingerprint else None
+
+
+def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
+    """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list.
+
+    What the manifest says of the other files stays as it is: a file that somebody has edited does not become ours.
+    """
+    require_room(folder, name)
+    manifest = read_json(folder / MANIFEST)
+    others = {listed: known for listed, known in manifest.pop("files").items() if listed != name}
+    unsure = {*manifest.pop("writing", []), name}  # of a killed command: whether it wrote them or not, they are ours
+    write_json(folder / MANIFEST, {**manifest, "writing": sorted(unsure), "files": others})
+    write(folder / name)
+    left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
+    write_json(folder / MANIFEST, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
+
+
+def require_room(folder: Path, *names: str) -> None:
+    """Refuse where a finished run holds a file by one of these names that ehrseq did not write.
+
+    Raises:
+        EhrseqError: There is one.
+    """
+    manifest = read_json(folder / MANIFEST)
+    ours = {*manifest["files"], *manifest.get("writing", [])}
+    for name in names:
+        refuse_foreign_file(folder / name, lambda path: path.name in ours)

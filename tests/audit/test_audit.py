@@ -1,0 +1,439 @@
+"""The audit on honest runs: no false alarm, nothing passed that was not tested, and what people see of it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from ehrsequencing.audit.audit import CHECKS, audit
+from ehrsequencing.audit.data import AuditData, Finding
+from ehrsequencing.audit.shuffled import _deal, shuffled_labels
+from ehrsequencing.audit.source import follow_up
+from ehrsequencing.cli.app import app
+from ehrsequencing.config import EvaluationConfig, load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.models.base import WEIGHTS_FILE
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.reporting.report import render, write_report
+from ehrsequencing.run import Run, add_to_run, saved_audit
+from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.storage import write_json
+from ehrsequencing.training.loop import Trainer
+from helpers.audit import (
+    FIRST_ID,
+    TINY,
+    assemble,
+    broken_set,
+    hospital_rows,
+    hospital_splits,
+    in_stays,
+    load,
+    make_set,
+    rewrite_manifest,
+    save,
+    task,
+    verdicts,
+)
+from helpers.meds import DAY_US, SPLITS, STARTS, record, us, write_meds
+
+SOURCE_CHECKS = {
+    "single_people",
+    "prefix_equality",
+    "tokens_in_records",
+    "summaries",
+    "labels_in_records",
+    "vocabulary_refit",
+}
+ALWAYS = {"future_perturbation", "gradient", "stamps", "tokens_in_records", "time_signals", "labels_in_records",
+          "labels_agree", "splits", "vocabulary_refit"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_set(tmp_path_factory.mktemp("hospital"), hospital_rows())
+
+
+@pytest.fixture
+def run(honest: Path, tmp_path: Path) -> Path:
+    return assemble(honest, tmp_path / "run")
+
+
+def ehrseq(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+# ---- clean cohorts of many kinds: no false alarm ---------------------------------------------------------------------
+
+MODELS = (
+    ("model.visit_encoder=attention",), ("model.visit_encoder=attention", "model.scorer=bottleneck"),
+    ("model.visit_encoder=mean", "model.wide_head=true"), ("model.visit_encoder=transformer",),
+    ("model.visit_encoder=transformer", "model.visit_pool=cls"), ("model.timeline=lstm",), ("model.max_visits=3",),
+    ("model.architecture=flat",), ("model.architecture=flat", "model.max_tokens=20"),
+    ("model.position=sinusoidal", "model.code_position=true", "model.code_types=true"),
+    ("model.visit_encoder=max", "model.delta_bins=linear", "model.age_bin_years=0"),
+    ("model.head=visit",),
+)  # fmt: skip
+VISITS = ((), ("visits.by=window", "visits.window=6h"), ("visits.by=gap", "visits.gap=60h"), ("visits.ignore=[DX//1]",))
+VALUES = ((), ("values.mode=interpolate",), ("values.mode=bins",), ("values.mode=none",), ("values.carry=false",))
+TASKS: tuple[dict[str, Any], ...] = (
+    {}, {"index": {"first_visit": True}}, {"index": {"code": "INDEX", "after": "48h"}},
+    {"index": {"code": "DX//2", "which": "every"}}, {"index": {"date": "2012-05-01"}, "censoring": {}},
+    {"index": {"age": "60y"}}, {"censoring": {"date": "2016-01-01"}}, {"censoring": {"dataset_end": True}},
+    {"blanking": "7d", "landmarks": ["30d", "1y"]},
+)  # fmt: skip
+
+TRAINED = (
+    ("hospital",), ("two members on a simulation", "training.members=2"),
+    ("flat on a hospital", "model.architecture=flat", "training.recalibration=0.5"),
+)  # fmt: skip
+
+
+def drawn(number: int) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]:
+    """Settings of prepare and of the model, and the task, of one cohort: every choice comes up."""
+    rng = np.random.default_rng(number)
+    model = MODELS[number // 2 % len(MODELS)]  # each for a hospital and for a simulation
+    changes = dict(TASKS[int(rng.integers(len(TASKS)))] if number >= len(TASKS) else TASKS[number])
+    if "model.head=visit" in model:
+        changes = {key: value for key, value in changes.items() if key != "index"} | {"competing": {}}
+    settings = (*VISITS[int(rng.integers(len(VISITS)))], *VALUES[int(rng.integers(len(VALUES)))])
+    return (*settings, f"vocabulary.min_subjects={rng.integers(1, 9)}"), model, changes
+
+
+def simulated(number: int, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A simulated world with its knobs drawn at random."""
+    rng = np.random.default_rng(1000 + number)
+    knobs = {
+        "outcome_per_year": rng.uniform(0.15, 0.4), "visits_per_year": rng.uniform(1, 4), "pairs": rng.integers(2, 9),
+        "visit_effect": rng.choice([0.0, 0.4]), "gap_effect": rng.choice([0.0, 2.0]),
+        "chronic_effect": rng.choice([0.0, 1.5]), "lab_effect": rng.choice([0.0, 1.0]),
+        "background_codes": rng.integers(5, 80), "death_per_year": rng.choice([0.0, 0.1]), "truth_futures": 4,
+        "frailty_spread": rng.choice([0.0, 1.0]), "visit_rate_spread": rng.choice([0.0, 0.4, 1.0]),
+        "stay_visit_share": rng.choice([0.0, 0.05, 0.5]), "stay_days": rng.choice([2.0, 20.0]),
+        "drop_out_per_year": rng.choice([0.0, 0.03, 0.3]), "drop_out_effect": rng.choice([0.0, 1.0]),
+        "decay_effect": rng.choice([0.0, 1.2, 3.0]), "decay_half_life_days": rng.choice([20, 200]),
+        "order_effect": rng.choice([0.0, 0.8]), "pair_memory": rng.choice([0.0, 0.5, 1.0]),
+    }  # fmt: skip
+    config = SimulationConfig.model_validate({name: np.asarray(value).item() for name, value in knobs.items()})
+    simulate(folder / "data", subjects=150, seed=number, config=config)
+    return folder / "data", load_task(folder / "data" / "task.yaml").model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    "number", [*range(12), *(pytest.param(number, marks=pytest.mark.slow) for number in range(12, 50))]
+)
+def test_no_false_alarm_on_clean_cohorts(number: int, tmp_path: Path) -> None:
+    """Half hospitals, half simulations; every way to cut visits, read values, ask, and model."""
+    settings, model, changes = drawn(number)
+    if number % 2:
+        data, own = simulated(number, tmp_path)
+        kept = {key: value for key, value in changes.items() if key in ("competing", "blanking", "landmarks")}
+        settings = tuple(s for s in settings if not s.startswith("visits.ignore"))
+        question = task(**own | kept)
+    else:
+        rows = hospital_rows(subjects=150, seed=number)
+        data, question = write_meds(tmp_path / "data", rows, splits=hospital_splits(rows)), task(**changes)
+    prepare(data, tmp_path / "set", study=load_study(None, settings), tasks=[question])
+    found = verdicts(assemble(tmp_path / "set", tmp_path / "run", *model, seed=number), seed=number, subjects=15)
+    assert {"leak", "warning"}.isdisjoint(found.values())
+    assert all(found[name] == "passed" for name in ALWAYS)
+
+
+@pytest.mark.parametrize("settings", TRAINED, ids=lambda settings: settings[0])
+def test_no_false_alarm_on_trained_runs(settings: tuple[str, ...], tmp_path: Path) -> None:
+    """Weights that have learned something, from the first step to the correction at the end."""
+    if "hospital" in settings[0]:
+        prepared = make_set(tmp_path, hospital_rows(subjects=150, seed=7))
+    else:
+        data, own = simulated(101, tmp_path)
+        prepare(data, tmp_path / "set", study=load_study(None, []), tasks=[task(**own)])
+        prepared = tmp_path / "set"
+    store = Prepared(prepared)
+    study = load_study(None, [*TINY, "training.epochs=4", "training.learning_rate=1e-2", *settings[1:]])
+    Trainer(store, store.only_task(), tmp_path / "run", study=study).fit()
+    found = verdicts(tmp_path / "run", subjects=15)
+    assert {"leak", "warning"}.isdisjoint(found.values())
+    assert all(found[name] == "passed" for name in (*ALWAYS, "recalibration"))
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    (*_, told) = manifest.get("members", [manifest])  # of several models, one is enough
+    told["recalibration"][store.task(store.only_task()).causes[0]]["subjects_with_event"] += 1
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    assert verdicts(tmp_path / "run", subjects=5)["recalibration"] == "leak"
+
+
+def test_encounters_are_no_false_alarm(tmp_path: Path) -> None:
+    """Stays of several days that overlap and enclose loose rows; questions asked in the middle of a stay."""
+    rows = in_stays(hospital_rows(subjects=150, seed=3))
+    landmarks = ["0d", "77d", "300d"]
+    prepared = make_set(tmp_path, rows, "visits.by=encounter", column="hadm_id", landmarks=landmarks)
+    found = verdicts(assemble(prepared, tmp_path / "run"))
+    assert "leak" not in found.values()
+    assert found["prefix_equality"] == "passed"
+
+
+# ---- nothing is passed that was not tested ---------------------------------------------------------------------------
+
+
+def test_without_the_records_their_checks_are_not_tested(run: Path, honest: Path, tmp_path: Path) -> None:
+    def forget(folder: Path) -> None:
+        path = folder / "manifest.json"
+        path.write_text(path.read_text().replace(str(honest.parent / "data"), str(tmp_path / "gone")))
+
+    moved = broken_set(honest, tmp_path / "moved", forget)
+    found = verdicts(run, prepared=moved)
+    assert {name for name, verdict in found.items() if verdict == "not_tested"} == SOURCE_CHECKS
+    assert "leak" not in found.values()
+    # ... and with the records named again, they are.
+    assert set(verdicts(run, prepared=moved, data=honest.parent / "data").values()) == {"passed"}
+
+
+def test_other_records_are_refused_or_not_used(run: Path, honest: Path, tmp_path: Path) -> None:
+    rows = hospital_rows(subjects=100)
+    write_meds(tmp_path / "other", rows, splits=hospital_splits(rows))
+    with pytest.raises(EhrseqError, match="not the records that were prepared"):
+        audit(run, data=tmp_path / "other")
+    with pytest.raises(EhrseqError, match="moved"):
+        audit(run, prepared=tmp_path / "nowhere")
+    with pytest.raises(EhrseqError, match="no split"):
+        audit(run, split="test")
+    other = make_set(tmp_path / "hospital", hospital_rows(seed=2))
+    with pytest.raises(EhrseqError, match="not what this run was trained on"):
+        audit(run, prepared=other)
+
+
+def test_a_model_that_says_the_same_to_everyone_passes_nothing(run: Path) -> None:
+    """Where no input moves an answer, that the future moves none is no news."""
+    model = Run(run).model
+    with torch.no_grad():
+        model.head.W2.weight.zero_()
+    model.save_pretrained(run)
+    rewrite_manifest(run)
+    found = verdicts(run)
+    asked = ("future_perturbation", "gradient", "queries_are_silent", "prefix_equality")
+    assert {found[name] for name in asked} == {"not_tested"}
+
+
+@pytest.mark.parametrize("setting", ["training.recalibration=0", "model.head=visit"])
+def test_a_run_that_was_not_corrected_is_not_tested_for_it(setting: str, tmp_path: Path) -> None:
+    prepared = make_set(tmp_path, hospital_rows(subjects=100), competing={})
+    assert verdicts(assemble(prepared, tmp_path / "run", setting), subjects=5)["recalibration"] == "not_tested"
+
+
+def test_an_outcome_under_another_name_needs_the_records(tmp_path: Path) -> None:
+    """Without them nobody can say whose the token of a group is."""
+    rows = hospital_rows(subjects=100)
+    parents = {row.code: ["GROUP"] for row in rows}
+    prepared = make_set(tmp_path, rows, "vocabulary.rollup=on", parents=parents)
+    run = assemble(prepared, tmp_path / "run")
+    assert verdicts(run, subjects=5)["outcome_in_input"] == "passed"
+    shutil.rmtree(tmp_path / "data")
+    assert verdicts(run, subjects=5)["outcome_in_input"] == "not_tested"
+
+
+def test_too_few_events_are_not_tested(tmp_path: Path) -> None:
+    prepared = make_set(tmp_path, hospital_rows(subjects=25), "vocabulary.min_subjects=1")
+    assert verdicts(assemble(prepared, tmp_path / "run"))["telling_token"] == "not_tested"
+
+
+def test_same_seed_same_audit(run: Path) -> None:
+    def without_clock(result: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{key: value for key, value in check.items() if key != "seconds"} for check in result["checks"]]
+
+    first, again, other = (audit(run, subjects=10, seed=seed) for seed in (0, 0, 1))
+    assert without_clock(first) == without_clock(again)
+    assert without_clock(first) != without_clock(other)
+    assert all(check["tested"] for check in first["checks"])
+
+
+def test_one_wrong_subject_among_many_is_found_by_the_checks_that_see_everyone(honest: Path, tmp_path: Path) -> None:
+    """Checks on the prepared arrays look at all rows, whoever is drawn."""
+
+    def change(folder: Path) -> None:
+        gap = load(folder / "visits" / "held_out", "delta_days")
+        gap[np.argmax(gap)] += 1.0
+        save(folder / "visits" / "held_out", "delta_days", gap)
+
+    broken = assemble(broken_set(honest, tmp_path / "set", change), tmp_path / "run")
+    assert verdicts(broken, subjects=1)["time_signals"] == "leak"
+
+
+# ---- the outcome, read by plain means --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "censoring", "end"),
+    [
+        ("0 A, 5 OUT, 9 END, 12 A", {"code": "END"}, (5, 1)),
+        ("0 A, 5 OUT, 5 END", {"code": "END"}, (5, 1)),  # at one instant the outcome comes first
+        ("0 A, 5 COMP, 5 OUT", {"code": "END"}, (5, 1)),  # ... and the cause of interest before the others
+        ("0 A, 4 COMP, 5 OUT", {"code": "END"}, (4, 2)),
+        ("0 A, 3 END, 5 OUT", {"code": "END"}, (3, 0)),
+        ("-9 END, 0 A, 7 B", {"code": "END"}, (7, 0)),  # a mark before the index marks nothing
+        ("0 A, 7 B, - OUT", {}, (7, 0)),  # a code without a time is no event
+        ("0 A, 7 B", {"dataset_end": True}, (20, 0)),
+        ("0 A, 7 B", {"date": "2020-03-01"}, (3, 0)),
+    ],
+)
+def test_follow_up_by_hand(text: str, censoring: dict[str, Any], end: tuple[int, int], tmp_path: Path) -> None:
+    question = task(outcome={"out": "OUT"}, competing={"comp": "COMP"}, censoring=censoring)
+    write_meds(tmp_path, record(1, text))
+    (events,) = MedsReader(tmp_path)
+    causes = [CodeMatcher(patterns) for patterns in question.patterns.values()]
+    marks = CodeMatcher(question.censoring.code) if question.censoring.code else None
+    known = follow_up(events, causes, marks)
+    assert us("2020-03-01") == STARTS[1] + 3 * DAY_US
+    found = known.end(STARTS[1], question, dataset_end_us=STARTS[1] + 20 * DAY_US)
+    assert found == (STARTS[1] + end[0] * DAY_US, end[1])
+
+
+# ---- what people see of it -------------------------------------------------------------------------------------------
+
+
+def test_the_command_names_the_leak_and_exits_with_1(run: Path, honest: Path, tmp_path: Path) -> None:
+    done = ehrseq("audit", run, "--subjects", 10)
+    assert done.exit_code == 0, done.output
+    assert f"no leak found: {len(CHECKS)} checks passed, 0 could not be made" in done.stdout
+    assert all(check.name in done.stdout for check in CHECKS)
+
+    def change(folder: Path) -> None:
+        save(folder / "visits" / "train", "age_years", load(folder / "visits" / "train", "age_years") + 1)
+
+    broken = assemble(broken_set(honest, tmp_path / "set", change), tmp_path / "broken")
+    done = ehrseq("audit", broken, "--subjects", 10)
+    assert done.exit_code == 1
+    assert "LEAK: time_signals" in done.stdout
+    done = ehrseq("audit", tmp_path / "nowhere")
+    assert done.exit_code == 2
+    assert "not a finished run" in done.stderr
+    assert ehrseq("audit", run, "--subjects", 0).exit_code == 2
+    saved = saved_audit(broken)
+    assert saved is not None
+    assert saved["leaks"] == 1
+
+
+def test_the_run_stays_valid_and_the_audit_is_of_this_very_run(run: Path, tmp_path: Path) -> None:
+    assert saved_audit(run) is None
+    result = audit(run, subjects=5)
+    assert saved_audit(run) == json.loads((run / "audit.json").read_text()) == json.loads(json.dumps(result))
+    assert str(FIRST_ID)[:4] not in (run / "audit.json").read_text()  # nobody's id
+    for check in result["checks"]:
+        assert set(check) == {"name", "question", "verdict", "reason", "tested", "measured", "bound", "seconds"}
+    other = shutil.copytree(run, tmp_path / "other")
+    model = Run(other).model
+    with torch.no_grad():
+        model.head.W2.bias += 0.1
+    model.save_pretrained(other)
+    assert (other / WEIGHTS_FILE).read_bytes() != (run / WEIGHTS_FILE).read_bytes()
+    rewrite_manifest(other)
+    assert saved_audit(other) is None
+
+
+def test_the_report_shows_the_audit_or_says_that_there_is_none(run: Path) -> None:
+    metrics = evaluate(run, settings=EvaluationConfig(baselines="none", bootstrap=0))
+    page = render(metrics)
+    assert "ehrseq audit RUN" in page
+    assert "no leak" not in page
+    result = audit(run, subjects=5)
+    page = render(metrics | {"audit": result})
+    assert "found no leak" in page
+    assert all(check["question"] in page for check in result["checks"])
+    assert "Not run" not in page
+    warned = [{**result["checks"][0], "verdict": "warning"}, *result["checks"][1:]]
+    page = render(metrics | {"audit": result | {"checks": warned, "warnings": 1}})
+    assert "<strong>1 check warned</strong>" in page
+    assert "WARNING" in page
+    assert "The audit found a leak." not in page
+    result["checks"][0] |= {"verdict": "leak", "reason": "<script>"}
+    page = render(metrics | {"audit": result | {"leaks": 1}})
+    assert "The audit found a leak." in page
+    assert "found <strong>1 leak</strong>" in page
+    assert "<script>" not in page
+
+
+def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(run, tmp_path / "bare")
+    assert "report:" not in ehrseq("audit", bare, "--subjects", 5).stdout  # there is none, and none is made
+    assert not (bare / "report.html").exists()
+    metrics = evaluate(run, settings=EvaluationConfig(baselines="none", bootstrap=0))
+    add_to_run(run, "report.html", lambda path: write_report(metrics, path))
+    before = (run / "report.html").read_text()
+    assert "NOT RUN" in before
+    assert "Audited: no" in before
+    done = ehrseq("audit", run, "--subjects", 5)
+    assert done.exit_code == 0, done.output
+    assert "report:" in done.stdout
+    after = (run / "report.html").read_text()
+    assert f"{len(CHECKS)} checks passed, no leak found" in after
+    assert "found no leak" in after
+    assert "NOT RUN" not in after
+    assert "Audited: no" not in after
+    assert {"audit.json", "metrics.json", "report.html"} <= set(Run(run).manifest["files"])  # and all of them whole
+    assert json.loads((run / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
+    # Metrics that cannot be drawn change neither the verdict nor the report.
+    add_to_run(run, "metrics.json", lambda path: write_json(path, {"checks": None}))
+    done = ehrseq("audit", run, "--subjects", 6)
+    assert done.exit_code == 0, done.output
+    assert "is as it was" in done.stderr
+    assert (run / "report.html").read_text() == after
+    assert Run(run).manifest["files"]
+
+
+# ---- shuffled labels -------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_dealt_by_person(honest: Path) -> None:
+    """A permutation of people, not of rows: who is in two splits has one label."""
+    prepared = Prepared(honest)
+    rows = {s: prepared.rows("hospital", s) for s in SPLITS}
+    ids = {s: np.asarray(prepared.timelines(s).subject_id) for s in SPLITS}
+    rows["held_out"], ids["held_out"] = rows["tuning"], ids["tuning"]
+    dealt = _deal(rows, ids, seed=0)
+    np.testing.assert_array_equal(dealt["held_out"].duration_days, dealt["tuning"].duration_days)
+    for split in SPLITS:
+        assert len(dealt[split]) == len(rows[split])
+        assert not np.array_equal(dealt[split].duration_days, rows[split].duration_days)
+        np.testing.assert_array_equal(dealt[split].prediction_us, rows[split].prediction_us)
+
+
+def control(prepared: Path, out: Path) -> Finding:
+    run = Run(assemble(prepared, out))
+    return shuffled_labels(AuditData(run, Prepared(prepared), split="held_out", subjects=5, seed=0))
+
+
+@pytest.mark.slow
+def test_few_events_cannot_tell_chance(honest: Path, tmp_path: Path) -> None:
+    assert control(honest, tmp_path / "run").verdict == "not_tested"
+
+
+@pytest.mark.slow
+def test_shuffled_labels_cannot_be_learned(tmp_path: Path) -> None:
+    config = SimulationConfig(outcome_per_year=0.4, truth_futures=4, background_codes=20, pairs=2)
+    simulate(tmp_path / "data", subjects=4000, seed=1, config=config)
+    question = load_task(tmp_path / "data" / "task.yaml")
+    prepare(tmp_path / "data", tmp_path / "set", study=load_study(None, TINY), tasks=[question])
+    found = control(tmp_path / "set", tmp_path / "run")
+    assert found.verdict == "passed", found.reason
+
+
+@pytest.mark.slow
+def test_shuffled_labels_are_learned_where_people_are_in_two_splits(tmp_path: Path) -> None:
+    """The control's own mutant: held-out people were trained on, and can be known by heart."""
+    simulate(tmp_path / "data", subjects=3000, seed=1, config=SimulationConfig(outcome_per_year=0.4, truth_futures=4))
+    question = load_task(tmp_path / "data" / "task.yaml")
+    prepare(tmp_path / "data", tmp_path / "set", study=load_study(None, TINY), tasks=[question])
+
+    def change(folder: Path) -> None:
+        for place in ("visits", "tasks/simulated"):
+            shutil.rmtree(folder / place / "held_out")
+            shutil.copytree(folder / place / "train", folder / place / "held_out")
+
+    found = control(broken_set(tmp_path / "set", tmp_path / "broken", change), tmp_path / "run")
+    assert found.verdict == "leak", found.reason

@@ -1,0 +1,373 @@
+"""Ridge Cox regression: equal to libraries and to a twin of plain loops, and weights of a Cox censoring model."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lifelines import CoxPHFitter
+from sksurv.linear_model import CoxPHSurvivalAnalysis
+
+from ehrsequencing.baselines.censoring_cox import censoring_rows, fit_censoring_cox
+from ehrsequencing.baselines.cox import (
+    UNWATCHED_RIDGE_PER_EVENT,
+    CoxFit,
+    CoxRiskSets,
+    CoxRows,
+    choose_ridge,
+    cox_incidence,
+    fit_cox,
+    partial_log_likelihood,
+    partial_log_likelihood_value,
+)
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
+from ehrsequencing.metrics.definitions import metric_table
+
+
+def sample(seed: int, *, n: int = 60, features: int = 3, ties: bool = True, delayed: bool = True) -> CoxRows:
+    """Rows with a true effect, censoring, and on demand ties and delayed entry; integer weights."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, features)) * rng.uniform(0.5, 20, features) + rng.normal(size=features)
+    beta = rng.normal(size=features) / x.std(axis=0) / 2
+    event, censored = rng.exponential(np.exp(-(x - x.mean(axis=0)) @ beta)), rng.exponential(2.0, n)
+    duration = np.minimum(event, censored)
+    if ties:
+        duration = np.ceil(duration * 6) / 6
+    entry = duration * rng.random(n) * rng.integers(0, 2, n) * delayed
+    if ties:
+        entry = np.floor(entry * 6) / 6  # entries on event times: not yet at risk there
+    return CoxRows.of(x, duration, event <= censored, entry_days=entry, weights=rng.integers(1, 4, n))
+
+
+def plain_log_likelihood(rows: CoxRows, beta: np.ndarray, *, rule: str = "right") -> float:
+    """ℓ(β) by its definition, or with one rule broken."""
+    score, total = rows.x @ beta, 0.0
+    for i in np.flatnonzero(rows.event):
+        at_risk = 0.0
+        for j in range(len(score)):
+            t, entry, end = rows.duration_days[i], rows.entry_days[j], rows.duration_days[j]
+            inside = {
+                "ends are gone": entry < t < end or i == j,
+                "entries are here": entry <= t <= end,
+                "no entry": t <= end,
+                "the past": entry < t and end <= t,
+            }.get(rule, entry < t <= end)
+            weight = 1.0 if rule == "no weights at risk" else rows.weights[j]
+            at_risk += inside * weight * np.exp(score[j])
+        weight = 1.0 if rule == "no weights of events" else rows.weights[i]
+        total += weight * (score[i] - np.log(at_risk))
+    return total
+
+
+def ours(rows: CoxRows, beta: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    sets = CoxRiskSets(rows)
+    return partial_log_likelihood(rows.x[sets.row], beta, sets)
+
+
+RULES = ("ends are gone", "entries are here", "no entry", "the past", "no weights at risk", "no weights of events")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_likelihood_is_that_of_plain_loops(seed: int) -> None:
+    rows = sample(seed, n=40)
+    beta = np.random.default_rng(seed).normal(size=3) / rows.x.std(axis=0) / 2
+    value = ours(rows, beta)[0]
+    assert value == pytest.approx(plain_log_likelihood(rows, beta), rel=1e-11)
+    sets = CoxRiskSets(rows)
+    assert partial_log_likelihood_value(rows.x[sets.row], beta, sets) == pytest.approx(value, rel=1e-12)
+    for rule in RULES:
+        assert abs(value - plain_log_likelihood(rows, beta, rule=rule)) > 1e-6, rule
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_gradient_and_information_are_finite_differences(seed: int) -> None:
+    rows = sample(seed)
+    rows = CoxRows(rows.x / rows.x.std(axis=0), rows.entry_days, rows.duration_days, rows.event, rows.weights)
+    beta = np.random.default_rng(seed).normal(size=3) / 2
+    _, gradient, information = ours(rows, beta)
+    for f, step in enumerate(np.eye(3) * 1e-5):
+        up, down = ours(rows, beta + step), ours(rows, beta - step)
+        assert gradient[f] == pytest.approx((up[0] - down[0]) / 2e-5, rel=1e-6, abs=1e-5)
+        np.testing.assert_allclose(information[f], -(up[1] - down[1]) / 2e-5, rtol=1e-6, atol=1e-5)
+
+
+def test_scikit_survival_finds_the_same_coefficients_and_hazards() -> None:
+    """Ties by Breslow, with and without a ridge; 200 data sets."""
+    for seed in range(200):
+        rows = sample(seed, n=80, features=2, delayed=False)
+        z = (rows.x - rows.x.mean(axis=0)) / rows.x.std(axis=0)
+        outcome = np.array(list(zip(rows.event, rows.duration_days, strict=True)), dtype=[("e", bool), ("t", float)])
+        ridge = (0.0, 0.5, 20.0)[seed % 3]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            theirs = CoxPHSurvivalAnalysis(alpha=ridge, ties="breslow", tol=1e-13, n_iter=200).fit(z, outcome)
+        fit = fit_cox(CoxRows.of(z, rows.duration_days, rows.event), ridge=ridge)
+        np.testing.assert_allclose(fit.beta, theirs.coef_, atol=1e-6)
+        hazard = theirs.cum_baseline_hazard_
+        np.testing.assert_allclose(fit.baseline.at(hazard.x), hazard.y, rtol=1e-6, atol=1e-8)
+
+
+def test_lifelines_finds_the_same_coefficients_with_weights_and_delayed_entry() -> None:
+    """Without ties, which lifelines takes by Efron's rule; its baseline hazard ignores entries, ours does not."""
+    for seed in range(100):
+        delayed = seed % 2 == 0
+        rows = sample(seed, ties=False, delayed=delayed, n=100)
+        columns = {"T": rows.duration_days, "E": rows.event, "entry": rows.entry_days, "w": rows.weights}
+        frame = pd.DataFrame(columns | {f"x{f}": rows.x[:, f] for f in range(3)})
+        fitter = CoxPHFitter()
+        fitter.fit(frame, "T", "E", entry_col="entry", weights_col="w", robust=True, fit_options={"precision": 1e-12})
+        fit = fit_cox(rows)
+        np.testing.assert_allclose(fit.beta / fit.scale, fitter.params_.to_numpy(), rtol=1e-6, atol=1e-6)
+        if delayed:
+            continue
+        times = fitter.baseline_cumulative_hazard_.index.to_numpy()
+        theirs = fitter.predict_cumulative_hazard(frame.iloc[:4], times=times).to_numpy().T
+        np.testing.assert_allclose(fit.cumulative_hazard(rows.x[:4], times), theirs, rtol=1e-5, atol=1e-8)
+
+
+@given(seed=st.integers(0, 10_000), ridge=st.sampled_from([0.3, 10.0]))
+@settings(max_examples=25, deadline=None)
+def test_a_row_of_weight_two_is_two_rows_and_expected_events_are_those_observed(seed: int, ridge: float) -> None:
+    rows = sample(seed)
+    if not rows.event.any():
+        return
+    again = np.repeat(np.arange(len(rows.x)), rows.weights.astype(int))
+    repeated = CoxRows.of(
+        rows.x[again], rows.duration_days[again], rows.event[again], entry_days=rows.entry_days[again]
+    )
+    one, other = fit_cox(rows, ridge=ridge), fit_cox(repeated, ridge=ridge)
+    np.testing.assert_allclose(one.beta, other.beta, atol=1e-9)
+    np.testing.assert_allclose(one.baseline.values, other.baseline.values, rtol=1e-9)
+    hazard = one.baseline.at(rows.duration_days) - one.baseline.at(rows.entry_days)
+    expected = rows.weights @ (np.exp(one.log_hazard(rows.x)) * hazard)
+    happened = rows.weights @ (rows.event & (rows.entry_days < rows.duration_days))
+    assert expected == pytest.approx(happened, rel=1e-8)
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_units_of_covariates_and_of_time_do_not_matter(seed: int) -> None:
+    rows = sample(seed)
+    if not rows.event.any():
+        return
+    moved = CoxRows.of(
+        rows.x * [1000.0, -1.0, 0.001] + 7.0, rows.duration_days**2, rows.event,
+        entry_days=rows.entry_days**2, weights=rows.weights,
+    )  # fmt: skip
+    one, other = fit_cox(rows, ridge=2.0), fit_cox(moved, ridge=2.0)
+    np.testing.assert_allclose(one.log_hazard(rows.x), other.log_hazard(moved.x), atol=1e-7)
+    np.testing.assert_allclose(one.baseline.values, other.baseline.values, rtol=1e-7)
+
+
+def test_the_ridge_is_weak_for_signal_and_strong_for_noise() -> None:
+    def halves(strength: float) -> tuple[CoxRows, CoxRows]:
+        rng = np.random.default_rng(3)
+        x = rng.normal(size=(400, 20))
+        event, censored = rng.exponential(np.exp(-strength * x[:, 0])), rng.exponential(2.0, 400)
+        parts = [
+            CoxRows.of(x[h], np.minimum(event, censored)[h], (event <= censored)[h])
+            for h in (slice(0, 200), slice(200, None))
+        ]
+        return parts[0], parts[1]
+
+    signal, noise = choose_ridge(*halves(1.0)), choose_ridge(*halves(0.0))
+    assert signal.ridge < 0.1 * noise.ridge
+    assert np.abs(noise.beta).max() < 0.05
+    assert np.abs(signal.beta[0]) > 0.7
+    train, tuning = halves(1.0)
+    nobody = CoxRows(tuning.x, tuning.entry_days, tuning.duration_days, np.zeros(200, bool), tuning.weights)
+    assert choose_ridge(train, nobody).ridge == pytest.approx(UNWATCHED_RIDGE_PER_EVENT * train.n_events)
+    again = fit_cox(train, ridge=signal.ridge)  # a warm start ends where a cold one does
+    np.testing.assert_allclose(again.beta, signal.beta, atol=1e-8)
+
+
+def test_what_cannot_be_fitted_is_said() -> None:
+    x, days, event = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([1.0, 2.0, 3.0, 4.0]), np.array([1, 1, 0, 0]) > 0
+    with pytest.raises(EhrseqError, match="ridge above 0"):  # whoever has x = 0 has the event: β → −∞
+        fit_cox(CoxRows.of(x, days, event))
+    assert np.isfinite(fit_cox(CoxRows.of(x, days, event), ridge=1e-3).beta).all()
+    with pytest.raises(EhrseqError, match="collinear"):
+        fit_cox(CoxRows.of(np.c_[x, x], days, ~event))
+    with pytest.raises(EhrseqError, match="no row has an event"):
+        fit_cox(CoxRows.of(x, days, event & False))
+    with pytest.raises(EhrseqError, match="missing or not finite"):
+        CoxRows.of(x * np.nan, days, event)
+    with pytest.raises(EhrseqError, match="end before they begin"):
+        CoxRows.of(x, days, event, entry_days=2.0)
+    with pytest.raises(EhrseqError, match="not \\(n, F\\)"):
+        CoxRows.of(x[:3], days, event)
+    with pytest.raises(EhrseqError, match="weights"):
+        CoxRows.of(x, days, event, weights=-1.0)
+
+
+def two_causes(seed: int) -> tuple[list[CoxFit], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    rows = sample(seed, n=80)
+    cause = rows.event * rng.integers(1, 3, 80)
+    return [
+        fit_cox(CoxRows(rows.x, rows.entry_days, rows.duration_days, cause == e, rows.weights), ridge=2.0)
+        for e in (1, 2)
+    ], rows.x[:10]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_incidence_is_that_of_plain_loops_and_sums_to_one(seed: int) -> None:
+    fits, x = two_causes(seed)
+    times = np.unique(np.concatenate([fit.baseline.times_days for fit in fits]))
+    days = np.r_[times[3], times[3] - 1e-9, 0.0, times[-1] + 5, times[6]]
+    found = cox_incidence(fits, x, days)
+    for row in range(len(x)):
+        factors = [float(np.exp(fit.log_hazard(x[row : row + 1]))[0]) for fit in fits]
+        for h, day in enumerate(days):
+            survival, incidence = 1.0, np.zeros(2)
+            for t in times[times <= day]:
+                jumps = np.array([
+                    factor * (fit.baseline.at(t) - fit.baseline.before(t))
+                    for fit, factor in zip(fits, factors, strict=True)
+                ])  # fmt: skip
+                incidence += survival * jumps / jumps.sum() * -np.expm1(-jumps.sum())
+                survival *= np.exp(-jumps.sum())
+            np.testing.assert_allclose(found[row, :, h], incidence, atol=1e-12)
+    hazard = sum(fit.cumulative_hazard(x, days) for fit in fits)
+    np.testing.assert_allclose(found.sum(axis=1), -np.expm1(-hazard), atol=1e-12)  # S + Σ F = 1
+    assert (found[:, :, 0].sum(axis=1) > found[:, :, 1].sum(axis=1)).all()  # an event at the horizon is one by it
+    assert (found[:, :, 2] == 0).all()
+    coarse = cox_incidence(fits, x, days, most_times=5)
+    np.testing.assert_allclose(coarse.sum(axis=1), found.sum(axis=1), atol=1e-12)
+    np.testing.assert_allclose(coarse, found, atol=0.05)
+    with_none = cox_incidence([None, fits[1]], x, days)
+    np.testing.assert_allclose(with_none[:, 1], -np.expm1(-fits[1].cumulative_hazard(x, days)), atol=1e-12)
+    assert (with_none[:, 0] == 0).all()
+
+
+def test_conditional_risk_is_the_risk_of_the_survivors() -> None:
+    fits, x = two_causes(0)
+    days = np.array([0.1, 0.4, 1.0])
+    given = conditional_risk(lambda d: cox_incidence(fits, x, d), days, start_days=0.4)
+    assert (given[:, :, :2] == 0).all()
+    left = [
+        CoxFit(f.mean, f.scale, f.beta, StepFunction(
+            f.baseline.times_days, np.maximum(f.baseline.values - f.baseline.at(0.4), 0.0)), f.ridge)
+        for f in fits
+    ]  # fmt: skip
+    np.testing.assert_allclose(given, np.where(days > 0.4, cox_incidence(left, x, days), 0.0), atol=1e-12)
+
+
+# ---- censoring ---------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10_000), last_is_censored=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_without_covariates_censoring_is_kaplan_meier_exactly(seed: int, last_is_censored: bool) -> None:
+    rng = np.random.default_rng(seed)
+    duration, cause = rng.integers(1, 8, 40).astype(float), rng.integers(0, 3, 40)
+    duration[:8], cause[:8] = 9.0, 0 if last_is_censored else 1  # the end of a study takes many at once
+    weights = rng.integers(0, 3, 40).astype(float) + (np.arange(40) == 0)
+    model = fit_censoring_cox(censoring_rows(np.zeros((40, 1)), duration, cause, weights=weights))
+    expected = censoring_survival(duration, cause, weights=weights)
+    days = np.arange(0.0, 11.0, 0.5)
+    row = model.of_rows(np.zeros((40, 1)))
+    np.testing.assert_allclose(row.before(days), np.tile(expected.before(days), (40, 1)), atol=1e-10)
+    np.testing.assert_allclose(row.before_own(duration), expected.before(duration), atol=1e-10)
+
+
+def test_jumps_solve_the_equation_of_kalbfleisch_and_prentice() -> None:
+    rng = np.random.default_rng(1)
+    x, duration = rng.normal(size=(60, 2)), rng.integers(1, 9, 60).astype(float)
+    cause = rng.integers(0, 2, 60)
+    rows = censoring_rows(x, duration, cause)
+    model = fit_censoring_cox(rows)
+    theta = np.exp(model.fit.log_hazard(x))
+    for t in range(1, 8):
+        jump = model.cumulative_hazard.at(t) - model.cumulative_hazard.before(t)
+        leavers = theta[(duration == t) & (cause == 0)]
+        at_risk = theta[(duration > t) | ((duration == t) & (cause == 0))].sum()  # events of the instant are gone
+        assert (leavers / -np.expm1(-jump * leavers)).sum() == pytest.approx(at_risk, rel=1e-9)
+
+
+def dependent_censoring(seed: int, n: int) -> tuple[np.ndarray, ...]:
+    """The sick drop out early: true time and cause, observed time and cause, covariates, somewhat wrong risks."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2))
+    hazard = np.stack([0.12 * np.exp(0.9 * x[:, 0]), 0.10 * np.exp(0.5 * x[:, 1])], axis=1)
+    total = hazard.sum(axis=1)
+    time = rng.exponential(1.0 / total)
+    cause = np.where(rng.random(n) < hazard[:, 0] / total, 1, 2)
+    censored = rng.exponential(1.0 / (0.15 * np.exp(0.7 * x[:, 0])))
+    risk = 0.8 * hazard / total[:, None] * -np.expm1(-total * 3.0)[:, None] * np.exp(0.3 * rng.normal(size=(n, 1)))
+    return time, cause, np.minimum(time, censored), np.where(time <= censored, cause, 0), x, np.minimum(risk, 0.49)
+
+
+def standardised_bias(n_cohorts: int, n: int) -> dict[tuple[str, str], float]:
+    """Mean of censored − uncensored over its standard error, per censoring model and metric; cause 1 by 3."""
+    differences: dict[tuple[str, str], list[float]] = {}
+    for seed in range(n_cohorts):
+        time, true_cause, duration, cause, x, risk = dependent_censoring(seed, n)
+        truth = metric_table(time, true_cause, risk[:, :, None], [3.0])
+        rows = censoring_rows(x, duration, cause, until_days=3.0)
+        models = {"kaplan-meier": None, "cox": fit_censoring_cox(rows, ridge_per_event=0.001).of_rows(x)}
+        for model, censoring in models.items():
+            found = metric_table(duration, cause, risk[:, :, None], [3.0], censoring=censoring)
+            for name in ("wolbers_c", "auc", "brier", "observed"):
+                differences.setdefault((model, name), []).append(float((found[name] - truth[name])[0, 0]))
+    return {key: float(np.mean(d) / (np.std(d, ddof=1) / np.sqrt(len(d)))) for key, d in differences.items()}
+
+
+@pytest.mark.parametrize(
+    ("n_cohorts", "n"), [(100, 400), pytest.param(400, 1000, marks=pytest.mark.slow)], ids=["fast", "thorough"]
+)
+def test_dependent_censoring_biases_kaplan_meier_weights_and_not_those_of_cox(n_cohorts: int, n: int) -> None:
+    bias = standardised_bias(n_cohorts, n)
+    assert {name: z for (model, name), z in bias.items() if model == "cox" and abs(z) > 2} == {}
+    assert abs(bias["kaplan-meier", "brier"]) > 5
+    assert abs(bias["kaplan-meier", "observed"]) > 5
+
+
+def test_rows_learn_who_drops_out_and_the_end_of_the_study_does_not_hide_it() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2, (4000, 1)).astype(float)
+    drop_out = rng.exponential(1 / np.where(x[:, 0] == 1, 0.4, 0.1))
+    duration, cause = np.minimum(drop_out, 5.0), np.zeros(4000, int)  # all who are left are censored at 5
+    early = fit_censoring_cox(censoring_rows(x, duration, cause, until_days=4.0), ridge_per_event=1e-4)
+    found = early.of_rows([[0.0], [1.0]]).before([2.0, 4.0])
+    np.testing.assert_allclose(found, np.exp(-np.outer([0.1, 0.4], [2.0, 4.0])), atol=0.02)
+    whole = fit_censoring_cox(censoring_rows(x, duration, cause), ridge_per_event=1e-4)
+    np.testing.assert_allclose(whole.of_rows([[0.0], [1.0]]).before([2.0, 4.0]), found, atol=0.01)
+    assert (whole.of_rows(x).before(5.5) == 0).all()  # nobody is left
+
+
+def test_the_smallest_g_is_the_smallest_that_divides() -> None:
+    row = RowCensoring(StepFunction(np.array([2.0, 4.0]), np.array([0.0, 0.5, 1.5])), np.array([1.0, 2.0, 9.0, 1.0]))
+    duration, cause = np.array([5.0, 3.0, 3.0, 6.0]), np.array([0, 1, 0, 2])
+    found = row.smallest([1.0, 3.5, 5.5], duration_days=duration, cause=cause)
+    # At 3.5: rows 0 and 3 are event-free with exp(−.5), row 1's event at 3 weighs exp(−1); row 2 was censored before.
+    np.testing.assert_allclose(found, [1.0, np.exp(-1.0), np.exp(-1.5)])
+
+
+def test_nobody_censored_means_a_weight_of_one() -> None:
+    model = fit_censoring_cox(censoring_rows(np.eye(4), np.arange(1.0, 5.0), np.ones(4, int)))
+    assert (model.of_rows(np.eye(4)).before([1.0, 99.0]) == 1).all()
+
+
+def test_few_censored_subjects_do_not_decide_huge_weights() -> None:
+    def cohort(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        return rng.standard_t(3, size=(200, 60)), rng.uniform(1, 100, 200), (np.arange(200) >= 12).astype(int)
+
+    train = cohort(0)
+    rows = censoring_rows(*train)
+    model = fit_censoring_cox(rows, tuning=rows)  # as its own judges they would ask for the weakest ridge
+    judged = cohort(1)
+    outcome = {"duration_days": judged[1], "cause": judged[2]}
+    smallest = [
+        fitted.of_rows(judged[0]).smallest([90.0], **outcome)[0]
+        for fitted in (model, fit_censoring_cox(rows, ridge_per_event=0.1))
+    ]
+    km = censoring_survival(train[1], train[2]).before(90.0)
+    assert smallest[0] > km - 0.3
+    assert smallest[1] < km - 0.5  # without the limit

@@ -1,0 +1,102 @@
+"""The demo: the whole way once, and nothing done twice."""
+
+import random
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ehrsequencing.cli.app import demo
+from ehrsequencing.errors import EhrseqError
+
+
+def quiet(*_: object) -> AbstractContextManager[Any]:
+    return nullcontext(lambda *_: None)
+
+
+TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10")
+STAGES = ("1/5", "2/5", "3/5", "4/5", "5/5")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: what it leaves is put there by hand."""
+
+
+def run_demo(out: Path, say: Any, seed: int = 0) -> dict[str, Any]:
+    return demo.run_demo(out, subjects=300, seed=seed, say=say, bar=quiet, training_bar=quiet)
+
+
+def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int
+) -> None:
+    monkeypatch.setattr(demo, "SETTINGS", (*TINY, "evaluation.baselines=none", "training.checkpoint_seconds=0"))
+    out = tmp_path / "demo"
+
+    def killed_in(stage: str, *left: str) -> list[str]:
+        said: list[str] = []
+
+        def stop(line: str) -> None:
+            said.append(line[:3])
+            if line.startswith(stage):
+                for name in left:
+                    (out / name).parent.mkdir(parents=True)
+                    (out / name).write_text("rows of patients")
+                raise Killed
+
+        with pytest.raises(Killed):
+            run_demo(out, stop)
+        return [line for line in said if line in STAGES]
+
+    assert killed_in("1/5", f".tmp-{dead}-new-data/data/train/0.parquet") == ["1/5"]
+    assert killed_in("2/5", f".tmp-{dead}-new-prepared/rows/0.rows") == ["1/5", "2/5"]
+    assert killed_in("3/5", f"run/checkpoints/.tmp-{dead}-new-step-1/state.json") == ["2/5", "3/5"]
+    assert killed_in("4/5") == ["3/5", "4/5"]
+    assert killed_in("5/5") == ["4/5", "5/5"]
+    lines: list[str] = []
+    first = run_demo(out, lines.append)
+    assert [line[:3] for line in lines if line[:3] in STAGES] == ["4/5", "5/5"]
+    assert f"Open {out / 'run' / 'report.html'}" in "\n".join(lines)
+    (told,) = (line for line in lines if "of the gain in likelihood" in line)
+    assert f"reaches {first['oracle']['gain_share_expected']:.0%} of the gain" in told  # not as it happened
+    assert "over 4 seeds of 4,000 patients" in told
+    assert "ehrseq predict" in lines[-1]
+    assert sorted(path.name for path in out.iterdir()) == ["data", "prepared", "run"]
+    assert not list(out.rglob(".tmp-*"))
+
+    written = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+    lines.clear()
+    assert run_demo(out, lines.append) == first
+    assert not any(line.startswith(STAGES) for line in lines)
+    assert written == {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file()}
+    with pytest.raises(EhrseqError, match="something else"):
+        run_demo(out, lines.append, seed=1)
+
+
+@pytest.mark.slow
+def test_a_demo_that_is_killed_at_random_moments_ends_as_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (*TINY, "evaluation.baselines=none", "training.checkpoint_seconds=0", "training.checkpoint_steps=1")
+    monkeypatch.setattr(demo, "SETTINGS", settings)
+    started = time.monotonic()
+    expected = run_demo(tmp_path / "whole", print)
+    seconds = 1.5 * (time.monotonic() - started) + 5  # imports included
+    script = (
+        f"from ehrsequencing import demo; demo.SETTINGS = {settings}; from ehrsequencing.cli.app import main; main()"
+    )
+    command = [sys.executable, "-c", script, "demo", "--out", str(tmp_path / "killed"), "--subjects", "300"]
+    draw = random.Random(1)
+    for _ in range(12):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(draw.uniform(0, seconds))
+        process.kill()
+        process.wait()
+    found = run_demo(tmp_path / "killed", print)
+    for name in ("data/manifest.json", "run/model.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert found["metrics"] == expected["metrics"]
+    assert not list((tmp_path / "killed").rglob(".tmp-*"))

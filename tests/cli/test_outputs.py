@@ -1,0 +1,259 @@
+"""No command overwrites what it did not write, nor its own input; what is refused is left as it was, byte for byte."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import Result
+from test_readers_synthea import NEW, write
+from typer.testing import CliRunner
+
+from ehrsequencing.cli.app import app
+from ehrsequencing.run import Run
+from ehrsequencing.storage import MANIFEST, PREDICTIONS, is_parquet_of, read_json
+from helpers.meds import record, write_meds
+from helpers.omop import SMALL, write_csv
+from helpers.storage import everything
+
+TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
+QUICK = ("evaluation.bootstrap=0", "--baselines", "none")
+
+
+def ehrseq(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(folder: Path, *arguments: object) -> str:
+    """Run a command that must fail with one line, and leave everything in a folder as it was."""
+    before, names = everything(folder), sorted(folder.rglob("*"))
+    done = ehrseq(*arguments)
+    assert done.exit_code == 2, done.output
+    assert everything(folder) == before
+    assert sorted(folder.rglob("*")) == names
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ehrseq: ")]
+    return line
+
+
+def mine(folder: Path) -> Path:
+    """A stranger's folder that has a manifest, as that of a web app."""
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text('{"name": "my app", "files": {}}')
+    (folder / "thesis.tex").write_text("years of work")
+    return folder
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    """Folder of the input of each command that makes a folder of another."""
+    rows = [row for s in range(40) for row in record(s, "0 A, 3 B=2, 9 A, 20 C" + (", 30 MEDS_DEATH" if s % 3 else ""))]
+    (tmp_path / "task.yaml").write_text(TASK)
+    return {
+        "prepare": write_meds(tmp_path / "in" / "meds", rows),
+        "omop": write_csv(SMALL, tmp_path / "in" / "omop"),
+        "synthea": write(NEW, tmp_path / "in" / "synthea"),
+    }
+
+
+def command(name: str, source: Path, out: Path) -> list[object]:
+    if name == "prepare":
+        return ["prepare", source, "--out", out, "--task", source.parents[1] / "task.yaml"]
+    return ["import", name, source, out]
+
+
+@pytest.mark.parametrize("name", ["prepare", "omop", "synthea"])
+def test_input_and_output_must_not_overlap(inputs: dict[str, Path], tmp_path: Path, name: str) -> None:
+    source = inputs[name]
+    link = source.parent / "link"
+    link.symlink_to(source)
+    (tmp_path / "up").symlink_to("in")
+    around = {
+        "itself": source,
+        "inside": source / "deep" / "out",
+        "around": source.parent,
+        "a link to it": link,
+    }
+    around |= {"a link, and inside": tmp_path / "up" / source.name / "out", "roundabout": source / ".." / source.name}
+    for where, out in around.items():
+        assert "overlaps the input" in refused(tmp_path, *command(name, source, out)), where
+    assert "overlaps the input" in refused(tmp_path, *command(name, link, source / "out"))
+
+
+@pytest.mark.parametrize("name", ["prepare", "omop", "synthea"])
+def test_only_a_folder_of_the_same_kind_is_replaced(inputs: dict[str, Path], tmp_path: Path, name: str) -> None:
+    source, out = inputs[name], tmp_path / "parents" / "are" / "made"
+    assert ehrseq(*command(name, source, out)).exit_code == 0
+    first = everything(out)
+    assert ehrseq(*command(name, source, out)).exit_code == 0
+    assert everything(out) == first
+    assert not list(tmp_path.rglob(".tmp-*"))
+    other, this = ("synthea", "a prepared") if name == "prepare" else ("prepare", "an imported")
+    assert f"holds {this} data set, not a" in refused(tmp_path, *command(other, inputs[other], out))
+    (out / "notes.txt").write_text("mine")
+    assert "'notes.txt', which ehrseq did not write" in refused(tmp_path, *command(name, source, out))
+    assert "is not empty" in refused(tmp_path, *command(name, source, mine(tmp_path / "app")))
+
+
+def test_a_database_file_inside_the_output_is_refused(inputs: dict[str, Path], tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    (tmp_path / "db").mkdir()
+    with duckdb.connect(tmp_path / "db" / "cdm.duckdb") as connection:
+        connection.sql(f"CREATE TABLE person AS FROM '{inputs['omop'] / 'person.csv'}'")
+    message = refused(tmp_path, "import", "omop", f"duckdb://{tmp_path / 'db' / 'cdm.duckdb'}", tmp_path / "db")
+    assert "overlaps the input" in message
+
+
+def test_simulate_replaces_a_simulation_and_nothing_else(tmp_path: Path) -> None:
+    knobs = ("--subjects", "5", "truth_futures=4")
+    out = tmp_path / "a" / "sim"
+    assert ehrseq("simulate", out, *knobs).exit_code == 0
+    assert ehrseq("simulate", out, *knobs, "--seed", "1").exit_code == 0
+    assert read_json(out / MANIFEST)["seed"] == 1
+    settings = out / "knobs.yaml"
+    settings.write_text("truth_futures: 4\n")
+    message = refused(tmp_path, "simulate", out, "--subjects", "5", "--config", settings)
+    assert "'knobs.yaml', which ehrseq did not write" in message
+    assert "is not empty" in refused(tmp_path, "simulate", mine(tmp_path / "app"), *knobs)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def text_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def parquet_of_mine(path: Path) -> None:
+    pq.write_table(pa.table({"subject_id": [1], "risk": [0.5]}), path)
+
+
+def parquet_that_says_otherwise(path: Path) -> None:
+    schema = pa.schema([("risk", pa.float32())], metadata={"ehrsequencing": '{"kind": "other", "format": 1}'})
+    pq.write_table(pa.table({"risk": [0.5]}, schema=schema), path)
+
+
+STRANGE_FILES: dict[str, Callable[[Path], object]] = {
+    "text": text_file,
+    "nothing in it": Path.touch,
+    "JSON": lambda path: path.write_text('{"kind": "something"}'),
+    "Parquet": parquet_of_mine,
+    "Parquet of another program's mark": parquet_that_says_otherwise,
+    "a folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE_FILES)
+def test_predict_and_check_overwrite_only_their_own_files(
+    sim_run: Path, sim_data: Path, tmp_path: Path, kind: str
+) -> None:
+    target = tmp_path / "target"
+    STRANGE_FILES[kind](target)
+    for arguments in (("predict", sim_run, sim_data, "--out", target), ("check", sim_data, "--json", target)):
+        assert "is there already, and ehrseq did not write it" in refused(tmp_path, *arguments)
+
+
+def test_predictions_are_replaced_by_predictions(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
+    predict = ("predict", sim_run, sim_data, "--at", "last", "--out")
+    out = tmp_path / "a" / "p.parquet"
+    for _ in range(2):
+        assert ehrseq(*predict, out).exit_code == 0
+    assert is_parquet_of(out, PREDICTIONS)
+    inside = sim_data / "data" / "p.parquet"
+    assert "overlaps the input" in refused(sim_data, *predict, inside)
+
+
+def test_a_check_is_replaced_by_a_check(inputs: dict[str, Path], tmp_path: Path) -> None:
+    for _ in range(2):
+        assert ehrseq("check", inputs["prepare"], "--json", tmp_path / "found.json").exit_code == 0
+    assert json.loads((tmp_path / "found.json").read_text())["kind"] == "check"
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def config_of_mine(folder: Path) -> None:
+    (folder / "config.yaml").write_text("mine")
+
+
+def checkpoints_of_mine(folder: Path) -> None:
+    (folder / "checkpoints" / "step-7").mkdir(parents=True)
+    (folder / "checkpoints" / "step-7" / "state.json").write_text("mine")
+
+
+STRANGE_RUNS: dict[str, Callable[[Path], object]] = {
+    "a file named as ours": config_of_mine,
+    "checkpoints of another program": checkpoints_of_mine,
+    "a mark of another program": lambda folder: (
+        (folder / "checkpoints").mkdir(), (folder / "checkpoints" / "begun.json").write_text('{"kind": "x"}')
+    ),
+    "a web app": lambda folder: (folder.rmdir(), mine(folder)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STRANGE_RUNS)
+def test_training_starts_and_resumes_in_no_folder_of_somebody_else(
+    sim_prepared: Path, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    STRANGE_RUNS[kind](tmp_path / "out")
+    train = ("train", sim_prepared, "--out", tmp_path / "out", "model.dim=16", "model.heads=2", "model.layers=1")
+    for resume in ((), ("--resume",)):
+        refused(tmp_path, *train, *resume)
+
+
+def test_training_does_not_resume_in_its_own_input(sim_prepared: Path) -> None:
+    assert "something other than a run" in refused(
+        sim_prepared, "train", sim_prepared, "--out", sim_prepared, "--resume"
+    )
+
+
+def test_a_run_lists_its_own_files_and_keeps_those_of_others(sim_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json", "report.html"}))
+    facts = read_json(run / MANIFEST)
+    assert set(facts["files"]) - {"metrics.json", "report.html"} == {
+        "config.json", "config.yaml", "history.jsonl", "model.safetensors", "vocabulary.json", "vocabulary.safetensors",
+    }  # fmt: skip
+    facts["files"] = {name: found for name, found in facts["files"].items() if (run / name).is_file()}
+    (run / MANIFEST).write_text(json.dumps(facts))
+    (run / "notes.txt").write_text("mine")
+    for name in ("metrics.json", "report.html"):
+        (run / name).write_text("mine")
+        assert f"{name}: is there already" in refused(tmp_path, "evaluate", run, *QUICK)
+        (run / name).unlink()
+    (run / "audit.json").write_text("mine")
+    assert "audit.json: is there already" in refused(tmp_path, "audit", run)
+    Run(run)
+
+
+def test_an_external_validation_has_a_folder_of_its_own(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(sim_run, tmp_path / "run"))
+    data = Path(shutil.copytree(sim_data, tmp_path / "data"))
+    evaluate = ("evaluate", run, "--data", data, *QUICK, "--out")
+    for out in (data, data / "deep" / "out"):
+        assert "overlaps the input" in refused(tmp_path, *evaluate, out)
+    for out, what in ((run, "a run"), (Path(Run(run).manifest["prepared"]), "a prepared data set")):
+        assert f"holds {what}, not an external validation" in refused(tmp_path, *evaluate, out)
+    assert "is not empty" in refused(tmp_path, *evaluate, mine(tmp_path / "app"))
+
+
+def test_the_demo_starts_in_no_folder_of_somebody_else(tmp_path: Path) -> None:
+    for folder in (mine(tmp_path / "app"), tmp_path / "file"):
+        if folder.name == "file":
+            folder.write_text("mine")
+        assert "holds something else" in refused(tmp_path, "demo", "--out", folder, "--subjects", "300")
+
+
+def test_the_working_folder_is_no_output_while_it_holds_something(
+    inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(mine(tmp_path / "app"))
+    assert "is not empty" in refused(tmp_path, *command("prepare", inputs["prepare"], Path(".")))
+    os.mkdir("empty")
+    monkeypatch.chdir("empty")
+    assert ehrseq(*command("prepare", inputs["prepare"], Path("."))).exit_code == 0
+    assert ehrseq(*command("prepare", inputs["prepare"], Path("."))).exit_code == 0
+    assert Path("manifest.json").is_file()

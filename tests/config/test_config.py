@@ -1,0 +1,215 @@
+"""Settings: durations, overrides, unknown names, the task language's own rules."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ehrsequencing.config import (
+    PRESETS,
+    ModelConfig,
+    StudyConfig,
+    TaskConfig,
+    format_days,
+    load_study,
+    load_task,
+    parse_days,
+    validated,
+)
+from ehrsequencing.errors import EhrseqError
+
+TASKS = Path(__file__).parents[2] / "examples" / "tasks"
+
+
+@given(st.integers(1, 10_000), st.sampled_from("hdwy"))
+def test_durations_read_back(number: int, unit: str) -> None:
+    days = parse_days(f"{number}{unit}")
+    assert days == number * {"h": 1 / 24, "d": 1, "w": 7, "y": 365.25}[unit]
+    assert parse_days(format_days(days)) == pytest.approx(days, rel=1e-5)
+
+
+@pytest.mark.parametrize("text", ["30", "30 days", "-3d", "d", "1m", ""])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_days(text)
+
+
+def test_overrides_win_over_the_file_and_sizes_expand(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("model: {size: small, layers: 3}\ntraining: {seed: 1}\n")
+    study = load_study(path, ["training.seed=7", "model.dropout=0.3"])
+    assert (study.training.seed, study.model.dim, study.model.layers, study.model.dropout) == (7, 64, 3, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.dimm=3", "unknown setting 'model.dimm'.*dim"),
+        ("model.dim=wide", "model.dim"),
+        ("model.dim=30", "multiple of heads"),
+        ("modelling.dim=3", "unknown setting 'modelling'"),
+        ("nonsense", "write section.key=value"),
+        ("model.dim=[", "YAML"),
+        ("model.head=visit model.causes=2", "model.head"),
+        ("training.ema=1.5", "training.ema"),
+    ],
+)
+def test_a_wrong_setting_is_named(override: str, message: str) -> None:
+    with pytest.raises(EhrseqError, match=message):
+        load_study(None, [override])
+
+
+def test_head_visit_has_one_cause_and_no_grid() -> None:
+    with pytest.raises(EhrseqError, match="one hazard per visit"):
+        validated(ModelConfig, {"head": "visit", "causes": 2}, where="test")
+
+
+@pytest.mark.parametrize("name", ["mimic4_demo", "nafld", "physionet2012", "pbc2"])
+def test_the_example_tasks_are_valid(name: str) -> None:
+    assert load_task(TASKS / f"{name}.yaml").name == name
+
+
+TASK = {"name": "t", "index": {"code": "I"}, "outcome": {"a": "A"}, "horizons": ["1y"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index": {"code": "I", "age": "50y"}}, "exactly one"),
+        ({"index": {"code": "I", "which": "last"}}, "first"),
+        ({"index": {"date": "1.1.2015"}}, "ISO date"),
+        ({"outcome": {}}, "outcome"),
+        ({"competing": {"a": "B"}}, "both outcome and competing"),
+        ({"horizons": ["2y", "1y"]}, "rising"),
+        ({"horizons": [365]}, "not a duration"),
+        ({"landmarks": ["1y", "1y"]}, "rising"),
+        ({"landmarks": []}, "landmarks"),
+        ({"censoring": {"date": "2020-01-01", "dataset_end": True}}, "at most one"),
+        ({"name": "../x"}, "name"),
+        ({"outcomes": {}}, "unknown setting 'outcomes'"),
+    ],
+)
+def test_a_wrong_task_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(EhrseqError, match=message):
+        validated(TaskConfig, TASK | change, where="task.yaml")
+
+
+def test_dates_stay_text_and_damage_is_located(tmp_path: Path) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text("name: t\nindex: {date: 2015-01-01}\noutcome: {a: A}\nhorizons: [1y]\n")
+    assert load_task(path).index.date == "2015-01-01"
+    path.write_text("name: t\nindex: {date\n")
+    with pytest.raises(EhrseqError, match="line"):
+        load_task(path)
+    path.write_text("!!python/object/apply:os.system ['true']\n")
+    with pytest.raises(EhrseqError, match="YAML"):
+        load_task(path)
+
+
+# ---- presets: the numbers are those of docs/models.md ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "section", "expected"),
+    [
+        ("small_cohort", "model", {"dim": 64, "heads": 4, "layers": 2, "position": "sinusoidal", "dropout": 0.3}),
+        ("small_cohort", "model", {"wide_head": True, "frozen": (), "code_dropout": 0.3, "age_polynomial": True}),
+        ("small_cohort", "training", {"weight_decay": 1.0, "visit_budget": 2048, "subjects_per_step": None}),
+        ("medium_cohort", "model", {"dim": 64, "layers": 2, "dropout": 0.2, "wide_head": True, "code_dropout": 0.0}),
+        ("medium_cohort", "training", {"weight_decay": 1.0, "learning_rate": 1e-3, "subjects_per_step": None}),
+        ("domain_shift", "model", {"dim": 128, "layers": 4, "position": "sinusoidal", "frozen": ("age", "visit")}),
+        ("domain_shift", "training", {"visit_budget": 2048, "subjects_per_step": 48}),
+    ],
+)
+def test_a_preset_sets_what_its_page_says(preset: str, section: str, expected: dict[str, object]) -> None:
+    chosen = getattr(load_study(None, [f"preset={preset}"]), section)
+    assert {name: getattr(chosen, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_sets_nothing_else(preset: str) -> None:
+    study, plain = load_study(None, [f"preset={preset}"]), load_study(None, [])
+    for section in StudyConfig.model_fields:
+        ours, theirs = getattr(study, section), getattr(plain, section)
+        named = set(PRESETS[preset].get(section, {})) | ({"dim", "heads", "layers"} if section == "model" else set())
+        if section != "preset" and ours is not None:
+            assert ours.model_dump(exclude=named) == theirs.model_dump(exclude=named), section
+
+
+def test_what_a_study_gives_wins_over_its_preset(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("preset: small_cohort\nmodel: {dropout: 0.2, dim: 32}\ntraining: {weight_decay: 0.5}\n")
+    study = load_study(path, ["model.position=learned"])
+    assert (study.model.dropout, study.model.dim, study.model.layers) == (0.2, 32, 2)
+    assert (study.model.position, study.model.wide_head, study.training.weight_decay) == ("learned", True, 0.5)
+    assert load_study(path, ["preset=medium_cohort", "model.size=large"]).model.layers == 6
+
+
+def test_a_recorded_study_reads_back_with_its_preset() -> None:
+    study = load_study(None, ["preset=domain_shift", "model.size=small", "model.frozen=[]"])
+    assert validated(StudyConfig, study.model_dump(mode="json"), where="config.yaml") == study
+
+
+def test_an_unknown_preset_is_one_clear_error() -> None:
+    with pytest.raises(EhrseqError, match=r"preset: .*'medium_cohort' or 'domain_shift'") as caught:
+        load_study(None, ["preset=tiny_cohort"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_removed_preset_says_why_and_what_to_do() -> None:
+    with pytest.raises(
+        EhrseqError, match=r"large_cohort was removed: it was never measured; .* leave preset out"
+    ) as caught:
+        load_study(None, ["preset=large_cohort"])
+    assert "\n" not in str(caught.value)
+
+
+# ---- settings that the chosen parts do not have ----------------------------------------------------------------------
+
+IDLE = {
+    "visit_encoder=mean": "architecture=flat",
+    "visit_mlp=False": "architecture=flat",
+    "timeline=lstm": "architecture=flat",
+    "code_position=True": "architecture=flat",
+    "delta_bins=none": "architecture=flat",
+    "max_tokens=64": "architecture=hierarchical",
+    "scorer=bottleneck": "visit_encoder=mean",
+    "visit_layers=2": "visit_encoder=attention",
+    "visit_pool=cls": "visit_encoder=attention",
+    "delta_bin_days=30.0": "delta_bins=log",
+    "delta_top_days=1826.25": "delta_bins=none",
+}
+HOME = {
+    "max_tokens": "architecture=flat",
+    "scorer": "visit_encoder=attention",
+    "visit_layers": "visit_encoder=transformer",
+    "visit_pool": "visit_encoder=transformer",
+    "delta_bin_days": "delta_bins=linear",
+    "delta_top_days": "delta_bins=linear",
+}
+
+
+@pytest.mark.parametrize("idle", IDLE)
+def test_an_idle_setting_is_refused_and_its_home_is_named(idle: str) -> None:
+    name = idle.partition("=")[0]
+    home = HOME.get(name, "architecture=hierarchical")
+    with pytest.raises(EhrseqError, match=f"{idle} belongs to {home}"):
+        load_study(None, [f"model.{idle}", f"model.{IDLE[idle]}"])
+    assert str(getattr(load_study(None, [f"model.{idle}", f"model.{home}"]).model, name)) == idle.partition("=")[2]
+
+
+def test_an_lstm_does_not_look_ahead() -> None:
+    with pytest.raises(EhrseqError, match="reads forward only"):
+        load_study(None, ["model.timeline=lstm", "model.attention=bidirectional"])
+
+
+@pytest.mark.parametrize("override", ["model.frozen=[codes]", "model.scorer=dot", "model.visit_pool=max"])
+def test_an_unknown_variant_is_refused(override: str) -> None:
+    with pytest.raises(EhrseqError, match=override.partition("=")[0]):
+        load_study(None, [override])
+
+
+def test_flat_has_no_scorer() -> None:
+    with pytest.raises(EhrseqError, match="scorer=bottleneck belongs to architecture=hierarchical"):
+        load_study(None, ["model.architecture=flat", "model.scorer=bottleneck"])

@@ -1,0 +1,278 @@
+"""Settings that are not what they should be: odd shapes, hostile sizes, keys twice, and settings of another command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ehrsequencing.cli.app import app
+from ehrsequencing.config import PRESETS, BadText, StudyConfig, TaskConfig, load_study, parse_json, validated
+from ehrsequencing.config.commands import COMMANDS
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.storage import read_json, read_json_lines
+from helpers.meds import record, write_meds
+
+TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
+
+
+def refused(*arguments: object) -> str:
+    """Run a command that must fail: exit 2 and one line."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("ehrseq: ")
+    return line
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = [row for s in range(40) for row in record(s, "0 A, 3 B=2, 9 A" + (", 30 MEDS_DEATH" if s % 3 else ""))]
+    return write_meds(tmp_path_factory.mktemp("odd") / "data", rows)
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def aliases(first: str, further: str) -> str:
+    """Nine anchors, each ten times the one before: 10^9 nodes in 400 letters."""
+    lines = [f"a: &a {first}"]
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True):
+        lines.append(f"{name}: &{name} " + further.format(",".join([f"*{before}"] * 10)))
+    return "\n".join(lines)
+
+
+SHAPES = {
+    "nothing": ("", "mapping"),
+    "a list": ("[1, 2]", "mapping"),
+    "a number": ("3", "mapping"),
+    "two documents": ("a: 1\n---\nb: 2", "not valid YAML"),
+    "a section that is a number": ("visits: 3", "visits: must hold settings"),
+    "a section that is a list": ("model: [1]", "model: must hold settings"),
+    "a size that is a list": ("model: {size: [1]}", "model.size"),
+    "a preset that is a list": ("preset: [1]", "preset"),
+    "a preset and a section that is a number": ("preset: small_cohort\nmodel: 3", "model: must hold settings"),
+    "a dialect that is a number": ("dialect: 3", "dialect and data"),
+    "two dialects, one a list": ("data: {dialect: [1]}\ndialect: {time: t}", "dialect and data"),
+    "data that is a list": ("data: [1]\ndialect: {time: t}", "dialect and data"),
+    "a task that is a list": ("task: []", "task: must hold settings"),
+    "an outcome that is a list": ("task: {name: t, index: {code: A}, outcome: [D], horizons: [1y]}", "task.outcome"),
+    "horizons that are no list": ("task: {name: t, index: {code: A}, outcome: {d: D}, horizons: 1y}", "must be a list"),
+    "a key that is a number": ("1: 2", "should be strings"),
+    "a key that is a list": ("? [1, 2]\n: 3", "not valid YAML"),
+    "a key twice": ("model: {dim: 64, layers: 2, dim: 32}", "line 1: has the key 'dim' twice"),
+    "a section twice": ("model: {dim: 64}\nvisits: {}\nmodel: {layers: 2}", "line 3: has the key 'model' twice"),
+    "lists in lists": ("[" * 2_000, "nested too deeply"),
+    "mappings in mappings": ("a: " + "{a: " * 2_000, "nested too deeply"),
+    "a bomb of aliases": (aliases("[x, x]", "[{}]"), "too large"),
+    "a bomb of merges": (aliases("{k: 1}", "{{<<: [{}]}}"), "too large"),
+    "an alias to itself": ("a: &a [*a]", "alias to itself"),
+    "a tag that is no number": ("!!int x", "not valid YAML"),
+    "a tag that is no time": ("a: !!timestamp x", "not valid YAML"),
+    "a tag that is no truth": ("a: !!bool x", "not valid YAML"),
+    "a tag that runs code": ("!!python/object/apply:os.system ['true']", "not valid YAML"),
+    "a control character": ("a: \x01", "not valid YAML"),
+    "a number of 6,000 digits": ("training: {epochs: " + "9" * 6_000 + "}", "not valid YAML"),
+    "a seed beyond any generator": ("training: {seed: " + "9" * 400 + "}", "training.seed"),
+    "not a number": ("training: {learning_rate: .nan}", "training.learning_rate"),
+    "infinite": ("training: {weight_decay: .inf}", "training.weight_decay"),
+    "not UTF-8": ("visits: {by: d\udce4y}", "not UTF-8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_an_odd_study_file_is_one_line_that_names_it(data: Path, tmp_path: Path, kind: str) -> None:
+    text, says = SHAPES[kind]
+    path = tmp_path / "study.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    line = refused("prepare", data, "--config", path, "--out", tmp_path / "set")
+    assert says in line
+    assert str(path) in line
+    assert not (tmp_path / "set").exists()
+
+
+def test_an_odd_task_file_and_an_odd_override_are_one_line(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(TASK + "horizons: [2y]\n")
+    assert "line 5: has the key 'horizons' twice" in refused("check", data, "--task", path)
+    for odd in ("visits.ignore={a: 1, a: 2}", "visits.ignore=" + "[" * 2_000, "visits.ignore=!!int x", "visits={"):
+        assert "after the equals sign" in refused("check", data, odd)
+
+
+def test_aliases_and_empty_sections_within_reason_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "visits:\nsplits:\ntask:\n  name: t\n  index: {code: &start [A, B]}\n  outcome: {d: D}\n  horizons: [1y]\n"
+        "  competing: {c: *start}\n"
+    )
+    task = load_study(path, ["splits.seed=3"]).task
+    assert task is not None
+    assert task.competing["c"] == task.index.code == ("A", "B")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"a": 1, "b": 2, "a": 3}', "has the key 'a' twice"),
+        ("{", "not valid JSON"),
+        ("9" * 6_000, "not valid JSON"),
+        (b"\xff\xfe\xff", "not valid JSON"),
+    ],
+)
+def test_odd_json_is_one_error(tmp_path: Path, text: str | bytes, says: str) -> None:
+    with pytest.raises(BadText, match=says):
+        parse_json(text)
+    path = tmp_path / "x.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    for read in (read_json, read_json_lines):
+        with pytest.raises(EhrseqError, match=says):
+            read(path)
+
+
+def test_the_card_of_a_data_set_is_json_of_somebody_else(data: Path, tmp_path: Path) -> None:
+    card = data / "metadata" / "dataset.json"
+    card.parent.mkdir(exist_ok=True)
+    card.write_text("[" * 100_000)
+    try:
+        assert str(card) in refused("prepare", data, "--out", tmp_path / "set")
+    finally:
+        card.unlink()
+
+
+# ---- values of a task ------------------------------------------------------------------------------------------------
+
+FULL = {"name": "t", "index": {"code": "I"}, "outcome": {"a": "A"}, "horizons": ["1y"]}
+VALUES = {
+    "after below zero": ({"index": {"code": "I", "after": -3.0}}, "index.after.*not negative"),
+    "after, written with a sign": ({"index": {"code": "I", "after": "-3d"}}, "index.after.*not a duration"),
+    "age of no number": ({"index": {"age": float("nan")}}, "index.age.*not a duration"),
+    "infinite history": ({"eligibility": {"history": float("inf")}}, "eligibility.history.*longer than"),
+    "endless digits": ({"eligibility": {"min_age": "9" * 400 + "y"}}, "eligibility.min_age.*longer than"),
+    "within below zero": ({"eligibility": {"must_have": [{"code": "A", "within": -1.0}]}}, "within.*not negative"),
+    "horizon of no number": ({"horizons": [30.0, float("nan")]}, "horizons.1.*not a duration"),
+    "horizon of nothing": ({"horizons": ["0d", "1y"]}, "horizons must be positive"),
+    "horizon below zero": ({"horizons": [-1.0]}, "horizons.0.*not negative"),
+    "landmark below zero": ({"landmarks": [-1.0]}, "landmarks.0.*not negative"),
+    "landmark without end": ({"landmarks": [0.0, float("inf")]}, "landmarks.1.*longer than"),
+    "blanking as long as a horizon": ({"horizons": ["30d", "1y"], "blanking": "30d"}, "blanking=30d must be below"),
+    "blanking beyond every horizon": ({"blanking": "2y"}, "blanking=2y must be below every horizon, and one is 1y"),
+    "blanking below zero": ({"blanking": -1.0}, "blanking.*not negative"),
+    "a cause named censored": ({"competing": {"Censored": "C"}}, "'Censored' cannot name a cause"),
+    "an outcome named censored": ({"outcome": {"censored": "C"}}, "'censored' cannot name a cause"),
+    "a cause without a name": ({"outcome": {" ": "C"}}, "' ' cannot name a cause"),
+    "a day that no calendar has": ({"index": {"date": "2015-02-30"}}, "index: '2015-02-30' is not an ISO date"),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_an_impossible_value_of_a_task_is_refused(tmp_path: Path, kind: str) -> None:
+    change, says = VALUES[kind]
+    with pytest.raises(EhrseqError, match=says):
+        validated(TaskConfig, FULL | change, where="task.yaml")
+
+
+def test_the_command_line_names_file_key_and_fix(data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "task.yaml"
+    path.write_text(TASK.replace("{code: A}", "{code: A, after: .nan}"))
+    line = refused("prepare", data, "--task", path, "--out", tmp_path / "set")
+    assert f"{path}: index.after: nan is not a duration" in line
+    assert "(correct this setting)" in line
+    assert "visits.gap" in refused("check", data, "visits.by=gap", "visits.gap=0h")
+
+
+# ---- sections and commands -------------------------------------------------------------------------------------------
+
+ARGUMENTS = {
+    "check": ["check", "nowhere"],
+    "prepare": ["prepare", "nowhere", "--out", "set"],
+    "train": ["train", "nowhere", "--out", "run"],
+    "evaluate": ["evaluate", "nowhere"],
+    "evaluate --data": ["evaluate", "nowhere", "--data", "elsewhere"],
+    "predict": ["predict", "nowhere", "elsewhere"],
+}
+SETTINGS = (
+    "data.extracted=2020-01-01", "dialect.time=t", "visits.by=window", "values.mode=none", "vocabulary.min_subjects=9",
+    "splits.by=hash", "task.name=x", "model.dim=64", "training.seed=3", "evaluation.seed=3", "preset=small_cohort",
+)  # fmt: skip
+
+
+def test_every_section_of_a_study_belongs_to_a_command() -> None:
+    assert {s.partition("=")[0].partition(".")[0] for s in SETTINGS} == {*StudyConfig.model_fields, "dialect"}
+    assert {section for sections in COMMANDS.values() for section in sections} == {*StudyConfig.model_fields, "dialect"}
+    assert set(ARGUMENTS) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_that_a_command_does_not_use_is_refused(command: str, setting: str) -> None:
+    name = setting.partition("=")[0]
+    line = refused(*ARGUMENTS[command], setting)
+    takers = [taker for taker, sections in COMMANDS.items() if name.partition(".")[0] in sections]
+    assert (f"{name} belongs to" in line) == (command not in takers)
+    assert command in takers or all(f"ehrseq {taker}" in line for taker in takers)
+
+
+def test_what_a_prepared_set_or_a_run_has_settled_cannot_be_changed_by_a_file(
+    sim_prepared: Path, sim_run: Path, sim_data: Path, tmp_path: Path
+) -> None:
+    study = tmp_path / "study.yaml"
+
+    def line(text: str, *arguments: object) -> str:
+        study.write_text(text)
+        return refused(*arguments, "--config", study)
+
+    train = ("train", sim_prepared, "--out", tmp_path / "run")
+    assert f"{study}: values.mode is 'none', but {sim_prepared} was made with 'polynomial'" in line(
+        "values: {mode: none}", *train
+    )
+    assert "splits.from_date is" in line("splits: {from: 2015-01-01}", *train)
+    assert "data.dialect is" in line("dialect: {time: when}", *train)
+    assert "has no task 't'" in line(f"task: {{{TASK.strip().replace(chr(10), ', ')}}}", *train)
+    evaluate = ("evaluate", sim_run)
+    assert f"model.dim is 64, but {sim_run} was made with 16" in line("model: {dim: 64}", *evaluate)
+    assert "training.seed is 7" in line("training: {seed: 7}", *evaluate)
+    assert "data.extracted is '2030-01-01'" in line("data: {extracted: 2030-01-01}", *evaluate)
+    assert "preset is 'domain_shift'" in line("preset: domain_shift", *evaluate)
+    predict = ("predict", sim_run, sim_data, "--out", tmp_path / "p.parquet")
+    assert "visits.by is 'gap'" in line("visits: {by: gap}", *predict)
+    task = yaml.safe_load((sim_run / "config.yaml").read_text())["task"] | {"blanking": 9.0}
+    assert f"task.blanking is another one than that of {sim_run}" in line(yaml.safe_dump({"task": task}), *predict)
+    assert not (tmp_path / "p.parquet").exists()
+
+
+@pytest.mark.slow
+def test_one_study_file_goes_through_every_command(sim_data: Path, tmp_path: Path) -> None:
+    """Equal or absent is fine; `evaluation` of the training is what `evaluate` starts from; a file may hold it all."""
+    task = yaml.safe_load((sim_data / "task.yaml").read_text())
+    sections = {
+        "preset": "small_cohort", "visits": {"by": "day"}, "values": {"carry": False}, "data": {"extracted": None},
+        "task": task, "model": {"dim": 16, "heads": 2, "layers": 1}, "training": {"epochs": 1},
+        "evaluation": {"bootstrap": 3, "baselines": "none"},
+    }  # fmt: skip
+    study, prepared, run = tmp_path / "study.yaml", tmp_path / "prepared", tmp_path / "run"
+    study.write_text(yaml.safe_dump(sections))
+
+    def do(*arguments: object) -> None:
+        done = CliRunner().invoke(app, [str(a) for a in arguments])
+        assert done.exit_code == 0, done.output
+
+    do("prepare", sim_data, "--config", study, "--out", prepared)
+    do("train", prepared, "--config", study, "--out", run, "training.patience=2", "model.dropout=0.1")
+    do("evaluate", run, "evaluation.seed=4")
+    asked = load_study(run / "config.yaml").evaluation
+    assert (asked.bootstrap, asked.baselines) == (3, "none")
+    assert json.loads((run / "metrics.json").read_text())["models"] == ["ehrsequencing", "true hazards"]
+    do("predict", run, sim_data, "--config", study, "--at", "last", "--out", tmp_path / "p.parquet")
+    assert PRESETS["small_cohort"]["model"]["dropout"] == 0.3  # the preset says so, the file itself does not
+
+
+def test_a_task_in_the_settings_and_another_by_name_are_not_both_taken(data: Path, tmp_path: Path) -> None:
+    task, study = tmp_path / "task.yaml", tmp_path / "study.yaml"
+    task.write_text(TASK)
+    study.write_text(yaml.safe_dump({"task": yaml.safe_load(TASK) | {"blanking": "9d"}}))
+    assert "--task: the settings hold the task 't'" in refused("check", data, "--task", task, "--config", study)
+    study.write_text(yaml.safe_dump({"task": yaml.safe_load(TASK)}))
+    assert CliRunner().invoke(app, ["check", str(data), "--task", str(task), "--config", str(study)]).exit_code == 0

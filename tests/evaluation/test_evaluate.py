@@ -1,0 +1,147 @@
+"""Evaluation: the oracle against plain loops, the protocol at landmarks, and a run that stays valid."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.evaluation.context import question
+from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.evaluation.oracle import Truth, oracle_gap
+from ehrsequencing.metrics.definitions import metric_table
+from ehrsequencing.predict import nll_of_rows, risk_of_rows
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.run import Run, add_to_run
+from ehrsequencing.training.loop import Trainer
+
+QUICK = EvaluationConfig(baselines="none", bootstrap=20)
+
+
+def true_nll(data: Path, prepared: Prepared) -> np.ndarray:
+    rows, causes = prepared.rows("simulated", "held_out"), prepared.task("simulated").causes
+    truth = Truth.read(data, prepared.timelines("held_out"), rows, causes=causes)
+    assert truth is not None
+    return truth.nll(rows)
+
+
+def test_oracle_nll_is_that_of_plain_loops(sim_data: Path, sim_prepared: Path) -> None:
+    prepared = Prepared(sim_prepared)
+    timelines, rows = prepared.timelines("held_out"), prepared.rows("simulated", "held_out")
+    causes = prepared.task("simulated").causes
+    found = true_nll(sim_data, prepared)
+    hazards: dict[tuple[int, int, str], list[tuple[float, float, float]]] = {}
+    table = pq.read_table(sim_data / "truth_hazards.parquet")
+    moments = table["prediction_time"].cast(pa.int64()).to_pylist()
+    for line, moment in zip(table.drop_columns(["prediction_time"]).to_pylist(), moments, strict=True):
+        key = (line["subject_id"], moment, line["cause"])
+        hazards.setdefault(key, []).append((line["start_days"], line["stop_days"], line["hazard"]))
+    checked = 0
+    for r in range(0, len(rows), 5):
+        key = (int(timelines.subject_id[rows.subject[r]]), int(rows.prediction_us[r]))
+        if (*key, causes[0]) not in hazards:  # a landmark that the simulation was not asked about
+            assert np.isnan(found[r])
+            continue
+        nll, duration = 0.0, float(rows.duration_days[r])
+        for e, cause in enumerate(causes, start=1):
+            bins = sorted(hazards[*key, cause])
+            for number, (start, stop, hazard) in enumerate(bins):
+                stop = np.inf if number == len(bins) - 1 else stop
+                nll += hazard * max(0.0, min(duration, stop) - start)
+                if rows.cause[r] == e and start <= duration < stop:
+                    nll -= np.log(hazard)
+        assert found[r] == pytest.approx(nll, rel=1e-9)
+        checked += 1
+    assert checked > 20
+
+
+def test_the_oracle_beats_the_cohort_and_a_model_that_beats_it_is_seen(sim_data: Path, sim_prepared: Path) -> None:
+    prepared = Prepared(sim_prepared)
+    rows, train = prepared.rows("simulated", "held_out"), prepared.rows("simulated", "train")
+    task = prepared.task("simulated")
+    truth = true_nll(sim_data, prepared)
+
+    def gap(nll: np.ndarray) -> dict[str, float]:
+        sees = truth - nll  # of a model that is nothing but the truth and a look ahead
+        return oracle_gap(nll, truth, foresight=sees, train=train, rows=rows, edges_days=task.horizons, n_causes=2)
+
+    itself = gap(truth)
+    assert itself["gain_share"] == pytest.approx(1.0)
+    assert itself["nll_oracle"] < itself["nll_null"]
+    assert itself["beats_oracle_z"] == pytest.approx(0.0)
+    assert gap(truth - 0.5 - 0.01 * np.arange(len(truth)) % 0.1)["beats_oracle_z"] > 3
+    assert gap(truth + 0.3)["beats_oracle_z"] < -3
+
+
+def test_landmark_metrics_are_those_of_the_queries_at_risk(sim_run: Path) -> None:
+    result = evaluate(sim_run, settings=QUICK)
+    run = Run(sim_run)
+    prepared = Prepared(Path(run.manifest["prepared"]))
+    timelines, rows = prepared.timelines("held_out"), prepared.rows("simulated", "held_out")
+    risk = risk_of_rows(run.model, timelines, rows, horizons_days=run.task.horizons).astype(float)
+    found = {(m["landmark_days"], m["cause"], m["horizon_days"], m["metric"]): m for m in result["metrics"]}
+    for landmark in run.task.landmarks:
+        at = np.flatnonzero(rows.at_landmark(landmark))
+        table = metric_table(rows.duration_days[at], rows.cause[at].astype(int), risk[at], run.task.horizons)
+        for e, cause in enumerate(run.task.causes):
+            for h, horizon in enumerate(run.task.horizons):
+                for name, short in (("wolbers_c", "c"), ("brier", "brier"), ("observed_over_expected", "oe")):
+                    row, value = found[landmark, cause, horizon, short], table[name][e, h]
+                    assert (row["value"] is None) == bool(np.isnan(value))
+                    if row["value"] is not None:
+                        assert row["value"] == pytest.approx(value, abs=1e-5)
+                        assert row["low"] is None or row["low"] <= row["high"]
+    nll = nll_of_rows(run.model, timelines, rows)
+    first = found[0.0, run.task.causes[0], None, "nll"]["value"]
+    assert first == pytest.approx(nll[rows.at_landmark(0.0)].mean())
+    assert result["models"] == [OURS]
+
+
+def test_a_run_is_valid_at_every_moment_of_an_evaluation(sim_run: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        add_to_run(sim_run, "metrics.json", fail)
+    Run(sim_run)
+    add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
+    Run(sim_run)
+    (sim_run / "metrics.json").write_bytes(b"[]\n")
+    assert Run(sim_run).altered == {"metrics.json": "has changed since it was written"}
+    add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
+
+
+def test_visit_head_goes_the_whole_way_without_a_calendar(
+    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    task = load_task(sim_data / "task.yaml").model_copy(update={"competing": {}, "name": "visits"})
+    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
+    study = load_study(
+        None, ["model.dim=16", "model.heads=2", "model.layers=1", "model.head=visit", "training.epochs=2"]
+    )
+    Trainer(Prepared(tmp_path / "set"), "visits", tmp_path / "run", study=study).fit()
+    result = evaluate(tmp_path / "run", settings=QUICK)
+    assert {m["metric"] for m in result["metrics"]} == {"nll", "oe"}
+    assert any("no calendar" in text for text in result["warnings"])
+
+
+def test_another_prepared_set_is_refused(
+    sim_run: Path, sim_data: Path, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    other = load_task(sim_data / "task.yaml").model_copy(update={"landmarks": (0.0, 30.0)})
+    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[other])
+    with pytest.raises(EhrseqError, match="not what this run was trained on"):
+        evaluate(sim_run, prepared=tmp_path / "set", settings=QUICK)
+    with pytest.raises(EhrseqError, match="moved"):
+        evaluate(sim_run, prepared=tmp_path / "nowhere", settings=QUICK)
+
+
+def test_the_question_is_a_sentence(sim_data: Path) -> None:
+    text = question(load_task(sim_data / "task.yaml"))
+    assert text.startswith("Who will have outcome within 90d, 1y")
+    assert text.endswith("with death as competing event?")

@@ -1,0 +1,542 @@
+"""What stands beside the metrics (subgroups, inputs, drift, checks, instability), and whom a run is judged on."""
+
+import copy
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.fit import Fitted
+from ehrsequencing.baselines.marginal import MarginalIncidence
+from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation import evaluate as evaluate_module
+from ehrsequencing.evaluation.comparison import OURS, Comparison, draw_subjects
+from ehrsequencing.evaluation.context import (
+    Context,
+    audit_summary,
+    predictor_cutoff,
+    run_checks,
+    split_overlap,
+    time_zero,
+)
+from ehrsequencing.evaluation.drift import drift, input_rates, standardised_difference
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.instability import instability, spread
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
+from ehrsequencing.metrics.definitions import metric_table
+from ehrsequencing.predict import members_of, risk_of_rows
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.run import Run, add_to_run
+from ehrsequencing.storage import write_json
+from ehrsequencing.training.loop import Trainer
+
+QUICK = EvaluationConfig(baselines="none", bootstrap=20)
+PLAIN = EvaluationConfig(baselines="none", bootstrap=0)
+
+
+@pytest.fixture(scope="module")
+def prepared(sim_prepared: Path) -> Prepared:
+    return Prepared(sim_prepared)
+
+
+@pytest.fixture(scope="module")
+def run(sim_run: Path) -> Run:
+    return Run(sim_run)
+
+
+@pytest.fixture
+def cheap_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two baselines that cost nothing; the boosting is tested elsewhere."""
+
+    def fit(
+        kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, edges_days: Any, **others: Any
+    ) -> list[Any]:
+        assert kind == "fast"
+        models = (
+            AgeAndSex(task, vocabulary, train, edges_days=edges_days),
+            MarginalIncidence(task, train[1], edges_days=edges_days),
+        )
+        return [Fitted(model, nll) for model, nll in zip(models, (1.5, 2.5), strict=True)]
+
+    monkeypatch.setattr(evaluate_module, "fit_baselines", fit)
+
+
+def split(prepared: Prepared, name: str) -> tuple[Timelines, TaskRows]:
+    return prepared.timelines(name), prepared.rows("simulated", name)
+
+
+# ---- the whole ------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_baselines: None) -> None:
+    result = evaluate(sim_run, settings=EvaluationConfig(baselines="fast", bootstrap=10))
+    json.dumps(result, allow_nan=False)
+    causes, horizons, landmarks = result["causes"], result["horizons_days"], result["landmarks_days"]
+    assert result["external"] is result["recalibration"] is result["repeated_splits"] is result["instability"] is None
+    strongest = result["models"][1]
+    assert "Aalen–Johansen" in result["models"]
+    found = {(m["model"], m["landmark_days"], m["cause"], m["horizon_days"], m["metric"]) for m in result["metrics"]}
+    for model in result["models"]:
+        for landmark in landmarks:
+            for horizon in horizons:
+                for cause in causes:
+                    for metric in ("c", "auc", "brier", "ipa", "oe", "intercept", "slope"):
+                        assert (model, landmark, cause, horizon, metric) in found
+                for metric in ("c", "auc", "brier", "ipa", "oe"):
+                    assert (model, landmark, "any cause", horizon, metric) in found
+    for metric in ("ici", "e50", "e90", "ici_null", "ks", "ks_p"):
+        assert (OURS, landmarks[0], causes[0], horizons[0], metric) in found
+        assert (strongest, landmarks[0], causes[0], horizons[0], metric) in found
+    assert strongest == result["strongest"] == "age + sex"
+    assert result["baselines"] == [
+        {"model": "age + sex", "tuning_nll": 1.5}, {"model": "Aalen–Johansen", "tuning_nll": 2.5}
+    ]  # fmt: skip
+    nll = {(m["model"], m["landmark_days"]): m["value"] for m in result["metrics"] if m["metric"] == "nll"}
+    gaps = {(m["model"], m["landmark_days"]): m for m in result["differences"] if m["metric"] == "nll"}
+    assert set(gaps) == {(rival, at) for rival in result["models"][1:3] for at in [*landmarks, None]}
+    assert {name for name, _ in nll} >= {OURS, *result["models"][1:3]}
+    for (rival, at), gap in gaps.items():
+        assert gap["value"] == pytest.approx(nll[OURS, at] - nll[rival, at], abs=1e-9)
+        assert (gap["low"] is None) == (gap["reason"] is not None)
+        assert gap["low"] is None or gap["low"] <= gap["value"] <= gap["high"]
+    assert len({gap["reason"] for gap in gaps.values()}) <= 2
+    rivals = {row["model"] for row in result["differences"]}
+    assert rivals == set(result["models"]) - {OURS, "true hazards"}
+    for name in ("smooth_calibration", "decision", "calibration"):
+        assert {row["model"] for row in result[name]} == {OURS, strongest}
+    for row in [*result["smooth_calibration"], *result["decision"]]:
+        lengths = {len(value) for value in row.values() if isinstance(value, list)}
+        assert len(lengths) == 1
+    assert {row["group"] for row in result["subgroups"]} >= {"age", "sex"}
+    by_group: dict[tuple[str, float, str, float], int] = {}
+    for row in result["subgroups"]:
+        place = row["group"], row["landmark_days"], row["cause"], row["horizon_days"]
+        by_group[place] = by_group.get(place, 0) + row["n"]
+    at_risk = {row["landmark_days"]: row["subjects"] for row in result["at_risk"]}
+    assert all(total == at_risk[place[1]] for place, total in by_group.items())  # every row is in one level
+    assert set(result["inputs"]["by_split"]) == {"train", "tuning", "held_out"}
+    assert set(result["checks"]["split_overlap"]["hash"]) == {"train", "tuning", "held_out"}
+    assert result["checks"]["split_overlap"]["shared_subjects"] == 0
+    assert [row["landmark_days"] for row in result["follow_up"]] == landmarks
+    assert len(result["censoring"]["smallest_g"]) == (len(landmarks) + 1) * len(horizons)
+
+
+def test_a_model_that_leaves_people_without_an_answer_is_told_by_number(
+    sim_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        name = "silent"
+
+        def risk(self, timelines: Any, rows: Any, chosen: Any, horizons_days: Any, **given: Any) -> np.ndarray:
+            out = np.full((len(chosen), 2, len(horizons_days)), 0.1)
+            out[[2, 5], 0, 1] = np.nan
+            return out
+
+    monkeypatch.setattr(evaluate_module, "fit_baselines", lambda *args, **settings: [Fitted(Silent(), 1.0)])
+    with pytest.raises(EhrseqError, match=r"2 of \d+ prediction times have no prediction by silent"):
+        evaluate(sim_run, settings=QUICK)
+
+
+def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepared: Prepared) -> None:
+    run = Run(sim_run)
+    run.task = run.task.model_copy(update={"horizons": (365.25, 20000.0)})
+    judged = Population.of_split(prepared, run.task, "held_out")
+    result = Evaluation(run, judged, prepared=prepared, settings=QUICK).result()
+    told = [text for text in result["warnings"] if "20000d" in text]
+    assert any("asked 1y after the index: that horizon is refused" in text for text in told)
+    assert not any("before 1y" in text for text in result["warnings"])
+    values = {(m["horizon_days"], m["metric"]): m["value"] for m in result["metrics"] if m["landmark_days"] == 0}
+    for metric in ("c", "auc", "brier", "ipa", "oe", "slope", "ici"):
+        assert values[20000.0, metric] is None
+    assert values[365.25, "brier"] is not None
+    late = [row for row in result["decision"] if row["horizon_days"] == 20000.0]
+    assert late
+    assert all(value is None for row in late for value in row["net_benefit"])
+
+
+def test_the_visit_head_has_the_same_keys(
+    sim_data: Path, sim_run: Path, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    task = load_task(sim_data / "task.yaml").model_copy(update={"competing": {}, "name": "visits"})
+    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
+    settings = ["model.dim=16", "model.heads=2", "model.layers=1", "model.head=visit", "training.epochs=1"]
+    Trainer(Prepared(tmp_path / "set"), "visits", tmp_path / "run", study=load_study(None, settings)).fit()
+    result = evaluate(tmp_path / "run", settings=QUICK)
+    assert set(result) == set(evaluate(sim_run, settings=PLAIN))
+    assert not any("at risk" in text for text in result["warnings"])
+    assert result["inputs"]["by_split"]["train"]["subjects"] > 0
+
+
+# ---- whom a run is judged on ----------------------------------------------------------------------------------------
+
+
+def test_other_data_is_judged_as_the_split_is(run: Run, prepared: Prepared) -> None:
+    """The held-out subjects, brought in from outside, get the same numbers; nothing asks for the prepared set."""
+    inside = Population.of_split(prepared, run.task, "held_out")
+    outside = replace(
+        inside, split="external", attrition={**inside.attrition, "splits": {"external": inside.counts}}, source=None
+    )
+    settings = EvaluationConfig(baselines="none", bootstrap=20)
+    own = Evaluation(run, replace(inside, source=None), prepared=prepared, settings=settings).result()
+    foreign = Evaluation(run, outside, prepared=None, settings=settings).result()
+    for name in ("metrics", "decision", "smooth_calibration", "subgroups", "censoring", "follow_up", "attrition"):
+        assert foreign[name] == own[name]
+    assert foreign["events"] == {"external": own["events"]["held_out"]}
+    assert foreign["inputs"] == {"by_split": {"external": own["inputs"]["by_split"]["held_out"]}, "drift": []}
+    assert foreign["checks"]["events_per_parameter"] is None
+    beside = Evaluation(run, outside, prepared=prepared, settings=settings).result()
+    assert set(beside["events"]) == {"train", "tuning", "external"}
+    assert set(beside["checks"]["split_overlap"]["hash"]) == {"train", "tuning", "held_out", "external"}
+    assert beside["checks"]["split_overlap"]["shared_subjects"] == own["inputs"]["by_split"]["held_out"]["subjects"]
+    assert beside["inputs"]["drift"] == own["inputs"]["drift"]
+
+
+def test_a_split_that_is_none_and_training_subjects_that_are_gone(run: Run, prepared: Prepared) -> None:
+    with pytest.raises(EhrseqError, match="no split"):
+        Population.of_split(prepared, run.task, "validation")
+    judged = Population.of_split(prepared, run.task, "held_out")
+    with pytest.raises(EhrseqError, match="gone"):
+        Evaluation(run, judged, prepared=None, settings=QUICK, train_censoring=True)
+    with pytest.raises(EhrseqError, match="gone"):
+        Evaluation(run, judged, prepared=None, settings=QUICK.model_copy(update={"censoring": "cox"}))
+
+
+def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: Prepared) -> None:
+    from ehrsequencing.metrics.censoring import censoring_survival
+
+    judged = Population.of_split(prepared, run.task, "held_out")
+    rows = Evaluation(run, judged, prepared=prepared, settings=PLAIN, train_censoring=True).metric_rows()
+    found = {(m["model"], m["landmark_days"], m["cause"], m["horizon_days"], m["metric"]): m["value"] for m in rows}
+    timelines, held_out = split(prepared, "held_out")
+    train = split(prepared, "train")[1]
+    risk = risk_of_rows(run.model, timelines, held_out, horizons_days=run.task.horizons).astype(float)
+    landmark = run.task.landmarks[1]
+    here, there = held_out.at_landmark(landmark), train.at_landmark(landmark)
+    g = censoring_survival(np.asarray(train.duration_days)[there], np.asarray(train.cause)[there])
+    outcome = np.asarray(held_out.duration_days)[here], np.asarray(held_out.cause)[here].astype(int)
+    table = metric_table(*outcome, risk[here], run.task.horizons, censoring=g)
+    own = metric_table(*outcome, risk[here], run.task.horizons)
+    for h, horizon in enumerate(run.task.horizons):
+        value = found[OURS, landmark, run.task.causes[0], horizon, "brier"]
+        assert value == pytest.approx(table["brier"][0, h], rel=1e-5)
+        assert value != pytest.approx(own["brier"][0, h], rel=1e-5)  # the mutant that ignores the wish
+
+
+def test_cox_censoring_goes_through(run: Run, prepared: Prepared) -> None:
+    settings = EvaluationConfig(baselines="none", bootstrap=3, censoring="cox")
+    judged = Population.of_split(prepared, run.task, "held_out")
+    result = Evaluation(run, judged, prepared=prepared, settings=settings).result()
+    plain = Evaluation(run, judged, prepared=prepared, settings=PLAIN).result()
+    assert result["censoring"]["model"] == "cox"
+    assert plain["censoring"]["model"] == "kaplan-meier"
+    values = [
+        {(m["landmark_days"], m["horizon_days"]): m["value"] for m in r["metrics"]
+         if (m["model"], m["cause"], m["metric"]) == (OURS, run.task.causes[0], "brier")}
+        for r in (result, plain)
+    ]  # fmt: skip
+    assert values[0].keys() == values[1].keys()
+    assert values[0] != values[1]
+    for place, value in values[0].items():
+        assert value == pytest.approx(values[1][place], rel=0.2)
+
+
+# ---- blanking -------------------------------------------------------------------------------------------------------
+
+
+def test_risks_are_given_no_event_in_the_blanking_period(
+    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path, cheap_baselines: None
+) -> None:
+    task = load_task(sim_data / "task.yaml").model_copy(update={"blanking": 60.0})
+    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
+    store = Prepared(tmp_path / "set")
+    Trainer(store, task.name, tmp_path / "run", study=tiny_study).fit()
+    run = Run(tmp_path / "run")
+    judged = Population.of_split(store, run.task, "held_out")
+    assert (np.asarray(judged.rows.duration_days) > 60).all()
+    found = Evaluation(
+        run, judged, prepared=store, settings=EvaluationConfig(baselines="fast", bootstrap=0)
+    ).metric_rows()
+    at = judged.rows.at_landmark(0.0)
+    horizons = run.task.horizons
+    f = risk_of_rows(run.model, judged.timelines, judged.rows, horizons_days=[60.0, *horizons])[at].astype(float)
+    alive = 1 - f[:, :, :1].sum(axis=1, keepdims=True)
+    outcome = np.asarray(judged.rows.duration_days)[at], np.asarray(judged.rows.cause)[at].astype(int)
+    right = metric_table(*outcome, (f[:, :, 1:] - f[:, :, :1]) / alive, horizons)
+    wrong = metric_table(*outcome, f[:, :, 1:], horizons)
+    for h, horizon in enumerate(horizons):
+        (row,) = [
+            m for m in found
+            if (m["model"], m["landmark_days"], m["cause"], m["horizon_days"], m["metric"])
+            == (OURS, 0.0, run.task.causes[0], horizon, "oe")
+        ]  # fmt: skip
+        assert row["value"] == pytest.approx(right["observed_over_expected"][0, h], rel=1e-4)
+        assert abs(wrong["observed_over_expected"][0, h] - row["value"]) > 0.02 * row["value"]
+    # What everybody has is fitted on rows without an event in these 60 days; whatever asks from 0 on would be too high.
+    rivals = [
+        m["value"] for m in found
+        if (m["landmark_days"], m["cause"], m["metric"]) == (0.0, run.task.causes[0], "oe") and m["model"] != OURS
+    ]  # fmt: skip
+    assert len(rivals) >= 4
+    assert all(0.5 < value < 2 for value in rivals)
+
+
+def test_true_risks_are_calibrated_only_given_the_blanking() -> None:
+    rng, rate, blanking, horizons = np.random.default_rng(0), 1 / 400, 90.0, [200.0, 400.0]
+    time = rng.exponential(1 / rate, size=8000)
+    time = time[time > blanking]
+    flat = np.ones((len(time), 1, 1))
+    given_alive = flat * -np.expm1(-rate * (np.array(horizons) - blanking))
+    from_zero = flat * -np.expm1(-rate * np.array(horizons))
+    outcome = time, np.ones(len(time), dtype=int)
+    np.testing.assert_allclose(metric_table(*outcome, given_alive, horizons)["observed_over_expected"], 1, atol=0.05)
+    assert (metric_table(*outcome, from_zero, horizons)["observed_over_expected"] < 0.9).all()
+
+
+# ---- subgroups ------------------------------------------------------------------------------------------------------
+
+
+def tiny_timelines(static: list[list[str]], vocabulary: Vocabulary) -> Timelines:
+    codes = [vocabulary.index.get(code, 1) for own in static for code in own]
+    n, none = len(static), np.zeros(0, dtype=np.int64)
+    return Timelines(
+        subject_id=np.arange(n), birth_us=np.zeros(n, np.int64), subject_offsets=np.zeros(n + 1, np.int64),
+        start_us=none, end_us=none, age_years=none.astype(np.float32), delta_days=none.astype(np.float32),
+        visit_offsets=np.zeros(1, np.int64), codes=none.astype(np.int32), values=np.zeros((0, 2), np.float32),
+        static_codes=np.array(codes, dtype=np.int32),
+        static_offsets=np.cumsum([0, *(len(own) for own in static)]).astype(np.int64),
+    )  # fmt: skip
+
+
+def tiny_rows(ages: list[float]) -> TaskRows:
+    n = len(ages)
+    zeros = np.zeros(n, dtype=np.int64)
+    return TaskRows(
+        row_offsets=np.arange(n + 1), prediction_us=zeros, index_us=zeros, is_query=np.ones(n, bool),
+        visits_before=zeros.astype(np.int32), age_years=np.array(ages, np.float32),
+        delta_days=zeros.astype(np.float32), unfinished_codes=zeros.astype(np.int32), duration_days=np.ones(n),
+        entry_days=zeros.astype(np.float32), cause=zeros.astype(np.int8),
+        carry_offsets=np.zeros(n + 1, np.int64), carry_codes=np.zeros(0, np.int32),
+        carry_values=np.zeros((0, 2), np.float32),
+    )  # fmt: skip
+
+
+def test_groups_by_hand() -> None:
+    codes = ("GENDER//F", "GENDER//M", "RACE//A", "RACE//B", "SMOKER", "TRIAL", "[D]Chest pain")
+    none = np.zeros(0)
+    vocabulary = Vocabulary(
+        (), codes, np.zeros(len(codes), bool), none.reshape(0, 129), none, none, load_study(None, []).values
+    )
+    timelines = tiny_timelines(
+        [["GENDER//F", "RACE//A", "TRIAL"], ["GENDER//M", "SMOKER", "TRIAL", "[D]Chest pain"],
+         ["GENDER//F", "RACE//B", "TRIAL", "[D]Chest pain"],
+         ["GENDER//F", "RACE//A", "RACE//B", "SMOKER", "[UNK]", "TRIAL"]],
+        vocabulary,
+    )  # fmt: skip
+    rows, every = tiny_rows([42.0, 49.9, 50.0, np.nan]), np.arange(4)
+    groups = groups_of_rows(timelines, rows, vocabulary, chosen=every, kinds=["sex", "age", "static"])
+    assert {name: levels.tolist() for name, levels in groups.items()} == {
+        "age": ["40-49", "40-49", "50-59", "unknown"],
+        "sex": ["F", "M", "F", "F"],
+        "RACE": ["A", NOT_RECORDED, "B", "A"],
+        "SMOKER": ["no", "yes", "no", "yes"],
+        "[D]Chest pain": ["no", "yes", "yes", "no"],
+    }  # TRIAL, which everybody is in, is no group
+    some = groups_of_rows(timelines, rows, vocabulary, chosen=np.array([3, 0, 0]), kinds=["static"])
+    assert {name: levels.tolist() for name, levels in some.items()} == {"SMOKER": ["yes", "no", "no"]}
+    assert list(groups_of_rows(timelines, rows, vocabulary, chosen=every, kinds=["sex"])) == ["sex"]
+
+
+def test_a_subgroup_is_judged_by_its_own_rows() -> None:
+    rng = np.random.default_rng(0)
+    n, horizons = 600, np.array([30.0, 60.0])
+    group = np.where(np.arange(n) % 3 == 0, "a", "b")
+    duration = np.ceil(rng.exponential(np.where(group == "a", 40, 90)))
+    cause = rng.integers(0, 3, n)
+    risk = rng.uniform(0.01, 0.45, (n, 2, 2)).cumsum(axis=2)
+    risk /= np.maximum(risk.sum(axis=1, keepdims=True), 1.0)
+    scope = Comparison(0.0, np.arange(n), duration, cause, horizons, {"m": risk}, draw_subjects(n, 50, 0))
+    rows = subgroup_rows(scope, {"kind": group}, ["x", "y"], model="m")
+    assert len(rows) == 2 * 2 * 2
+    whole = metric_table(duration, cause, risk, horizons)
+    for row in rows:
+        inside = group == row["level"]
+        e, h = ["x", "y"].index(row["cause"]), horizons.tolist().index(row["horizon_days"])
+        table = metric_table(duration[inside], cause[inside], risk[inside], horizons)
+        assert row["n"] == inside.sum()
+        assert row["events"] == int(((cause == e + 1) & (duration <= horizons[h]) & inside).sum())
+        for name, long in (("auc", "auc"), ("brier", "brier"), ("oe", "observed_over_expected")):
+            assert row[name]["value"] == pytest.approx(table[long][e, h])
+            assert row[name]["value"] != pytest.approx(whole[long][e, h])
+            assert row[name]["low"] <= row[name]["value"] <= row[name]["high"]
+
+
+# ---- inputs and drift -----------------------------------------------------------------------------------------------
+
+
+def test_input_rates_are_those_of_plain_loops(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ehrsequencing.reporting.tables import inputs
+
+    timelines, rows = split(prepared, "tuning")
+    codes = np.array(timelines.codes)
+    codes[::17] = 1  # some are unknown
+    timelines = replace(timelines, codes=codes)
+    unknown = numeric = tokens = visits = subjects = 0
+    for s in range(len(timelines)):
+        own = slice(rows.row_offsets[s], rows.row_offsets[s + 1])
+        if own.start == own.stop:
+            continue
+        subjects += 1
+        first = timelines.subject_offsets[s]
+        for v in range(first, first + rows.visits_before[own.stop - 1]):
+            visits += 1
+            for k in range(timelines.visit_offsets[v], timelines.visit_offsets[v + 1]):
+                tokens += 1
+                unknown += codes[k] < prepared.vocabulary.n_unknown
+                numeric += not np.isnan(timelines.values[k, 0])
+    expected = {
+        "subjects": subjects, "prediction_times": len(rows), "unknown_token_rate": unknown / tokens,
+        "numeric_value_rate": numeric / tokens, "codes_per_visit": tokens / visits,
+        "visits_per_subject": visits / subjects, "unknown_age_rate": float(np.isnan(rows.age_years).mean()),
+        "no_visit_before_rate": float((np.asarray(rows.visits_before) == 0).mean()),
+    }  # fmt: skip
+    assert input_rates(timelines, rows, prepared.vocabulary) == pytest.approx(expected)
+    monkeypatch.setattr(inputs, "_CHUNK_SUBJECTS", 3)
+    assert input_rates(timelines, rows, prepared.vocabulary) == pytest.approx(expected)
+    assert 0 < expected["unknown_token_rate"] < 0.2
+
+
+def test_no_drift_from_a_split_to_itself_and_drift_that_is_planted(prepared: Prepared) -> None:
+    train, vocabulary = split(prepared, "train"), prepared.vocabulary
+    same = drift(train, train, vocabulary, landmark_days=0.0)
+    assert 0 < len(same) <= 15
+    assert all(row["smd"] == 0 and row["train"] == row["judged"] for row in same)
+    older = train[0], replace(train[1], age_years=np.asarray(train[1].age_years) + 20)
+    moved = drift(train, older, vocabulary, landmark_days=0.0)
+    assert moved[0]["feature"] == "age (years)"
+    assert moved[0]["judged"] - moved[0]["train"] == pytest.approx(20, abs=1e-3)
+    assert moved[0]["smd"] > 0.5
+    assert all(row["smd"] == 0 for row in moved[1:])
+
+
+@given(st.lists(st.integers(-50, 50), min_size=2, max_size=30), st.integers(-100, 100), st.sampled_from([1, 2, 7]))
+def test_standardised_difference_knows_no_units(values: list[int], shift: int, scale: int) -> None:
+    x, y = np.array(values, float), np.array(values, float)[::-1] * 0.5 + 3
+    one = standardised_difference(x, y)
+    other = standardised_difference(scale * x + shift, scale * y + shift)
+    assert other == pytest.approx(one, abs=1e-9) or np.isinf(one)
+    assert standardised_difference(y, x) == pytest.approx(-one)
+
+
+def test_a_feature_that_only_differs_has_no_finite_difference() -> None:
+    assert standardised_difference(np.zeros(3), np.ones(3)) == np.inf
+    assert standardised_difference(np.ones(3), np.zeros(3)) == -np.inf
+    assert standardised_difference(np.ones(3), np.ones(4)) == 0
+
+
+# ---- checks ---------------------------------------------------------------------------------------------------------
+
+
+def test_split_overlap_counts_people_and_hashes_sets() -> None:
+    splits = {"train": np.array([5, 1, 9]), "tuning": np.array([2]), "held_out": np.array([9, 1, 1])}
+    found = split_overlap(splits)
+    assert found["shared_subjects"] == 2
+    again = split_overlap({**splits, "train": np.array([9, 5, 1], dtype=np.int32)})
+    assert again == found
+    assert split_overlap({**splits, "train": np.array([9, 5])})["hash"]["train"] != found["hash"]["train"]
+    assert all(len(text) == 16 for text in found["hash"].values())
+
+
+def test_checks_tell_what_was_audited(sim_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(sim_run, folder)
+    run = Run(folder)
+    before = run_checks(run, {"train": np.arange(3)}, training_events=50)
+    assert before["events_per_parameter"] == pytest.approx(50 / run.manifest["parameters"])
+    assert (before["seeds"], before["members"]) == ([run.study.training.seed], 1)
+    if audit_summary(folder) is None:
+        assert before["audit"] is None
+        assert "Audited: no" in before["predictor_cutoff"]
+    verdicts = ["passed", "passed", "not_tested"]
+    said = {None: "2 checks passed, no leak", "warning": "2 checks passed, 1 warned, no leak",
+            "leak": "1 of the checks found a LEAK"}  # fmt: skip
+    for extra, words in said.items():
+        checks = [{"verdict": verdict} for verdict in [*verdicts, *([extra] if extra else [])]]
+        audit = {"fingerprint": run.fingerprint, "created": "2026-01-02", "checks": checks}
+        add_to_run(folder, "audit.json", lambda path, audit=audit: write_json(path, audit))
+        summary = audit_summary(folder)
+        counts = {"passed": 2, "warnings": int(extra == "warning"), "failed": int(extra == "leak"), "not_tested": 1}
+        assert summary == {**counts, "date": "2026-01-02"}
+        assert words in predictor_cutoff(summary)
+    add_to_run(folder, "audit.json", lambda path: write_json(path, {"fingerprint": "of another run"}))
+    assert audit_summary(folder) is None
+
+
+def test_time_zero_is_a_sentence(sim_data: Path) -> None:
+    task = load_task(sim_data / "task.yaml")
+    text = time_zero(task.model_copy(update={"landmarks": (0.0, 365.25), "blanking": 7.0}))
+    assert "compared at it and 1y after it" in text
+    assert text.endswith("given no event in the 7d that follow it.")
+    assert "compared 30d after it, among" in time_zero(task.model_copy(update={"landmarks": (30.0,)}))
+
+
+def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prepared) -> None:
+    facts = Context(run, Population.of_split(prepared, run.task, "tuning"), prepared)
+    frame = facts.frame()
+    splits = prepared.attrition(run.task.name)["splits"]
+    assert frame["events"] == {name: part["events"] for name, part in splits.items()}
+    assert frame["data"]["visits"]["train"] == len(prepared.timelines("train").start_us)
+    assert frame["split"] == "tuning"
+    assert frame["recalibrated_in_training"] is True
+    ensemble, older = copy.copy(run), copy.copy(run)
+    rest = {key: value for key, value in run.manifest.items() if key != "recalibration"}
+    ensemble.manifest, older.manifest = {**rest, "members": [run.manifest] * 2}, rest
+    found = [Context(one, facts.judged, prepared).frame() for one in (ensemble, older)]
+    assert [one["recalibrated_in_training"] for one in found] == [True, False]
+
+
+# ---- instability ----------------------------------------------------------------------------------------------------
+
+
+def test_spread_of_members_by_hand() -> None:
+    found = spread(np.array([[0.1, 0.6], [0.3, 0.2]]))
+    assert found["mape"] == pytest.approx((0.1 + 0.1 + 0.2 + 0.2) / 4)
+    assert found["resamples"] == 2
+    assert found["points"] == [
+        pytest.approx({"risk": 0.2, "low": 0.1, "high": 0.3}), pytest.approx({"risk": 0.4, "low": 0.2, "high": 0.6})
+    ]  # fmt: skip
+    many = spread(np.random.default_rng(0).random((3, 1000)))["points"]
+    assert len(many) == 200
+    risks = [point["risk"] for point in many]
+    assert risks == sorted(risks)
+
+
+def test_instability_of_an_ensemble_and_of_a_single_model(run: Run, prepared: Prepared, sim_run: Path) -> None:
+    timelines, rows = split(prepared, "held_out")
+    chosen = np.flatnonzero(rows.at_landmark(0.0))
+    assert members_of(run) == []
+    assert instability(run, timelines, rows, chosen=chosen, horizon_days=365.25) is None
+    pair = Run(sim_run)
+    twin = Run(sim_run).model
+    with torch.no_grad():
+        for weights in twin.parameters():
+            weights.mul_(1.1)
+    pair.model.members = nn.ModuleList([run.model, twin])
+    found = instability(pair, timelines, rows, chosen=chosen, horizon_days=365.25)
+    assert found is not None
+    risks = [risk_of_rows(model, timelines, rows, horizons_days=[365.25])[chosen, 0, 0] for model in (run.model, twin)]
+    assert found["mape"] == pytest.approx(np.abs(risks[0] - risks[1]).mean() / 2, rel=1e-4)
+    assert found["mape"] > 0
+    assert found["horizon_days"] == 365.25

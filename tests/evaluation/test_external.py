@@ -1,0 +1,247 @@
+"""External validation: the same numbers on the same people, foreign codes counted, foreign data refused in words."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from test_cli import ehrseq, refused
+
+from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.evaluation.external import External, read_external, validate
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.timelines import joined
+from ehrsequencing.run import Run
+from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.training.loop import Trainer
+
+QUICK = EvaluationConfig(baselines="none", bootstrap=20)
+Change = Callable[[pa.Table], pa.Table]
+
+
+def rewritten(source: Path, out: Path, change: Change, *, shards: int = 1) -> Path:
+    """A copy of a data set under other rows, without its truth and its splits."""
+    tables = [pq.read_table(path) for path in sorted((source / "data").rglob("*.parquet"))]
+    table = change(pa.concat_tables(tables))
+    (out / "data").mkdir(parents=True)
+    (out / "metadata").mkdir()
+    (out / "metadata" / "dataset.json").write_text(json.dumps({"dataset_name": "a hospital/elsewhere"}))
+    shard = np.array(table["subject_id"]) % shards
+    for number in range(shards):
+        pq.write_table(table.filter(pa.array(shard == number)), out / "data" / f"{number}.parquet")
+    return out
+
+
+def only(ids: np.ndarray) -> Change:
+    return lambda table: table.filter(pc.is_in(table["subject_id"], pa.array(ids)))
+
+
+def renamed(*prefixes: str) -> Change:
+    """Codes of another hospital: everything with these prefixes has another name there."""
+
+    def change(table: pa.Table) -> pa.Table:
+        codes = [f"LOCAL//{c}" if c.startswith(prefixes) else c for c in table["code"].to_pylist()]
+        return table.set_column(table.column_names.index("code"), "code", pa.array(codes))
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def run(sim_prepared: Path, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of this module's own: external validations are written beside it."""
+    out = tmp_path_factory.mktemp("external") / "run"
+    Trainer(Prepared(sim_prepared), "simulated", out, study=tiny_study).fit()
+    return out
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another simulation with other knobs, whose laboratory and background codes have other names."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    other = SimulationConfig(outcome_per_year=0.25, visits_per_year=2.0, pairs=5, truth_futures=4)
+    simulate(folder / "simulated", subjects=200, seed=77, config=other)
+    return rewritten(folder / "simulated", folder / "data", renamed("LAB//", "BG//", "NOISE//"))
+
+
+@pytest.fixture(scope="module")
+def held_out(run: Path, sim_data: Path, sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run's own held-out subjects as a data set of its own, cut into other shards."""
+    ids = np.asarray(Prepared(sim_prepared).timelines("held_out").subject_id)
+    return rewritten(sim_data, tmp_path_factory.mktemp("held_out") / "data", only(ids), shards=3)
+
+
+def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
+    run: Path, held_out: Path, sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ehrsequencing.baselines.boosted.MOST_CELLS", 500_000)  # quick boosting
+    settings = EvaluationConfig(baselines="fast", bootstrap=20)
+    inside = evaluate(run, settings=settings)
+    outside, folder = validate(run, held_out, settings=settings)
+    assert folder == run / "external-a-hospital-elsewhere"
+    assert json.loads((folder / "metrics.json").read_text()) == outside
+    assert outside["models"] == inside["models"]
+    assert len(outside["models"]) > 3
+    for key in ("metrics", "differences", "at_risk", "calibration", "risk_distribution"):
+        assert outside[key] == inside[key]
+    assert outside["events"]["external"] == inside["events"]["held_out"]
+    assert outside["data"]["prediction_times"]["external"] == inside["data"]["prediction_times"]["held_out"]
+    assert outside["split"] == "external"
+    assert outside["external"]["seen_in_training"] == 0
+    assert outside["external"]["subjects"] == inside["data"]["subjects"]["held_out"]
+    rates = inside["inputs"]["by_split"]
+    assert outside["external"]["unknown_token_rate"] == rates["held_out"]["unknown_token_rate"]
+    assert outside["external"]["training_unknown_token_rate"] == rates["train"]["unknown_token_rate"]
+    # And a test that can fail: one subject less gives other numbers.
+    ids = np.asarray(Prepared(sim_prepared).timelines("held_out").subject_id)
+    fewer, _ = validate(run, rewritten(held_out, tmp_path / "data", only(ids[1:])), settings=QUICK, out=tmp_path / "o")
+    assert [m for m in fewer["metrics"] if m["metric"] == "brier"] != [
+        m for m in outside["metrics"] if m["metric"] == "brier" and m["model"] == fewer["models"][0]
+    ]
+
+
+def test_encoding_is_that_of_the_prepared_set(run: Path, held_out: Path, sim_prepared: Path) -> None:
+    """Array by array, from three shards, in which subjects stand in another order."""
+    found, store = read_external(Run(run), held_out).judged, Prepared(sim_prepared)
+    for here, there in (
+        (found.timelines, store.timelines("held_out")), (found.rows, store.rows("simulated", "held_out"))
+    ):  # fmt: skip
+        for field in fields(here):
+            np.testing.assert_array_equal(getattr(here, field.name), getattr(there, field.name), err_msg=field.name)
+    tampered = store.timelines("held_out").codes.copy()
+    tampered[0] += 1
+    assert not np.array_equal(found.timelines.codes, tampered)
+
+
+def test_joined_offsets_go_on(run: Path, held_out: Path) -> None:
+    judged = read_external(Run(run), held_out).judged
+    twice = joined([judged.timelines, judged.timelines])
+    n = len(judged.timelines)
+    assert len(twice) == 2 * n
+    for name in ("subject_offsets", "static_offsets"):
+        both, one = getattr(twice, name), getattr(judged.timelines, name)
+        np.testing.assert_array_equal(np.diff(both), np.tile(np.diff(one), 2))
+        assert both[-1] == 2 * one[-1]
+
+
+def read(run: Path, data: Path) -> External:
+    return read_external(Run(run), data)
+
+
+def test_another_world_is_judged_and_its_unknown_codes_are_named(run: Path, elsewhere: Path, tmp_path: Path) -> None:
+    result, _ = validate(run, elsewhere, settings=QUICK, out=tmp_path / "out")
+    external = result["external"]
+    assert external["unknown_token_rate"] > external["training_unknown_token_rate"] + 0.1
+    assert any("unknown to the run" in text for text in result["warnings"])
+    assert sum(row["code"].startswith("LOCAL//") for row in external["new_codes"]) >= 2
+    assert not {row["code"] for row in external["new_codes"]} & set(Run(run).vocabulary.tokens)
+    assert all(row["subjects"] >= 11 for row in external["new_codes"])
+    counts = [row["subjects"] for row in external["new_codes"]]
+    assert counts == sorted(counts, reverse=True)
+    assert external["events"]["outcome"] > 0
+    values = [m["value"] for m in result["metrics"] if m["metric"] == "c"]
+    assert any(value is not None for value in values)
+    assert result["inputs"]["by_split"]["external"]["unknown_token_rate"] == external["unknown_token_rate"]
+    assert result["inputs"]["drift"]
+
+
+def test_ids_that_training_also_has_are_counted(run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:
+    result, _ = validate(run, sim_data, settings=QUICK, out=tmp_path / "out")
+    store = Prepared(sim_prepared)
+    assert result["external"]["seen_in_training"] == sum(len(store.timelines(s)) for s in ("train", "tuning"))
+    assert any("not external validation" in text for text in result["warnings"])
+
+
+def test_foreign_data_is_refused_in_words(run: Path, sim_data: Path, tmp_path: Path) -> None:
+    foreign = rewritten(sim_data, tmp_path / "foreign", renamed(""))
+    message = refused("evaluate", run, "--data", foreign)
+    for words in ("matches nothing here", "index.code: ENROLLMENT", "outcome.outcome: DX//OUTCOME", "censoring.code",
+                  "codes are unknown to the run", "map its codes"):  # fmt: skip
+        assert words in message
+    assert not list(run.glob("external-*foreign*"))
+    known = len(read(run, sim_data).unknown)
+    total = int(message.split(" of its ")[1].split(" codes")[0])
+    assert f"{total} of its {total} codes" in message
+    assert known < total
+
+
+def test_an_absent_competing_cause_is_a_warning(run: Path, sim_data: Path, tmp_path: Path) -> None:
+    immortal = rewritten(sim_data, tmp_path / "data", renamed("MEDS_DEATH"))
+    assert read(run, immortal).unmatched == []  # a data set without deaths is no typing error
+    found = Run(run)
+    found.task = TaskConfig.model_validate(
+        {**found.task.model_dump(), "competing": {"death": ["MEDS_DEATH"], "graft": ["TRANSPLANT"]}}
+    )
+    assert read_external(found, sim_data).unmatched == ["competing.graft: TRANSPLANT"]
+
+
+def test_a_subject_in_two_shards_and_no_subject_at_all(run: Path, sim_data: Path, tmp_path: Path) -> None:
+    data = rewritten(sim_data, tmp_path / "data", lambda table: table)
+    shutil.copy(data / "data" / "0.parquet", data / "data" / "1.parquet")
+    with pytest.raises(EhrseqError, match="in two shards"):
+        read(run, data)
+    empty = rewritten(sim_data, tmp_path / "empty", lambda table: table.slice(0, 0))
+    with pytest.raises(EhrseqError, match="no subject"):
+        read(run, empty)
+
+
+def test_without_the_prepared_set_there_are_words_and_no_baselines(
+    sim_data: Path, sim_task: TaskConfig, held_out: Path, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[sim_task])
+    Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=tiny_study).fit()
+    shutil.rmtree(tmp_path / "set")
+    settings = EvaluationConfig(baselines="fast", bootstrap=0)
+    result, _ = validate(tmp_path / "run", held_out, settings=settings)
+    assert result["models"] == ["ehrsequencing"]
+    assert result["external"]["baselines"].startswith("none")
+    assert result["external"]["seen_in_training"] is None
+    assert any("no baselines" in text for text in result["warnings"])
+    with pytest.raises(EhrseqError, match="tuning split is needed"):
+        validate(tmp_path / "run", held_out, settings=settings.model_copy(update={"recalibrate": True}))
+    with pytest.raises(EhrseqError, match="--prepared"):
+        validate(tmp_path / "run", held_out, settings=settings, prepared=tmp_path / "nowhere")
+
+
+@pytest.mark.slow
+def test_from_the_shell_with_recalibration(run: Path, held_out: Path, elsewhere: Path, tmp_path: Path) -> None:
+    quick = ("evaluation.bootstrap=0", "--baselines", "none")
+    done = ehrseq("evaluate", run, "--data", elsewhere, "--out", tmp_path / "out", "--recalibrate", *quick)
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert result["recalibration"]["fitted_on"] == "tuning"
+    assert result["recalibration"]["before"] != result["recalibration"]["after"]
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+    Run(run)  # still valid, and as it was
+    assert "has not been recalibrated" in refused("predict", run, held_out, "--recalibrate", "--out", tmp_path / "p")
+    assert ehrseq("evaluate", run, "--recalibrate", *quick).exit_code == 0
+    for name, option in (("plain", ()), ("recalibrated", ("--recalibrate",))):
+        done = ehrseq("predict", run, held_out, *option, "--at", "last", "--out", tmp_path / f"{name}.parquet")
+        assert done.exit_code == 0, done.output
+    risks = [pq.read_table(tmp_path / f"{name}.parquet")["risk"].to_pylist() for name in ("plain", "recalibrated")]
+    assert len(risks[0]) == len(risks[1])
+    assert risks[0] != risks[1]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    assert "not empty" in refused("evaluate", run, "--data", held_out, "--out", tmp_path / "mine", *quick)
+    assert "--out belongs to --data" in refused("evaluate", run, "--out", tmp_path / "x")
+    assert "exclude each other" in refused("evaluate", run, "--data", held_out, "--split", "tuning")
+
+
+def test_pbc2_on_nafld_is_refused_in_words(real_data: Path, tmp_path: Path) -> None:
+    from ehrsequencing.config import load_study, load_task
+
+    task = load_task(Path(__file__).parents[2] / "examples" / "tasks" / "pbc2.yaml")
+    study = load_study(None, ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1"])
+    prepare(real_data / "pbc2_meds", tmp_path / "set", study=study, tasks=[task])
+    Trainer(Prepared(tmp_path / "set"), "pbc2", tmp_path / "run", study=study).fit()
+    message = refused("evaluate", tmp_path / "run", "--data", real_data / "nafld_meds")
+    assert "index.code: ENROLLMENT; competing.transplant: TRANSPLANT" in message
+    assert "20 of its 20 codes are unknown to the run" in message

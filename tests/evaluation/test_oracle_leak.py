@@ -1,0 +1,243 @@
+"""A model that beats the truth is leaking: said loudly where it is so, and not where the truth itself is rough."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from ehrsequencing.cli.app import app
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.evaluation.oracle import (
+    LEAK_Z,
+    Truth,
+    expected_gain_share,
+    foresight,
+    oracle_gap,
+    other_settings,
+)
+from ehrsequencing.evaluation.oracle_table import oracle_warnings
+from ehrsequencing.loader import Step, SubjectLoader
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.reporting.terminal import _oracle_lines
+from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.training.loop import Trainer
+
+FUTURES, EXACT = (4, 16, 128), 384
+EFFECTS = (
+    "age", "death_age", "sex", "death_sex", "chronic", "pair", "gap", "order", "decay", "lab", "visit", "drop_out",
+)  # fmt: skip
+
+
+# ---- a rough truth ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Worlds:
+    """One world, its truth from so many futures, and its rows."""
+
+    truths: dict[int, Truth]
+    train: TaskRows
+    rows: TaskRows
+    edges_days: tuple[float, ...]
+
+    def judged(self, hazards: np.ndarray, futures: int) -> dict[str, Any]:
+        """A model with these hazards beside the truth of so many futures."""
+        truth, model = self.truths[futures], Truth(self.truths[futures].edges_days, hazards, {})
+        sees = foresight(hazards, truth, self.rows)
+        gap = oracle_gap(
+            model.nll(self.rows), truth.nll(self.rows), foresight=sees, train=self.train, rows=self.rows,
+            edges_days=self.edges_days, n_causes=2,
+        )  # fmt: skip
+        expected = expected_gain_share(hazards, truth, train=self.train, rows=self.rows)
+        return gap | {"gain_share_expected": expected, "mechanisms": []}
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_study: StudyConfig) -> Worlds:
+    out = tmp_path_factory.mktemp("futures")
+    for futures in (*FUTURES, EXACT):
+        simulate(out / str(futures), subjects=900, seed=1, config=SimulationConfig(truth_futures=futures))
+    task = load_task(out / "4" / "task.yaml")
+    prepare(out / "4", out / "set", study=tiny_study, tasks=[task])
+    prepared = Prepared(out / "set")
+    train, rows = (prepared.rows("simulated", split) for split in ("train", "held_out"))
+    visits = prepared.timelines("held_out")
+    truths = {m: Truth.read(out / str(m), visits, rows, causes=task.causes) for m in (*FUTURES, EXACT)}
+    return Worlds({m: truth for m, truth in truths.items() if truth is not None}, train, rows, task.horizons)
+
+
+@pytest.mark.parametrize("futures", FUTURES)
+def test_a_rough_truth_is_beaten_without_a_leak(worlds: Worlds, futures: int) -> None:
+    """The truth of many futures as a model: few futures are a worse oracle than it, but it foresees nothing."""
+    found = worlds.judged(worlds.truths[EXACT].hazards, futures)
+    assert abs(found["foresight_z"]) < 2.5
+    assert found["beats_oracle_z"] < LEAK_Z
+    told = " ".join([*_oracle_lines(found), *oracle_warnings(found)])
+    assert "leaking" not in told
+    assert "LEAK" not in told
+    assert (found["nll_z"] > LEAK_Z) == ("truth_futures" in told)
+    if futures == 4:
+        assert found["nll_z"] > LEAK_Z  # the false alarm that this is about
+    # What happened says too much of the gain, what the truth expects too little; many futures bring both to 1.
+    assert 0.6 < found["gain_share_expected"] < 1
+    assert found["gain_share"] > 0.97
+    if futures == 128:
+        assert found["gain_share"] - found["gain_share_expected"] < 0.06
+
+
+@pytest.mark.parametrize("futures", FUTURES)
+@pytest.mark.parametrize("spread", [0.0, 0.4])
+def test_a_look_ahead_is_a_leak_beside_a_rough_truth_too(worlds: Worlds, futures: int, spread: float) -> None:
+    """The exact model, or one with errors of its own, that has seen who will have the outcome."""
+    noise = np.exp(np.random.default_rng(0).normal(0, spread, len(worlds.rows)))
+    seen = np.where(np.asarray(worlds.rows.cause) == 1, 0.35, -0.35)
+    found = worlds.judged(worlds.truths[EXACT].hazards * (noise * np.exp(seen))[:, None, None], futures)
+    assert found["beats_oracle_z"] > LEAK_Z
+    assert oracle_warnings(found) == [
+        "The model beats the true hazards by more than three standard errors: it is leaking."
+    ]
+    assert any(line.startswith("LEAK: ") for line in _oracle_lines(found))
+
+
+def test_foresight_of_an_honest_model_is_nothing_on_average() -> None:
+    """Events drawn from known hazards, judged beside a truth of 40 % noise, by honest models right and wrong."""
+    z: dict[str, list[float]] = {"exact": [], "flat": [], "bold": [], "seeing": []}
+    for seed in range(120):
+        chance = np.random.default_rng(seed)
+        pair = chance.normal(0, 0.7, 500)
+        hazard = 0.002 * np.exp(pair)
+        end = chance.uniform(100, 900, 500)
+        event = chance.exponential(1 / hazard)
+        rows = _rows(np.minimum(event, end), (event < end).astype(np.int8))
+        noise = np.exp(chance.normal(-0.08, 0.4, (500, 1, 2)))  # of mean 1
+        truth = Truth(np.array([0.0, 200.0, 1000.0]), hazard[:, None, None] * noise, {"pair": pair})
+        models = {"exact": hazard, "flat": 0 * hazard + 0.002, "bold": 0.002 * np.exp(2 * pair)}
+        models["seeing"] = hazard * np.exp(0.5 * (event < end))
+        for name, model in models.items():
+            sees = foresight(np.repeat(model[:, None, None], 2, axis=2), truth, rows)
+            z[name].append(sees.mean() / (sees.std() / np.sqrt(500)))
+    for name in ("exact", "flat", "bold"):
+        assert abs(np.mean(z[name])) < 3 / np.sqrt(120), name
+        assert np.std(z[name]) == pytest.approx(1, abs=0.25), name
+    assert min(z["seeing"]) > LEAK_Z
+
+
+def _rows(duration_days: np.ndarray, cause: np.ndarray) -> TaskRows:
+    n = len(cause)
+    blank = {name: np.zeros(n) for name in TaskRows.__dataclass_fields__}
+    own = {"row_offsets": np.arange(n + 1), "duration_days": duration_days, "cause": cause}
+    return TaskRows(**{**blank, **own})
+
+
+# ---- a leak through the commands -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nothing_to_learn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A world without effects, so that nothing in a record helps: only a look ahead beats its truth."""
+    out = tmp_path_factory.mktemp("nothing")
+    config = SimulationConfig(
+        **{f"{name}_effect": 0 for name in EFFECTS}, outcome_per_year=0.2, death_per_year=0, visits_per_year=4,
+        visit_rate_spread=0, stay_visit_share=0, pair_visit_share=0, background_codes=5, background_per_visit=1,
+        truth_futures=4,
+    )  # fmt: skip
+    simulate(out / "data", subjects=1500, seed=1, config=config)
+    prepare(out / "data", out / "set", study=load_study(), tasks=[load_task(out / "data" / "task.yaml")])
+    return out
+
+
+def evaluated(folder: Path, prepared: Path, *, epochs: int) -> tuple[str, dict[str, Any], str]:
+    """Train, and what `ehrseq evaluate` prints and writes."""
+    study = load_study(
+        None,
+        [
+            "model.dim=32", "model.heads=2", "model.layers=1", f"training.epochs={epochs}", "training.patience=12",
+            "training.learning_rate=3e-3", "training.masked_codes=0", "training.ema_warmup=10",
+            "training.weight_decay=0.1", "training.warmup_steps=20",
+        ],
+    )  # fmt: skip
+    Trainer(Prepared(prepared), "simulated", folder, study=study).fit()
+    done = CliRunner().invoke(app, ["evaluate", str(folder), "evaluation.baselines=none", "evaluation.bootstrap=0"])
+    assert done.exit_code == 0, done.output
+    return done.stdout, json.loads((folder / "metrics.json").read_text()), (folder / "report.html").read_text()
+
+
+SAID_IN_WARNINGS = "The model beats the true hazards by more than three standard errors: it is leaking."
+SAID_ON_THE_PAGE = "<strong>This model is leaking.</strong> It beats the true hazards of the simulation by "
+
+
+def test_the_command_says_loudly_that_a_model_is_leaking(
+    nothing_to_learn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader that gives each visit the gap to the *next* one: the last visit before an event shows."""
+    collate: Callable[..., Step] = SubjectLoader.collate
+
+    def ahead(self: SubjectLoader, subjects: Any) -> Step:
+        step = collate(self, subjects)
+        return replace(step, batch=replace(step.batch, delta_days=step.batch.delta_days.roll(-1)))
+
+    monkeypatch.setattr(SubjectLoader, "collate", ahead)
+    said, metrics, page = evaluated(tmp_path / "leaky", nothing_to_learn / "set", epochs=12)
+    z = metrics["oracle"]["beats_oracle_z"]
+    assert z > LEAK_Z
+    line = f"LEAK: better than the true hazards by {z:.1f} standard errors. No honest model is: see ehrseq audit"
+    assert line in said.splitlines()
+    assert SAID_IN_WARNINGS in metrics["warnings"]
+    assert f"{SAID_ON_THE_PAGE}{z:.1f} standard errors." in page
+    assert f'<p class="warn">{SAID_IN_WARNINGS}</p>' in page
+    assert f"<strong>Better than the truth by {z:.1f} standard errors: a leak.</strong>" in page
+
+
+def test_the_command_says_nothing_of_a_leak_where_there_is_none(nothing_to_learn: Path, tmp_path: Path) -> None:
+    said, metrics, page = evaluated(tmp_path / "honest", nothing_to_learn / "set", epochs=1)
+    assert metrics["oracle"]["beats_oracle_z"] < LEAK_Z
+    assert "LEAK" not in said
+    assert "truth_futures" not in said
+    assert not any("leaking" in text for text in metrics["warnings"])
+    assert SAID_ON_THE_PAGE not in page
+    assert "a leak.</strong>" not in page
+
+
+# ---- the truth of another task ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("index", {"first_visit": True}),
+        ("outcome", {"outcome": ["DX//FLARE"]}),
+        ("competing", {"death": ["MEDS_DEATH", "END_OF_FOLLOWUP"]}),
+        ("censoring", {"dataset_end": True}),
+        ("recurrent", True),
+    ],
+)
+def test_a_task_that_asks_something_else_differs(sim_data: Path, setting: str, value: Any) -> None:
+    own = load_task(sim_data / "task.yaml")
+    assert other_settings(sim_data, own) == []
+    assert other_settings(sim_data, own.model_validate({**own.model_dump(), setting: value})) == [setting]
+    chosen = own.model_copy(update={"landmarks": (0.0, 90.0), "horizons": (30.0,), "blanking": 7.0, "name": "other"})
+    assert other_settings(sim_data, chosen) == []
+    assert other_settings(sim_data.parent, chosen) == []  # no simulation at all
+
+
+def test_the_truth_of_another_task_is_left_out_with_a_note(
+    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    """The same names of causes, another outcome: the true hazards are not those of this question."""
+    own = load_task(sim_data / "task.yaml")
+    other = own.model_copy(update={"outcome": {"outcome": ("DX//OUTCOME", "DX//FLARE")}})
+    prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[other])
+    Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=tiny_study).fit()
+    result = evaluate(tmp_path / "run", settings=EvaluationConfig(baselines="none", bootstrap=0))
+    assert result["oracle"] is None
+    assert result["models"] == [OURS]
+    notes = [text for text in result["warnings"] if "truth" in text]
+    assert notes == ["No comparison with the truth of the simulation: it answers another task, by its outcome."]

@@ -1,0 +1,159 @@
+"""Recalibration: a known miscalibration is found and undone, and nothing else changes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from test_models_reference import make_model
+
+from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.recalibration import (
+    FEWEST_EVENTS,
+    Recalibration,
+    before_and_after,
+    fit_recalibration,
+    log_hazards,
+    recalibrate,
+)
+from ehrsequencing.models.recalibrated import Recalibrated
+from ehrsequencing.models.survival import horizon_nll
+from ehrsequencing.predict import nll_of_rows, risk_of_rows
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.run import Run
+from helpers.strategies import pack, sample_records
+
+EDGES = (100.0, 400.0)
+Floats = NDArray[np.float64]
+
+
+def world(n: int, *, seed: int) -> tuple[Floats, Floats, NDArray[np.int64], Floats]:
+    """True log-hazards (n, 2, 3) of two causes, and durations, causes and entries drawn from them."""
+    rng = np.random.default_rng(seed)
+    eta = np.log([2e-3, 1e-3])[None, :, None] + rng.normal(0, 0.8, (n, 2, 1)) + rng.normal(0, 0.3, (n, 2, 3))
+    total, entry = np.exp(eta).sum(1), rng.choice([0.0, 30.0], n)
+    left, now, duration = rng.exponential(size=n), entry.copy(), np.full(n, np.inf)
+    for k, stop in enumerate((*EDGES, np.inf)):  # spend the unit exponential bin by bin
+        days = np.where(np.isfinite(stop - now), np.maximum(stop - now, 0), np.inf)
+        ends = np.isinf(duration) & (left < total[:, k] * days)
+        duration[ends] = now[ends] + left[ends] / total[ends, k]
+        left, now = left - total[:, k] * np.minimum(days, 1e12), np.maximum(now, stop)
+    censoring = entry + rng.uniform(50, 1500, n)
+    bins = np.searchsorted(EDGES, duration, side="right")
+    share = np.exp(eta[np.arange(n), 0, bins]) / total[np.arange(n), bins]
+    cause = np.where(duration > censoring, 0, np.where(rng.random(n) < share, 1, 2))
+    return eta, np.minimum(duration, censoring), cause, entry
+
+
+def nll(eta: Floats, duration: Floats, cause: NDArray[np.int64], entry: Floats) -> float:
+    tensors = {"duration_days": duration, "cause": cause, "entry_days": entry}
+    return float(
+        horizon_nll(torch.from_numpy(eta), EDGES, **{k: torch.from_numpy(v) for k, v in tensors.items()}).sum()
+    )
+
+
+def test_a_known_miscalibration_is_undone() -> None:
+    eta, duration, cause, entry = world(20_000, seed=1)
+    a, b = np.array([-1.5, 0.7])[:, None], np.array([0.6, 1.4])[:, None]
+    wrong = (eta - a) / b  # so that a + b · wrong is the truth
+    found = fit_recalibration(wrong, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+    assert found.slope == pytest.approx(b.ravel(), rel=0.06)
+    mended = np.array(found.intercept)[:, None] + np.array(found.slope)[:, None] * wrong
+    assert np.abs((mended - eta).mean(axis=(0, 2))).max() < 0.03
+    assert nll(mended, duration, cause, entry) <= nll(eta, duration, cause, entry) < nll(wrong, duration, cause, entry)
+    assert found.events == tuple(np.bincount(cause)[1:])
+    right = fit_recalibration(eta, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+    assert right.slope == pytest.approx([1, 1], abs=0.06)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_is_the_maximum_of_the_models_own_likelihood(seed: int) -> None:
+    """An independent optimiser on `horizon_nll` itself, all causes at once, entries included."""
+    eta, duration, cause, entry = world(150, seed=seed)
+    eta = 0.5 * eta - 3.0
+    found = fit_recalibration(eta, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+
+    def loss(x: Floats) -> float:
+        return nll(x[:2, None] + x[2:, None] * eta, duration, cause, entry)
+
+    own = np.r_[found.intercept, found.slope]
+    options = {"maxiter": 4000, "xatol": 1e-6}
+    other = minimize(loss, np.array([0.0, 0.0, 1.0, 1.0]), method="Nelder-Mead", options=options)
+    assert loss(own) <= other.fun + 1e-4
+    for k in range(4):  # and a mutant a little beside it is worse
+        for step in (-0.05, 0.05):
+            assert loss(own + step * np.eye(4)[k]) > loss(own)
+
+
+def test_few_events_and_equal_hazards_leave_the_slope_alone() -> None:
+    eta, duration, cause, entry = world(300, seed=3)
+    rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST_EVENTS), 0, cause)
+    found = fit_recalibration(eta, EDGES, duration_days=duration, cause=rare, entry_days=entry)
+    assert (found.intercept[1], found.slope[1], found.events[1]) == (0.0, 1.0, FEWEST_EVENTS - 1)
+    assert found.slope[0] != 1.0
+    flat = np.full_like(eta, -5.0)
+    found = fit_recalibration(flat, EDGES, duration_days=duration, cause=cause, entry_days=entry)
+    days = (duration - entry).sum()
+    for e in range(2):
+        assert found.slope[e] == 1.0
+        assert np.exp(found.intercept[e] - 5.0) == pytest.approx((cause == e + 1).sum() / days)
+
+
+def test_a_recalibrated_model_is_a_model() -> None:
+    model, batch = make_model(causes=2, edges_days=EDGES).eval(), pack(sample_records())
+    changed = Recalibrated(model, [-1.0, 2.0], [0.5, 1.5]).to(batch.age_years.dtype)
+    torch.testing.assert_close(changed(batch)[:, 0], -1.0 + 0.5 * model(batch)[:, 0])
+    torch.testing.assert_close(changed(batch)[:, 1], 2.0 + 1.5 * model(batch)[:, 1])
+    hazards, spans = changed(batch).double().exp(), torch.tensor([100.0, 300.0, 100.0], dtype=torch.float64)
+    survival = torch.exp(-torch.einsum("nek,k->n", hazards, spans))
+    total = changed.risk(batch, horizons_days=[500.0]).sum(dim=(1, 2)) + survival
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-6)
+    with pytest.raises(EhrseqError, match="visit head"):
+        Recalibrated(make_model(head="visit"), [0.0], [1.0])
+
+
+def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: Path) -> None:
+    """Hazards eight times too high: recalibration brings observed/expected back, on subjects it has not seen."""
+    run, store = Run(sim_run), Prepared(sim_prepared)
+    judged = Population.of_split(store, run.task, "held_out")
+    honest = run.model
+    run.model = Recalibrated(honest, [np.log(8.0), 0.0], [1.0, 1.0])
+    fitted = recalibrate(run, store)
+    found = before_and_after(run, fitted, judged)
+    assert found["fitted_on"] == "tuning"
+    assert fitted.events[0] >= FEWEST_EVENTS > fitted.events[1]
+    first, second = run.task.causes
+    before, after = (found[key][first]["oe"][0] for key in ("before", "after"))
+    assert before < 0.5
+    assert abs(np.log(after)) < abs(np.log(before))
+    assert found["fitted"][second] == {"intercept": 0.0, "slope": 1.0, "events": fitted.events[1]}
+    tuning = store.timelines("tuning"), store.rows("simulated", "tuning")
+    at = np.any([tuning[1].at_landmark(days) for days in run.task.landmarks], axis=0)
+    mean = [nll_of_rows(model, *tuning)[at].mean() for model in (run.model, fitted.of(run.model))]
+    assert mean[1] < mean[0]
+    eta = log_hazards(run.model, *tuning)
+    np.testing.assert_allclose(eta, log_hazards(honest, *tuning) + np.log(8.0) * np.array([1, 0])[:, None], atol=1e-5)
+
+
+def test_nothing_to_mend_changes_nothing(sim_run: Path, sim_prepared: Path) -> None:
+    run, store = Run(sim_run), Prepared(sim_prepared)
+    same = Recalibration((0.0, 0.0), (1.0, 1.0), (0, 0)).of(run.model)
+    arguments = (store.timelines("tuning"), store.rows("simulated", "tuning"))
+    risks = [risk_of_rows(model, *arguments, horizons_days=[365.0]) for model in (run.model, same)]
+    assert np.array_equal(*risks)
+
+
+def test_risks_given_survival_so_long(sim_run: Path, sim_prepared: Path) -> None:
+    """`start_days`: F(t | s) = (F(t) − F(s)) / S(s)."""
+    run, store = Run(sim_run), Prepared(sim_prepared)
+    arguments = (run.model, store.timelines("tuning"), store.rows("simulated", "tuning"))
+    plain = risk_of_rows(*arguments, horizons_days=[30.0, 365.0]).astype(float)
+    given = risk_of_rows(*arguments, horizons_days=[30.0, 365.0], start_days=30.0)
+    expected = (plain[:, :, 1] - plain[:, :, 0]) / (1 - plain[:, :, 0].sum(1, keepdims=True))
+    np.testing.assert_allclose(given[:, :, 1], expected, atol=1e-5)
+    assert np.all(given[:, :, 0] == 0)
+    assert EvaluationConfig().recalibrate is False

@@ -1,0 +1,111 @@
+"""Resampling of subjects and percentile intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics import bootstrap
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects, bootstrap_table, percentile_interval
+from ehrsequencing.metrics.definitions import metric_table
+
+
+def drawn(subject_ids: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
+    return np.concatenate(list(bootstrap_subjects(subject_ids, n_resamples, seed)))
+
+
+def test_rows_of_a_subject_come_together_and_subjects_add_up() -> None:
+    ids = np.array([30, 10, 10, 20, 30, 30, 77])
+    weights = drawn(ids, 500, 0)
+    assert weights.shape == (500, 7)
+    np.testing.assert_array_equal(weights[:, 1], weights[:, 2])
+    np.testing.assert_array_equal(weights[:, 0], weights[:, 5])
+    np.testing.assert_array_equal(weights[:, [0, 1, 3, 6]].sum(axis=1), 4)
+    assert weights.mean(axis=0) == pytest.approx(1.0, abs=0.15)
+    assert (weights[:, 3] != weights[:, 6]).any()
+
+
+def test_seed_decides_block_size_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.arange(50) % 20
+    weights = drawn(ids, 17, 3)
+    monkeypatch.setattr(bootstrap, "BLOCK_ELEMENTS", 5 * 50)
+    np.testing.assert_array_equal(drawn(ids, 17, 3), weights)
+    assert [len(block) for block in bootstrap_subjects(ids, 17, 3)] == [5, 5, 5, 2]
+    np.testing.assert_array_equal(drawn(ids, 4, 3), weights[:4])
+    assert (drawn(ids, 17, 4) != weights).any()
+    with pytest.raises(EhrseqError, match="no subjects"):
+        drawn(np.array([]), 1, 0)
+
+
+def survivors(seed: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n)
+    time = rng.exponential(2.0 * np.exp(-x))
+    censored_at = rng.uniform(0.5, 6.0, size=n)
+    risk = 1.0 - np.exp(-0.5 * np.exp(x) * 1.5)
+    cause = (time <= censored_at).astype(int)
+    return np.minimum(time, censored_at), cause, risk[:, None, None], np.array([1.5])
+
+
+def test_bootstrap_table_is_the_table_of_each_resample() -> None:
+    duration, cause, risk, horizons = survivors(0, 60)
+    ids = np.arange(60) // 2
+    table = bootstrap_table(lambda w: metric_table(duration, cause, risk, horizons, weights=w), ids, 5, 1)
+    for r, weights in enumerate(drawn(ids, 5, 1)):
+        one = metric_table(duration, cause, risk, horizons, weights=weights)
+        for name, values in table.items():
+            np.testing.assert_allclose(values[r], one[name], atol=1e-12)
+
+
+def test_four_rows_of_a_subject_are_not_four_subjects() -> None:
+    duration, cause, risk, horizons = (np.repeat(part, 4, axis=0) if i < 3 else part
+                                       for i, part in enumerate(survivors(0, 150)))  # fmt: skip
+    subjects = np.repeat(np.arange(150), 4)
+
+    def spread(ids: np.ndarray) -> float:
+        table = bootstrap_table(lambda w: metric_table(duration, cause, risk, horizons, weights=w), ids, 300, 0)
+        return float(table["brier"].std())
+
+    # Drawing rows (the mutant) halves the standard error.
+    assert spread(subjects) / spread(np.arange(600)) == pytest.approx(2.0, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("n_cohorts", "n"), [(60, 150), pytest.param(500, 300, marks=pytest.mark.slow)], ids=["fast", "thorough"]
+)
+def test_intervals_cover(n_cohorts: int, n: int) -> None:
+    """95 % intervals of C, Brier and O/E hold the value of a very large uncensored cohort about 95 times in 100."""
+    rng = np.random.default_rng(99)
+    x = rng.normal(size=200_000)
+    time, risk = rng.exponential(2.0 * np.exp(-x)), 1.0 - np.exp(-0.5 * np.exp(x) * 1.5)
+    truth = metric_table(time, np.ones(len(x), int), risk[:, None, None], [1.5])
+    covered: dict[str, list[bool]] = {"wolbers_c": [], "brier": [], "observed_over_expected": []}
+    for seed in range(n_cohorts):
+        arguments = survivors(seed, n)
+        table = bootstrap_table(lambda w, a=arguments: metric_table(*a, weights=w), np.arange(n), 200, seed)
+        for name, hits in covered.items():
+            lower, upper = percentile_interval(table[name])
+            hits.append(bool(lower[0, 0] <= truth[name][0, 0] <= upper[0, 0]))
+    for name, hits in covered.items():
+        assert 0.95 - 3 * math.sqrt(0.05 * 0.95 / n_cohorts) - 0.02 <= np.mean(hits), name
+
+
+def test_percentile_interval_by_hand() -> None:
+    samples = np.arange(101.0)[:, None] * [1.0, 2.0]
+    lower, upper = percentile_interval(samples, level=0.9)
+    assert lower == pytest.approx([5.0, 10.0])
+    assert upper == pytest.approx([95.0, 190.0])
+
+
+def test_an_interval_of_the_lucky_resamples_is_no_interval() -> None:
+    samples = np.tile(np.arange(100.0)[:, None], (1, 3))
+    samples[:5, 1] = np.nan
+    samples[:6, 2] = np.nan
+    lower, upper = percentile_interval(samples)
+    assert np.isfinite(lower[:2]).all()
+    assert lower[1] == pytest.approx(np.quantile(np.arange(5.0, 100.0), 0.025))
+    assert math.isnan(lower[2])
+    assert math.isnan(upper[2])

@@ -1,0 +1,324 @@
+"""The same numbers as torchsurv, hazardous, lifelines and scikit-survival, wherever they define the same thing.
+
+The libraries differ from each other in one respect only: who is at risk of what when an event and a censoring share an
+instant. Our rule is that censoring comes after. So the libraries are handed the same data with censored times moved by
+less than the smallest distance between two times; then there is nothing left to disagree about, and all must agree.
+Times are multiples of 1/8 and the shift is 1/1024: exact in float32 too (torchsurv's).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hazardous.metrics import (
+    brier_score_incidence,
+    concordance_index_incidence,
+    integrated_brier_score_incidence,
+)
+from lifelines import AalenJohansenFitter, KaplanMeierFitter
+from scipy.interpolate import CubicSpline
+from sklearn.linear_model import LogisticRegression
+from sksurv.metrics import brier_score, concordance_index_ipcw, cumulative_dynamic_auc, integrated_brier_score
+from sksurv.nonparametric import (
+    CensoringDistributionEstimator,
+    _compute_counts,
+    _var_dinse_approx,
+    cumulative_incidence_competing_risks,
+    kaplan_meier_estimator,
+)
+
+from ehrsequencing.metrics import definitions as metrics
+from ehrsequencing.metrics.calibration import fit_logistic, spline_design
+from ehrsequencing.metrics.censoring import (
+    StepFunction,
+    aalen_johansen,
+    aalen_johansen_se,
+    censoring_survival,
+    kaplan_meier,
+)
+from ehrsequencing.metrics.outcomes import ScoredRows
+from reference.metrics_bruteforce import Sample, random_sample
+
+with warnings.catch_warnings():  # importing torchsurv calls torch.jit.script, deprecated in torch 2.13
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torchsurv.metrics.auc import Auc
+    from torchsurv.metrics.brier_score import BrierScore
+    from torchsurv.metrics.cindex import ConcordanceIndex
+
+SHIFT = 1 / 1024
+N_DATA_SETS = 200
+
+
+def shifted(duration: np.ndarray, cause: np.ndarray) -> np.ndarray:
+    """Durations with "censoring comes after" written into them."""
+    return np.where(cause == 0, duration + SHIFT, duration)
+
+
+def within_follow_up(sample: Sample) -> np.ndarray:
+    """Horizons that every library accepts: strictly inside the observed times, someone at risk, an event before."""
+    duration = shifted(sample.duration, sample.cause)
+    return np.flatnonzero((sample.horizons >= duration.min()) & (sample.horizons < duration.max()))
+
+
+def single_cause_samples(n: int = N_DATA_SETS) -> list[Sample]:
+    samples = (random_sample(seed, n_causes=1) for seed in range(4 * n))
+    kept = [s for s in samples if (s.cause > 0).any() and len(within_follow_up(s))][:n]
+    assert len(kept) == n
+    return kept
+
+
+def competing_samples(n: int = N_DATA_SETS) -> list[Sample]:
+    samples = (random_sample(seed) for seed in range(4 * n))
+    kept = [s for s in samples if s.risk.shape[1] > 1 and s.cause.max() > 1][:n]
+    assert len(kept) == n
+    return kept
+
+
+def rows_at(sample: Sample, h: int) -> ScoredRows:
+    return ScoredRows.of(sample.duration, sample.cause, sample.risk[:, :, [h]], sample.horizons[[h]])
+
+
+def survival_array(duration: np.ndarray, event: np.ndarray) -> np.ndarray:
+    out = np.empty(len(duration), dtype=[("event", bool), ("time", float)])
+    out["event"], out["time"] = event, duration
+    return out
+
+
+def agree(ours: np.ndarray | float, theirs: np.ndarray | float) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+
+
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+
+def test_kaplan_meier_and_censoring_curve() -> None:
+    for sample in single_cause_samples():
+        event, grid = sample.cause == 1, np.unique(sample.duration)
+        weights = np.random.default_rng(0).integers(1, 4, size=len(event))
+        ours = kaplan_meier(sample.duration, event)
+        times, survival = kaplan_meier_estimator(event, sample.duration)
+        agree(ours.at(times), survival)
+        fitted = KaplanMeierFitter().fit(sample.duration, event, weights=weights)
+        agree(kaplan_meier(sample.duration, event, weights=weights).at(grid), fitted.predict(grid).to_numpy())
+        g = censoring_survival(sample.duration, sample.cause)
+        if not event.all():
+            moved = survival_array(shifted(sample.duration, sample.cause), event)
+            estimator = CensoringDistributionEstimator().fit(moved)
+            inside = grid[grid < moved["time"].max()]
+            agree(g.before(inside), estimator.predict_proba(inside))
+            flipped = KaplanMeierFitter().fit(moved["time"], ~event)
+            agree(g.before(grid), flipped.predict(grid).to_numpy())
+            agree(g.at(grid), flipped.predict(grid + SHIFT).to_numpy())
+
+
+def test_aalen_johansen_and_its_standard_error() -> None:
+    n_compared = 0
+    for sample in competing_samples():
+        n_causes = sample.cause.max()
+        if len(np.unique(sample.cause[sample.cause > 0])) < n_causes:
+            continue  # they want every cause to be seen
+        n_compared += 1
+        times, incidence = cumulative_incidence_competing_risks(sample.cause, sample.duration)
+        agree(aalen_johansen(sample.duration, sample.cause, n_causes=n_causes).at(times), incidence[1:])
+        _, events, at_risk, _ = _compute_counts(sample.cause, sample.duration)
+        left = times[(at_risk - events[:, 0]) > 0]  # their formula divides by zero where all have an event
+        survival = np.r_[1.0, 1.0 - incidence[0]][: len(left)]
+        k = slice(len(left))
+        variance = _var_dinse_approx(events[k], survival, at_risk[k], incidence[:, k])
+        error = aalen_johansen_se(sample.duration, sample.cause, left, n_causes=n_causes)
+        agree(error, np.sqrt(np.maximum(variance, 0.0)))
+    assert n_compared > 150
+
+
+def test_aalen_johansen_of_lifelines_without_ties() -> None:
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        duration = rng.permutation(60)[: rng.integers(10, 60)] + 1.0
+        cause = rng.integers(0, 3, size=len(duration))
+        for e in range(1, cause.max() + 1):
+            fitted = AalenJohansenFitter(calculate_variance=False).fit(duration, cause, event_of_interest=e)
+            curve = fitted.cumulative_density_.iloc[:, 0]
+            agree(aalen_johansen(duration, cause, n_causes=2).at(curve.index.to_numpy())[e - 1], curve.to_numpy())
+
+
+def test_standard_error_is_greenwoods_with_one_cause() -> None:
+    for sample in single_cause_samples(50):
+        fitted = KaplanMeierFitter().fit(sample.duration, sample.cause == 1)
+        table = fitted.event_table.iloc[1:]
+        d, n = table["observed"].to_numpy(), table["at_risk"].to_numpy()
+        left = n > d
+        relative = np.sqrt(np.cumsum(np.where(left, d / (n * np.where(left, n - d, 1)), 0)))
+        greenwood = fitted.predict(table.index).to_numpy() * relative
+        ours = aalen_johansen_se(sample.duration, sample.cause, table.index.to_numpy(), n_causes=1)[0]
+        agree(ours[left], greenwood[left])
+
+
+# -- one cause: scikit-survival and torchsurv --------------------------------------------------------------------------
+
+
+def test_uno_c() -> None:
+    n_compared = 0
+    for sample in single_cause_samples():
+        duration, event = shifted(sample.duration, sample.cause), sample.cause == 1
+        inverse = 1.0 / censoring_survival(sample.duration, sample.cause).before(sample.duration)
+        for h in within_follow_up(sample):
+            score, horizon = sample.risk[:, 0, h], sample.horizons[h]
+            ours = metrics.wolbers_c(rows_at(sample, h))[0, 0]
+            if np.isnan(ours):
+                continue
+            y = survival_array(duration, event)
+            agree(ours, concordance_index_ipcw(y, y, score, tau=horizon + SHIFT / 2)[0])
+            theirs = ConcordanceIndex()(
+                torch.from_numpy(score),
+                torch.from_numpy(event),
+                torch.from_numpy(duration),
+                weight=torch.from_numpy(inverse),
+                tmax=torch.tensor(horizon + SHIFT / 2),
+            )
+            agree(ours, theirs.item())
+            n_compared += 1
+    assert n_compared > 200
+
+
+def test_cumulative_dynamic_auc() -> None:
+    n_compared = 0
+    for sample in single_cause_samples():
+        duration, event = shifted(sample.duration, sample.cause), sample.cause == 1
+        inverse = 1.0 / censoring_survival(sample.duration, sample.cause).before(sample.duration)
+        for h in within_follow_up(sample):
+            score, horizon = sample.risk[:, 0, h], sample.horizons[h]
+            ours = metrics.cumulative_dynamic_auc(rows_at(sample, h))[0, 0]
+            if np.isnan(ours):
+                continue
+            y = survival_array(duration, event)
+            agree(ours, cumulative_dynamic_auc(y, y, score, [horizon])[0][0])
+            theirs = Auc()(
+                torch.from_numpy(score),
+                torch.from_numpy(event),
+                torch.from_numpy(duration),
+                weight=torch.from_numpy(inverse),
+                new_time=torch.tensor([horizon], dtype=torch.float64),
+                weight_new_time=torch.ones(1, dtype=torch.float64),  # equal for all controls: cancels
+            )
+            agree(ours, theirs.item())
+            n_compared += 1
+    assert n_compared > 200
+
+
+def test_brier_and_integrated_brier_of_one_cause() -> None:
+    for sample in single_cause_samples():
+        duration, event = shifted(sample.duration, sample.cause), sample.cause == 1
+        g = censoring_survival(sample.duration, sample.cause)
+        inside = within_follow_up(sample)
+        horizons, survival = sample.horizons[inside], 1.0 - sample.risk[:, 0, inside]
+        rows = ScoredRows.of(sample.duration, sample.cause, sample.risk[:, :, inside], horizons)
+        y = survival_array(duration, event)
+        ours = metrics.brier(rows)[0]
+        agree(ours, brier_score(y, y, survival, horizons)[1])
+        score = BrierScore()
+        theirs = score(
+            torch.from_numpy(survival),
+            torch.from_numpy(event),
+            torch.from_numpy(duration),
+            new_time=torch.from_numpy(horizons),
+            weight=torch.from_numpy(1.0 / g.before(sample.duration)),
+            weight_new_time=torch.from_numpy(1.0 / g.before(horizons)),
+        )
+        agree(ours, theirs.numpy())
+        if len(inside) > 1:
+            agree(metrics.integrated_brier(rows)[0], integrated_brier_score(y, y, survival, horizons))
+            agree(metrics.integrated_brier(rows)[0], score.integral().item())
+
+
+# -- competing causes: hazardous ---------------------------------------------------------------------------------------
+
+
+def hazardous_frame(sample: Sample) -> pd.DataFrame:
+    return pd.DataFrame({"event": sample.cause, "duration": shifted(sample.duration, sample.cause)})
+
+
+def well_observed(sample: Sample) -> np.ndarray:
+    """Horizons where hazardous does not cut G off (it does below 5 %)."""
+    g = censoring_survival(sample.duration, sample.cause).before(sample.horizons)
+    return np.flatnonzero((g >= 0.05) & (sample.horizons < shifted(sample.duration, sample.cause).max()))
+
+
+def test_brier_with_competing_causes() -> None:
+    n_compared = 0
+    for k, sample in enumerate(competing_samples()):
+        frame, inside = hazardous_frame(sample), well_observed(sample)
+        if len(inside) == 0:
+            continue
+        horizons = sample.horizons[inside]
+        rows = ScoredRows.of(sample.duration, sample.cause, sample.risk[:, :, inside], horizons)
+        ours = metrics.brier(rows)
+        for e in range(sample.risk.shape[1]):
+            risk = sample.risk[:, e, inside]
+            agree(ours[e], brier_score_incidence(frame, frame, risk, horizons, event_of_interest=e + 1))
+            if len(inside) > 1 and k % 4 == 0:  # an integral of what was just compared
+                theirs = integrated_brier_score_incidence(frame, frame, risk, horizons, event_of_interest=e + 1)
+                agree(metrics.integrated_brier(rows)[e], theirs)
+            n_compared += 1
+    assert n_compared > 200
+
+
+def test_wolbers_c_with_competing_causes() -> None:
+    n_compared = 0
+    for sample in competing_samples():
+        frame = hazardous_frame(sample)
+        for h in well_observed(sample)[:1]:
+            ours = metrics.wolbers_c(rows_at(sample, h))[:, 0]
+            for e in np.flatnonzero(np.isfinite(ours)):
+                theirs = concordance_index_incidence(
+                    frame,
+                    sample.risk[:, e, h][:, None].repeat(2, axis=1),
+                    y_train=frame,
+                    time_grid=np.array([0.0, sample.horizons[h]]),
+                    taus=[sample.horizons[h]],
+                    event_of_interest=e + 1,
+                )
+                agree(ours[e], theirs[0])
+                n_compared += 1
+    assert n_compared > 200
+
+
+# -- building blocks of calibration ------------------------------------------------------------------------------------
+
+
+def test_logistic_fit_equals_scikit_learn() -> None:
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        design = np.column_stack([np.ones(80), rng.normal(size=(80, 2))])
+        outcome = (rng.random(80) < 1 / (1 + np.exp(-design @ [-0.5, 1.0, -0.5]))).astype(float)
+        weights = rng.integers(0, 3, size=(2, 80)) * rng.uniform(1, 3, size=80)
+        for ours, weight in zip(fit_logistic(design, outcome, weights), weights, strict=True):
+            model = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-10, fit_intercept=False)
+            agree(ours, model.fit(design, outcome, sample_weight=weight).coef_[0])
+
+
+def test_spline_basis_spans_the_natural_cubic_splines() -> None:
+    rng = np.random.default_rng(0)
+    knots = np.array([-2.0, -0.5, 0.3, 1.9])
+    natural = CubicSpline(knots, rng.normal(size=4), bc_type="natural")
+    x = np.linspace(-2.0, 1.9, 200)
+    design = spline_design(x, knots)
+    coefficients = np.linalg.lstsq(design, natural(x), rcond=None)[0]
+    agree(design @ coefficients, natural(x))
+    tail = spline_design(np.array([2.0, 3.0, 4.0]), knots) @ coefficients
+    assert np.diff(tail, 2) == pytest.approx(0.0, abs=1e-9)
+
+
+# -- the shift is needed, and is all that is needed --------------------------------------------------------------------
+
+
+def test_without_the_tie_rule_the_libraries_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G(T) in place of G(T−) must not pass the comparisons above."""
+    monkeypatch.setattr(StepFunction, "before", StepFunction.at)
+    with pytest.raises(AssertionError):
+        test_brier_with_competing_causes()
+    with pytest.raises(AssertionError):
+        test_uno_c()

@@ -1,0 +1,274 @@
+"""Who sees whom: the three plans against plain loops, the window, the reach, and the importance of codes."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from test_models_invariance import FEW, answers, noise
+from test_models_reference import ENCODERS, make_model
+from torch import Tensor
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models import plans
+from ehrsequencing.models.attention import AttentionPlan
+from ehrsequencing.models.base import SurvivalModel as Model
+from helpers.strategies import Records, Subject, Visit, pack, pad, records, sample_records
+from reference.flat import visible_rows
+from reference.padded import code_scores, visible
+
+REACHES = st.sampled_from([1, 2, 3, 4, 9, 512])
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+def sightings(plan: AttentionPlan, n_rows: int) -> Tensor:
+    """(rows, rows) how often the slot that answers for row i sees row j."""
+    seen = torch.zeros(n_rows, n_rows, dtype=torch.int64)
+    at_query = at_key = 0
+    owner = {int(slot): row for row, slot in enumerate(plan.answer_slot)}
+    for block in plan.blocks:
+        shape = (block.groups, 1, block.query_length, block.key_length)
+        mask = torch.ones(shape, dtype=torch.bool) if block.mask is None else block.mask.expand(shape)
+        if block.causal:
+            mask = mask.tril()
+        for g in range(block.groups):
+            keys = plan.key_rows[at_key + g * block.key_length :][: block.key_length]
+            for place in range(block.query_length):
+                slot = at_query + g * block.query_length + place
+                if slot in owner:
+                    assert int(plan.query_rows[slot]) == owner[slot]
+                    seen[owner[slot]] += torch.zeros(n_rows, dtype=torch.int64).index_add(
+                        0, keys, mask[g, 0, place].long()
+                    )
+        at_query += block.groups * block.query_length
+        at_key += block.groups * block.key_length
+    assert (at_query, at_key) == (len(plan.query_rows), len(plan.key_rows))
+    return seen
+
+
+def block_diagonal(parts: list[Tensor]) -> Tensor:
+    return torch.block_diag(*[part.long() for part in parts]) if parts else torch.zeros(0, 0, dtype=torch.int64)
+
+
+def check_visits_plan(subjects: Records, window: int, *, bidirectional: bool) -> None:
+    attention = "bidirectional" if bidirectional else "causal"
+    config = make_model(max_visits=window, attention=attention).config
+    batch, x = pack(subjects), pad(subjects)
+    each = [seen[real][:, real] for seen, real in zip(visible(config, x), x.visit_mask, strict=True)]
+    plan = plans.visits_plan(batch, window=window, bidirectional=bidirectional)
+    assert torch.equal(sightings(plan, batch.n_visits), block_diagonal([m for m in each if len(m)]))
+
+
+def check_tokens_plan(subjects: Records, max_tokens: int, *, bidirectional: bool) -> None:
+    attention = "bidirectional" if bidirectional else "causal"
+    config = make_model(architecture="flat", max_tokens=max_tokens, attention=attention).config
+    batch, x = pack(subjects), pad(subjects)
+    tokens = [[max(len(v.codes) + v.is_query, 1) for v in subject.visits] for subject in subjects]
+    each = []
+    for b, counts in enumerate(tokens):
+        sees = visible_rows(config, x, b, dict(enumerate(counts)))
+        row_of_token = [row for row, count in enumerate(counts) for _ in range(count)]
+        each.append(torch.tensor([[j in sees[i] for j in row_of_token] for i in row_of_token], dtype=torch.bool))
+    offsets = torch.tensor([0, *(count for counts in tokens for count in counts)]).cumsum(0)
+    plan = plans.tokens_plan(batch, offsets, max_tokens=max_tokens, bidirectional=bidirectional)
+    assert torch.equal(sightings(plan, int(offsets[-1])), block_diagonal([m for m in each if len(m)]))
+
+
+def check_codes_plan(sizes: list[int]) -> None:
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    expected = block_diagonal([torch.ones(size, size) for size in sizes if size])
+    assert torch.equal(sightings(plans.codes_plan(offsets), sum(sizes)), expected)
+
+
+@FEW
+@given(records(), REACHES, st.booleans())
+def test_visits_plan(subjects: Records, window: int, bidirectional: bool) -> None:
+    check_visits_plan(subjects, window, bidirectional=bidirectional)
+
+
+@FEW
+@given(records(), REACHES, st.booleans())
+def test_tokens_plan(subjects: Records, max_tokens: int, bidirectional: bool) -> None:
+    check_tokens_plan(subjects, max_tokens, bidirectional=bidirectional)
+
+
+@FEW
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 17, 40]), max_size=12))
+def test_codes_plan(sizes: list[int]) -> None:
+    check_codes_plan(sizes)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("check", [check_visits_plan, check_tokens_plan])
+def test_plans_of_long_subjects(check: Callable[..., None], bidirectional: bool) -> None:
+    """More rows than one chunk, beside short ones."""
+    check(sample_records(3, lengths=(40, 1, 23, 2, 0)), 6, bidirectional=bidirectional)
+    subject = Subject(tuple(Visit(is_query=i % 50 == 7) for i in range(600)))
+    check([subject], 300, bidirectional=bidirectional)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("rows", ["visits", "tokens"])
+def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: bool) -> None:
+    scores = []
+    for visits in (10_000, 20_000):
+        batch = pack([Subject((Visit(),) * visits)])
+        if rows == "visits":
+            plan = plans.visits_plan(batch, window=512, bidirectional=bidirectional)
+        else:
+            one_each = torch.arange(visits + 1)
+            plan = plans.tokens_plan(batch, one_each, max_tokens=512, bidirectional=bidirectional)
+        scores.append(sum(b.groups * b.query_length * b.key_length for b in plan.blocks))
+        assert scores[-1] < visits * 512 * 3
+        assert all(b.mask is None or b.mask.numel() < visits * 512 * 3 for b in plan.blocks)
+    assert scores[1] < 2.2 * scores[0]
+
+
+def test_a_plan_has_few_blocks_and_little_padding() -> None:
+    rng = random.Random(6)
+    lengths = [max(1, min(400, round(rng.lognormvariate(2.5, 1.1)))) for _ in range(128)]
+    batch = pack([Subject((Visit(),) * n) for n in lengths])
+    one_each = torch.arange(batch.n_visits + 1)
+    for plan in (
+        plans.visits_plan(batch, window=512),
+        plans.tokens_plan(batch, one_each, max_tokens=512),
+        plans.codes_plan(batch.subject_offsets),
+    ):
+        assert len(plan.blocks) <= 12
+        assert len(plan.query_rows) <= 1.5 * batch.n_visits
+        assert sorted(plan.query_rows[plan.answer_slot].tolist()) == list(range(batch.n_visits))
+
+
+# ---- the window, and the reach of the flat model ---------------------------------------------------------------------
+
+
+def moved_rows(model: Model, rows: list[Visit], i: int, altered: Visit) -> list[bool]:
+    """Which rows' logits change when row i does."""
+    (expected,), (found,) = (answers(model, [Subject(tuple(r))]) for r in (rows, [*rows[:i], altered, *rows[i + 1 :]]))
+    return ((found - expected).abs().flatten(1).amax(1) > 1e-9).tolist()
+
+
+def check_window(*, window: int = 3, visits: int = 12) -> None:
+    """In one layer, row v sees itself and the `window - 1` real visits before it: no more and no fewer."""
+    rng = random.Random(5)
+    model = make_model(max_visits=window, layers=1, position="none")
+    rows: list[Visit] = []
+    for i in range(visits):
+        rows += [noise(rng), noise(rng, is_query=True)] if i % 3 == 1 else [noise(rng)]
+    for i, row in enumerate(rows):
+        if row.is_query:
+            continue
+        moved = moved_rows(model, rows, i, noise(rng))
+        for v, other in enumerate(rows):
+            between = sum(not r.is_query for r in rows[i + 1 : v]) + (not other.is_query)
+            seen = v == i or (v > i and (between if not other.is_query else between + 1) <= window - 1)
+            assert moved[v] == seen, f"row {v} and visit {i}"
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 100])
+def test_window(window: int) -> None:
+    check_window(window=window)
+
+
+def check_reach(*, max_tokens: int = 7, visits: int = 12) -> None:
+    """In one layer, a row sees itself and whole real visits back while all their tokens fit into `max_tokens`."""
+    rng = random.Random(9)
+    model = make_model(architecture="flat", max_tokens=max_tokens, layers=1)
+    rows: list[Visit] = []
+    for i in range(visits):
+        rows += [noise(rng), noise(rng, is_query=True)] if i % 3 == 1 else [noise(rng)]
+    rows[4] = replace(rows[4], codes=(), numbers=())
+    tokens = [max(len(row.codes) + row.is_query, 1) for row in rows]
+    for i, row in enumerate(rows):
+        if row.is_query:
+            continue
+        other = noise(rng)  # with as many codes as before: the reach of others stays
+        codes = tuple(1 + code % 11 for code in row.codes)
+        moved = moved_rows(model, rows, i, replace(other, codes=codes, numbers=row.numbers))
+        for v in range(len(rows)):
+            needed = tokens[v] + sum(tokens[u] for u in range(i, v) if not rows[u].is_query)
+            assert moved[v] == (v == i or (v > i and needed <= max_tokens)), f"row {v} and visit {i}"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 7, 9, 100])
+def test_reach(max_tokens: int) -> None:
+    check_reach(max_tokens=max_tokens)
+
+
+# ---- importance weights ----------------------------------------------------------------------------------------------
+
+
+def check_weights(model: Model, subjects: Records) -> None:
+    """α is positive, sums to 1 over every visit with codes, and depends on the code alone up to that sum."""
+    batch = pack(subjects)
+    e = model.code_embedding(batch)
+    pooling = model.visit_encoder.pooling
+    u, alpha = pooling(e, batch, return_weights=True)
+    assert alpha.shape == (batch.n_codes,)
+    assert (alpha > 0).all()
+    sums = torch.zeros(batch.n_visits, dtype=alpha.dtype).index_add(0, batch.visit_of_code, alpha)
+    torch.testing.assert_close(sums, (batch.codes_per_visit > 0).to(alpha.dtype), rtol=1e-12, atol=1e-12)
+    weighted = torch.zeros_like(u).index_add(0, batch.visit_of_code, alpha.unsqueeze(1) * e.expand())
+    torch.testing.assert_close(u, weighted, rtol=1e-12, atol=1e-12)
+    scores = code_scores(dict(model.named_parameters()), model.config, e.expand())
+    for n in range(batch.n_visits):
+        own = slice(int(batch.visit_offsets[n]), int(batch.visit_offsets[n + 1]))
+        torch.testing.assert_close(alpha[own], scores[own].softmax(0), rtol=1e-11, atol=1e-12)
+
+
+@FEW
+@given(records(), st.sampled_from(["query", "bottleneck"]))
+def test_weights(subjects: Records, scorer: str) -> None:
+    check_weights(make_model(scorer=scorer), subjects)
+
+
+def check_same_code_same_score(model: Model) -> None:
+    """Content-based: what one code weighs beside another is the same in any slot and in any company."""
+    companies = [(3, 5), (5, 3), (7, 3, 5), (5, 9, 3, 2), (3, 3, 8, 5), (2, 2, 2, 5, 3)]
+    batch = pack([Subject(tuple(Visit(codes, (None,) * len(codes)) for codes in companies))])
+    _, alpha = model.visit_encoder.pooling(model.code_embedding(batch), batch, return_weights=True)
+    weights = alpha.detach().split([len(codes) for codes in companies])
+    odds = [float(w[codes.index(3)] / w[codes.index(5)]) for w, codes in zip(weights, companies, strict=True)]
+    assert odds == pytest.approx([odds[0]] * len(odds), rel=1e-12)
+    assert abs(odds[0] - 1) > 0.01  # and codes do differ
+
+
+@pytest.mark.parametrize("scorer", ["query", "bottleneck"])
+def test_the_same_code_has_the_same_score_in_any_slot(scorer: str) -> None:
+    check_same_code_same_score(make_model(scorer=scorer))
+    with pytest.raises(AssertionError):
+        check_same_code_same_score(make_model(scorer=scorer, code_position=True))
+
+
+@pytest.mark.parametrize(("scorer", "last"), [("query", "q"), ("bottleneck", "W2.weight")])
+def test_scores_far_apart_stay_finite(scorer: str, last: str) -> None:
+    model = make_model(scorer=scorer)
+    with torch.no_grad():
+        model.get_parameter(f"visit_encoder.pooling.{last}").mul_(1e5)
+    batch = pack(sample_records())
+    _, alpha = model.visit_encoder.pooling(model.code_embedding(batch), batch, return_weights=True)
+    assert alpha.isfinite().all()
+    assert alpha.max() == 1.0
+
+
+# ---- what a configuration asks of the batch --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [*ENCODERS.values(), {"architecture": "flat"}], ids=str)
+def test_code_types_are_asked_for(settings: dict[str, object]) -> None:
+    model, batch = make_model(**settings, code_types=True), pack(sample_records())
+    with pytest.raises(EhrseqError, match="code_types"):
+        model(replace(batch, code_types=None))
+    assert batch.code_types is not None
+    with pytest.raises(EhrseqError, match="types outside the model's 4"):
+        model(replace(batch, code_types=batch.code_types + 4))
+
+
+def test_an_lstm_reads_forward_only() -> None:
+    with pytest.raises(ValidationError, match="attention must be causal"):
+        make_model(timeline="lstm", attention="bidirectional")

@@ -1,0 +1,311 @@
+"""`ehrseq check`: facts counted by hand, mends as `prepare` counts them, every refusal at its place, fair warnings."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from ehrsequencing.cli.app import app
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.records.check import TaskCheck, _Spread, check_data, format_check
+from ehrsequencing.records.prepared import prepare
+from ehrsequencing.storage import MANIFEST, read_json
+from helpers.meds import DAY_US, Row, record, us, write_meds
+
+START = us("2020-01-01")
+TASK: dict[str, Any] = {
+    "name": "t",
+    "index": {"code": "A"},
+    "outcome": {"death": ["MEDS_DEATH"]},
+    "competing": {"transplant": ["TX"]},
+    "censoring": {"code": "END"},
+    "horizons": ["10d", "30d", "1y"],
+}
+
+
+def ehrseq(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def task_of(**changes: Any) -> TaskConfig:
+    return TaskConfig.model_validate(TASK | changes)
+
+
+def write(folder: Path, *texts: str, **options: Any) -> Path:
+    rows = [row for s, text in enumerate(texts) for row in record(s, text, start=START)]
+    return write_meds(folder, rows, splits=dict.fromkeys(range(len(texts)), "train"), **options)
+
+
+def checked(data: Path, *settings: str, task: TaskConfig | None = None) -> dict[str, Any]:
+    """What `check_data` finds, as JSON holds it."""
+    found = check_data(data, study=load_study(None, settings), tasks=[task] if task else [])
+    read_back: dict[str, Any] = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    return read_back
+
+
+# ---- what the vocabulary knows ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rare", "share"), [(36, 0.25), (108, 0.1), (109, 12 / 121)])
+def test_a_vocabulary_that_knows_few_rows_is_told(tmp_path: Path, rare: int, share: float) -> None:
+    """12 rows with a common code beside rows with codes of one subject; birth, death and held-out rows do not count."""
+    rows = [row for who in range(12) for row in record(who, "-8000 MEDS_BIRTH, 0 A, 900 MEDS_DEATH", start=START)]
+    rows += [Row(k % 12, START + k * DAY_US, f"TEXT//{k}") for k in range(rare)]
+    rows += [Row(20, START + k, f"MORE//{k}") for k in range(50)]
+    splits = {who: "train" if who < 12 else "held_out" for who in (*range(12), 20)}
+    data, out = write_meds(tmp_path / "meds", rows, splits=splits, shards=2), tmp_path / "set"
+    found = checked(data)
+    assert found["codes"]["known_training_rows"] == pytest.approx(share)
+    prepared, seen = ehrseq("prepare", data, "--out", out), ehrseq("check", data)
+    assert prepared.exit_code == seen.exit_code == 0
+    assert read_json(out / MANIFEST)["known_training_rows"] == pytest.approx(share)
+    told = "warning: Only 9.9% of the training subjects' rows have a token"
+    for text in (prepared.stdout, seen.stdout):
+        assert (told in text) == (share < 0.1)
+        assert ("vocabulary.min_subjects=5" in text) == (share < 0.1)
+        assert "TEXT//" not in text
+    assert len(found["warnings"]) == (share < 0.1)
+    assert "warning" not in ehrseq("prepare", data, "--out", tmp_path / "1", "vocabulary.min_subjects=1").stdout
+
+
+# ---- facts ----------------------------------------------------------------------------------------------------------
+
+
+def test_facts_counted_by_hand(tmp_path: Path) -> None:
+    data = write(
+        tmp_path,
+        "- SEX//F, -8000 MEDS_BIRTH, 0 A, 0.1 A, 0.2 LAB=1, 0.3 LAB=2, 40 B",  # two visits: {A, LAB}, {B}
+        "0 A, 1 LAB",  # two visits
+        "5 B",  # one visit
+    )
+    found = checked(data, "vocabulary.min_subjects=2")
+    assert found["subjects"] == {"all": 3, "train": 3, "tuning": 0, "held_out": 0, "without_birth": 2}
+    assert found["rows"] == {"all": 10, "static": 1, "shards": 1}
+    codes = {
+        "all": 5,
+        "tokens": 3,
+        "known_training_rows": 8 / 9,
+        "min_subjects": 2,
+    }  # no birth, a rare sex
+    assert found["codes"] == codes  # A, LAB and B have two subjects
+    assert found["years"] == [2020, 2020]
+    assert found["visits"] == {
+        "all": 5,
+        "over_30_days": 0,
+        "per_subject": {"mean": 1.67, "median": 2, "p05": 1, "p95": 2, "most": 2},
+        "codes_per_visit": {"mean": 1.2, "median": 1, "p05": 1, "p95": 2, "most": 2},
+    }
+    assert found["values"] == {"share_of_rows": 0.2, "codes": 1, "share_of_their_rows": 0.6667}
+    assert found["mends"] == found["refused"] == found["tasks"] == []
+
+
+def test_births_are_no_part_of_the_span_however_absurd(tmp_path: Path) -> None:
+    data = write(tmp_path, "0 A", "9 A, -9000 MEDS_BIRTH")
+    path = data / "data" / "train" / "0.parquet"
+    table = pq.read_table(path, partitioning=None)
+    for birth_us in (-(10**18), -(2**63) + 1):  # the year -29719; and so early that an age in µs would overflow
+        times = [birth_us if code == "MEDS_BIRTH" else x for x, code in zip(
+            table["time"].cast(pa.int64()).to_pylist(), table["code"].to_pylist(), strict=True)]  # fmt: skip
+        pq.write_table(table.set_column(1, "time", pa.array(times).cast(pa.timestamp("us"))), path)
+        found = checked(data)
+        assert found["years"] == [2020, 2020]
+        assert [(mend["kind"], mend["count"]) for mend in found["mends"]] == [("old_age", 1)]
+    births = write(tmp_path / "births", "-9000 MEDS_BIRTH")
+    assert checked(births)["years"] == []
+    assert "no row but births" in ehrseq("check", births).output
+
+
+def test_merged_visits_over_30_days_are_counted(tmp_path: Path) -> None:
+    data = write(tmp_path, "0 A @e1, 31 B @e1, 50 A @e2, 80 B @e2", column="hadm_id")
+    assert checked(data, "visits.by=encounter")["visits"]["over_30_days"] == 1
+    done = ehrseq("check", data, "visits.by=encounter")
+    assert "2; 1 longer than 30 days" in done.output
+    assert "longer than" not in ehrseq("check", data).output
+
+
+def test_facts_do_not_depend_on_shards(tmp_path: Path) -> None:
+    texts = ["- X, 0 A, 1 LAB=3, 9 B, 30 END", "0 A, 2 TX", "0 LAB=1, 1 A, 4 MEDS_DEATH, 30 END", "0 A, 3 C=4, 300 END"]
+    parts = [write(tmp_path / str(n), *texts, shards=n) for n in (1, 3)]
+    one, three = (checked(part, task=task_of()) for part in parts)
+    assert three["rows"].pop("shards") == 3
+    assert one["rows"].pop("shards") == 1
+    for found in (one, three):
+        for mend in found["mends"]:
+            del mend["example"]
+    assert one == three
+
+
+@given(st.lists(st.lists(st.integers(0, 40)), min_size=1))
+def test_a_spread_is_what_numpy_says_of_all_counts_at_once(parts: list[list[int]]) -> None:
+    spread = _Spread()
+    for part in parts:
+        spread.add(np.array(part, dtype=np.int64))
+    every = np.array([*itertools.chain(*parts)], dtype=np.int64)
+    found = spread.summary()
+    if not len(every):
+        assert set(found.values()) == {0}
+        return
+    assert found["mean"] == pytest.approx(every.mean(), abs=0.006)
+    for name, q in (("p05", 0.05), ("median", 0.5), ("p95", 0.95), ("most", 1.0)):
+        assert found[name] == np.quantile(every, q, method="inverted_cdf")
+
+
+# ---- mends and refusals ---------------------------------------------------------------------------------------------
+
+
+def messy(folder: Path) -> Path:
+    """A data set with most mends at once."""
+    rows = [row for s in range(12) for row in record(s, "- SEX//F, -9000 BIRTH, 0 A, 3 B, 40 END, 50 B", start=START)]
+    rows += [Row(0, START + 60 * DAY_US, "DEATH"), Row(0, START + 61 * DAY_US, "B"), Row(1, START, "A")]
+    rows += [Row(2, us("1850-01-01"), "B"), Row(3, START - 9001 * DAY_US, "B"), Row(4, START, "LAB", float("inf"))]
+    rows += [Row(5, START + 45 * DAY_US, "TX"), Row(99, None, "SEX//F")]
+    data = write_meds(folder, rows, splits=dict.fromkeys([*range(12), 99, 500], "train"))
+    path = data / "data" / "train" / "0.parquet"
+    table = pq.read_table(path, partitioning=None)
+    times, values = table["time"].cast(pa.timestamp("ms")), table["numeric_value"].cast(pa.float64())
+    pq.write_table(table.set_column(1, "time", times).set_column(3, "numeric_value", values), path)
+    return data
+
+
+def test_check_counts_what_prepare_counts(tmp_path: Path) -> None:
+    """Each mend once, though records are read twice; and a count for everything that was spoiled."""
+    data = messy(tmp_path / "meds")
+    found = checked(data, task=task_of())
+    prepare(data, tmp_path / "set", study=StudyConfig(), tasks=[task_of()])
+    counts = {mend["kind"]: mend["count"] for mend in found["mends"]}
+    assert counts == read_json(tmp_path / "set" / MANIFEST)["mends"]
+    assert counts == {
+        "time_unit": 12 * 5 + 7,
+        "value_type": 1,
+        "bad_value": 1,
+        "birth_name": 12,
+        "death_name": 1,
+        "bad_year": 1,
+        "duplicates": 1,
+        "before_birth": 1,
+        "after_death": 1,
+        "static_only": 1,
+        "absent_split": 2,  # 500, and 99, who has only static rows
+        "after_censoring": 2,
+    }
+
+
+def test_a_mend_names_a_row_that_has_it(tmp_path: Path) -> None:
+    data = messy(tmp_path / "meds")
+    path = data / "data" / "train" / "0.parquet"
+    table = pq.read_table(path, partitioning=None)
+    expected = {
+        "bad_value": ("code", "LAB"),
+        "birth_name": ("code", "BIRTH"),
+        "death_name": ("code", "DEATH"),
+        "bad_year": ("time", np.datetime64("1850-01-01")),
+        "before_birth": ("time", np.datetime64("2020-01-01") - np.timedelta64(9001, "D")),
+        "after_death": ("time", np.datetime64("2020-01-01") + np.timedelta64(61, "D")),
+        "static_only": ("subject_id", 99),
+    }
+    places = {mend["kind"]: mend["example"] for mend in checked(data)["mends"]}
+    for kind, (column, value) in expected.items():
+        file, _, row = places[kind].partition(", row ")
+        assert file == str(path)
+        cell = table[column][int(row)].as_py()
+        assert (np.datetime64(cell) if column == "time" else cell) == value, kind
+    assert places["absent_split"] == str(data / "metadata" / "subject_splits.parquet")
+
+
+def test_every_shard_is_judged_though_the_first_is_refused(tmp_path: Path) -> None:
+    data = write(tmp_path / "meds", *["0 A, 3 B"] * 9, shards=3)
+    shards = sorted((data / "data" / "train").iterdir())
+    for path, code in zip(shards, ("", "", "A\n"), strict=True):
+        table = pq.read_table(path, partitioning=None)
+        codes = [code if n == 4 else x for n, x in enumerate(table["code"].to_pylist())]
+        pq.write_table(table.set_column(2, "code", pa.array(codes)), path)
+    found = tmp_path / "found.json"
+    done = ehrseq("check", data, "--json", found)
+    assert done.exit_code == 2
+    assert done.stderr.count("ehrseq: ") == 1
+    assert f"refused: a code is empty or blank; {shards[0]}, row 4, column code and 1 other places" in done.stdout
+    assert f"refused: a code holds a line break or a NUL; {shards[2]}, row 4" in done.stdout
+    assert [why["where"].split(",")[0] for why in json.loads(found.read_text())["refused"]] == [*map(str, shards)]
+
+
+def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:
+    data = write(tmp_path / "meds", "0 A, 3 B")
+    before = sorted(tmp_path.rglob("*"))
+    assert ehrseq("check", data).exit_code == 0
+    assert sorted(tmp_path.rglob("*")) == before
+    assert ehrseq("check", data, "--json", tmp_path / "a" / "found.json").exit_code == 0
+    assert set(tmp_path.rglob("*")) - set(before) == {tmp_path / "a", tmp_path / "a" / "found.json"}
+    done = ehrseq("check", data, "--json", data / "data" / "train" / "0.parquet" / "found.json")
+    assert done.exit_code == 2
+    assert "cannot be written" in done.stderr
+
+
+# ---- tasks ----------------------------------------------------------------------------------------------------------
+
+
+def test_events_within_each_horizon_counted_by_hand(tmp_path: Path) -> None:
+    data = write(
+        tmp_path,
+        "0 A, 3 B, 10 MEDS_DEATH, 400 END",  # dies on day 10: within all horizons
+        "0 A, 3 B, 11 MEDS_DEATH, 400 END",  # after 10 days, within 30
+        "0 A, 20 TX, 400 END",
+        "0 A, 30 END",  # followed for 30 days exactly: known there, not at a year
+        "0 A, 29 END",
+        "0 A, 365.25 END",
+        "0 A, 12 B, 400 MEDS_DEATH, 500 END",  # after a year: no event within it, but known
+    )
+    (found,) = checked(data, task=task_of())["tasks"]
+    assert found["events_within"] == {
+        "death": {"10d": 1, "30d": 2, "1y": 2},
+        "transplant": {"10d": 0, "30d": 1, "1y": 1},
+    }
+    assert found["known_at"] == {"10d": 7, "30d": 6, "1y": 5}
+    text = format_check(check_data(data, study=StudyConfig(), tasks=[task_of()]))
+    assert [line.split() for line in text.splitlines()[-4:]] == [
+        ["events", "within", "10d", "30d", "1y"],
+        ["death", "1", "2", "2"],
+        ["transplant", "0", "1", "1"],
+        ["state", "known", "7", "6", "5"],
+    ]
+
+
+def warnings_of(data: Path, **changes: Any) -> str:
+    return " ".join(checked(data, task=task_of(**changes))["tasks"][0]["warnings"])
+
+
+def test_warnings_come_where_they_are_due_and_only_there(tmp_path: Path) -> None:
+    good = write(tmp_path / "good", *["0 A, 3 MEDS_DEATH, 400 END"] * 100, *["0 A, 3 TX"] * 10, *["0 A, 400 END"] * 20)
+    assert warnings_of(good) == ""
+    few = write(tmp_path / "few", *["0 A, 3 MEDS_DEATH, 400 END"] * 99, "0 A, 3 TX", *["0 A, 400 END"] * 20)
+    assert "Fewer than 100 training subjects" in warnings_of(few)
+    texts = ["0 A, 3 MEDS_DEATH, 400 END"] * 100 + ["0 A, 400 END"] * 20
+    seen = write(tmp_path / "seen", *texts, "-4 TX, 0 A, 400 END", "0 TX, 0 A, 400 END", "0 A, 5 TX")
+    assert "2 subjects have an outcome or competing code at or before their index" in warnings_of(seen)
+    assert "horizon" not in warnings_of(seen)
+
+
+def test_follow_up_shorter_than_a_horizon_is_a_warning_for_that_horizon(tmp_path: Path) -> None:
+    data = write(tmp_path, *["0 A, 20 END"] * 95, *["0 A, 3 TX"] * 4, "0 A, 3 MEDS_DEATH")
+    text = warnings_of(data)
+    assert "horizon 10d" not in text
+    assert "shorter than the horizon 30d: what happened by then is known of 5 of 100 subjects" in text
+    assert "shorter than the horizon 1y" in text
+
+
+def test_no_subject_in_the_cohort_needs_no_horizon_warning() -> None:
+    attrition = {
+        "steps": [],
+        "events": {"censored": 0, "death": 0},
+        "splits": {"train": {"events": {"death": 0}}},
+        "outcomes_that_end_the_record": 0,
+    }
+    task = task_of(competing={})
+    assert not any("horizon" in text for text in TaskCheck(task, attrition, {}, {"10d": 0}).warnings)

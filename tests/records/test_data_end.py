@@ -1,0 +1,286 @@
+"""Where a data set ends: at its last row on clean data, and not at a few rows decades later."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ehrsequencing.audit.source import Source
+from ehrsequencing.cli.app import app
+from ehrsequencing.config import TaskConfig, load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records import prepared as prepared_module
+from ehrsequencing.records.check import check_data
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.data_end import DayCounts, find_late_rows
+from ehrsequencing.records.meds import MedsReader, SplitLookup
+from ehrsequencing.records.parallel import ShardWork
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.storage import MANIFEST, read_json
+from helpers.meds import DAY_US, Row, record, us, write_meds
+
+START, LATE = us("2015-01-01"), us("2099-12-31")
+TASK = TaskConfig.model_validate({
+    "name": "t", "index": {"code": "A"}, "outcome": {"death": ["MEDS_DEATH"]}, "censoring": {"dataset_end": True},
+    "horizons": ["30d"],
+})  # fmt: skip
+
+
+def people(n: int = 40, days: int = 600) -> list[Row]:
+    """Each is born, enters on a day of their own and has a row a month; every fifth dies."""
+    rows = []
+    for s in range(n):
+        at = [s * 7 + 30 * k for k in range(8)]
+        text = ", ".join(["-20000 MEDS_BIRTH", f"{at[0]} A", *(f"{day} B" for day in at[1:])])
+        rows += record(s, text + (f", {at[-1] + 3} MEDS_DEATH" if s % 5 == 0 else ""), start=START)
+    return [*rows, Row(1, START + days * DAY_US, "B")]
+
+
+def written(folder: Path, rows: Sequence[Row], *, shards: int = 1) -> Path:
+    splits = {s: ("train", "tuning", "held_out")[s % 3] for s in {row.subject for row in rows}}
+    return write_meds(folder, rows, splits=splits, shards=shards)
+
+
+def counts(data: Path) -> DayCounts:
+    return DayCounts.added([DayCounts.of(events) for events in MedsReader(data)])
+
+
+def plain_end(data: Path) -> int:
+    """The last timestamp in the files."""
+    return max(
+        int(pc.max(pq.read_table(p, columns=["time"])["time"].cast(pa.int64())).as_py())
+        for p in (data / "data").rglob("*.parquet")
+    )
+
+
+# ---- clean data: nothing is late -------------------------------------------------------------------------------------
+
+SHARED = ("delphi_sim_meds", "nafld_meds", "pbc2_meds")
+
+
+@pytest.mark.parametrize(
+    "name", [*SHARED, *(pytest.param(n, marks=pytest.mark.slow) for n in ("physionet2012_meds", "mimic4_demo_meds"))]
+)
+def test_real_records_end_at_their_last_row(real_data: Path, name: str) -> None:
+    """MIMIC's dates are shifted person by person over a century: gaps of years are nothing there."""
+    found = counts(real_data / name)
+    assert find_late_rows(found) is None
+    assert found.last_us == plain_end(real_data / name)
+
+
+def test_a_simulation_ends_at_its_last_row(sim_data: Path) -> None:
+    found = counts(sim_data)
+    assert find_late_rows(found) is None
+    assert found.last_us == plain_end(sim_data)
+
+
+def days_of(day: Sequence[int], rows: Sequence[int], leaving: Sequence[int], births: Sequence[int] = ()) -> DayCounts:
+    of = np.array(births or [0] * len(day))
+    return DayCounts(np.array(day), np.array(rows), of, np.array(leaving), last_us=day[-1] * DAY_US)
+
+
+def test_what_is_not_late() -> None:
+    century = 36_525
+    lone = days_of([0, 10, century], [500, 500, 1], [50, 49, 1])
+    assert find_late_rows(lone) is not None
+    assert find_late_rows(days_of([0, 10, century], [500, 500, 11], [50, 49, 1])) is None, "more than 1 % of the rows"
+    assert find_late_rows(days_of([0, 10, century], [500, 500, 6], [50, 44, 6])) is None, "more than 5 % of the people"
+    assert find_late_rows(days_of([0, 10, 3_000], [500, 500, 1], [49, 49, 1])) is None, "few people, under ten years"
+    assert find_late_rows(days_of([0, 10, 3_000], [500, 500, 1], [150, 49, 1])) is not None
+    assert find_late_rows(days_of([0, 10, 370], [500, 500, 1], [150, 49, 1])) is None, "under a year"
+    assert find_late_rows(days_of([0, 13_000, century + 10_000], [500, 500, 1], [150, 49, 1])) is None, "gaps are usual"
+    assert find_late_rows(days_of([0, 10, century], [50, 50, 1], [5, 3, 1])) is None, "too few people to tell"
+
+
+def test_an_early_stray_row_hides_no_late_one() -> None:
+    found = find_late_rows(days_of([-40_000, 0, 10, 30_000], [1, 500, 500, 1], [0, 150, 49, 1]))
+    assert found is not None
+    assert (found.rows, found.subjects, found.until_us) == (1, 1, 11 * DAY_US - 1)
+
+
+def test_births_fill_no_gap_but_may_come_late_themselves() -> None:
+    """Births spread over decades tell nothing about gaps; a birth after all rows is an error like any other."""
+    old = days_of([-20_000, -10_000, 0, 10, 30_000], [0, 0, 500, 500, 1], [0, 0, 150, 49, 1], [100, 100, 0, 0, 0])
+    assert find_late_rows(old) is not None
+    unborn = find_late_rows(days_of([0, 10, 30_000], [500, 500, 0], [150, 49, 1], [0, 0, 1]))
+    assert unborn is not None
+    assert unborn.rows == 1
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6))
+def test_counts_do_not_depend_on_how_shards_are_cut_or_ordered(seed: int, parts: int) -> None:
+    draw = random.Random(seed)
+    shards = [
+        days_of(day := sorted(draw.sample(range(-50, 50), 5)), [draw.randint(0, 3) for _ in day], [1] * 5, [1] * 5)
+        for _ in range(parts)
+    ]
+    whole = DayCounts.added(shards)
+    draw.shuffle(shards)
+    nested = DayCounts.added([DayCounts.added(shards[: parts // 2 + 1]), *shards[parts // 2 + 1 :]])
+    for name in ("day", "rows", "births", "leaving", "last_us"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(nested, name))
+    assert whole.rows.sum() == sum(part.rows.sum() for part in shards)
+
+
+# ---- late rows: the same as if they had never been there -------------------------------------------------------------
+
+
+def arrays(store: Path) -> dict[str, str]:
+    """The hashes of all arrays and of the vocabulary."""
+    files = read_json(store / MANIFEST)["files"]
+    return {name: hashed for name, hashed in files.items() if name.endswith(".npy") or name.startswith("vocabulary")}
+
+
+STRAYS = {
+    "a lone row": [Row(7, LATE, "B")],
+    "an open end, a typing error, a new code, a number": [
+        Row(7, LATE, "B"), Row(7, LATE + DAY_US, "NEW"), Row(8, us("2051-05-05"), "B", 3.0),
+    ],
+    "a death": [Row(7, LATE, "MEDS_DEATH")],
+    "a birth after all rows": [Row(7, LATE, "MEDS_BIRTH")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strays", STRAYS.values(), ids=STRAYS)
+def test_late_rows_leave_a_prepared_set_as_it_is_without_them(tmp_path: Path, strays: list[Row]) -> None:
+    """Labels, vocabulary and visits; and the manifest says what was left out."""
+    rows = [row for row in people() if row.subject != 7 or row.code != "MEDS_BIRTH"]  # only the stray birth is theirs
+    stores = [tmp_path / "clean-set", tmp_path / "stray-set"]
+    for store, more in zip(stores, ([], strays), strict=True):
+        data = written(tmp_path / store.name[:5], [*rows, *more], shards=2)
+        prepare(data, store, study=load_study(None), tasks=[TASK])
+    clean, stray = (read_json(store / MANIFEST) for store in stores)
+    assert clean["dataset_end_us"] == stray["dataset_end_us"] == START + 600 * DAY_US
+    assert arrays(stores[0]) == arrays(stores[1])
+    assert (clean["mends"], stray["mends"]) == ({}, {"after_end": len(strays)})
+    assert clean["late_rows"] is None
+    late = stray["late_rows"]
+    assert (late["rows"], late["subjects"]) == (len(strays), len({row.subject for row in strays}))
+    assert late["years"][1] in (2099, 2100)
+    assert set(Prepared(stores[1]).rows("t", "train").cause.tolist()) == {0, 1}, "not everybody is followed for ever"
+
+
+def test_a_worker_leaves_out_what_the_first_process_found(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]])
+    study, reader = load_study(None), MedsReader(data)
+    late = find_late_rows(counts(data))
+    work = ShardWork(reader, SplitLookup(data, study.splits), study, [], CodeMatcher([]), {})
+    for told, left in ((None, 1), (late, 0), (None, 1)):
+        shards = [work.fit(path, tmp_path / f"{n}.rows", told) for n, path in enumerate(reader.shards)]
+        days = DayCounts.added([shard.days for shard in shards])
+        assert int(days.rows[days.day > us("2090-01-01") // DAY_US].sum()) == left
+        assert sum(shard.mends["after_end"] for shard in shards) == 1 - left
+
+
+@pytest.mark.slow
+def test_it_is_the_same_over_processes(tmp_path: Path) -> None:
+    data = written(
+        tmp_path / "data", [*people(), *STRAYS["an open end, a typing error, a new code, a number"]], shards=3
+    )
+    for n in (1, 2):
+        prepare(data, tmp_path / str(n), study=load_study(None), tasks=[TASK], processes=n)
+    files = [read_json(tmp_path / str(n) / MANIFEST)["files"] for n in (1, 2)]
+    assert files[0] == files[1]
+
+
+def test_progress_goes_on_through_the_second_reading(tmp_path: Path) -> None:
+    data, seen = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]], shards=2), list[tuple[int, int]]()
+    prepare(data, tmp_path / "set", study=load_study(None), tasks=[TASK], progress=lambda *step: seen.append(step))
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_clean_data_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    real = prepared_module._first_pass_kept
+    monkeypatch.setattr(prepared_module, "_first_pass_kept", lambda *a: passes.append(1) or real(*a))
+    prepare(written(tmp_path / "data", people()), tmp_path / "set", study=load_study(None), tasks=[TASK])
+    assert passes == [1]
+
+
+def test_check_names_the_late_rows(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", [*people(), *STRAYS["an open end, a typing error, a new code, a number"]])
+    found = check_data(data, study=load_study(None), tasks=[TASK])
+    assert found.facts["years"] == [2015, 2016]
+    assert {name: count for name, count in found.mends.items()} == {"after_end": 3}
+    task = tmp_path / "task.yaml"
+    task.write_text(
+        "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\ncensoring: {dataset_end: true}\nhorizons: [30d]\n"
+    )
+    said = CliRunner().invoke(app, ["check", str(data), "--task", str(task)]).output
+    assert "3 rows of 2 subjects, in 2051 to 2100, after 12,673 days without any row: they do not move" in said
+    assert "2099-12-31" not in said
+    known = found.tasks[0].attrition["events"]
+    assert known == {"censored": 32, "death": 8}
+
+
+def test_a_declared_end_refuses_later_rows_and_calls_none_late(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]])
+    with pytest.raises(EhrseqError, match="after the date of extraction"):
+        prepare(data, tmp_path / "set", study=load_study(None, ["data.extracted=2030-01-01"]), tasks=[TASK])
+    prepare(data, tmp_path / "set", study=load_study(None, ["data.extracted=2100-01-01"]), tasks=[TASK])
+    manifest = read_json(tmp_path / "set" / MANIFEST)
+    assert manifest["late_rows"] is None
+    assert "after_end" not in manifest["mends"]
+    assert manifest["dataset_end_us"] == us("2100-01-01")
+
+
+def test_the_audit_reads_the_records_as_they_were_prepared(tmp_path: Path) -> None:
+    data = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]])
+    prepare(data, tmp_path / "set", study=load_study(None), tasks=[TASK])
+    source = Source.read(Prepared(tmp_path / "set"), data, wanted=np.array([7]))
+    assert source.dataset_end_us == START + 600 * DAY_US
+    assert source.records[7].time_us.max() < LATE
+
+
+# ---- immortal time ---------------------------------------------------------------------------------------------------
+
+
+def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Path) -> None:
+    """By hand: three aged 50 at day 0; asked then and 30 days later."""
+    birth = f"{-round(50 * 365.25)} MEDS_BIRTH"
+    rows = [
+        *record(0, f"{birth}, -9 A, 90 B", start=START),  # seen before
+        *record(1, f"{birth}, 9 A, 90 B", start=START),  # seen between the two questions
+        *record(2, f"{birth}, 60 A, 90 B", start=START),  # seen after both
+        *record(3, f"{birth}, 90 MEDS_DEATH", start=START),  # never seen: a death is no record of a visit
+    ]
+    task = TASK.model_copy(update={
+        "index": TASK.index.model_validate({"age": "50y"}), "landmarks": (0.0, 30.0), "horizons": (60.0,),
+    })  # fmt: skip
+    data = write_meds(tmp_path / "data", rows, splits={0: "train", 1: "train", 2: "held_out", 3: "held_out"})
+    prepare(data, tmp_path / "set", study=load_study(None), tasks=[task])
+    attrition = Prepared(tmp_path / "set").attrition("t")
+
+    def told(part: dict[str, list[dict[str, int]]]) -> list[tuple[int, ...]]:
+        names = ("landmark_days", "subjects", "without_record_before", "first_record_later")
+        return [tuple(row[name] for name in names) for row in part["records_before"]]
+
+    assert told(attrition) == [(0, 4, 3, 2), (30, 4, 2, 1)]
+    assert told(attrition["splits"]["train"]) == [(0, 2, 1, 1), (30, 2, 0, 0)]
+    found = check_data(data, study=load_study(None), tasks=[task]).tasks[0]
+    assert found.attrition["records_before"] == attrition["records_before"]
+    assert any("immortal time" in text for text in found.warnings)
+    (tmp_path / "task.yaml").write_text(
+        "name: t\nindex: {age: 50y}\noutcome: {death: MEDS_DEATH}\ncensoring: {dataset_end: true}\nhorizons: [60d]\n"
+        "landmarks: [0d, 30d]\n"
+    )
+    said = CliRunner().invoke(app, ["check", str(data), "--task", str(tmp_path / "task.yaml")]).output
+    assert "3  of 4 subjects asked at the index have no record before; 2 have their first one only later" in said
+    assert "2  of 4 subjects asked 30d after the index have no record before; 1 have their first one only later" in said
+
+
+def test_an_index_that_is_a_record_has_no_immortal_time(sim_prepared: Path, sim_data: Path) -> None:
+    for row in Prepared(sim_prepared).attrition("simulated")["records_before"]:
+        assert row["subjects"] > 50
+        assert row["without_record_before"] == row["first_record_later"] == 0
+    found = check_data(sim_data, study=load_study(None), tasks=[load_task(sim_data / "task.yaml")])
+    assert not any("immortal" in text for text in found.tasks[0].warnings)

@@ -1,0 +1,358 @@
+"""MEDS dialects: whatever a hospital calls and stores things, the prepared set is, to the byte, the same."""
+
+import datetime as dt
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import find, given
+from hypothesis import strategies as st
+from hypothesis.errors import NoSuchExample
+
+from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_study
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.meds import STATIC, MedsReader
+from ehrsequencing.records.mends import MendLog, mend
+from ehrsequencing.records.parquet_rows import read_events
+from ehrsequencing.records.prepared import prepare
+from ehrsequencing.storage import MANIFEST, read_json
+from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, table, write_meds
+
+TASK = TaskConfig.model_validate(
+    {"name": "t", "index": {"code": "A"}, "outcome": {"death": ["MEDS_DEATH"]}, "horizons": ["10d"]}
+)
+SHARD = "data/train/0.parquet"
+START = STARTS[1]
+
+
+def rows_of(birth: str = "MEDS_BIRTH", death: str = "MEDS_DEATH") -> list[Row]:
+    text = f"- SEX//F, -20000 {birth}, 0 A @e1, 0.5 LAB//X=2.5 @e1, 9 A @e2, 9.25 LAB//X=7 @e2, 20 B"
+    return [row for s in range(40) for row in record(s, text + (f", 30 {death}" if s % 3 else ""))]
+
+
+def write(folder: Path, rows: Sequence[Row], *, column: str | None = None, shards: int = 1) -> Path:
+    splits = {s: SPLITS[max(s - 37, 0)] for s in range(40)}
+    return write_meds(folder, rows, splits=splits, column=column, shards=shards)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write(tmp_path / "meds", rows_of())
+
+
+def rewrite(data: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+    for path in (data / "data").rglob("*.parquet"):
+        pq.write_table(change(pq.read_table(path, partitioning=None)), path, **options)
+
+
+def cast(name: str, kind: pa.DataType) -> Callable[[pa.Table], pa.Table]:
+    return lambda t: t.set_column(t.column_names.index(name), name, t[name].cast(kind))
+
+
+def prepared(data: Path, *settings: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Hashes of the prepared files (the settings apart), and the mends."""
+    out = data.parent / f"set-{len(list(data.parent.iterdir()))}"
+    prepare(data, out, study=load_study(None, settings), tasks=[TASK])
+    manifest = read_json(out / MANIFEST)
+    return {name: hashed for name, hashed in manifest["files"].items() if name != "config.yaml"}, manifest["mends"]
+
+
+# ---- names of birth and death ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("birth", "death", "settings"),
+    [
+        ("BIRTH", "DEATH", ()),
+        ("DOB", "MEDS_DEATH//HOME", ()),
+        ("SNOMED/184099003", "SNOMED/419620001", ()),
+        ("GEBURT", "TOD//3", ("dialect.birth=GEBURT", "dialect.death=[TOD//*]")),
+    ],
+)
+def test_other_names_of_birth_and_death(
+    data: Path, tmp_path: Path, birth: str, death: str, settings: tuple[str, ...]
+) -> None:
+    other = write(tmp_path / "other", rows_of(birth, death))
+    files, mends = prepared(other, *settings)
+    assert files == prepared(data)[0]
+    assert mends == {"birth_name": 40, "death_name": 26}
+
+
+def test_a_name_that_is_not_stated_stays_a_code(data: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other", [*rows_of(), *(Row(s, START, "BIRTH") for s in range(40))])
+    assert prepared(other, "dialect.birth=[]")[1] == {}
+    assert prepared(other)[1] == {}, "these subjects have a MEDS_BIRTH: BIRTH is something else, a delivery say"
+    unborn = write(tmp_path / "unborn", rows_of("BIRTH"))
+    assert prepared(unborn, "dialect.birth=[]")[1] == {}
+    assert prepared(unborn, "dialect.birth=[]")[0] != prepared(data)[0]
+
+
+def test_a_task_that_asks_for_the_other_name_is_told(tmp_path: Path) -> None:
+    """Otherwise it would silently find no event at all."""
+    other = write(tmp_path / "other", rows_of("MEDS_BIRTH", "DEATH"))
+    task = TASK.model_copy(update={"outcome": {"death": ("DEATH",)}})
+    with pytest.raises(EhrseqError, match=r"no code of the data matches DEATH.*MEDS_DEATH"):
+        prepare(other, tmp_path / "set", study=StudyConfig(), tasks=[task])
+
+
+def test_two_births_under_another_name_are_refused_and_the_setting_is_named(tmp_path: Path) -> None:
+    rows = [*rows_of("BIRTH"), Row(3, START - 30 * DAY_US, "BIRTH")]
+    with pytest.raises(EhrseqError, match=r"row \d+: a subject has two births .*dialect\.birth"):
+        prepared(write(tmp_path / "other", rows))
+
+
+def renamed(rows: Sequence[Row], *, others: Sequence[str] = ("BIRTH",), first_its_own: bool = True) -> list[Row]:
+    """Brute-force twin of the rule, subject by subject; `first_its_own=False` is its mutant."""
+    out = []
+    for row in rows:
+        has_own = any(r.subject == row.subject and r.code == "MEDS_BIRTH" and r.time is not None for r in rows)
+        is_birth = row.code in others and row.time is not None and not (has_own and first_its_own)
+        out.append(row._replace(code="MEDS_BIRTH") if is_birth else row)
+    return out
+
+
+BIRTHS = st.lists(
+    st.tuples(st.integers(1, 3), st.sampled_from([None, START]), st.sampled_from(["MEDS_BIRTH", "BIRTH", "A"])).map(
+        lambda drawn: Row(*drawn)
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def read_back(rows: Sequence[Row], folder: Path) -> list[tuple[int, str]]:
+    """Subject and code of every event that the reader keeps."""
+    path = folder / "0.parquet"
+    pq.write_table(table(rows), path)
+    log, dialect = MendLog(), DialectConfig()
+    events = mend(read_events(path, log, dialect=dialect), path, log, dialect=dialect, extracted_us=None)
+    return sorted((int(s), events.codes[c]) for s, c in zip(events.subject_id, events.code, strict=True))
+
+
+def kept(rows: Sequence[Row]) -> list[tuple[int, str]]:
+    """Subject and code of distinct rows of subjects with a timed row."""
+    timed = {row.subject for row in rows if row.time is not None}
+    return sorted((row.subject, row.code) for row in set(rows) if row.subject in timed)
+
+
+@given(rows=BIRTHS)
+def test_births_are_renamed_as_by_hand(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
+    assert read_back(rows, tmp_path_factory.mktemp("shard")) == kept(renamed(rows))
+
+
+def test_the_mutant_of_the_renaming_is_caught(tmp_path: Path) -> None:
+    try:
+        find(BIRTHS, lambda rows: read_back(rows, tmp_path) != kept(renamed(rows, first_its_own=False)))
+    except NoSuchExample:
+        pytest.fail("the property above would not notice a rule that ignores a subject's own MEDS_BIRTH")
+
+
+# ---- columns and types ----------------------------------------------------------------------------------------------
+
+
+def test_other_names_of_columns(data: Path) -> None:
+    files = prepared(data)[0]
+    names = ["patient_id", "timestamp", "concept_code", "value"]
+    rewrite(data, lambda t: t.rename_columns(names))
+    with pytest.raises(EhrseqError, match=r"no column 'subject_id'.*dialect\.subject_id=patient_id"):
+        prepared(data)
+    settings = [f"dialect.{a}={b}" for a, b in zip(("subject_id", "time", "code", "numeric_value"), names, strict=True)]
+    assert prepared(data, *settings) == (files, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("subject_id", pa.int16()),
+        ("subject_id", pa.uint64()),
+        ("code", pa.large_string()),
+        ("code", pa.string_view()),
+        ("code", pa.dictionary(pa.int32(), pa.large_string())),
+    ],
+    ids=str,
+)
+def test_types_that_mean_the_same_are_taken_without_a_word(data: Path, name: str, kind: pa.DataType) -> None:
+    files = prepared(data)[0]
+    rewrite(data, cast(name, kind), row_group_size=7)  # each row group has a dictionary of its own
+    assert prepared(data) == (files, {})
+
+
+def test_every_row_group_may_have_its_own_dictionary_and_entries_without_rows(data: Path) -> None:
+    files = prepared(data)[0]
+    entries = pa.array(["NEVER", "B", "A", "SEX//F", "MEDS_BIRTH", "LAB//X", "MEDS_DEATH"])
+
+    def encode(t: pa.Table) -> pa.Table:
+        position = {code: n for n, code in enumerate(entries.to_pylist())}
+        indices = pa.array([position[code] for code in t["code"].to_pylist()], pa.int32())
+        return t.set_column(2, "code", pa.DictionaryArray.from_arrays(indices, entries))
+
+    rewrite(data, encode)
+    assert prepared(data) == (files, {})
+    assert "NEVER" not in {code for events in MedsReader(data) for code in events.codes}
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float16(), pa.decimal128(9, 2)], ids=str)
+def test_values_of_another_width_are_converted_and_counted(data: Path, kind: pa.DataType) -> None:
+    files = prepared(data)[0]
+    rewrite(data, cast("numeric_value", kind))
+    assert prepared(data) == (files, {"value_type": 80})
+
+
+def test_a_value_column_of_text_is_refused(data: Path) -> None:
+    rewrite(data, cast("numeric_value", pa.string()))
+    with pytest.raises(EhrseqError, match="'numeric_value' has type string"):
+        prepared(data)
+
+
+def test_a_data_set_without_values(data: Path) -> None:
+    rewrite(data, lambda t: t.set_column(3, "numeric_value", pa.nulls(len(t))))
+    files, mends = prepared(data)
+    rewrite(data, lambda t: t.drop_columns(["numeric_value"]))
+    assert (files, mends) == prepared(data)
+    assert mends == {}
+
+
+UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "date32": DAY_US, "date64": 1_000}
+
+
+@given(unit=st.sampled_from([*UNITS, "ns"]), moments=st.lists(st.none() | st.integers(-(2**60), 2**60), min_size=1))
+def test_any_unit_of_time_means_the_same_moment(
+    tmp_path_factory: pytest.TempPathFactory, unit: str, moments: list[int | None]
+) -> None:
+    """Against Python's integers: fractions of a microsecond are cut off downwards, before 1970 too."""
+    step = 1_000_000 if unit == "s" else DAY_US if unit.startswith("date") else 1_000
+    us = [x if x is None else (x % (2 * 10**15) - 10**15) // step * step for x in moments]  # 1938 to 2001
+    ticks = [x if x is None else x * 1000 + 999 if unit == "ns" else x // UNITS[unit] for x in us]
+    kind = {"date32": pa.date32(), "date64": pa.date64()}.get(unit) or pa.timestamp(unit)
+    column = pa.array(ticks, pa.int32() if unit == "date32" else pa.int64()).cast(kind)
+    path = tmp_path_factory.mktemp("shard") / "0.parquet"
+    pq.write_table(pa.table({"subject_id": [1] * len(us), "time": column, "code": ["A"] * len(us)}), path)
+    log = MendLog()
+    events = read_events(path, log, dialect=DialectConfig())
+    assert [None if x == STATIC else x for x in events.time_us.tolist()] == us
+    assert log["time_unit"] == (0 if unit == "us" else sum(x is not None for x in us))
+
+
+ZONES = ("Europe/Berlin", "America/New_York", "Asia/Kolkata", "UTC", "Australia/Lord_Howe")
+
+
+@given(
+    zone=st.sampled_from(ZONES),
+    stored=st.sampled_from(["UTC", "Asia/Tokyo"]),
+    seconds=st.lists(st.integers(0, 2_000_000_000), min_size=1, max_size=20),
+)
+def test_times_with_a_zone_become_the_hospitals_clock(
+    tmp_path_factory: pytest.TempPathFactory, zone: str, stored: str, seconds: list[int]
+) -> None:
+    """Against Python's own zoneinfo, through summer time and half hours, whatever zone the file is written in."""
+    path = tmp_path_factory.mktemp("shard") / "0.parquet"
+    time = pa.array([1_000_000 * s for s in seconds]).cast(pa.timestamp("us", stored))
+    pq.write_table(pa.table({"subject_id": [1] * len(seconds), "time": time, "code": ["A"] * len(seconds)}), path)
+    log = MendLog()
+    events = read_events(path, log, dialect=DialectConfig(time_zone=zone))
+    clocks = [dt.datetime.fromtimestamp(s, ZoneInfo(zone)).replace(tzinfo=dt.UTC) for s in seconds]
+    assert events.time_us.tolist() == [round(clock.timestamp()) * 1_000_000 for clock in clocks]
+    assert log == {"time_zone": len(seconds)}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.int64(), pa.float64(), "dictionary"], ids=str)
+def test_encounter_ids_may_be_text_or_numbers(tmp_path: Path, kind: Any) -> None:
+    data = write(tmp_path / "meds", rows_of(), column="hadm_id")
+    by = ("visits.by=encounter", "visits.column=hadm_id")
+    files = prepared(data, *by)[0]
+
+    def change(t: pa.Table) -> pa.Table:
+        ids = t["hadm_id"].to_pylist()
+        if kind == "dictionary":
+            return t.set_column(4, "hadm_id", pa.array(ids).dictionary_encode())
+        numbers = [x if x is None or "string" in str(kind) else 10 * int(x[1:]) for x in ids]
+        return t.set_column(4, "hadm_id", pa.array(numbers, kind))
+
+    rewrite(data, change)
+    assert prepared(data, *by) == (files, {})
+
+
+def test_an_encounter_column_that_cannot_be_one_is_refused(data: Path) -> None:
+    with pytest.raises(EhrseqError, match=r"no column 'hadm_id'.*visits\.column"):
+        prepared(data, "visits.by=encounter")
+    rewrite(data, lambda t: t.append_column("hadm_id", pa.array([[1]] * len(t))))
+    with pytest.raises(EhrseqError, match="'hadm_id' has type list"):
+        prepared(data, "visits.by=encounter")
+
+
+# ---- files and folders ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["three shards a split", "no splits", "Spark's folders", "deep"])
+def test_how_a_data_set_is_cut_into_files_does_not_matter(data: Path, tmp_path: Path, layout: str) -> None:
+    files = prepared(data)[0]
+    other = write(tmp_path / "other", rows_of(), shards=3 if layout.startswith("three") else 1)
+    for split in SPLITS:
+        old = other / "data" / split / "0.parquet"
+        if layout == "no splits":
+            shutil.move(old, other / "data" / f"{split}.parquet")
+        elif layout == "Spark's folders":
+            (other / "data" / f"{split}.parquet").mkdir()
+            shutil.move(old, other / "data" / f"{split}.parquet" / "part-00000-abc.snappy.parquet")
+            (other / "data" / f"{split}.parquet" / "_SUCCESS").touch()
+        elif layout == "deep":
+            (other / "data" / split / "a=1" / "b").mkdir(parents=True)
+            shutil.move(old, other / "data" / split / "a=1" / "b" / "x.parquet")
+    assert prepared(other) == (files, {})
+
+
+def test_a_subject_in_two_files_is_refused_wherever_records_are_read(data: Path) -> None:
+    shard = pq.read_table(data / SHARD, partitioning=None)
+    pq.write_table(shard.slice(len(shard) - 3), data / "data" / "train" / "1.parquet")
+    pq.write_table(shard.slice(0, len(shard) - 3), data / SHARD)
+    with pytest.raises(EhrseqError, match=r"train/1\.parquet: a subject is in two shards, here and in .*train/0"):
+        list(MedsReader(data))
+
+
+def test_metadata_may_not_be_a_link_out_of_the_folder(data: Path, tmp_path: Path) -> None:
+    splits = data / "metadata" / "subject_splits.parquet"
+    shutil.move(splits, tmp_path / "splits.parquet")
+    splits.symlink_to(tmp_path / "splits.parquet")
+    with pytest.raises(EhrseqError, match="link out of the data set"):
+        prepared(data)
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_the_dialect_is_a_section_of_the_study_file(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("dialect:\n  birth: DOB\n  time_zone: Europe/Berlin\ndata: {extracted: 2020-01-01}\n")
+    facts = load_study(path, ["dialect.death=[D1, D2]"]).data
+    assert facts.extracted == "2020-01-01"
+    assert facts.dialect == DialectConfig(birth=("DOB",), death=("D1", "D2"), time_zone="Europe/Berlin")
+
+
+def test_a_prepared_set_remembers_its_dialect_and_none_where_none_was_given(data: Path, tmp_path: Path) -> None:
+    study = load_study(None, ["dialect.birth=DOB"])
+    for name, given_study in (("plain", StudyConfig()), ("stated", study)):
+        prepare(data, tmp_path / name, study=given_study, tasks=[TASK])
+    assert "dialect" not in (tmp_path / "plain" / "config.yaml").read_text()
+    assert load_study(tmp_path / "stated" / "config.yaml").data == study.data
+    assert "dialect" not in str(StudyConfig().model_dump())
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("dialect.time_zone=Mars/Olympus", "no time zone"),
+        ("dialect.time_zone=../../etc/passwd", "no time zone"),
+        ("dialect.time=code", "same column"),
+        ("dialect.death=BIRTH", "both birth and death"),
+        ("dialect.births=DOB", "unknown setting 'data.dialect.births'.*birth, death, time_zone"),
+        ("dialect=3", "must hold settings"),
+    ],
+)
+def test_wrong_dialects_are_named(setting: str, says: str) -> None:
+    with pytest.raises(EhrseqError, match=says):
+        load_study(None, [setting])

@@ -1,0 +1,326 @@
+"""Cohorts from elsewhere (MEDS labels, ACES, OHDSI) as index, our labels as MEDS labels, splits by date and site."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meds.schema import LabelSchema
+from numpy.typing import NDArray
+
+from ehrsequencing.config import SplitsConfig, StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.labels import IndexTimes, read_index_times
+from ehrsequencing.records.meds import hash_splits
+from ehrsequencing.records.prepared import Prepared, prepare
+from helpers.cohorts import a_task, moment, stored_cohort, study
+from helpers.meds import DAY_US, SPLITS, Row, record, stored_subjects, write_meds
+
+TEXTS = {
+    1: "0 A, 1 IDX, 2 A, 3 IDX, 4.5 A, 5 OUT",
+    2: "1 IDX, 3 A, 6 B",
+    3: "0 A, 1 B",  # no index
+    4: "0 OUT, 1 IDX, 2 A",  # prevalent
+    5: "1.5 IDX, 2 A, 9 OUT",
+}
+ROWS = [row for subject, text in TEXTS.items() for row in record(subject, text)]
+INDEXES = sorted({(row.subject, row.time or 0) for row in ROWS if row.code == "IDX"})
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_meds(tmp_path / "data", ROWS, splits=dict.fromkeys(TEXTS, "train"))
+
+
+def times(pairs: list[tuple[int, int]]) -> pa.Array:
+    return pa.array([time for _, time in pairs], pa.timestamp("us"))
+
+
+def ids(pairs: list[tuple[int, int]]) -> pa.Array:
+    return pa.array([subject for subject, _ in pairs], pa.int64())
+
+
+def cohort_of(data: Path, out: Path, task: TaskConfig) -> Any:
+    prepare(data, out, study=study(), tasks=[task])
+    return stored_cohort(out, task.name)
+
+
+# ---- in --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["first", "every"])
+@pytest.mark.parametrize("form", ["meds", "aces", "aces shards", "trigger only", "csv", "csv.gz"])
+def test_an_index_from_a_file_is_that_of_the_code(form: str, which: str, data: Path, tmp_path: Path) -> None:
+    """The same moments by another way: the same cohort, whatever else the file says about outcomes."""
+    pairs = [*reversed(INDEXES), INDEXES[0], (77, moment(1))]  # unsorted, one twice, one subject too many
+    observed = pa.array([n % 2 == 0 for n in range(len(pairs))])
+    labels = pa.table({"subject_id": ids(pairs), "prediction_time": times(pairs), "boolean_value": observed})
+    other = [(subject, time - DAY_US) for subject, time in pairs]
+    aces = {"subject_id": ids(pairs), "index_timestamp": times(pairs), "label": observed, "trigger": times(other)}
+    path = tmp_path / {"csv": "x.csv", "csv.gz": "x.CSV.gz", "aces shards": "shards"}.get(form, "x.parquet")
+    if form == "meds":
+        pq.write_table(labels, path)
+    elif form == "aces":
+        pq.write_table(pa.table(aces), path)
+    elif form == "trigger only":
+        pq.write_table(pa.table({"subject_id": ids(pairs).cast(pa.int32()), "trigger": times(pairs)}), path)
+    elif form == "aces shards":
+        for n in range(2):
+            (path / "train").mkdir(parents=True, exist_ok=True)
+            part = pa.table(aces).slice(n * 3, 3 if n == 0 else None)
+            pq.write_table(part if n else part.append_column("more", part["label"]), path / "train" / f"{n}.parquet")
+    else:
+        pv.write_csv(labels, tmp_path / "x.csv")
+        if form == "csv.gz":
+            path.write_bytes(gzip.compress((tmp_path / "x.csv").read_bytes()))
+    after = {"which": which, "after": "12h"}
+    by_file = cohort_of(data, tmp_path / "a", a_task(index={"file": str(path), **after}))
+    assert by_file == cohort_of(data, tmp_path / "b", a_task(index={"code": "IDX", **after}))
+    assert len(by_file) > 3
+
+
+def ohdsi(path: Path, *, upper: bool = False) -> Path:
+    """Two cohorts of whole days, as CSV."""
+    days = pa.array([time // DAY_US for _, time in INDEXES], pa.int32()).cast(pa.date32())
+    n = len(INDEXES)
+    ends = pa.array([None] * n, pa.date32())
+    columns: dict[str, Any] = {
+        "cohort_definition_id": [3] * n + [8], "subject_id": pa.concat_arrays([ids(INDEXES), pa.array([2])]),
+        "cohort_start_date": pa.concat_arrays([days, days[:1]]), "cohort_end_date": pa.concat_arrays([ends, days[:1]]),
+    }  # fmt: skip
+    pv.write_csv(pa.table({name.upper() if upper else name: value for name, value in columns.items()}), path)
+    return path
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_an_ohdsi_cohort_starts_at_its_midnight(upper: bool, data: Path, tmp_path: Path) -> None:
+    path = ohdsi(tmp_path / "cohort.csv", upper=upper)
+    found = cohort_of(data, tmp_path / "a", a_task(index={"file": str(path), "cohort_id": 3, "which": "every"}))
+    by_subject = {(row.subject, row.index_us) for row, _ in found}
+    assert by_subject == {(1, moment(1)), (1, moment(3)), (2, moment(1)), (5, moment(1))}  # 5: the day, not its noon
+    assert read_index_times(path, cohort_id=8).subject_id.tolist() == [2]
+
+
+def test_a_task_file_finds_its_cohort_beside_itself(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    ohdsi(folder / "cohort.csv")
+    text = "name: t\nindex: {file: cohort.csv, cohort_id: 3}\noutcome: {out: OUT}\nhorizons: [30d]\n"
+    (folder / "task.yaml").write_text(text)
+    (folder / "study.yaml").write_text("task:\n" + "".join(f"  {line}\n" for line in text.splitlines()))
+    task = load_task(folder / "task.yaml")
+    assert task.index.file == str(folder / "cohort.csv")
+    assert load_study(folder / "study.yaml").task == task
+    prepare(data, tmp_path / "out", study=study(), tasks=[task])
+    assert Prepared(tmp_path / "out").task("t") == task
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"subject_id": None}, "holds no cohort.*subject_id"),
+        ({"prediction_time": None}, "holds no cohort.*prediction_time, index_timestamp"),
+        ({"subject_id": pa.array(["1", "2"])}, "subject_id is not a whole number"),
+        ({"subject_id": pa.array([1, None], pa.int64())}, "1 rows have no subject_id"),
+        ({"prediction_time": pa.array([0, None], pa.timestamp("us"))}, "1 rows have no index time"),
+        ({"prediction_time": pa.array([0, 1], pa.timestamp("us", "UTC"))}, r"type timestamp\[us, tz=UTC\]"),
+        ({"prediction_time": pa.array(["2020", "2021"])}, "type string"),
+        ({"subject_id": pa.array([70, 71], pa.int64())}, "none of its 2 subjects is in the data"),
+        ({"cohort_definition_id": pa.array([1, 2])}, r"holds 2 cohorts.*index\.cohort_id"),
+    ],
+)
+def test_a_file_that_is_no_cohort_is_refused(change: dict[str, Any], message: str, data: Path, tmp_path: Path) -> None:
+    good = {"subject_id": pa.array([1, 2], pa.int64()), "prediction_time": pa.array([0, 1], pa.timestamp("us"))}
+    columns = {name: column for name, column in (good | change).items() if column is not None}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    with pytest.raises(EhrseqError, match=message):
+        prepare(data, tmp_path / "out", study=study(), tasks=[a_task(index={"file": str(tmp_path / "x.parquet")})])
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 not really")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.csv").write_bytes(b'"a\n')
+    header = pa.table({"subject_id": pa.array([], pa.int64()), "prediction_time": pa.array([], pa.timestamp("us"))})
+    pq.write_table(header, tmp_path / "none.parquet")
+    for name, message in {
+        "x.parquet": "cannot be read as Parquet", "gone.parquet": "is no file", "empty": "holds no Parquet file",
+        "bad.csv": "as CSV|holds no cohort", "none.parquet": "holds no row",
+    }.items():  # fmt: skip
+        with pytest.raises(EhrseqError, match=message):
+            read_index_times(tmp_path / name)
+    with pytest.raises(EhrseqError, match="holds no cohort 9"):
+        read_index_times(ohdsi(tmp_path / "c.csv"), cohort_id=9)
+    pq.write_table(pa.table({"subject_id": [1], "prediction_time": times(INDEXES[:1])}), tmp_path / "m.parquet")
+    with pytest.raises(EhrseqError, match=r"leave index\.cohort_id out"):
+        read_index_times(tmp_path / "m.parquet", cohort_id=9)
+
+
+@given(
+    known=st.lists(st.tuples(st.integers(-3, 9), st.integers(0, 5)), max_size=12),
+    asked=st.lists(st.integers(-4, 10), max_size=8),
+)
+def test_index_times_of_subjects_are_those_of_a_loop(known: list[tuple[int, int]], asked: list[int]) -> None:
+    distinct = sorted(set(known))
+    found = IndexTimes(*(np.array([pair[k] for pair in distinct], dtype=np.int64) for k in (0, 1)))
+    owner, moments = found.of(np.array(asked, dtype=np.int64))
+    expected = [(n, time) for n, subject in enumerate(asked) for who, time in distinct if who == subject]
+    assert list(zip(owner.tolist(), moments.tolist(), strict=True)) == expected
+
+
+# ---- out -------------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_a_valid_meds_label_file_with_the_cohorts_rows(data: Path, tmp_path: Path) -> None:
+    task = a_task(index={"code": "IDX", "which": "every"}, competing={"b": "B"})
+    cohort = [row for row, _ in cohort_of(data, tmp_path / "out", task)]
+    path = tmp_path / "out" / "tasks" / "t" / "labels.parquet"
+    table = pq.read_table(path)
+    LabelSchema.validate(table)
+    assert "tasks/t/labels.parquet" in json.loads((tmp_path / "out" / "manifest.json").read_text())["files"]
+    columns = {name: table[name].to_pylist() for name in table.column_names if name != "prediction_time"}
+    assert columns["subject_id"] == [row.subject for row in cohort]
+    assert table["prediction_time"].cast(pa.int64()).to_pylist() == [row.prediction_us for row in cohort]
+    assert columns["integer_value"] == [row.cause for row in cohort]
+    assert columns["boolean_value"] == [row.cause > 0 for row in cohort]
+    assert columns["float_value"] == [row.duration_days for row in cohort]  # halves and wholes: exact in float32
+    assert {*columns["integer_value"]} == {1, 2}
+
+
+def test_labels_come_back_as_an_index(data: Path, tmp_path: Path) -> None:
+    """What one tool writes another reads: our own labels as an index ask at the same moments, with the same answers."""
+    task = a_task(landmarks=["0d", "36h"])
+    first = cohort_of(data, tmp_path / "a", task)
+    path = tmp_path / "a" / "tasks" / "t" / "labels.parquet"
+    again = cohort_of(data, tmp_path / "b", a_task(index={"file": str(path), "which": "every"}))
+    answers = [{(r.subject, r.prediction_us, r.duration_days, r.cause) for r, _ in found} for found in (first, again)]
+    assert answers[0] == answers[1]
+
+
+# ---- splits ----------------------------------------------------------------------------------------------------------
+
+
+def split_of(data: Path, out: Path, config: StudyConfig, *tasks: TaskConfig) -> dict[int, str]:
+    prepare(data, out, study=config, tasks=tasks)
+    return {subject: each.split for subject, each in stored_subjects(out).items()}
+
+
+def many(n: int = 200) -> list[Row]:
+    """Subject s begins on day s, has its index on day s + 1, a second on day s + 50; every tenth has no index."""
+    rows = []
+    for subject in range(n):
+        index = "A" if subject % 10 == 3 else "IDX"
+        text = f"{subject} A, {subject + 1} {index}, {subject + 50} {index}, {subject + 60} A"
+        rows += record(subject, text)
+    return rows
+
+
+def test_splits_by_date_hold_out_the_later_indexes(tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "data", many(), shards=3)
+    config = study("splits.by=date", "splits.from=2020-06-16")  # day 110
+    index = {"code": "IDX", "which": "every"}
+    tasks = [a_task(index=index, outcome={"out": "MEDS_DEATH"})]
+    found = split_of(data, tmp_path / "a", config, *tasks)
+    for subject, split in found.items():
+        first = subject if subject % 10 == 3 else subject + 1
+        assert (split == "held_out") == (first >= 110), subject
+    early = [split for split in found.values() if split != "held_out"]
+    assert 0.08 < early.count("tuning") / len(early) < 0.30  # .15 / .85; three standard errors are .11
+    assert split_of(data, tmp_path / "b", config, *tasks) == found
+    assert load_study(tmp_path / "a" / "config.yaml").splits == config.splits
+    later = a_task(index={**index, "after": "30d"}, outcome={"out": "MEDS_DEATH"})
+    assert list(split_of(data, tmp_path / "c", config, later).values()).count("held_out") > list(found.values()).count(
+        "held_out"
+    )
+
+
+def test_splits_by_date_ask_for_the_first_index_that_counts(tmp_path: Path) -> None:
+    rows = [*record(1, "0 A, 1 IDX, 9 IDX, 12 A"), *record(2, "0 A, 1 OUT, 9 IDX, 12 A"), *record(3, "0 A, 9 A")]
+    rows += record(4, "-3652.5 MEDS_BIRTH, 9 A, 10 IDX, 12 A")
+    data = write_meds(tmp_path / "data", rows)
+    config = study("splits.by=date", "splits.from=2020-03-03")  # day 5
+    index = {"code": "IDX", "which": "every"}
+    held_out = {
+        s for s, split in split_of(data, tmp_path / "a", config, a_task(index=index)).items() if split == "held_out"
+    }
+    assert held_out == {4}  # 2 has no index without a cause before it: its record starts early
+    rules = a_task(index=index, eligibility={"history": "5d"})
+    held_out = {s for s, split in split_of(data, tmp_path / "b", config, rules).items() if split == "held_out"}
+    assert held_out == {1, 4}  # the index of day 1 is none
+    held_out = {s for s, split in split_of(data, tmp_path / "c", config).items() if split == "held_out"}
+    assert held_out == {4}  # without a task: where the record starts
+
+
+def test_the_outcome_does_not_decide_about_a_split_by_date(tmp_path: Path) -> None:
+    """Later events, censoring and death move nobody: a split chosen by the future would be a leak."""
+    rows = many(60)
+    more = [Row(s, moment(s + 20 + s % 7), ["OUT", "MEDS_DEATH", "CENS"][s % 3]) for s in range(60)]
+    config = study("splits.by=date", "splits.from=2020-03-28")
+    tasks = [a_task(outcome={"out": ["OUT", "MEDS_DEATH"]}, censoring={"date": "2020-04-20"})]
+    found = []
+    for n, part in enumerate((rows, rows + more)):
+        part = [row for row in part if row.time is None or row.time < moment(100 + n)]
+        found.append(split_of(write_meds(tmp_path / f"d{n}", part), tmp_path / f"o{n}", config, *tasks))
+    assert found[0] == found[1]
+    assert len(set(found[0].values())) == 3
+
+
+def test_splits_by_site_hold_out_whoever_was_there(tmp_path: Path) -> None:
+    rows = [row._replace(encounter="south" if row.subject % 3 else "north") for row in many(90)]
+    rows += [Row(subject, moment(0), "A", encounter="west") for subject in (1, 2)]
+    rows += [Row(4, moment(0), "A"), Row(5, None, "SEX//F", encounter="west")]
+    data = write_meds(tmp_path / "data", rows, shards=2, column="site")
+    config = study("splits.by=site", "splits.column=site", "splits.held_out_sites=[north, west]")
+    found = split_of(data, tmp_path / "out", config)
+    assert {s for s, split in found.items() if split == "held_out"} == {s for s in range(90) if s % 3 == 0} | {1, 2, 5}
+    assert set(found.values()) == set(SPLITS)
+    with pytest.raises(EhrseqError, match="no row has the site 'nort'"):
+        split_of(data, tmp_path / "x", study("splits.by=site", "splits.column=site", "splits.held_out_sites=nort"))
+    with pytest.raises(EhrseqError, match="has no column 'ward'"):
+        split_of(data, tmp_path / "x", study("splits.by=site", "splits.column=ward", "splits.held_out_sites=nort"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("splits.by=date", r"needs splits\.from"),
+        ("splits.by=site", r"needs splits\.column and splits\.held_out_sites"),
+        ("splits.from=soon", "not an ISO date"),
+    ],
+)
+def test_half_a_rule_is_refused(override: str, message: str) -> None:
+    with pytest.raises(EhrseqError, match=message):
+        load_study(None, [override])
+
+
+def dependence(split: Callable[[NDArray[np.int64], SplitsConfig], NDArray[np.int8]]) -> float:
+    """How far two seeds' training sets, one of them shifted by up to three ids, are from sharing what chance shares."""
+    everyone = np.arange(20_000, dtype=np.int64)
+    is_training = np.stack([split(everyone, SplitsConfig(seed=seed)) == 0 for seed in (0, 1, 2, 3, 2**32)])
+    share = is_training.mean(axis=1)
+    np.testing.assert_allclose(share, 0.7, atol=0.013)  # four standard errors
+    pairs = [(a, b, shift) for a in range(5) for b in range(a) for shift in range(-3, 4)]
+    shared = [np.mean(is_training[a] & np.roll(is_training[b], shift)) - share[a] * share[b] for a, b, shift in pairs]
+    return float(np.abs(shared).max())
+
+
+def test_seeds_give_independent_splits_and_seed_zero_those_it_gave() -> None:
+    def seed_as_it_is(subject_ids: NDArray[np.int64], settings: SplitsConfig) -> NDArray[np.int8]:
+        return hash_splits(subject_ids + settings.seed, settings.model_copy(update={"seed": 0}))
+
+    assert dependence(hash_splits) < 0.007  # four standard errors
+    assert dependence(seed_as_it_is) > 0.1  # as it was
+    assert hash_splits(np.arange(24), SplitsConfig()).tolist() == OLD_SPLITS
+    assert hash_splits(np.array([-(2**63), 2**63 - 1]), SplitsConfig(seed=-1)).shape == (2,)
+
+
+OLD_SPLITS = [2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 1, 2]

@@ -1,0 +1,113 @@
+"""Files that cannot be listed, followed or read: an error that names them, never people who vanish in silence."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.labels import read_index_times
+from ehrsequencing.records.meds import find_shards
+from helpers.bad_inputs import TASK, ehrseq, refused, snapshot, write_clean
+
+HELD_OUT = "data/held_out"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_clean(tmp_path / "meds")
+
+
+def link_to_nothing(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    path.symlink_to("nowhere")
+
+
+def file_in_place(path: Path) -> None:
+    shutil.rmtree(path)
+    path.write_bytes(b"PAR1")
+
+
+def another_kind(path: Path) -> None:
+    for shard in path.glob("*.parquet"):
+        shard.rename(shard.with_suffix(".PARQUET.gz"))
+
+
+def folder_in_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+LOST: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "a split that is a broken link": (HELD_OUT, link_to_nothing, "is a link to nothing"),
+    "a split that is a file": (HELD_OUT, file_in_place, "is a file"),
+    "a split with files of another kind": (HELD_OUT, another_kind, "holds no .parquet file, but 0.PARQUET.gz"),
+    "a shard that is a broken link": (f"{HELD_OUT}/0.parquet", link_to_nothing, "is a link to nothing"),
+    "a shard that is cut": (f"{HELD_OUT}/0.parquet", lambda path: os.truncate(path, 40), "cannot be read as Parquet"),
+    "metadata that is a broken link": ("metadata", link_to_nothing, "cannot be listed"),
+    "metadata that is a file": ("metadata", file_in_place, "cannot be listed"),
+    "a split file that is a broken link": (
+        "metadata/subject_splits.parquet", link_to_nothing, "is a link to nothing"),
+    "a split file that is a folder": ("metadata/subject_splits.parquet", folder_in_place, "is a folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_what_is_lost_is_named(data: Path, tmp_path: Path, kind: str) -> None:
+    place, spoil, says = LOST[kind]
+    spoil(data / place)
+    task = tmp_path / "task.yaml"
+    task.write_text(TASK)
+    before = snapshot(tmp_path)
+    for command in ("check", "prepare"):
+        out = ("--out", tmp_path / "set") if command == "prepare" else ()
+        line = refused(ehrseq(command, data, "--task", task, *out))
+        assert says in line
+        assert str(data / place) in line
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("place", [HELD_OUT, "data", "metadata"])
+def test_a_folder_that_cannot_be_listed_is_an_error(data: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Root may list every folder, so the system's refusal is played at the call that lists."""
+    scandir, listdir = os.scandir, os.listdir
+
+    def refusing(real: Callable[..., object]) -> Callable[..., object]:
+        def call(path: object = ".") -> object:
+            if Path(os.fspath(path)) == data / place:  # type: ignore[call-overload]
+                raise PermissionError(13, "Permission denied", str(data / place))
+            return real(path)
+
+        return call
+
+    monkeypatch.setattr(os, "scandir", refusing(scandir))
+    monkeypatch.setattr(os, "listdir", refusing(listdir))
+    with pytest.raises(EhrseqError, match=f"{data / place}: cannot be listed: Permission denied"):
+        find_shards(data)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_without_permission_is_an_error(data: Path) -> None:
+    (data / HELD_OUT).chmod(0)
+    try:
+        assert "Permission denied" in refused(ehrseq("check", data))
+    finally:
+        (data / HELD_OUT).chmod(0o700)
+
+
+def test_index_times_in_a_folder_are_all_read_or_refused(tmp_path: Path) -> None:
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    link_to_nothing(labels / "0.parquet")
+    with pytest.raises(EhrseqError, match="is a link to nothing"):
+        read_index_times(labels)
+
+
+def test_an_empty_split_folder_and_the_files_of_spark_are_no_loss(data: Path) -> None:
+    shutil.rmtree(data / "data/tuning")
+    (data / "data/tuning").mkdir()
+    (data / HELD_OUT / "_SUCCESS").touch()
+    (data / HELD_OUT / ".0.parquet.crc").touch()
+    assert len(find_shards(data)) == 2

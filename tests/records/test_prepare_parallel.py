@@ -1,0 +1,387 @@
+"""`prepare` over several processes: the same bytes, the same errors; and the fast orders and samples it stands on."""
+
+import itertools
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records import prepared as prepared_room
+from ehrsequencing.records import samples as samples_room
+from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
+from ehrsequencing.records.meds import MedsReader, SplitLookup, find_shards
+from ehrsequencing.records.mends import MendLog, _same_code_at_once
+from ehrsequencing.records.parallel import ShardWork, Workers, count_processes
+from ehrsequencing.records.parquet_rows import _check_codes
+from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.row_store import keep, ranges, read_kept
+from ehrsequencing.records.samples import Sample
+from ehrsequencing.records.visits import count_at_or_before
+from ehrsequencing.records.vocabulary import _Ranks
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
+from helpers.meds import DAY_US, Row, us, write_meds
+
+TASK = TaskConfig.model_validate({
+    "name": "t", "index": {"first_visit": True}, "outcome": {"death": ["MEDS_DEATH"]}, "horizons": ["1y"],
+    "landmarks": ["0d", "30d"],
+})  # fmt: skip
+PARENTS = {"DX//3": ["DX"], "DX//4": ["DX"]}
+
+
+def rows_of(subjects: int) -> list[Row]:
+    """Subjects with codes, rare codes, numbers, repeats, a static row, and rows that must be mended."""
+    rows, start = [], us("2010-01-01")
+    for who in range(subjects):
+        rows += [Row(who, None, f"SEX//{who % 2}"), Row(who, start - 9000 * DAY_US, "MEDS_BIRTH")]
+        for k in range(who % 5 + 2):
+            time = start + (who + 40 * k) * DAY_US
+            rows += [Row(who, time, f"DX//{(who + k) % 5}"), Row(who, time, f"DX//{(who + k) % 5}")]
+            rows.append(Row(who, time + 5, "LAB//A", float((who * 7 + k) % 11)))
+            rows.append(Row(who, time + 9, f"LAB//{'BC'[who % 2]}", float("nan") if k == 1 else float(who)))
+        if who % 3 == 0:
+            rows.append(Row(who, start + 400 * DAY_US, "MEDS_DEATH"))
+    return rows
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "data", rows_of(60), shards=4, parents=PARENTS)
+    study = load_study(None, ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"])
+    made = {}
+    for processes in (1, 2):
+        ticks: list[tuple[int, int]] = []
+        out = tmp_path / f"out-{processes}"
+        prepare(
+            data, out, study=study, tasks=[TASK], processes=processes, progress=lambda *done, to=ticks: to.append(done)
+        )
+        assert ticks == [(k + 1, 5) for k in range(5)]  # four shards, and one range of subjects
+        made[processes] = files(out)
+    assert made[1] == made[2]
+    assert b"duplicates" in made[2]["manifest.json"]
+    assert len(np.load(tmp_path / "out-2" / "visits" / "train" / "codes.npy")) > 100
+
+
+def refusal(data: Path, out: Path, processes: int) -> str:
+    with pytest.raises(EhrseqError) as error:
+        prepare(data, out, study=StudyConfig(), tasks=[TASK], processes=processes)
+    assert not out.exists()
+    assert [p.name for p in out.parent.iterdir() if p.name.startswith(".tmp")] == []
+    return str(error.value)
+
+
+def test_bad_input_in_a_worker_is_the_same_one_error(tmp_path: Path) -> None:
+    """Two shards are bad: the first of them is named, whichever process comes first."""
+    rows = rows_of(24)
+    rows += [Row(who, us("1990-01-01"), "MEDS_BIRTH") for who in (2, 3)]
+    data = write_meds(tmp_path / "data", rows, shards=4)
+    found = [refusal(data, tmp_path / "out", processes) for processes in (1, 2)]
+    assert found[0] == found[1]
+    assert "a subject has two births" in found[0]
+    assert str(find_shards(data)[2]) in found[0]
+
+
+def test_a_subject_in_two_shards_is_seen_across_processes(tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "data", rows_of(12), shards=3)
+    first, *_, last = find_shards(data)
+    last.write_bytes(first.read_bytes())
+    found = [refusal(data, tmp_path / "out", processes) for processes in (1, 2)]
+    assert found[0] == found[1]
+    assert "two shards" in found[0]
+
+
+class Dying(ShardWork):
+    """Work that kills its process, as the system does when memory runs out."""
+
+    def die(self) -> None:
+        os._exit(9)
+
+
+def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
+    data, study = write_meds(tmp_path / "data", rows_of(4), shards=2), StudyConfig()
+    work = Dying(MedsReader(data), SplitLookup(data, study.splits), study, [], Counter[str]().__contains__, {})
+    with Workers(work, 2) as workers, pytest.raises(EhrseqError, match="a process has ended"):
+        list(workers.in_order(Dying.die, [(), ()]))
+
+
+def test_how_many_processes(tmp_path: Path) -> None:
+    shards = find_shards(write_meds(tmp_path / "data", rows_of(9), shards=3))
+    assert count_processes(shards, None) == 1  # small data does not pay for a second process
+    assert count_processes(shards, 2) == 2
+    assert count_processes(shards, 64) == 3
+    with pytest.raises(EhrseqError, match="at least one process"):
+        count_processes(shards, 0)
+
+
+# ---- rows between the passes -----------------------------------------------------------------------------------------
+
+
+def test_ranges_of_subjects_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ranges the second pass goes through, and however the shards were cut."""
+    made = []
+    for shards, rows in ((4, 500_000), (4, 100), (1, 7)):
+        monkeypatch.setattr(prepared_room, "_RANGE_ROWS", rows)
+        data = write_meds(tmp_path / f"{shards}-{rows}" / "data", rows_of(60), shards=shards, parents=PARENTS)
+        prepare(data, out := tmp_path / f"{shards}-{rows}" / "out", study=StudyConfig(), tasks=[TASK], processes=1)
+        assert not list(out.glob(".*"))  # nothing of the kept rows is left
+        made.append({name: bytes_ for name, bytes_ in files(out).items() if name != "manifest.json"})
+    assert made[0] == made[1] == made[2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 4), min_size=1, max_size=9), shards=st.integers(1, 4), parts=st.integers(1, 12),
+    rows=st.integers(1, 9), encounters=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_kept_rows_come_back_by_subject(
+    tmp_path_factory: pytest.TempPathFactory,
+    counts: list[int],
+    shards: int,
+    parts: int,
+    rows: int,
+    encounters: bool,
+    seed: int,
+) -> None:
+    """Against one sort of everything; each shard has its own numbers of codes, and some shards have no rows."""
+    folder, rng = tmp_path_factory.mktemp("kept") / "rows", np.random.default_rng(seed)
+    codes = ("A", "B", "C")
+
+    def group(ids: NDArray[np.int64]) -> NDArray[np.int8]:
+        return (ids % 3).astype(np.int8)
+
+    subject_id = np.repeat(rng.permutation(len(counts)).astype(np.int64) - 3, counts)
+    n = len(subject_id)
+    place, time = np.abs(subject_id) % shards, np.arange(n) + 5
+    code, value = rng.integers(0, 3, n).astype(np.int32), rng.random(n).astype(np.float32)
+    encounter = rng.integers(-1, 3, n).astype(np.int32) if encounters else None
+    everything = Events(subject_id, time, code, codes, value, encounter)
+    kept = []
+    for shard in range(shards):
+        own = everything.take(np.flatnonzero(place == shard)[np.argsort(subject_id[place == shard], kind="stable")])
+        numbers = rng.permutation(3)  # the shard's code k is the data set's code numbers[k]
+        own = Events(
+            own.subject_id, own.time_us, np.argsort(numbers)[own.code].astype(np.int32), codes, own.value, own.encounter
+        )
+        kept.append(keep(own, folder / f"{shard}.rows"))
+        kept[-1].number_codes(numbers)
+    if not n:
+        return
+    found = [list(read_kept(part, codes, group=group, rows=rows)) for part in ranges(kept, parts)]
+    assert 1 <= len(found) <= parts
+    assert sum(len(np.unique(p.subject_id)) for own in found for p in own) == len(
+        np.unique(subject_id)
+    )  # nobody is cut
+    assert all(len(np.unique(p.subject_id)) == 1 or len(p) < rows + 4 for own in found for p in own)
+    for own in found:  # a range holds all of some neighbours in the order of ids, group by group
+        inside = np.flatnonzero(np.isin(subject_id, np.concatenate([p.subject_id for p in own])))
+        order = inside[np.lexsort((subject_id[inside], group(subject_id[inside])))]
+        for name in ("subject_id", "time_us", "code", "value", *(["encounter"] if encounters else [])):
+            together = np.concatenate([getattr(part, name) for part in own])
+            assert together.tolist() == getattr(everything, name)[order].tolist()
+    ends = [(min(ids), max(ids)) for ids in ([who for p in own for who in p.subject_id.tolist()] for own in found)]
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
+
+
+# ---- what a fit collects, merged -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(shards=st.integers(1, 5), sample=st.integers(1, 8), seed=st.integers(0, 99))
+def test_merged_fits_are_the_fit_of_all_shards(
+    tmp_path_factory: pytest.TempPathFactory, shards: int, sample: int, seed: int
+) -> None:
+    data = write_meds(tmp_path_factory.mktemp("fit") / "data", rows_of(10 + seed % 9), shards=shards, parents=PARENTS)
+    study = load_study(None, ["vocabulary.min_subjects=2", "vocabulary.rollup=ancestors"])
+
+    def new() -> VocabularyFit:
+        return VocabularyFit(study.vocabulary, study.values, excluded=lambda _: False, parents=PARENTS)
+
+    whole, merged = new(), new()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples_room, "SAMPLE", sample)
+        patch.setattr(samples_room, "WAITING", 3)
+        for events in MedsReader(data):
+            ids, row = events.subjects
+            is_training = (ids % 4 != seed % 4)[row]
+            one = new()
+            for fit in (whole, one):
+                fit.update(events, row, is_training)
+            merged.merge(pickle.loads(pickle.dumps(one.part())))
+        assert merged.finish().digest == whole.finish().digest
+    assert merged.number == whole.number
+    assert merged.subjects.tolist() == whole.subjects.tolist()
+    assert merged.rows.tolist() == whole.rows.tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 9)), max_size=60),
+    cuts=st.integers(1, 6), most=st.integers(1, 6),
+)  # fmt: skip
+def test_a_sample_holds_the_smallest_hashes(rows: list[tuple[int, int, int]], cuts: int, most: int) -> None:
+    """Against sorting everything, ties of the hash included."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples_room, "SAMPLE", most)
+        patch.setattr(samples_room, "WAITING", 4)
+        sample = Sample()
+        for part in range(cuts):
+            some = rows[part::cuts]
+            key, hashed, value = (np.array([row[k] for row in some], dtype=np.int64) for k in range(3))
+            sample.add(key, hashed.astype(np.uint64), value.astype(np.float64), (value + 7).astype(np.uint32))
+        found = sample.by_key()
+    for one in range(4):
+        expected = sorted((h, v) for k, h, v in rows if k == one)[:most]
+        value, owner = found.of(one)
+        assert sorted(value.tolist()) == sorted(v for _, v in expected)
+        assert owner.tolist() == [v + 7 for v in value.tolist()]
+
+
+# ---- the fast orders, against plain loops ----------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 65_535, 65_536, 70_001, 2**31]), max_size=30))
+def test_group_order_is_a_stable_sort(groups: list[int]) -> None:
+    group = np.array(groups, dtype=np.int64)
+    assert group_order(group, 2**32).tolist() == np.argsort(group, kind="stable").tolist()
+
+
+@given(
+    keys=st.lists(st.tuples(st.integers(0, 4), st.integers(-5, 5)), max_size=30),
+    queries=st.lists(st.tuples(st.integers(0, 6), st.integers(-6, 6)), max_size=20),
+)
+def test_counts_up_to_a_query(keys: list[tuple[int, int]], queries: list[tuple[int, int]]) -> None:
+    keys = sorted(keys)
+    group, key = (np.array([row[k] for row in keys], dtype=np.int64) for k in range(2))
+    asked, query = (np.array([row[k] for row in queries], dtype=np.int64) for k in range(2))
+    count, first = count_at_or_before(group, key, asked, query)
+    assert count.tolist() == [sum(g == a and k <= q for g, k in keys) for a, q in queries]
+    assert first.tolist() == [sum(g < a for g, _ in keys) for a, _ in queries]
+
+
+def test_ranks_of_several_scales_do_not_mix() -> None:
+    knots = np.array([[0.0, 1.0, 2.0], [10.0, 10.0, 30.0]])
+    scale, value = np.array([0, 1, 0, 1], np.int32), np.array([1.0, 10.0, 5.0, 20.0])
+    assert _Ranks(knots).of(scale, value).tolist() == [0.5, 0.25, 1.0, 0.75]
+
+
+@given(
+    knots=st.lists(st.lists(st.integers(-4, 4), min_size=9, max_size=9), min_size=1, max_size=4),
+    asked=st.lists(st.tuples(st.integers(0, 3), st.integers(-12, 12)), max_size=30),
+)
+def test_ranks_are_those_of_a_plain_search(knots: list[list[int]], asked: list[tuple[int, int]]) -> None:
+    """Below the first knot 0, above the last 1, in the middle of a run of equals, else between two knots."""
+    table = np.sort(np.array(knots, dtype=np.float64), axis=1)
+    scale = np.array([row % len(knots) for row, _ in asked], dtype=np.int32)
+    value = np.array([number / 2 for _, number in asked])
+    expected = []
+    for row, number in zip(scale.tolist(), value.tolist(), strict=True):
+        own = table[row].tolist()
+        equal = [k for k, knot in enumerate(own) if knot == number]
+        below = sum(knot < number for knot in own)
+        if equal:
+            expected.append((equal[0] + equal[-1]) / 2 / 8)
+        elif below in (0, 9):
+            expected.append(below // 9)
+        else:
+            low, high = own[below - 1], own[below]
+            expected.append((below - 1 + (number - low) / (high - low)) / 8)
+    assert _Ranks(table).of(scale, value).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)), max_size=25))
+def test_rows_that_may_be_duplicates(rows: list[tuple[int, int, int]]) -> None:
+    rows = sorted(rows, key=lambda row: row[:2])
+    subject, time, code = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(3))
+    value = np.zeros(len(rows), np.float32)
+    found = _same_code_at_once(Events(subject, time, code.astype(np.int32), ("A", "B", "C"), value))
+    assert found.tolist() == [k for k, row in enumerate(rows) if rows.count(row) > 1]
+
+
+def test_mends_keep_their_places_between_processes() -> None:
+    log, later = MendLog(), MendLog()
+    log.note("duplicates", 2, Path("a"), 5)
+    later.note("duplicates", 1, Path("b"), 7)
+    later.note("bad_year", 1, Path("b"), 9)
+    log.merge(pickle.loads(pickle.dumps(later)))
+    assert dict(log) == {"duplicates": 3, "bad_year": 1}
+    assert log.places == {"duplicates": "a, row 5", "bad_year": "b, row 9"}
+
+
+# ---- the fast lanes, against the plain road --------------------------------------------------------------------------
+
+
+@given(keys=st.lists(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1), max_size=40))
+def test_no_row_with_company_is_passed_over(keys: list[int]) -> None:
+    found = may_repeat(np.array(keys, dtype=np.int64)).tolist()
+    assert found == sorted(set(found))
+    assert set(found) >= {row for row, key in enumerate(keys) if keys.count(key) > 1}
+
+
+def test_few_rows_without_company_are_suspected() -> None:
+    assert len(may_repeat(np.arange(100_000))) < 50_000
+
+
+@given(counts=st.lists(st.integers(1, 7), max_size=12), rows=st.integers(1, 9))
+def test_pieces_hold_whole_owners(counts: list[int], rows: int) -> None:
+    starts = np.cumsum([0, *counts])[:-1].astype(np.int64)
+    found = pieces(starts, sum(counts), rows)
+    assert [row for piece in found for row in range(piece.start, piece.stop)] == list(range(sum(counts)))
+    assert {piece.start for piece in found} <= set(starts.tolist())
+    assert all(piece.stop - piece.start < rows + 7 for piece in found)
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([int(STATIC), 1, 2, 5]), st.booleans()), max_size=20))
+def test_last_times(rows: list[tuple[int, int, bool]]) -> None:
+    rows = sorted(rows)
+    who, time = (np.array([row[k] for row in rows], dtype=np.int64) for k in range(2))
+    events = Events(who, time, np.zeros(len(rows), np.int32), ("A",), np.zeros(len(rows), np.float32))
+    chosen = np.array([row[2] for row in rows], dtype=bool)
+    expected = [max([t for w, t, is_chosen in rows if w == one and is_chosen], default=int(STATIC)) for one in range(5)]
+    assert last_time(events, chosen, who, 5).tolist() == expected
+
+
+@pytest.mark.parametrize("odd", ["", " ", " A", "A\nB", "\n", "A\n", "A\x00", "A\rB", "[PAD]", "[UNK//LAB]"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_odd_code_is_found_among_plain_ones(odd: str, place: int) -> None:
+    """The one look at all codes together sees what a look at each sees."""
+    codes = ["A", "B//x y"]
+    codes.insert(place, odd)
+    code = np.arange(3, dtype=np.int32)
+    if odd == " A" or odd.startswith("["):
+        _check_codes(code, tuple(codes), Path("shard"))
+        return
+    with pytest.raises(EhrseqError, match=f"row {place}, column code"):
+        _check_codes(code, tuple(codes), Path("shard"))
+
+
+def test_what_needs_no_mend_and_what_does_become_the_same(tmp_path: Path) -> None:
+    """The same data, once as MEDS wants it and once shuffled, doubled and with rows to drop: the same arrays."""
+    made = []
+    clean = sorted(rows_of(30), key=lambda row: (row.subject, row.time is not None, row.time or 0))
+    clean = [row for k, row in enumerate(clean) if repr(row) not in {repr(other) for other in clean[:k]}]
+    dirty = [*clean, *clean[::3], Row(3, us("1850-01-01"), "DX//0"), Row(99, None, "SEX//0")]
+    for name, rows in (("clean", clean), ("dirty", dirty)):
+        data = tmp_path / name / "data"
+        write_meds(data, rows, shards=2)
+        if name == "dirty":
+            for path in find_shards(data):
+                table = pq.read_table(path)
+                order = np.random.default_rng(0).permutation(len(table))
+                order = order[np.argsort(np.isnat(table["time"].to_numpy()[order]), kind="stable")]
+                pq.write_table(table.take(order), path)
+        prepare(data, out := tmp_path / name / "out", study=StudyConfig(), tasks=[TASK], processes=1)
+        made.append({k: v for k, v in files(out).items() if k != "manifest.json"})
+    assert b'"duplicates"' in (tmp_path / "dirty" / "out" / "manifest.json").read_bytes()
+    assert b'"duplicates"' not in (tmp_path / "clean" / "out" / "manifest.json").read_bytes()
+    assert made[0] == made[1]

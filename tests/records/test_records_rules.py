@@ -1,0 +1,272 @@
+"""Splits by file, MEDS' folders or site under any dialect; parents of codes in any shape; deaths that are no cause."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.config import TaskConfig, load_study
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.check import check_data
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.prepared import Prepared, data_name, prepare
+from helpers.bad_inputs import done, ehrseq, refused
+from helpers.meds import SPLITS, Row, record, stored_subjects, us, write_meds
+
+START = us("2020-01-01")
+SPLIT_FILE = Path("metadata") / "subject_splits.parquet"
+OF = {s: SPLITS[(s * s) % 7 % 3] for s in range(30)}  # no hash would cut them like this
+
+
+def rows_of(subjects: int = 30, **changes: Any) -> list[Row]:
+    text = "- SEX//F, -9000 MEDS_BIRTH, 0 A, 3 B, 40 A"
+    return [row._replace(**changes) for s in range(subjects) for row in record(s, text, start=START)]
+
+
+def splits_of(data: Path, out: Path, *settings: str) -> dict[int, str]:
+    """Everybody's split, as a prepared set stores it."""
+    prepare(data, out, study=load_study(None, ["vocabulary.min_subjects=1", *settings]), tasks=[])
+    return {subject: stored.split for subject, stored in stored_subjects(out).items()}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Shards in the folders of their splits, and no file that tells them."""
+    data = write_meds(tmp_path / "data", rows_of(), splits=OF, shards=2)
+    (data / SPLIT_FILE).unlink()
+    return data
+
+
+def _deep(data: Path) -> None:
+    for path in [*(data / "data").rglob("*.parquet")]:
+        path.parent.joinpath("a", "b").mkdir(parents=True, exist_ok=True)
+        shutil.move(path, path.parent / "a" / "b" / path.name)
+
+
+def _one_file_each(data: Path) -> None:
+    for split in SPLITS:
+        folder = data / "data" / split
+        table = pa.concat_tables([pq.read_table(p, partitioning=None) for p in sorted(folder.glob("*.parquet"))])
+        shutil.rmtree(folder)
+        pq.write_table(table, data / "data" / f"{split}.parquet")
+
+
+def _spark(data: Path) -> None:
+    for split in SPLITS:
+        (data / "data" / split).rename(data / "data" / f"{split}.parquet")
+
+
+def _other_name(data: Path) -> None:
+    for path in (data / "data").rglob("*.parquet"):
+        table = pq.read_table(path, partitioning=None)
+        pq.write_table(table.rename_columns({"subject_id": "patient"}), path)
+
+
+LAYOUTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "as MEDS has it": (lambda data: None, []),
+    "deeper": (_deep, []),
+    "one file a split": (_one_file_each, []),
+    "Spark's folders": (_spark, []),
+    "another name of the column": (_other_name, ["dialect.subject_id=patient"]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_folders_are_the_split_where_no_file_tells_it(folders: Path, tmp_path: Path, layout: str) -> None:
+    change, settings = LAYOUTS[layout]
+    change(folders)
+    assert splits_of(folders, tmp_path / "out", *settings) == OF
+    by_hash = splits_of(folders, tmp_path / "hash", "splits.by=hash", *settings)
+    assert by_hash != OF  # a split that ignores the folders would be seen
+    found = check_data(folders, study=load_study(None, settings), tasks=[])
+    assert found.facts["splits"] == "folders"
+    assert {s: found.facts["subjects"][s] for s in SPLITS} == {s: [*OF.values()].count(s) for s in SPLITS}
+    assert "by the folders data/{train,tuning,held_out}" in done(ehrseq("check", folders, *settings))
+
+
+def test_a_file_of_splits_wins_over_the_folders(folders: Path, tmp_path: Path) -> None:
+    other = {s: SPLITS[(SPLITS.index(split) + 1) % 3] for s, split in OF.items()}
+    table = pa.table({"subject_id": list(other), "split": list(other.values())})
+    pq.write_table(table, folders / SPLIT_FILE)
+    assert splits_of(folders, tmp_path / "out") == other
+    assert check_data(folders, study=load_study(), tasks=[]).facts["splits"] == "file"
+
+
+def test_folders_of_other_names_are_no_splits(tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "data", rows_of(), shards=2)
+    (data / "data" / "2020").mkdir()
+    shutil.move(data / "data" / "0.parquet", data / "data" / "2020" / "train.parquet")
+    assert check_data(data, study=load_study(), tasks=[]).facts["splits"] == "hash"
+    assert splits_of(data, tmp_path / "out") == splits_of(data, tmp_path / "hash", "splits.by=hash")
+
+
+@pytest.mark.parametrize("stray", ["extra.parquet", "test/0.parquet"])
+def test_a_shard_outside_of_the_folders_has_no_split(folders: Path, tmp_path: Path, stray: str) -> None:
+    """With the hash in its place, who is in data/held_out would be learned from."""
+    (folders / "data" / stray).parent.mkdir(exist_ok=True)
+    (folders / "data" / "tuning" / "0.parquet").rename(folders / "data" / stray)
+    line = refused(ehrseq("prepare", folders, "--out", tmp_path / "out"))
+    assert stray in line
+    assert "splits.by=hash" in line
+    assert refused(ehrseq("check", folders)) == line
+    assert not (tmp_path / "out").exists()
+    assert len(splits_of(folders, tmp_path / "hash", "splits.by=hash")) == 30
+
+
+def test_a_subject_in_two_folders_is_refused(folders: Path, tmp_path: Path) -> None:
+    path = folders / "data" / "tuning" / "0.parquet"
+    mine, other = (pq.read_table(p, partitioning=None) for p in (path, folders / "data" / "train" / "0.parquet"))
+    pq.write_table(pa.concat_tables([mine, other.slice(0, 1)]), path)
+    with pytest.raises(EhrseqError, match="a subject is in two shards"):
+        splits_of(folders, tmp_path / "out")
+
+
+# ---- sites ----------------------------------------------------------------------------------------------------------
+
+SITE = ("splits.by=site", "splits.column=site")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Path:
+    rows = [row._replace(encounter="north" if row.subject % 3 == 0 else "south") for row in rows_of()]
+    return write_meds(tmp_path / "data", rows, column="site")
+
+
+def replace_site(data: Path, values: pa.Array) -> None:
+    path = data / "data" / "0.parquet"
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table.set_column(table.schema.get_field_index("site"), "site", values), path)
+
+
+def test_sites_under_another_name_of_the_column(sites: Path, tmp_path: Path) -> None:
+    plain = splits_of(sites, tmp_path / "plain", *SITE, "splits.held_out_sites=[north]")
+    assert {s for s, split in plain.items() if split == "held_out"} == set(range(0, 30, 3))
+    _other_name(sites)
+    settings = (*SITE, "splits.held_out_sites=[north]", "dialect.subject_id=patient")
+    assert splits_of(sites, tmp_path / "other", *settings) == plain
+    line = refused(ehrseq("check", sites, *settings[:3]))
+    assert "dialect.subject_id=patient" in line
+
+
+def test_an_empty_shard_without_types_has_no_sites(sites: Path, tmp_path: Path) -> None:
+    before = splits_of(sites, tmp_path / "before", *SITE, "splits.held_out_sites=north")
+    names = pq.read_schema(sites / "data" / "0.parquet").names
+    pq.write_table(pa.table({name: pa.nulls(0) for name in names}), sites / "data" / "1.parquet")
+    assert splits_of(sites, tmp_path / "after", *SITE, "splits.held_out_sites=north") == before
+
+
+def test_sites_by_number(sites: Path, tmp_path: Path) -> None:
+    n = pq.read_metadata(sites / "data" / "0.parquet").num_rows
+    replace_site(sites, pa.array([1] * (n // 2) + [2] * (n - n // 2), pa.int16()).dictionary_encode())
+    found = splits_of(sites, tmp_path / "out", *SITE, "splits.held_out_sites=['2']")
+    assert {s for s, split in found.items() if split == "held_out"} == set(range(15, 30))
+
+
+def test_sites_that_are_no_names_are_refused_in_one_line(sites: Path) -> None:
+    n = pq.read_metadata(sites / "data" / "0.parquet").num_rows
+    replace_site(sites, pa.array([["north"]] * n))
+    assert "sites are text or whole numbers" in refused(ehrseq("check", sites, *SITE, "splits.held_out_sites=north"))
+
+
+def test_two_columns_of_sites_are_refused_in_one_line(sites: Path) -> None:
+    path = sites / "data" / "0.parquet"
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table.append_column("site", table["site"]), path)
+    assert "the column 'site' twice" in refused(ehrseq("check", sites, *SITE, "splits.held_out_sites=north"))
+
+
+# ---- parents --------------------------------------------------------------------------------------------------------
+
+
+def parents_of(folder: Path, codes: list[Any], parents: pa.Array) -> dict[str, list[str]]:
+    (folder / "metadata").mkdir(exist_ok=True)
+    pq.write_table(pa.table({"code": codes, "parent_codes": parents}), folder / "metadata" / "codes.parquet")
+    return read_parents(folder)
+
+
+SHAPES = {
+    "lists": pa.array([["UP", "OUT"], None, []]),
+    "large lists": pa.array([["UP", "OUT"], None, []], pa.large_list(pa.large_string())),
+    "dictionaries": pa.array([["UP", "OUT"], None, []], pa.list_(pa.dictionary(pa.int32(), pa.string()))),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parents_in_lists(tmp_path: Path, shape: str) -> None:
+    assert parents_of(tmp_path, ["A", "B", "C"], SHAPES[shape]) == {"A": ["UP", "OUT"], "B": [], "C": []}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_plain_text_is_one_parent_and_not_its_letters(tmp_path: Path, kind: pa.DataType) -> None:
+    parents = parents_of(tmp_path, ["A", "B", "U"], pa.array(["UP", None, ""], pa.string()).cast(kind))
+    assert parents == {"A": ["UP"], "B": [], "U": []}
+    under = CodeMatcher(["under:U"], parents=parents)  # by letters, A would lie below U
+    assert [under(code) for code in ("A", "B", "U")] == [False, False, True]
+
+
+def test_no_parents_at_all(tmp_path: Path) -> None:
+    assert parents_of(tmp_path, ["A", None, ""], pa.nulls(3)) == {"A": []}
+
+
+def test_a_code_of_several_rows_has_the_parents_of_all(tmp_path: Path) -> None:
+    assert parents_of(tmp_path, ["A", "A", "A"], pa.array([["X"], ["Y", "X"], None])) == {"A": ["X", "Y"]}
+
+
+@pytest.mark.parametrize("parents", [pa.array([1, 2]), pa.array([[1], [2]])])
+def test_parents_that_are_no_codes_are_refused(tmp_path: Path, parents: pa.Array) -> None:
+    with pytest.raises(EhrseqError, match="column 'parent_codes' has type"):
+        parents_of(tmp_path, ["A", "B"], parents)
+
+
+def test_codes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="column 'code' has type int64"):
+        parents_of(tmp_path, [1, 2], pa.nulls(2))
+
+
+def test_check_as_json_tells_where_splits_come_from(folders: Path, tmp_path: Path) -> None:
+    done(ehrseq("check", folders, "--json", tmp_path / "found.json"))
+    assert json.loads((tmp_path / "found.json").read_text())["splits"] == "folders"
+
+
+# ---- deaths that are no cause ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "dies", "due"),
+    [
+        ({}, "9 MEDS_DEATH", True),
+        ({"competing": {"death": ["MEDS_DEATH"]}}, "9 MEDS_DEATH", False),
+        ({"outcome": {"any": ["OUT", "MEDS_DEATH"]}}, "9 MEDS_DEATH", False),
+        ({}, "9 B", False),  # nobody dies
+        ({}, "3 OUT, 9 MEDS_DEATH", False),  # who dies has had the outcome before
+        ({"censoring": {"code": ["END"]}}, "5 END, 9 MEDS_DEATH", False),  # or has left before
+    ],
+)
+def test_a_death_that_is_no_cause_is_warned_of(tmp_path: Path, changes: dict[str, Any], dies: str, due: bool) -> None:
+    rows = [row for s in range(9) for row in record(s, f"0 A, {dies}" if s == 4 else "0 A, 2 OUT, 30 END", start=START)]
+    data = write_meds(tmp_path / "data", rows, splits=dict.fromkeys(range(9), "train"))
+    base = {"name": "t", "index": {"code": "A"}, "outcome": {"out": ["OUT"]}, "censoring": {"dataset_end": True}}
+    task = TaskConfig.model_validate(base | {"horizons": ["10d"]} | changes)
+    (found,) = check_data(data, study=load_study(), tasks=[task]).tasks
+    assert any("no cause of the task means death" in text for text in found.warnings) == due
+
+
+# ---- what the prepared set keeps -------------------------------------------------------------------------------------
+
+
+def test_the_manifest_tells_where_splits_come_from(folders: Path, tmp_path: Path) -> None:
+    for settings, source in (([], "folders"), (["splits.by=hash"], "hash")):
+        prepare(folders, tmp_path / source, study=load_study(None, settings), tasks=[])
+        assert Prepared(tmp_path / source).manifest["splits"] == source
+
+
+@pytest.mark.parametrize("card", ["[]", '["x"]', "3", "null", '{"dataset_name": ["x"]}', "{}"])
+def test_a_card_that_names_nothing_gives_the_folders_name(tmp_path: Path, card: str) -> None:
+    (tmp_path / "mine" / "metadata").mkdir(parents=True)
+    (tmp_path / "mine" / "metadata" / "dataset.json").write_text(card)
+    assert data_name(tmp_path / "mine") == "mine"

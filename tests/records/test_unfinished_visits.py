@@ -1,0 +1,192 @@
+"""A query that lies in a visit sees that visit up to its moment, in every model: as if the record ended there."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from test_models_reference import make_model
+
+from ehrsequencing.baselines.history import fit_feature_spec, history_features
+from ehrsequencing.config import load_study
+from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.models.reach import Reach
+from ehrsequencing.predict import risk_of_rows
+from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.encoding import encode_rows, encode_timelines
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.prepared import Prepared, excluded_codes, prepare
+from ehrsequencing.records.record import make_record
+from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, task, verdicts
+from helpers.meds import HOUR_US, Row, scratch, write_meds
+
+LANDMARKS = ["0d", "8h", "40d", "180d"]  # visits of several days: many a landmark lies in one
+KINDS: dict[str, dict[str, Any]] = {
+    "attention": {},
+    "mini-transformer": {"visit_encoder": "transformer"},
+    "lstm": {"timeline": "lstm"},
+    "flat": {"architecture": "flat"},
+}
+Arrays = tuple[Timelines, TaskRows]
+
+
+class World(NamedTuple):
+    folder: Path
+    rows: list[Row]
+    store: Prepared
+    arrays: Arrays  # of some held-out subjects
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with scratch() as name:
+        folder, rows = Path(name), hospital_rows(subjects=80)
+        make_set(folder, rows, "visits.by=gap", "visits.gap=60d", "vocabulary.min_subjects=1", landmarks=LANDMARKS)
+        store = Prepared(folder / "set")
+        some = np.arange(12)
+        arrays = store.timelines("held_out"), store.rows("hospital", "held_out")
+        yield World(folder, rows, store, (take_timelines(arrays[0], some), take_rows(arrays[1], some)))
+
+
+def inside(rows: TaskRows) -> np.ndarray[Any, Any]:
+    return np.flatnonzero(rows.unfinished_codes)
+
+
+def cut_records(world: World, folder: Path) -> tuple[Arrays, np.ndarray[Any, Any]]:
+    """The record of each query that lies in a visit, cut at its moment; and the row that asks at it."""
+    timelines, rows = world.arrays
+    moments = np.asarray(rows.prediction_us)[inside(rows)].tolist()
+    owners = np.asarray(timelines.subject_id)[rows.subject[inside(rows)]].tolist()
+    cut = [
+        row._replace(subject=k)
+        for k, (owner, p) in enumerate(zip(owners, moments, strict=True))
+        for row in world.rows
+        if row.subject == owner and (row.time is None or row.time <= p)
+    ]
+    reader = MedsReader(write_meds(folder, cut), None)
+    [events] = reader
+    question, study = world.store.task("hospital"), world.store.study
+    record = make_record(events, excluded=excluded_codes(study, [question], {}), settings=study.visits)
+    cohort = CohortBuilder(question).build(
+        record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=max(moments),
+        labelled=False,
+    )  # fmt: skip
+    asked = encode_rows(record, cohort.rows, world.store.vocabulary)
+    timelines, _ = encode_timelines(record, world.store.vocabulary)
+    row = np.flatnonzero(np.asarray(asked.prediction_us) == np.array(moments)[asked.subject])
+    assert asked.subject[row].tolist() == list(range(len(moments)))
+    assert not asked.unfinished_codes[row].any()  # what is known of the visit is all of it now
+    return (timelines, asked), row
+
+
+def answers(kind: str, world: World, arrays: Arrays) -> np.ndarray[Any, Any]:
+    model = make_model(**{"head": "horizon", "causes": 2, "vocab_size": len(world.store.vocabulary), **KINDS[kind]})
+    return risk_of_rows(model.float().eval(), *arrays, horizons_days=[90.0, 900.0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_inside_a_visit_is_that_of_the_record_cut_there(kind: str, world: World, tmp_path: Path) -> None:
+    timelines, rows = world.arrays
+    here = inside(rows)
+    assert len(here) >= 12
+    again, row = cut_records(world, tmp_path / "cut")
+    expected = answers(kind, world, again)[row]
+    np.testing.assert_allclose(answers(kind, world, (timelines, rows))[here], expected, atol=2e-6)
+    for broken in (lambda n, whole: 0 * n, lambda n, whole: whole):  # sees nothing of its visit; sees the whole of it
+        visit = timelines.subject_offsets[rows.subject[here]] + rows.visits_before[here]
+        codes = np.array(rows.unfinished_codes)
+        codes[here] = broken(codes[here], np.diff(timelines.visit_offsets)[visit])
+        other = answers(kind, world, (timelines, replace(rows, unfinished_codes=codes)))[here]
+        assert np.abs(other - expected).max() > 1e-4
+
+
+def test_baselines_see_what_the_cut_record_shows(world: World, tmp_path: Path) -> None:
+    timelines, rows = world.arrays
+    (cut, asked), row = cut_records(world, tmp_path / "cut")
+    vocabulary = world.store.vocabulary
+    columns = fit_feature_spec(timelines, rows, vocabulary)
+    found = history_features(timelines, rows, vocabulary, chosen=np.arange(len(rows)), columns=columns)[inside(rows)]
+    expected = history_features(cut, asked, vocabulary, chosen=row, columns=columns)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    blind = replace(rows, unfinished_codes=0 * rows.unfinished_codes)
+    missed = history_features(timelines, blind, vocabulary, chosen=inside(rows), columns=columns)
+    assert (np.nan_to_num(missed) != np.nan_to_num(expected)).any(axis=1).all()
+
+
+def test_asking_inside_a_visit_moves_no_other_answer(world: World) -> None:
+    timelines, rows = world.arrays
+    others = np.flatnonzero(rows.unfinished_codes == 0)
+    kept = take_rows(replace(rows, row_offsets=np.arange(len(rows) + 1)), others)
+    counts = np.bincount(rows.subject[others], minlength=len(timelines))
+    kept = replace(kept, row_offsets=np.r_[0, np.cumsum(counts)])
+    before, after = (
+        answers("attention", world, (timelines, rows))[others],
+        answers("attention", world, (timelines, kept)),
+    )
+    np.testing.assert_allclose(after, before, atol=2e-6)
+
+
+def test_a_visit_that_nobody_else_sees_is_not_loaded_twice(world: World) -> None:
+    timelines, rows = world.arrays
+    alone = take_rows(replace(rows, row_offsets=np.arange(len(rows) + 1)), inside(rows)[:1])
+    owner = int(rows.subject[inside(rows)[0]])
+    counts = np.bincount([owner], minlength=len(timelines))
+    loader = SubjectLoader(timelines, replace(alone, row_offsets=np.r_[0, np.cumsum(counts)]), reach=Reach(2, 4))
+    step = loader.collate(loader.subjects)
+    assert step.batch.n_visits == int(alone.visits_before[0]) + 2 == loader.cost[owner]
+
+
+def test_the_audit_cuts_records_inside_visits(world: World, tmp_path: Path) -> None:
+    run = assemble(world.folder / "set", tmp_path / "run")
+    found = verdicts(run)
+    assert {found[name] for name in ("stamps", "prefix_equality", "future_perturbation", "gradient")} == {"passed"}
+
+
+def show_the_rest(prepared: Path) -> None:
+    """Queries see the whole of the visit that they lie in."""
+    for split in ("train", "tuning", "held_out"):
+        visits, rows = prepared / "visits" / split, prepared / "tasks" / "hospital" / split
+        codes, offsets = load(rows, "unfinished_codes"), np.diff(load(visits, "visit_offsets"))
+        owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
+        visit = load(visits, "subject_offsets")[owner] + load(rows, "visits_before")
+        save(rows, "unfinished_codes", np.where(codes > 0, np.r_[offsets, 0][visit], 0))
+
+
+def show_the_next_visit(prepared: Path) -> None:
+    """Queries between visits see one code of the next visit."""
+    for split in ("train", "tuning", "held_out"):
+        visits, rows = prepared / "visits" / split, prepared / "tasks" / "hospital" / split
+        counts = np.diff(load(rows, "row_offsets"))
+        owner = np.repeat(np.arange(len(counts)), counts)
+        follows = load(visits, "subject_offsets")[owner] + load(rows, "visits_before")
+        has_one = load(rows, "is_query") & (follows < load(visits, "subject_offsets")[owner + 1])
+        save(rows, "unfinished_codes", np.where(has_one, np.maximum(load(rows, "unfinished_codes"), 1), 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "check"), [(show_the_rest, "prefix_equality"), (show_the_next_visit, "stamps")], ids=["rest", "next"]
+)
+def test_a_query_that_sees_too_much_of_a_visit_is_a_leak(
+    change: Callable[[Path], None], check: str, world: World, tmp_path: Path
+) -> None:
+    bad = broken_set(world.folder / "set", tmp_path / "bad", change)
+    assert check in leaks(assemble(bad, tmp_path / "run"))
+
+
+def test_forty_eight_hours_after_admission_the_stay_so_far_is_known(tmp_path: Path) -> None:
+    """The index of the issue: a stay cut by gaps, asked 48 h after it began."""
+    rows = [Row(s, None, "SEX//F") for s in range(40)]
+    for s in range(40):
+        rows += [Row(s, k * 6 * HOUR_US + s, "ADMISSION" if k == 0 else f"DX//{k}") for k in range(20)]
+    folder = write_meds(tmp_path / "data", rows)
+    settings = ["visits.by=gap", "vocabulary.min_subjects=1"]
+    question = task(index={"code": "ADMISSION", "after": "48h"}, outcome={"o": "DX//19"}, competing={}, censoring={})
+    prepare(folder, tmp_path / "set", study=load_study(None, settings), tasks=[question])
+    found = Prepared(tmp_path / "set").rows("hospital", "train")
+    index = np.flatnonzero(found.at_landmark(0))
+    assert len(index) > 10
+    assert found.unfinished_codes[index].tolist() == [9] * len(index)  # hours 0, 6 … 48
+    assert found.delta_days[index].tolist() == [0.0] * len(index)

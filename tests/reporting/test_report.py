@@ -1,0 +1,534 @@
+"""The report: complete, escaped, offline, valid figures, and no count under 11 that can be worked out."""
+
+import copy
+import itertools
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example as for_example
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.reporting import curves, figures, svg
+from ehrsequencing.reporting.disclosure import counts as published
+from ehrsequencing.reporting.disclosure import small_counts
+from ehrsequencing.reporting.disclosure.counts import publish, subgroup_rows
+from ehrsequencing.reporting.disclosure.small_counts import Count, hide_small, merge_bins, pool_groups
+from ehrsequencing.reporting.figures import CalibrationPoint
+from ehrsequencing.reporting.page_text import HUMAN_ITEMS
+from ehrsequencing.reporting.report import render, write_report
+from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.svg import Estimate
+from ehrsequencing.reporting.wording import METRICS, duration
+from helpers.metrics_json import MODELS, ORACLE, WIDE, YEAR, complete, example
+
+
+class Page(HTMLParser):
+    """Checks nesting while it collects tags, attributes and text."""
+
+    VOID = frozenset({"meta", "link", "br", "img"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def svgs(html: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the page
+
+
+@pytest.mark.parametrize("make", [example, complete])
+@pytest.mark.parametrize("kind", [{}, WIDE, {**WIDE, "subjects": 312, "undefined": True}, {"oracle": ORACLE}])
+def test_page_is_whole_and_asks_for_nothing(kind: dict[str, Any], make: Any) -> None:
+    html = render(make(**kind))
+    page = Page(html)
+    assert len(html) < 1_000_000
+    assert not {"script", "img", "iframe", "object", "embed", "base", "form", "audio", "video"} & set(page.tags)
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on"), (tag, name)
+        assert "http:" not in value, (tag, name)
+        assert "https:" not in value, (tag, name)
+        assert "//" not in value, (tag, name)
+        if name in {"href", "src"}:
+            assert value.startswith("#") or value == "data:,"
+    assert "url(" not in html
+    assert "@import" not in html
+    assert ("meta", "http-equiv", "Content-Security-Policy") in page.attributes
+    assert "default-src 'none'" in html
+    anchors = {value[1:] for tag, name, value in page.attributes if (tag, name) == ("a", "href")}
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    assert anchors <= set(ids)
+    assert len(ids) == len(set(ids))
+    assert not re.search(r"\b(nan|inf|None|NaN)\b", page.text)
+
+
+def test_every_figure_is_valid_and_described() -> None:
+    drawn = [figure for figure in svgs(render(complete(**WIDE))) if figure.get("class") == "fig"]
+    assert len(drawn) > 20
+    for figure in drawn:
+        assert figure.find("title") is not None
+        assert figure.findtext("title")
+        assert figure.findtext("desc")
+        assert figure.get("role") == "img"
+
+
+@pytest.mark.parametrize("kind", [{}, WIDE])
+def test_all_numbers_appear(kind: dict[str, Any]) -> None:
+    metrics = complete(subjects=20000, **kind)
+    text = Page(render(metrics)).text
+    for row in metrics["metrics"]:
+        digits, scale = METRICS[row["metric"]].digits, METRICS[row["metric"]].scale
+        for value in (row["value"], row["low"], row["high"]):
+            if value is not None:
+                assert f"{scale * value:.{digits}f}" in text
+    for row in metrics["at_risk"]:
+        assert f"{row['subjects']:,}" in text
+        for cause in metrics["causes"]:
+            for count in row["events"][cause]:
+                assert f"{count:,}" in text
+    for step in metrics["attrition"]:
+        assert step["step"] in text
+        assert step.get("reason", "") in text
+    for item in HUMAN_ITEMS:
+        assert item in text
+    assert text.count("NOT PROVIDED") == len(HUMAN_ITEMS)
+    for row in subgroup_rows(metrics):
+        assert row["level"] in text
+    for name, value in metrics["checks"]["split_overlap"]["hash"].items():
+        assert value[:16] in text, name
+    for model in MODELS:
+        assert model in text
+    for name, setting in (("model.dim", "64"), ("training.learning_rate", "0.0005"), ("splits.by", '"file"')):
+        assert name in text
+        assert setting in text
+    for question in ("What was predicted", "For whom", "How well", "Compared with what", "Not to be used for"):
+        assert question in text
+    assert metrics["question"] in text
+
+
+def test_what_is_hostile_is_shown_as_text() -> None:
+    evil = "<script>alert('x')</script>\"'&\x00\x0b\ud800"
+    metrics = example(causes=(evil, "b"))
+    metrics.update(title=evil, question=evil, warnings=[evil], models=[evil, *MODELS], versions={evil: evil})
+    metrics["config"] = {evil: {evil: [evil]}}
+    metrics["task"]["index"]["code"] = ["re:" + evil]
+    metrics["attrition"][1]["reason"] = evil
+    metrics["trajectories"][0].update(label=evil, outcome=evil)
+    metrics["metrics"].append({**metrics["metrics"][0], "metric": evil, "model": evil})
+    html = render(metrics)
+    page = Page(html)
+    assert "script" not in page.tags
+    assert "<script>alert('x')</script>" in page.text
+    assert len(svgs(html)) > 10
+    html.encode()
+
+
+def test_nobody_is_named() -> None:
+    metrics = complete(**WIDE)
+    metrics["data"]["span"] = "2031-07-05"
+    metrics["instability"]["points"][0]["subject_id"] = 987654321
+    metrics["checks"]["subject_ids"] = [987654321]
+    metrics["subgroups"][0]["subject_id"] = metrics["decision"][0]["subject_id"] = 987654321
+    metrics["external"] = {"data": "elsewhere", "subjects": 300, "subject_ids": [987654321]}
+    metrics["trajectories"][0].update(subject_id=987654321, index_time="2031-07-06T08:00:00")
+    html = render(metrics)
+    for canary in ("987654321", "2031-07", "/home/somebody"):
+        assert canary not in html
+
+
+def test_undefined_is_said() -> None:
+    metrics = example(undefined=True)
+    metrics["metrics"][0]["value"] = float("nan")
+    text = Page(render(metrics)).text
+    undefined = sum(row["value"] is None or row["value"] != row["value"] for row in metrics["metrics"])
+    assert f"{undefined} of {len(metrics['metrics'])} metric values are undefined" in text
+    assert text.count("undefined") > undefined  # once in its cell, again in the figure
+    nothing = example()
+    for row in nothing["metrics"]:
+        row.update(value=None, low=None, high=None)
+    text = Page(render(nothing)).text
+    assert "ranking could not be measured" in text
+    assert "no verdict is possible" in text
+
+
+def test_oracle_panel_warns_only_of_a_leak() -> None:
+    fair = Page(render(example(oracle={**ORACLE, "beats_oracle_z": 2.9}))).text
+    leak = Page(render(example(oracle={**ORACLE, "beats_oracle_z": 3.1}))).text
+    assert "88.1% (standard error 2.1%)" in fair
+    assert "1.4120" in fair
+    assert "leaking. It beats" not in fair
+    assert "This model is leaking. It beats the true hazards of the simulation by 3.1 standard errors" in leak
+    assert "Against the truth" not in Page(render(example())).text
+
+
+def test_bare_metrics_still_make_a_page() -> None:
+    metrics = example()
+    for name in ("metrics", "at_risk", "calibration", "risk_distribution", "trajectories", "history", "attrition"):
+        metrics[name] = []
+    metrics["models"], metrics["config"] = ["ehrsequencing"], {}
+    text = Page(render(metrics)).text
+    assert "no baseline was evaluated" in text
+    metrics["horizons_days"] = []
+    assert "per visit" in Page(render(metrics)).text
+
+
+def test_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "run" / "report.html"
+    metrics = json.loads(json.dumps(example()))
+    before = copy.deepcopy(metrics)
+    write_report(metrics, out)
+    first = out.read_bytes()
+    write_report(metrics, out)
+    assert out.read_bytes() == first
+    assert metrics == before
+    del metrics["events"]
+    with pytest.raises(EhrseqError, match="events"):
+        write_report(metrics, out)
+    assert out.read_bytes() == first
+    with pytest.raises(EhrseqError, match="cannot be written"):
+        write_report(before, tmp_path / "run")
+    assert [p.name for p in tmp_path.rglob("*")] == ["run", "report.html"]
+
+
+# ---------------------------------------------------------------------------------------------------------- the words
+
+
+def scores_of(ours: Any, *others: Any, metric: str = "c") -> Scores:
+    rows = [
+        {"model": f"m{k}", "landmark_days": 0.0, "cause": "death", "horizon_days": 365.25, "metric": metric,
+         "value": span and sum(span) / 2, "low": span and span[0], "high": span and span[1]}
+        for k, span in enumerate([ours, *others])
+    ]  # fmt: skip
+    return Scores({"models": [row["model"] for row in rows], "causes": ["death"], "horizons_days": [365.25],
+                   "metrics": rows})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("metric", "spans", "expected"),
+    [
+        ("c", [(0.85, 0.87), (0.80, 0.84)], "m0"),
+        ("c", [(0.85, 0.87), (0.80, 0.85)], None),  # they touch
+        ("c", [(0.80, 0.84), (0.85, 0.87), (0.70, 0.71)], "m1"),
+        ("c", [(0.85, 0.87), None], None),  # nothing to compare with
+        ("brier", [(0.08, 0.09), (0.10, 0.11)], "m0"),
+        ("brier", [(0.10, 0.11), (0.08, 0.09)], "m1"),
+        ("oe", [(0.99, 1.01), (2.0, 3.0)], None),  # neither more nor less is better
+    ],
+)
+def test_best_is_marked_only_where_intervals_allow(metric: str, spans: list[Any], expected: str | None) -> None:
+    assert scores_of(*spans, metric=metric).best((0.0, "death", 365.25), metric) == expected
+
+
+def test_verdict_follows_the_intervals() -> None:
+    assert "clearly better" in scores_of((0.85, 0.87), (0.80, 0.84)).compared()
+    assert "clearly WORSE" in scores_of((0.80, 0.84), (0.85, 0.87)).compared()
+    assert "cannot tell" in scores_of((0.80, 0.86), (0.85, 0.87)).compared()
+    assert "too high at 1 year" in scores_of((0.7, 0.8), metric="oe").not_for()
+    assert "too low at 1 year" in scores_of((1.2, 1.4), metric="oe").not_for()
+    assert "recalibration" not in scores_of((0.9, 1.4), metric="oe").not_for()
+
+
+def test_durations_read_well() -> None:
+    days = [0.25, 1.0, 30.0, 90.0, 365.25, 1.5 * 365.25, 730.5, 1234.0]
+    words = ["6 hours", "1 day", "30 days", "90 days", "1 year", "1.5 years", "2 years", "3.4 years"]
+    assert [duration(d) for d in days] == words
+
+
+# --------------------------------------------------------------------------------------------------- counts under 11
+
+
+def worlds(counts: dict[Any, Count], texts: dict[Any, str], reach: int) -> Iterator[dict[Any, int]]:
+    """All numbers of people per group, up to `reach`, that agree with what is printed: a brute-force reader."""
+    groups = sorted({g for count in counts.values() for g in count.groups})
+    for sizes in itertools.product(range(reach + 1), repeat=len(groups)):
+        world = dict(zip(groups, sizes, strict=True))
+        for key, count in counts.items():
+            total, text = sum(world[g] for g in count.groups), texts[key]
+            if text == "hidden":
+                continue
+            if text == "<11":
+                agrees = 1 <= total <= 10
+            elif text[0] == "≥":
+                agrees = total >= int(text[1:].replace(",", ""))
+            else:
+                agrees = total == int(text.replace(",", ""))
+            if not agrees:
+                break
+        else:
+            yield world
+
+
+def narrowest(counts: dict[Any, Count], texts: dict[Any, str], reach: int) -> int:
+    """How many values the best pinned-down small count may still have."""
+    seen = list(worlds(counts, texts, reach))
+    small = [count for count in counts.values() if 1 <= count.value <= 10]
+    return min((len({sum(w[g] for g in count.groups) for w in seen}) for count in small), default=99)
+
+
+def only_small_ones(counts: dict[Any, Count]) -> dict[Any, str]:
+    """The broken mutant: small counts hidden, everything else printed."""
+    return {key: "<11" if 1 <= count.value <= 10 else str(count.value) for key, count in counts.items()}
+
+
+def table(parts: list[int], extra: frozenset[str] = frozenset()) -> dict[Any, Count]:
+    names = "abcdefg"[: len(parts)]
+    counts = {name: Count(value, frozenset({name})) for name, value in zip(names, parts, strict=True)}
+    whole = {"total": frozenset(names), **({"some": extra} if extra else {})}
+    sizes = dict(zip(names, parts, strict=True))
+    return counts | {key: Count(sum(sizes[g] for g in members), members) for key, members in whole.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 26), min_size=2, max_size=3), st.sets(st.sampled_from("ab"), min_size=1))
+def test_no_small_count_can_be_worked_out(parts: list[int], extra: set[str]) -> None:
+    counts = table(parts, frozenset(extra))
+    texts = hide_small(counts)
+    for key, count in counts.items():
+        assert texts[key] != str(count.value) or count.value == 0 or count.value >= 11
+    assert narrowest(counts, texts, reach=40) >= 5
+
+
+def test_hiding_only_the_small_ones_is_caught() -> None:
+    counts = table([5, 30, 20])
+    assert narrowest(counts, only_small_ones(counts), reach=40) == 1
+    assert narrowest(counts, hide_small(counts), reach=40) >= 5
+    two = table([1, 1, 30])  # two hidden ones whose sum gives them away
+    assert narrowest(two, only_small_ones(two), reach=40) == 1
+    assert narrowest(two, hide_small(two), reach=40) >= 5
+
+
+def test_hand_counted_tables() -> None:
+    assert hide_small(table([12, 30])) == {"a": "12", "b": "30", "total": "42"}
+    assert hide_small(table([0, 30])) == {"a": "0", "b": "30", "total": "30"}  # nobody is not a small group
+    assert hide_small(table([5, 30])) == {"a": "<11", "b": "≥11", "total": "35"}  # 35 - 30 would tell
+    assert hide_small(table([5, 2000, 100])) == {"a": "<11", "b": "2,000", "c": "≥100", "total": "2,105"}
+    assert hide_small({}) == {}
+    nested = {"by 1 year": Count(30, frozenset("a")), "by 3 years": Count(33, frozenset("ab"))}
+    assert hide_small(nested) == {"by 1 year": "≥11", "by 3 years": "33"}  # three people between them
+    apart = {"sex": Count(30, frozenset("a")), "age": Count(33, frozenset("bc"))}
+    assert hide_small(apart) == {"sex": "30", "age": "33"}  # nobody's difference
+    assert hide_small(apart | {"old": Count(25, frozenset("c"))}, [frozenset("b")])["age"] == "33"
+    with pytest.raises(small_counts.InconsistentCounts):
+        hide_small({1: Count(30, frozenset("ab")), 2: Count(31, frozenset("a"))})
+    with pytest.raises(small_counts.InconsistentCounts):
+        hide_small({1: Count(30, frozenset("a")), 2: Count(31, frozenset("a"))})
+
+
+def differences(metrics: dict[str, Any], texts: dict[Any, str]) -> list[int]:
+    """What a reader of the printed tables gets by subtracting: plain arithmetic, apart from the code under test."""
+    horizons = metrics["horizons_days"]
+    number = {key: int(text.replace(",", "")) for key, text in texts.items() if text.replace(",", "").isdigit()}
+    pairs = [(("flow", i), ("flow", j)) for i in range(9) for j in range(i + 1, 9)]
+    wholes = [(("subjects", s), [("events", s, o) for o in events]) for s, events in metrics["events"].items()]
+    for row in metrics["at_risk"]:
+        landmark = row["landmark_days"]
+        for cause in metrics["causes"]:
+            by = [("by", landmark, cause, h) for h in horizons]
+            pairs += [*zip(by[1:], by, strict=False), *((("at_risk", landmark), key) for key in by)]
+            for h in horizons:
+                sizes = [("risk", landmark, cause, h, name) for name in ("event", "no_event", "unknown")]
+                wholes.append((("at_risk", landmark), sizes))
+    shown = subgroup_rows(metrics)
+    for row in shown:  # n less events; the same group at a later landmark; all subjects less the other levels
+        key = ("group", row["landmark_days"], row["group"], row["level"])
+        later = [("group", r["landmark_days"], *key[2:]) for r in shown if r["landmark_days"] > row["landmark_days"]]
+        pairs += [((*key, "n"), (*key, "events"))]
+        pairs += [((*key, "n"), (*other, "n")) for other in later if row["group"] != "age"]
+    for landmark, group in dict.fromkeys((row["landmark_days"], row["group"]) for row in shown):
+        levels = [r for r in shown if (r["landmark_days"], r["group"]) == (landmark, group)]
+        by = ("by", landmark, metrics["causes"][0], levels[0]["horizon_days"])
+        for whole, what in ((("at_risk", landmark), "n"), (by, "events")):
+            wholes.append((whole, [("group", landmark, group, r["level"], what) for r in levels]))
+    steps = [("flow", i) for i in range(len(metrics["attrition"]))]
+    wholes += [(a, [b, ("out", i + 1)]) for i, (a, b) in enumerate(itertools.pairwise(steps))]
+    found = [number[a] - number[b] for a, b in pairs if a in number and b in number]
+    for whole, parts in wholes:
+        for left_out in parts:
+            if all(key in number for key in (whole, *parts) if key != left_out):
+                found.append(number[whole] - sum(number[key] for key in parts if key != left_out))
+    return found
+
+
+@pytest.mark.parametrize("subjects", [60, 312, 1500, 9000])
+def test_no_small_count_is_left_in_the_tables(subjects: int) -> None:
+    metrics = complete(subjects=subjects, **WIDE)
+    texts = publish(metrics)
+    assert any(key[0] == "group" for key in texts)
+    assert not [text for text in texts.values() if text.isdigit() and 1 <= int(text) <= 10]
+    assert not [d for d in differences(metrics, texts) if 1 <= abs(d) <= 10]
+    if subjects > 60:
+        assert texts["flow", 0] == f"{subjects + 431:,}"  # and yet the tables say something
+
+
+def test_naive_hiding_leaves_small_counts_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "hide_small", lambda counts, implied, links: only_small_ones(counts))
+    metrics = example(subjects=1500, **WIDE)
+    assert [d for d in differences(metrics, publish(metrics)) if 1 <= abs(d) <= 10]
+
+
+def test_the_page_prints_no_small_count() -> None:
+    metrics = complete(subjects=312, **WIDE)
+    html = render(metrics)
+    for row in re.findall(r"<tr.*?</tr>", html, flags=re.DOTALL):
+        cells = re.findall(r"<t[dh][^>]*>([\d,]+)</t[dh]>", row)
+        assert not [c for c in cells if 1 <= int(c.replace(",", "")) <= 10]
+    assert not re.findall(r"n\s=\s(?:[1-9]|10)\b", html)
+    assert "&lt;11" in html
+
+
+def test_tables_of_different_people_are_judged_apart() -> None:
+    metrics = example(subjects=9000, **WIDE)
+    metrics["at_risk"][0]["subjects"] += 5000  # more than the split holds: rows, not subjects
+    texts = publish(metrics)
+    assert texts["at_risk", YEAR] == f"{metrics['at_risk'][0]['subjects']:,}"
+    metrics["risk_distribution"][0]["landmark_days"] = None
+    assert ("risk", None, "death", YEAR, "event") in publish(metrics)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=25))
+def test_bars_are_joined_until_none_is_small(counts: list[int]) -> None:
+    edges = [float(k) for k in range(len(counts) + 1)]
+    bars = merge_bins(edges, counts)
+    assert all(count == 0 or count >= 11 for _, _, count in bars)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(bars))
+    total = sum(counts)
+    assert sum(count for *_, count in bars) == (total if total >= 11 else 0)
+    for left, right, count in bars:
+        assert sum(counts[int(left) : int(right)]) == count
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=1, max_size=12))
+def test_calibration_groups_are_joined_until_none_is_small(groups: list[tuple[int, float]]) -> None:
+    n, observed = [float(size) for size, _ in groups], [round(size * rate) / size for size, rate in groups]
+    wide = {"low": [max(o - 0.1, 0) for o in observed], "high": [min(o + 0.1, 1) for o in observed]}
+    predicted = [k / len(groups) for k in range(len(groups))]
+    points = pool_groups({"predicted": predicted, "observed": observed, "n": n, **wide})
+    events = sum(a * b for a, b in zip(n, observed, strict=True))
+    enough = min(round(events), round(sum(n) - events)) >= 11
+    assert bool(points) == enough
+    for p in points:
+        assert p.n is not None
+        assert min(round(p.n * p.observed), round(p.n * (1 - p.observed))) >= 11
+        assert p.low is not None
+        assert p.high is not None
+        assert 0 <= p.low <= p.observed <= p.high <= 1
+    if enough:
+        assert sum(p.n or 0 for p in points) == pytest.approx(sum(n))
+        assert sum((p.n or 0) * p.observed for p in points) == pytest.approx(events)
+
+
+# --------------------------------------------------------------------------------------------------------- the figures
+
+risk = st.floats(0, 1, allow_subnormal=False)
+name = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=8).filter(
+    lambda text: "\ufffe" not in text and "\uffff" not in text
+)
+
+
+def check(svg: str) -> None:
+    ElementTree.fromstring(svg)
+    assert not re.search(r'"[^"]*\b(nan|inf)\b[^"]*"', svg)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_figures_are_valid_for_any_numbers(data: st.DataObject) -> None:
+    estimate = st.builds(Estimate, st.integers(0, 9), name, st.none() | st.floats(-9, 9), risk, risk)
+    groups = data.draw(st.lists(st.tuples(name, st.lists(estimate, max_size=3)), max_size=3))
+    check(figures.forest(groups, title="t", label="C", reference=0.5, floor=0.0))
+    point = st.builds(CalibrationPoint, risk, risk, st.none() | risk, st.none() | risk, st.none() | st.integers(1, 99))
+    check(figures.calibration([(k, data.draw(name), data.draw(st.lists(point))) for k in range(2)], title="t"))
+    times = sorted(data.draw(st.lists(st.floats(0, 9000), min_size=1, max_size=50, unique=True)))
+    risks = data.draw(st.lists(risk, min_size=len(times), max_size=len(times)))
+    top = max(*risks, 0.01)
+    lines = [(data.draw(name), risks)]
+    check(figures.risk_over_time(times, lines, ["visit"] * len(times), title="t", top=top))
+    check(figures.risk_curves([t + 1 for t in times], [(0.0, risks), (9.0, risks)], title="t", top=top))
+    values = data.draw(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=80))
+    check(figures.training_curve(range(1, len(values) + 1), values, title="t", best_epoch=1))
+    check(figures.oracle_bar(*data.draw(st.tuples(*[st.floats(-9, 9)] * 3)), title="t"))
+    bars = merge_bins([k / 10 for k in range(11)], data.draw(st.lists(st.integers(0, 30), min_size=10, max_size=10)))
+    check(figures.risk_distribution([figures.Ridge("r", "", bars, rough=True)], title=data.draw(name), label="x"))
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=9), st.floats(1e-3, 1))
+@for_example([-0.5, -0.2], 0.3)
+@for_example([0.0], 0.1)
+def test_net_benefit_is_drawn_for_any_numbers(gained: list[float], end: float) -> None:
+    """A model that gains nothing at any threshold too: elsewhere it may well."""
+    x = [end * (k + 1) / len(gained) for k in range(len(gained))]
+    low, high = [v - 0.1 for v in gained], [v + 0.1 for v in gained]
+    check(curves.decision([figures.Curve(0, "ours", x, gained, low, high)], title="t"))
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_inside_and_even(low: float, span: float) -> None:
+    found = svg.ticks(low, low + span)
+    assert all(low - 1e-6 * span <= t <= low + span * (1 + 1e-6) + 1e-9 for t in found)
+    assert len(found) <= 7
+
+
+def test_points_stand_where_the_numbers_are() -> None:
+    low = CalibrationPoint(0.1, 0.2, 0.15, 0.25, 100)
+    high = CalibrationPoint(0.4, 0.4, 0.3, 0.5, 100)
+    svg = ElementTree.fromstring(figures.calibration([(0, "ours", [low, high])], title="t"))
+    dots = [(float(c.get("cx", 0)), float(c.get("cy", 0))) for c in svg.iter("circle")]
+    diagonal = next(line for line in svg.iter("line") if line.get("class") == "reference")
+    x0, y0, x1, y1 = (float(diagonal.get(k, 0)) for k in ("x1", "y1", "x2", "y2"))
+    share = [((x - x0) / (x1 - x0), (y - y0) / (y1 - y0)) for x, y in dots]
+    top = 0.5 * 1.08
+    assert share[0] == pytest.approx((0.1 / top, 0.2 / top), abs=1e-3)
+    assert share[1] == pytest.approx((0.4 / top, 0.4 / top), abs=1e-3)
+
+
+def test_the_truth_of_a_simulation_is_no_rival() -> None:
+    metrics = example()
+    truth = [
+        {**row, "model": "true hazards", "value": 0.99}
+        for row in metrics["metrics"]
+        if row["model"] == metrics["models"][0]
+    ]
+    seen = {
+        **metrics, "models": [metrics["models"][0], "true hazards"], "oracle": {**ORACLE, "name": "true hazards"},
+        "metrics": [row for row in metrics["metrics"] if row["model"] == metrics["models"][0]] + truth,
+    }  # fmt: skip
+    assert "no baseline was evaluated" in Page(render(seen)).text
+    assert "no baseline was evaluated" not in Page(render({**seen, "oracle": ORACLE})).text

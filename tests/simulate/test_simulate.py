@@ -1,0 +1,346 @@
+"""The simulated files: valid MEDS, a function of the seed alone, with stays and an ontology."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from meds import schema as meds
+from pydantic import ValidationError
+
+from ehrsequencing.config import load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.prepared import prepare
+from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.simulate.dataset import SPLITS, split_of
+from ehrsequencing.simulate.records import BLOCK
+from helpers.storage import everything, in_a_process
+
+Row = tuple[Any, str, float | None]  # time (None: static), code, value
+QUICK = SimulationConfig(truth_futures=4)
+
+
+def shards(out: Path) -> list[Path]:
+    return sorted((out / "data").glob("*/*.parquet"))
+
+
+def rows_by_subject(out: Path, *, known: int | None = None) -> dict[int, list[Row]]:
+    """(time, code, value) rows of every subject, in file order."""
+    found: dict[int, list[Row]] = defaultdict(list)
+    for shard in shards(out):
+        table = pq.read_table(shard)
+        columns = (table[name].to_pylist() for name in ("subject_id", "time", "code", "numeric_value"))
+        for subject_id, time, code, value in zip(*columns, strict=True):
+            if known is None or subject_id <= known:
+                found[subject_id].append((time, code, value))
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("simulated") / "made" / "with parents"
+    simulate(out, subjects=600, seed=3, config=QUICK)
+    return out
+
+
+# --- MEDS -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_files_are_valid_meds(data: Path) -> None:
+    for shard in shards(data):
+        meds.DataSchema.validate(pq.read_table(shard))
+    splits = pq.read_table(data / meds.subject_splits_filepath)
+    meds.SubjectSplitSchema.validate(splits)
+    codes = pq.read_table(data / meds.code_metadata_filepath)
+    meds.CodeMetadataSchema.validate(codes)
+    card = json.loads((data / meds.dataset_metadata_filepath).read_text())
+    meds.DatasetMetadataSchema.validate(card)
+    assert card["meds_version"].startswith("0.4")
+
+    where = {
+        subject: shard for shard in shards(data) for subject in set(pq.read_table(shard)["subject_id"].to_pylist())
+    }
+    assert sorted(where) == list(range(1, 601))
+    assert {s: where[s].parent.name for s in where} == dict(
+        zip(splits["subject_id"].to_pylist(), splits["split"].to_pylist(), strict=True)
+    )
+    listed = codes["code"].to_pylist()
+    assert len(set(listed)) == len(listed)
+    assert {code for rows in rows_by_subject(data).values() for _, code, _ in rows} <= set(listed)
+
+
+def test_nothing_but_the_files_that_others_read(data: Path) -> None:
+    files = {path.relative_to(data).as_posix() for path in data.rglob("*") if path.is_file()}
+    assert files == {
+        *(f"data/{split}/0.parquet" for split in SPLITS),
+        *(f"metadata/{name}" for name in ("subject_splits.parquet", "codes.parquet", "dataset.json")),
+        *("truth.parquet", "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml", "manifest.json"),
+    }
+
+
+def test_subjects_are_contiguous_sorted_and_without_repeats(data: Path) -> None:
+    for shard in shards(data):
+        ids = pq.read_table(shard)["subject_id"].to_numpy()
+        assert (np.diff(ids) >= 0).all()
+    for rows in rows_by_subject(data).values():
+        times = [time for time, _, _ in rows]
+        static = sum(time is None for time in times)
+        assert static == 1
+        assert times[0] is None
+        assert times[1:] == sorted(times[1:])
+        assert len({(time, code) for time, code, _ in rows}) == len(rows)
+
+
+def test_a_record_begins_with_birth_and_ends_with_death_or_the_end_of_follow_up(data: Path) -> None:
+    for rows in rows_by_subject(data).values():
+        codes = [code for _, code, _ in rows]
+        assert codes[1] == "MEDS_BIRTH"
+        assert codes[-1] in {"MEDS_DEATH", "END_OF_FOLLOWUP"}
+        assert sum(code in {"MEDS_DEATH", "END_OF_FOLLOWUP"} for code in codes) == 1
+        assert codes.count("ENROLLMENT") == 1
+        assert codes.count("DX//OUTCOME") <= 1
+        enrolled = rows[codes.index("ENROLLMENT")][0]
+        same_day = [time for time, _, _ in rows[1:] if time.date() == enrolled.date()]
+        assert enrolled == max(same_day)
+        if "DX//OUTCOME" in codes:
+            assert rows[codes.index("DX//OUTCOME")][0] > enrolled
+
+
+def test_visits_are_days_that_often_last(data: Path) -> None:
+    lasting, momentary = 0, 0
+    for rows in rows_by_subject(data).values():
+        days = defaultdict(set)
+        struck = {time.date() for time, code, _ in rows if code in {"DX//OUTCOME", "MEDS_DEATH"}}
+        for time, code, _ in rows[2:]:
+            if code not in {"END_OF_FOLLOWUP", "MEDS_DEATH"}:
+                days[time.date()].add(time)
+        for day in struck:  # nothing strikes on a day with a visit
+            assert len(days.get(day, [0])) == 1
+        lasting += sum(len(times) > 1 for times in days.values())
+        momentary += sum(len(times) == 1 for times in days.values())
+    assert lasting > momentary > 0
+
+
+# --- The seed decides -------------------------------------------------------------------------------------------------
+
+
+def test_same_seed_same_bytes_and_another_seed_others(data: Path, tmp_path: Path) -> None:
+    simulate(tmp_path / "again", subjects=600, seed=3, config=QUICK)
+    files = [path.relative_to(data) for path in data.rglob("*") if path.is_file()]
+    assert all((data / file).read_bytes() == (tmp_path / "again" / file).read_bytes() for file in files)
+    simulate(tmp_path / "other", subjects=600, seed=4, config=QUICK)
+    shard = Path("data/train/0.parquet")
+    assert (data / shard).read_bytes() != (tmp_path / "other" / shard).read_bytes()
+
+
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_threads_change_no_byte(data: Path, tmp_path: Path, threads: str) -> None:
+    program = (
+        "import sys, pyarrow; from pathlib import Path; from ehrsequencing.simulate import SimulationConfig, simulate;"
+        "pyarrow.set_cpu_count(int(sys.argv[2]));"
+        "simulate(Path(sys.argv[1]), subjects=600, seed=3, config=SimulationConfig(truth_futures=4))"
+    )
+    limits = {f"{library}_NUM_THREADS": threads for library in ("OMP", "OPENBLAS", "MKL")}
+    command = [sys.executable, "-c", program, str(tmp_path / "again"), threads]
+    subprocess.run(command, env={**os.environ, **limits}, check=True)
+    files = [path.relative_to(data) for path in data.rglob("*") if path.is_file()]
+    assert all((data / file).read_bytes() == (tmp_path / "again" / file).read_bytes() for file in files)
+
+
+def test_a_subject_depends_neither_on_the_number_of_others_nor_on_the_shards(data: Path, tmp_path: Path) -> None:
+    fewer = tmp_path / "fewer"
+    subjects = BLOCK + 44
+    simulate(fewer, subjects=subjects, seed=3, config=QUICK, shard_subjects=37)
+    assert rows_by_subject(fewer) == rows_by_subject(data, known=subjects)
+    sizes = [len(set(pq.read_table(shard)["subject_id"].to_pylist())) for shard in shards(fewer)]
+    assert max(sizes) == 37
+    assert sum(sizes) == subjects
+    assert len(list((fewer / "data" / "train").iterdir())) > 3
+
+
+def test_splits_are_about_70_15_15_and_do_not_depend_on_the_seed() -> None:
+    shares = np.bincount(split_of(np.arange(1, 100_001)), minlength=3) / 100_000
+    np.testing.assert_allclose(shares, [0.70, 0.15, 0.15], atol=0.005)
+
+
+def test_progress_counts_up_to_all(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    simulate(tmp_path / "out", subjects=300, seed=0, config=QUICK, progress=lambda *counts: told.append(counts))
+    assert told == [(256, 300), (300, 300)]
+
+
+# --- Refusals and interruptions ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(EhrseqError, match="not empty"):
+        simulate(tmp_path, subjects=5, seed=0)
+    with pytest.raises(EhrseqError, match="is a file"):
+        simulate(tmp_path / "mine.txt", subjects=5, seed=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("wrong", [{"subjects": 0}, {"seed": -1}, {"shard_subjects": 0}])
+def test_senseless_arguments_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(EhrseqError, match=next(iter(wrong))):
+        simulate(tmp_path / "out", **{"subjects": 5, "seed": 0, **wrong})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_an_interruption_leaves_nothing_half_written(tmp_path: Path, error: BaseException) -> None:
+    def stop(done: int, total: int) -> None:
+        raise error
+
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "empty", tmp_path / "new"):
+        with pytest.raises((KeyboardInterrupt, EhrseqError)):
+            simulate(out, subjects=5, seed=0, config=QUICK, progress=stop)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_a_killed_simulation_is_absent_and_runs_again(tmp_path: Path) -> None:
+    """A process is killed before its 1st, 7th, 13th … change of the disk; rows of subjects stay private."""
+    whole = tmp_path / "whole"
+    simulate(whole, subjects=5, seed=0, config=QUICK)
+    command, env = in_a_process("print(kill_simulations(Path(sys.argv[1])))")
+    done = subprocess.run([*command, tmp_path / "killed"], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 5
+    assert everything(tmp_path / "killed" / "sim") == everything(whole)
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["sim"]
+
+
+@pytest.mark.slow
+def test_a_simulation_that_is_killed_at_random_moments_is_absent_and_runs_again(tmp_path: Path) -> None:
+    out, draw = tmp_path / "sim", random.Random(0)
+    command = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()", "simulate", str(out)]
+    command += ["--subjects", "3000", "truth_futures=4"]
+    started = monotonic()
+    assert subprocess.run([*command[:4], str(tmp_path / "whole"), *command[5:]], check=False).returncode == 0
+    seconds = monotonic() - started
+    for _ in range(15):
+        process = subprocess.Popen(command)
+        sleep(draw.uniform(0.3 * seconds, seconds))
+        process.kill()
+        process.wait()
+        if out.exists():
+            assert everything(out) == everything(tmp_path / "whole")
+            shutil.rmtree(out)
+    assert subprocess.run(command, check=False).returncode == 0
+    assert everything(out) == everything(tmp_path / "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sim", "whole"]
+
+
+def test_a_single_subject_is_enough(tmp_path: Path) -> None:
+    simulate(tmp_path / "out", subjects=1, seed=0, config=QUICK)
+    assert list(rows_by_subject(tmp_path / "out")) == [1]
+    assert pq.read_table(tmp_path / "out" / "truth.parquet").num_rows == 0  # subject 1 is not held out
+
+
+def test_settings_are_frozen_strict_and_checked() -> None:
+    with pytest.raises(ValidationError, match="extra"):
+        SimulationConfig.model_validate({"par_effect": 1.0})
+    with pytest.raises(ValidationError, match="frozen"):
+        SimulationConfig().pair_effect = 0.0  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="above"):
+        SimulationConfig(follow_up_min_years=9)
+
+
+def test_a_failed_run_can_be_run_again(tmp_path: Path) -> None:
+    def fail(done: int, total: int) -> None:
+        raise ZeroDivisionError
+
+    out = tmp_path / "out"
+    with pytest.raises(ZeroDivisionError):
+        simulate(out, subjects=5, seed=0, config=QUICK, progress=fail)
+    simulate(out, subjects=5, seed=0, config=QUICK)
+    assert len(rows_by_subject(out)) == 5
+
+
+# --- Stays ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stay_is_an_admission_and_a_discharge_that_holds_everything_else(tmp_path: Path) -> None:
+    config = SimulationConfig(truth_futures=4, stay_visit_share=0.3, stay_days=20, outcome_per_year=0.3)
+    simulate(tmp_path / "out", subjects=400, seed=0, config=config)
+    lengths, open_ended = [], 0
+    for shard in shards(tmp_path / "out"):
+        table = pq.read_table(shard)
+        assert table.schema.field("hadm_id").type == pa.int64()
+        stays: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        ends, visits = {}, defaultdict(set)
+        for row in table.to_pylist():
+            if row["code"] in {"MEDS_DEATH", "END_OF_FOLLOWUP"}:
+                ends[row["subject_id"]] = row["time"]
+            elif row["hadm_id"] is not None:
+                assert row["hadm_id"] // 10_000 == row["subject_id"]
+                stays[row["hadm_id"]].append(row)
+            elif row["time"] is not None and row["code"] not in {"MEDS_BIRTH", "DX//OUTCOME", "ENROLLMENT"}:
+                visits[row["subject_id"]].add(row["time"].date())
+        for rows in stays.values():
+            by_code = {row["code"]: row["time"] for row in rows}
+            admitted, discharged = by_code["STAY//ADMISSION"], by_code["STAY//DISCHARGE"]
+            subject = rows[0]["subject_id"]
+            assert {row["code"] for row in rows if row["time"].date() == admitted.date() != discharged.date()} <= {
+                "STAY//ADMISSION",
+                "LAB//OTHER",
+            }
+            assert not any(admitted.date() <= day <= discharged.date() for day in visits[subject])
+            open_ended += discharged == ends[subject]
+            if discharged != ends[subject]:
+                assert admitted.date() < discharged.date()
+                assert {row["time"].date() for row in rows} == {admitted.date(), discharged.date()}
+                assert len(rows) > 2
+                lengths.append((discharged.date() - admitted.date()).days)
+        assert {row["code"] for row in table.to_pylist() if row["hadm_id"] is None}.isdisjoint(
+            {"STAY//ADMISSION", "STAY//DISCHARGE"}
+        )
+    assert open_ended > 3
+    assert abs(np.mean(lengths) - 20) < 4 * np.std(lengths) / np.sqrt(len(lengths)) + 0.5  # the end of the study cuts
+
+
+# --- Ontology ---------------------------------------------------------------------------------------------------------
+
+
+def test_under_patterns_find_the_codes_below(data: Path) -> None:
+    parents = read_parents(data)
+    known = set(parents)
+
+    def under(group: str) -> set[str]:
+        return set(filter(CodeMatcher([f"under:GROUP//{group}"], parents=parents), known))
+
+    assert {up for ups in parents.values() for up in ups} <= known
+    assert under("EVENT") >= {"DX//OUTCOME", "MEDS_DEATH"}
+    pairs = {f"DX//A{k:02d}" for k in range(24)} | {f"RX//B{k:02d}" for k in range(24)}
+    assert {code for code in under("PAIR") if "GROUP" not in code} == pairs
+    chronic = {f"DX//CHRONIC{c:02d}" for c in range(8)}
+    order = {f"PROC//ORDER_{code}" for code in "ABC"}
+    assert {c for c in under("EFFECT") if "GROUP" not in c} == pairs | chronic | order | {"DX//FLARE"}
+    assert len([code for code in under("BACKGROUND") if "GROUP" not in code]) == 200
+    assert {c for c in under("N002x") if "GROUP" not in c} == {
+        f"{('DX', 'RX', 'PROC')[b % 3]}//N{b:04d}" for b in range(20, 30)
+    }
+
+
+def test_a_task_of_descendants_is_the_task_of_the_codes(data: Path, tmp_path: Path) -> None:
+    study = load_study(None, [])
+    task = load_task(data / "task.yaml")
+    above = task.model_copy(update={"name": "above", "outcome": {"outcome": ("under:GROUP//EVENT",)}, "competing": {}})
+    below = above.model_copy(update={"name": "below", "outcome": {"outcome": ("DX//OUTCOME", "MEDS_DEATH")}})
+    prepare(data, tmp_path / "set", study=study, tasks=[above, below])
+    tables = [pq.read_table(tmp_path / "set" / "tasks" / name / "cohort.parquet") for name in ("above", "below")]
+    assert tables[0].equals(tables[1])
+    assert sum(tables[0]["cause"].to_pylist()) > 100

@@ -1,0 +1,497 @@
+"""The mechanisms of the simulation: each moves the hazards by its knob, is written in the record, and can be off."""
+
+from collections import defaultdict
+from dataclasses import replace
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ehrsequencing.simulate import SimulationConfig
+from ehrsequencing.simulate.codes import CodeTable
+from ehrsequencing.simulate.courses import Courses, simulate_courses
+from ehrsequencing.simulate.hidden import CLASSES, Evidence, class_values
+from ehrsequencing.simulate.lives import NEVER_DAYS, Draws, Lives
+from ehrsequencing.simulate.process import MECHANISMS, Process
+from ehrsequencing.simulate.records import BLOCK, simulate_block
+from helpers.simulate import busy_world
+
+
+def courses_of(subjects: int, seed: int = 7, **knobs: float) -> tuple[Process, Courses]:
+    process = Process(busy_world(**knobs))
+    return process, simulate_courses(process, np.random.default_rng(seed), subjects)
+
+
+def one_life(**state: float) -> Lives:
+    """A healthy woman of sixty on the day of a visit long after the one before: nothing on record moves her hazards."""
+    standing = {
+        **dict.fromkeys(("male", "in_stay", "discharged", "has_pair", "matched", "has_order", "has_lab"), False),
+        **dict.fromkeys(("chronic", "enrolment_day", "now", "day", "pair_score", "lab"), 0.0),
+        **dict.fromkeys(("pairs", "order_sign"), 0),
+        "age_days": 60 * 365.25,
+        "visit_rate": -np.log(0.99),
+        "frailty": 1.0,
+        "gap_days": 500.0,
+        "order_code": -1,
+        "acute_day": -float(NEVER_DAYS),
+    }
+    assert set(state) <= set(standing)
+    return Lives(**{name: np.array([state.get(name, value)], dtype=type(value)) for name, value in standing.items()})
+
+
+EFFECTS = ("age", "death_age", "sex", "death_sex", "chronic", "pair", "gap", "order", "decay", "lab")
+NO_EFFECTS = {f"{name}_effect": 0.0 for name in EFFECTS}
+
+
+@pytest.mark.parametrize(
+    ("knob", "state", "ratio"),
+    [
+        ("age_effect", {"age_days": 70 * 365.25}, np.exp(0.7)),
+        ("age_effect", {"day": 5 * 365.25, "now": 5 * 365.25}, np.exp(0.35)),
+        ("age_effect", {"now": 5 * 365.25}, 1.0),  # age as of the last visit
+        ("sex_effect", {"male": 1}, np.exp(0.7)),
+        ("gap_effect", {"gap_days": 59}, np.exp(0.7)),
+        ("gap_effect", {"gap_days": 60}, 1.0),
+        ("lab_effect", {"lab": -2.0}, np.exp(-1.4)),
+        ("pair_effect", {"pairs": 1, "pair_score": 1}, np.exp(0.7) / np.cosh(0.7)),
+        ("pair_effect", {"pairs": 1, "pair_score": -1}, np.exp(-0.7) / np.cosh(0.7)),
+        # A matched pair, then a mismatched one: the older counts half.
+        ("pair_effect", {"pairs": 2, "pair_score": -0.5}, np.exp(-0.35) / np.cosh(0.7) / np.cosh(0.35)),
+        ("order_effect", {"order_code": 2}, 1.0),
+        ("order_effect", {"order_code": 2, "order_sign": 1}, np.exp(0.7) / np.cosh(0.7)),
+        ("order_effect", {"order_code": 2, "order_sign": -1}, np.exp(-0.7) / np.cosh(0.7)),
+        ("decay_effect", {"acute_day": 0}, np.exp(0.7)),
+        ("decay_effect", {"acute_day": 0, "now": 29}, np.exp(0.7)),
+        ("decay_effect", {"acute_day": 0, "now": 30}, np.exp(0.35)),
+        ("decay_effect", {"acute_day": -100}, np.exp(0.7 / 8)),
+        ("decay_effect", {"acute_day": -120}, 1.0),
+    ],
+)
+def test_a_mechanism_moves_the_outcome_by_its_knob_and_zero_switches_it_off(
+    knob: str, state: dict[str, float], ratio: float
+) -> None:
+    rates = {"outcome_per_year": 0.036525, "death_per_year": 0.0036525}
+    for effect, expected in ((0.7, ratio), (0.0, 1.0)):
+        config = busy_world(**{**NO_EFFECTS, **rates, knob: effect, "pair_memory": 0.5, "decay_half_life_days": 30})
+        process = Process(config)
+        plain, moved = process.hazards_per_day(one_life()), process.hazards_per_day(one_life(**state))
+        np.testing.assert_allclose(plain, [[1e-4], [1e-5]], rtol=1e-12)
+        np.testing.assert_allclose(moved / plain, [[expected], [1.0]], rtol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_row_of_the_mechanisms_is_the_log_hazard_with_the_knob_on_minus_that_with_it_off(mechanism: str) -> None:
+    """At states of real courses, for everyone; `chronic` is part of the state and needs a second cohort."""
+    process, courses = courses_of(300)
+    off = Process(busy_world(**{f"{mechanism}_effect": 0.0}))
+    lives = courses.visits
+    without = off.hazards_per_day(replace(lives, chronic=0 * lives.chronic) if mechanism == "chronic" else lives)
+    ratios = process.log_ratios(lives)
+    row = ratios[MECHANISMS.index(mechanism)]
+    np.testing.assert_allclose(np.log(process.hazards_per_day(lives)[0] / without[0]), row, atol=1e-12)
+    assert row.std() > 0.09
+    assert np.all(off.log_ratios(lives)[MECHANISMS.index(mechanism)] == 0) or mechanism == "chronic"
+    if mechanism == "chronic":
+        assert not courses_of(300, chronic_effect=0)[1].visits.chronic.any()
+
+
+def test_without_mechanisms_age_and_sex_are_left_and_can_go_too() -> None:
+    off = {name: 0.0 for name in NO_EFFECTS if "age" not in name and "sex" not in name}
+    off |= dict.fromkeys(("visit_effect", "visit_rate_spread", "drop_out_effect", "frailty_spread"), 0.0)
+    process, courses = courses_of(200, **off)
+    lives = courses.visits
+    decades = ((lives.age_days + lives.day) / 365.25 - 60) / 10
+    expected = [
+        np.log(0.027 / 365.25) + 0.35 * decades + 0.2 * lives.male,
+        np.log(0.012 / 365.25) + 0.6 * decades + 0.3 * lives.male,
+    ]
+    np.testing.assert_allclose(np.log(process.hazards_per_day(lives)), expected, atol=1e-9)
+    assert not process.log_ratios(lives)[[m not in ("age", "sex") for m in MECHANISMS]].any()
+    process, courses = courses_of(200, **{**off, **NO_EFFECTS})
+    hazards = process.hazards_per_day(courses.visits)
+    np.testing.assert_allclose(hazards * 365.25, np.broadcast_to([[0.027], [0.012]], hazards.shape))
+
+
+def test_who_a_subject_is_moves_the_hazards_by_its_knob() -> None:
+    def hazards(*, male: bool, age_years: float, chronic: list[bool], **knobs: float) -> np.ndarray:
+        config = busy_world(pair_visit_share=0, lab_effect=0, decay_effect=0, chronic_conditions=3, **knobs)
+        process = Process(config)
+        lives = process.begin(
+            np.random.default_rng(0),
+            age_days=np.array([age_years * 365.25]),
+            male=np.array([male]),
+            chronic=np.array([chronic]),
+            enrolment_day=np.zeros(1),
+        )
+        return process.hazards_per_day(lives)[:, 0]
+
+    knobs = {
+        "sex_effect": 0.2,
+        "death_sex_effect": 0.3,
+        "chronic_effect": 0.4,
+        "age_effect": 0.1,
+        "death_age_effect": 0.5,
+    }
+    plain = hazards(male=False, age_years=60, chronic=[False] * 3, **knobs)
+    np.testing.assert_allclose(plain * 365.25, [0.027, 0.012])
+    moved = hazards(male=True, age_years=50, chronic=[True, False, True], **knobs)
+    # Conditions 1 and 3 of 3 have 2 · 1/4 and 2 · 3/4 times the knob.
+    np.testing.assert_allclose(moved / plain, np.exp([0.2 + 0.4 * (0.5 + 1.5) - 0.1, 0.3 - 0.5]))
+    off = hazards(male=True, age_years=50, chronic=[True, False, True], **dict.fromkeys(knobs, 0.0))
+    np.testing.assert_allclose(off, plain)
+
+
+def test_rates_and_shares_of_zero_leave_their_thing_out() -> None:
+    def codes_of(**knobs: float) -> set[str]:
+        config = busy_world(**knobs)
+        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
+        return set(block.events["code"].to_pylist())
+
+    def prefixes(codes: set[str]) -> set[str]:
+        return {code.rstrip("0123456789") for code in codes}
+
+    everything = prefixes(codes_of())
+    assert {"DX//A", "RX//B", "DX//CHRONIC", "MEDS_DEATH", "LAB//MARKER", "PROC//ORDER_A", "DX//FLARE"} <= everything
+    assert everything - prefixes(codes_of(pair_visit_share=0)) == {"DX//A", "RX//B"}
+    assert everything - prefixes(codes_of(order_visit_share=0)) == {f"PROC//ORDER_{code}" for code in "ABC"}
+    assert everything - prefixes(codes_of(acute_visit_share=0)) == {"DX//FLARE"}
+    assert everything - prefixes(codes_of(stay_visit_share=0)) == {"STAY//ADMISSION", "STAY//DISCHARGE"}
+    assert everything - prefixes(codes_of(chronic_prevalence=0)) == {"DX//CHRONIC"}
+    assert everything - prefixes(codes_of(chronic_conditions=0)) == {"DX//CHRONIC"}
+    assert everything - prefixes(codes_of(death_per_year=0)) == {"MEDS_DEATH"}
+    assert everything - prefixes(codes_of(outcome_per_year=0)) == {"DX//OUTCOME"}
+    assert everything - prefixes(codes_of(other_lab_visit_share=0)) == {"LAB//OTHER"}
+    for none in ("background_codes", "background_per_visit"):
+        assert everything - prefixes(codes_of(**{none: 0})) == {"DX//N", "RX//N", "PROC//N"}
+    _, courses = courses_of(300, drop_out_per_year=0)
+    full = courses.first_day + courses.censoring_day == 18_262  # 2020-01-01
+    assert full.all()
+    _, courses = courses_of(300)
+    assert 0.7 < (courses.first_day + courses.censoring_day == 18_262).mean() < 0.95
+    _, courses = courses_of(300, visits_per_year=0)
+    assert set(np.bincount(courses.subject)) <= {1, 2}
+    assert (courses.visits.day == np.where(courses.visits.day > 0, courses.visits.enrolment_day, 0)).all()
+    _, courses = courses_of(300, history_max_years=0)
+    assert (courses.is_enrolment == (courses.visits.day == 0)).all()
+    _, courses = courses_of(300, lab_visit_share=0)
+    assert (courses.visits.has_lab == (courses.visits.day == 0)).all()
+    _, courses = courses_of(300, visit_rate_spread=0)
+    assert len(set(courses.visits.visit_rate)) == 1
+    assert len(set(courses.visits.frailty)) == 1
+    _, courses = courses_of(300, visit_rate_spread=0.5, frailty_spread=0.5)
+    assert len(set(courses.visits.visit_rate)) == len(set(courses.visits.frailty)) == CLASSES
+
+
+def test_recording_shares_are_those_of_the_visits() -> None:
+    """Of the visits that write, the expected share holds what a knob sets, however small or large."""
+    for share in (0.0, 0.3, 1.0):
+        config = busy_world(
+            background_per_visit=share, other_lab_visit_share=share, chronic_visit_share=share,
+            chronic_conditions=1, chronic_prevalence=1, stay_visit_share=0,
+        )  # fmt: skip
+        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
+        visits: dict[tuple[int, date], list[str]] = defaultdict(list)
+        for row in block.events.to_pylist():
+            own = {"MEDS_BIRTH", "MEDS_DEATH", "DX//OUTCOME", "ENROLLMENT", "END_OF_FOLLOWUP"}
+            if row["time"] is not None and row["code"] not in own:
+                visits[row["subject_id"], row["time"].date()].append(row["code"])
+        first = {subject: min(day for who, day in visits if who == subject) for subject, _ in visits}
+        later = [codes for (subject, day), codes in visits.items() if day > first[subject]]
+        assert all(("VISIT//EMPTY" in codes) == (codes == ["VISIT//EMPTY"]) for codes in visits.values())
+        assert all("DX//CHRONIC00" in visits[item] for item in first.items())
+        slack = 4 * np.sqrt(share * (1 - share) / len(later))
+        for begins in ("LAB//OTHER", "DX//CHRONIC", ("DX//N", "RX//N", "PROC//N")):
+            held = [sum(code.startswith(begins) for code in codes) for codes in later]
+            assert max(held) <= 1
+            assert abs(np.mean(held) - share) <= slack
+        assert len(later) > 1000
+
+
+def test_background_codes_follow_zipf() -> None:
+    for exponent in (0.0, 1.0):
+        config = busy_world(background_codes=20, background_per_visit=1, background_zipf=exponent)
+        block = simulate_block(Process(config), CodeTable(config), seed=0, block=0, subjects=BLOCK)
+        codes = [code[-4:] for code in block.events["code"].to_pylist() if "//N" in code]
+        counts = np.array([codes.count(f"{b:04d}") for b in range(20)])
+        expected = np.arange(1, 21.0) ** -exponent
+        expected *= counts.sum() / expected.sum()
+        assert ((counts - expected) ** 2 / expected).sum() < 43.8  # chi-squared with 19 degrees of freedom: p = .001
+
+
+def test_the_marker_stays_standard_normal_and_remembers() -> None:
+    _, courses = courses_of(4000)
+    visits, first = courses.visits, courses.visits.day == 0
+    for values in (visits.lab[first], visits.lab[visits.has_lab & ~first]):
+        assert abs(values.mean()) < 4 / np.sqrt(len(values) / 5)  # neighbours correlate
+        assert abs(values.std() - 1) < 0.05
+    follows = np.flatnonzero(visits.has_lab[1:] & ~first[1:])
+    assert abs(np.corrcoef(visits.lab[follows], visits.lab[follows + 1])[0, 1] - 0.8) < 0.02
+
+
+def hazards_read_off(record: list[dict[str, Any]], p: datetime) -> tuple[list[float], dict[str, float]]:
+    """Log hazards of the day after p, and each mechanism's part, from raw rows up to p by a plain loop."""
+    codes = [row["code"] for row in record if row["time"] is None or row["time"] <= p]
+    birth = next(row["time"] for row in record if row["code"] == "MEDS_BIRTH")
+    days: dict[date, set[str]] = defaultdict(set)
+    marker = 0.0
+    for row in record:
+        if row["time"] is not None and row["code"] != "MEDS_BIRTH" and row["time"] <= p:
+            days[row["time"].date()].add(row["code"])
+            if row["code"] == "LAB//MARKER":
+                marker = (row["numeric_value"] - 100) / 15
+    signs, order = [], []  # newest first
+    for day in sorted(days, reverse=True):
+        a = [code[-2:] for code in days[day] if code.startswith("DX//A")]
+        b = [code[-2:] for code in days[day] if code.startswith("RX//B")]
+        assert len(a) == len(b) <= 1
+        signs += [1 if a == b else -1] if a else []
+        order += [code[-1] for code in days[day] if code.startswith("PROC//ORDER")]
+    arrivals = [day for day in sorted(days) if "STAY//DISCHARGE" not in days[day]]  # days on which something began
+    before = [day for day in days if day < arrivals[-1]]
+    gap = (arrivals[-1] - max(before)).days if before else 10**5
+    acute = [day for day in days if "DX//FLARE" in days[day]]
+    halved = (p.date() - max(acute)).days // 60 if acute else 4
+    age, male = (p.date() - birth.date()).days / 365.25, "SEX//M" in codes
+    chronic = {int(code[-2:]) for code in codes if code.startswith("DX//CHRONIC")}
+    turn = "".join(reversed(order[:2]))
+    parts = {
+        "pair": sum(0.8**m * s - np.log(np.cosh(0.8**m)) for m, s in enumerate(signs)),
+        "gap": 0.8 * (gap < 60),
+        "order": 0.8 * (turn in {"AB", "BC", "CA"}) - 0.8 * (turn in {"BA", "CB", "AC"}),
+        "decay": 1.2 / 2**halved if halved < 4 else 0.0,
+        "chronic": sum(0.5 * 2 * (c + 1) / 9 for c in chronic),
+        "age": 0.35 * (age - 60) / 10,
+        "sex": 0.2 * male,
+        "lab": 0.3 * marker,
+    }
+    parts["order"] -= np.log(np.cosh(0.8)) * (parts["order"] != 0)
+    death = np.log(0.012 / 365.25) + 0.6 * (age - 60) / 10 + 0.3 * male
+    return [np.log(0.027 / 365.25) + sum(parts.values()), death], parts
+
+
+@pytest.mark.parametrize("background", [4.0, 0.0])
+def test_every_hazard_can_be_read_off_the_record(background: float) -> None:
+    """A plain loop over raw rows recovers each prediction time's state, hence its hazards; nothing later is needed."""
+    config = busy_world(stay_visit_share=0.2, background_per_visit=background)
+    process = Process(config)
+    block = simulate_block(process, CodeTable(config), seed=11, block=2, subjects=60)
+    rows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in block.events.to_pylist():
+        rows[row["subject_id"]].append(row)
+    asked = block.prediction_times
+    true, ratios = process.hazards_per_day(asked.lives), process.log_ratios(asked.lives)
+    for r in range(len(asked.subject_id)):
+        p = np.datetime64(int(asked.time_us[r]), "us").item()
+        expected, parts = hazards_read_off(rows[int(asked.subject_id[r])], p)
+        np.testing.assert_allclose(np.log(true[:, r]), expected, atol=2e-6)  # the marker is a 32-bit float
+        np.testing.assert_allclose(ratios[:, r], [parts[name] for name in MECHANISMS], atol=2e-6)
+    assert len(asked.subject_id) > 300
+    assert (np.abs(ratios).max(axis=1) > 0.1).all()
+    assert asked.lives.in_stay.sum() > 20
+
+
+def test_visits_come_each_day_with_the_subjects_own_chance() -> None:
+    """Geometric gaps: mean 1/π, and P(gap > k) = (1 − π)^k; the appointment cuts only the gap that it ends."""
+    process = Process(busy_world(visit_effect=0, stay_visit_share=0))
+    n, rng = 40_000, np.random.default_rng(0)
+    lives = one_life().take(np.zeros(n, dtype=int))
+    gaps = process.advance(lives, Draws.fresh(rng, n)).gap_days
+    for days in (0, 1, 30, 100, 300):
+        expected = 0.99**days
+        assert abs((gaps > days).mean() - expected) <= 4 * np.sqrt(expected * (1 - expected) / n)
+    appointment = one_life(enrolment_day=100).take(np.zeros(n, dtype=int))
+    moved = process.advance(appointment, Draws.fresh(np.random.default_rng(0), n))
+    np.testing.assert_array_equal(moved.gap_days, np.minimum(gaps, 100))
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_waiting_anew_at_a_step_of_the_decay_changes_no_gap(mutant: bool) -> None:
+    """With a sickness that halves on the way, P(no visit by day k) is the product of each day's own chance."""
+    process = Process(busy_world(visit_effect=1, decay_effect=1, decay_half_life_days=20, stay_visit_share=0))
+    n, rng = 40_000, np.random.default_rng(0)
+    lives = one_life(acute_day=0).take(np.zeros(n, dtype=int))
+    came = np.full(n, np.inf)
+    while np.isinf(came).any() and lives.now.min() < 200:
+        lives = process.advance(lives, Draws.fresh(rng, n))
+        came = np.where(np.isinf(came) & lives.is_visit & (lives.now > 0), lives.now, came)
+    assert not np.isinf(came).any() or lives.now.min() >= 200
+    day = np.arange(1, 101)
+    sick = np.where(day <= 80, 0.5 ** ((day - 1) // 20), 0)
+    if mutant:
+        sick[:] = 1
+    survived = np.exp(np.log(0.99) * np.cumsum(np.exp(sick)))
+    z = [((came > k).mean() - survived[k - 1]) / np.sqrt(survived[k - 1] / n) for k in (10, 20, 30, 60, 90, 100)]
+    assert (np.abs(z).max() > 8) if mutant else (np.abs(z).max() < 4)
+
+
+def test_sickness_brings_visits_and_drop_out_by_their_knobs() -> None:
+    process = Process(busy_world(lab_effect=0.5, visit_effect=0.4, stay_visit_share=0))
+    sick = one_life(lab=2.0, chronic=1.0, acute_day=0, gap_days=3)
+    np.testing.assert_allclose(process.sickness(sick), 0.5 * 2 + 1.0 + 1.2)
+    np.testing.assert_allclose(process._visit_multiplier(sick), np.exp(0.4 * 3.2))
+    np.testing.assert_allclose(process._visit_multiplier(one_life(pair_score=3, pairs=4, order_sign=1, gap_days=3)), 1)
+
+    def trends(**knobs: float) -> tuple[float, float]:
+        """Correlations of sickness at enrolment with visits per year afterwards, and with having dropped out."""
+        process, courses = courses_of(3000, drop_out_per_year=0.1, **knobs)
+        sickness = process.sickness(courses.visits.take(courses.is_enrolment))
+        observed = courses.censoring_day - courses.visits.enrolment_day[courses.is_enrolment]
+        alive = np.minimum(courses.death_days, courses.censoring_day) - courses.censoring_day + observed
+        after = np.bincount(courses.subject[courses.visits.day > courses.visits.enrolment_day], minlength=3000)
+        dropped = courses.first_day + courses.censoring_day < 18_262
+        return np.corrcoef(sickness, after / (alive + 30))[0, 1], np.corrcoef(sickness, dropped)[0, 1]
+
+    assert max(np.abs(trends(visit_effect=0, drop_out_effect=0))) < 0.06
+    assert min(trends()) > 0.12
+
+
+def test_no_chance_of_a_visit_means_none() -> None:
+    lives = Process(busy_world(visits_per_year=0)).advance(
+        one_life(visit_rate=0.0), Draws.fresh(np.random.default_rng(0), 1)
+    )
+    assert lives.now[0] == NEVER_DAYS
+
+
+@pytest.fixture(scope="module")
+def much_hidden() -> tuple[Process, Courses]:
+    knobs = {"visit_rate_spread": 0.6, "visit_effect": 0.8, "frailty_spread": 1.0, "stay_visit_share": 0.1}
+    return courses_of(5000, outcome_per_year=0.08, **knobs)
+
+
+@pytest.mark.parametrize("mutant", ["", "prior", "blind to sickness", "blind to survival"])
+def test_the_hidden_is_drawn_from_its_posterior(much_hidden: tuple[Process, Courses], mutant: str) -> None:
+    """Among lives with like records, drawn rates and frailties have the mean of the true ones; spoilt draws do not."""
+    process, courses = much_hidden
+    rows = np.flatnonzero(courses.is_at_risk)[::7]
+    lives, evidence = courses.visits.take(rows), courses.evidence.take(rows)
+    if mutant == "prior":
+        evidence = Evidence.none(len(rows))
+    if mutant == "blind to survival":
+        evidence = replace(evidence, hazard=0 * evidence.hazard)
+    if mutant == "blind to sickness":  # the visits of a year, at the healthy's rates
+        first = np.searchsorted(courses.subject, courses.subject[rows])
+        days, visits = lives.day, rows - first
+        rate = process.visit_rates[:, None]
+        evidence = replace(evidence, rate=visits * np.log(-np.expm1(-rate)) - rate * (days - visits))
+    drawn = process.draw_hidden(lives, evidence, np.random.default_rng(1), draws=1)
+
+    def worst(name: str, shown: np.ndarray) -> float:
+        difference = getattr(drawn, name) - getattr(lives, name)
+        groups = np.array_split(np.argsort(shown), 5)
+        return max(abs(difference[g].mean() / difference[g].std() * np.sqrt(len(g))) for g in groups)
+
+    found = max(worst("visit_rate", lives.chronic), worst("visit_rate", lives.day), worst("frailty", lives.day))
+    assert (found > 10) if mutant else (found < 5)  # rows of one subject correlate
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0])
+def test_hidden_classes_have_mean_one_and_nearly_their_spread(spread: float) -> None:
+    values = class_values(spread)
+    np.testing.assert_allclose(values.mean(), 1)
+    np.testing.assert_allclose(values.std(), spread, rtol=0.15)
+    assert (np.diff(values) >= 0).all()
+
+
+# --- A bag of codes tells nothing ------------------------------------------------------------------------------------
+
+
+def excess(courses: Courses, which: np.ndarray) -> float:
+    """(O − E) / √E of outcomes in the stretches after some at-risk visits, E from the rate over all of them."""
+    at_risk, visits = courses.is_at_risk, courses.visits
+    follow_up_end = np.minimum(courses.censoring_day, courses.death_days)[courses.subject]
+    same = np.append(courses.subject[1:] == courses.subject[:-1], False)
+    until = np.where(same, np.append(visits.day[1:], 0), follow_up_end)
+    outcome = courses.outcome_days[courses.subject]
+    struck = at_risk & (outcome < until)
+    exposure = np.where(at_risk, np.minimum(outcome, until) - visits.day - 1, 0)
+    expected = struck.sum() / exposure.sum() * exposure[which].sum()
+    return float((struck[which].sum() - expected) / np.sqrt(expected))
+
+
+@pytest.fixture(scope="module")
+def only_signs() -> tuple[Process, Courses]:
+    """Pairs and order alone: nothing else moves the outcome. It is rare, since those whom it spares are a selection."""
+    rest = {name: 0.0 for name in NO_EFFECTS if name != "pair_effect"}
+    return courses_of(
+        20_000,
+        pairs=6,
+        outcome_per_year=0.02,
+        order_visit_share=0.5,
+        **{**rest, "order_effect": 0.8, "pair_effect": 1.0},
+    )
+
+
+def test_single_codes_tell_nothing_but_matching_does(only_signs: tuple[Process, Courses]) -> None:
+    courses = only_signs[1]
+    visits, rng = courses.visits, np.random.default_rng(0)
+    a = rng.integers(6, size=len(visits.day))
+    b = np.where(visits.matched, a, (a + rng.integers(1, 6, size=len(a))) % 6)
+    for k in range(6):
+        assert abs(excess(courses, visits.has_pair & (a == k))) < 3.5
+        assert abs(excess(courses, visits.has_pair & (b == k))) < 3.5
+    # The same statistic sees what there is to see.
+    assert excess(courses, visits.matched) > 10
+    assert excess(courses, visits.has_pair & ~visits.matched) < -10
+
+
+def order_history(courses: Courses) -> tuple[np.ndarray, np.ndarray]:
+    """Per visit: how often each order code was written up to it, (V, 3), and the last but one (−1: none)."""
+    visits = courses.visits
+    written = np.eye(3, dtype=int)[visits.order_code] * visits.has_order[:, None]
+    total = np.cumsum(written, axis=0)
+    first = np.searchsorted(courses.subject, courses.subject)
+    before = np.concatenate([np.zeros((1, 3), dtype=int), total])[first]
+    counts = total - before
+    previous = np.where(counts.sum(axis=1) > 1, (visits.order_code - visits.order_sign) % 3, -1)
+    return counts, previous
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_neither_of_two_ordered_codes_tells_nor_does_their_bag_but_their_order_does(
+    only_signs: tuple[Process, Courses], mutant: bool
+) -> None:
+    """A third code makes this possible; the mutant reads of two codes only, A after anything or B after A or C."""
+    courses = only_signs[1]
+    visits = courses.visits
+    counts, previous = order_history(courses)
+    code, sign = visits.order_code, visits.order_sign
+    assert set(sign[previous < 0]) == {0}
+    singles = [code == k for k in range(3)] + [previous == k for k in range(3)]
+    ever = [counts[:, k] > 0 for k in range(3)]
+    twos = counts.sum(axis=1) == 2
+    bags = [twos & (counts[:, j] == 1) & (counts[:, k] == 1) for j, k in ((0, 1), (1, 2), (0, 2))]
+    blind = [*singles, *ever, *bags, counts.sum(axis=1) >= 4]
+    if mutant:  # had the two codes A and B no third beside them, the last would tell
+        blind = [(code == k) & (previous >= 0) & (code < 2) & (previous < 2) for k in range(2)]
+    worst = max(abs(excess(courses, which)) for which in blind)
+    assert (worst > 5) if mutant else (worst < 3.5)
+    assert excess(courses, sign > 0) > 8
+    assert excess(courses, sign < 0) < -8
+    assert excess(courses, bags[0] & (sign > 0)) - excess(courses, bags[0] & (sign < 0)) > 5
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_the_number_of_pairs_tells_nothing_but_would_without_its_centre(
+    only_signs: tuple[Process, Courses], mutant: bool
+) -> None:
+    process, courses = only_signs
+    if mutant:
+        process = Process(process.config)
+        process._pair_centre = np.zeros_like(process._pair_centre)
+        courses = simulate_courses(process, np.random.default_rng(7), 20_000)
+    pairs = courses.visits.pairs
+    worst = max(abs(excess(courses, which)) for which in (courses.visits.has_pair, pairs <= 1, pairs >= 4, pairs >= 8))
+    assert (worst > 5) if mutant else (worst < 3.5)
+
+
+# --- Calibration of the defaults -------------------------------------------------------------------------------------
+
+
+def test_default_cohort_has_the_intended_shape() -> None:
+    courses = simulate_courses(Process(SimulationConfig()), np.random.default_rng(7), 4000)
+    end = np.minimum(np.minimum(courses.outcome_days, courses.death_days), courses.censoring_day)
+    assert 0.35 < (end == courses.outcome_days).mean() < 0.50
+    assert 0.04 < (end == courses.death_days).mean() < 0.09
+    after_enrolment = np.bincount(courses.subject[courses.is_at_risk], minlength=4000) - 1
+    assert 4 <= np.median(after_enrolment) <= 6

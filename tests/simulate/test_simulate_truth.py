@@ -1,0 +1,412 @@
+"""The truth against closed forms, the population and the records themselves."""
+
+import math
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ehrsequencing.config import load_study, load_task
+from ehrsequencing.records.prepared import prepare
+from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.simulate.courses import Courses, simulate_courses
+from ehrsequencing.simulate.dataset import split_of
+from ehrsequencing.simulate.hidden import Evidence
+from ehrsequencing.simulate.lives import Lives
+from ehrsequencing.simulate.process import MECHANISMS, Process
+from ehrsequencing.simulate.truth import Curves, grid_days, horizons, true_curves
+from helpers.simulate import brute_prediction_times, busy_world
+
+YEAR = 365.25
+NO_EFFECTS = dict.fromkeys(
+    (
+        *("age_effect", "death_age_effect", "sex_effect", "death_sex_effect"),
+        *("chronic_effect", "pair_effect", "gap_effect", "order_effect", "decay_effect", "lab_effect"),
+    ),
+    0.0,
+)
+
+SHARES = [f"{what}_visit_share" for what in ("stay", "chronic", "pair", "order", "acute", "lab", "other_lab")]
+
+
+def states_of(config: SimulationConfig, subjects: int, seed: int = 0) -> tuple[Process, Courses, Lives, Evidence]:
+    """Life courses, the states at their prediction times, and what is known of the hidden."""
+    process = Process(config)
+    courses = simulate_courses(process, np.random.default_rng(seed), subjects)
+    return process, courses, courses.visits.take(courses.is_at_risk), courses.evidence.take(courses.is_at_risk)
+
+
+# --- Closed forms -----------------------------------------------------------------------------------------------------
+
+
+def test_constant_hazards_have_their_closed_form() -> None:
+    """Without effects or visits: nothing until midnight, then F_e(u) = λ_e/λ · (1 − exp(−λ (u − midnight)))."""
+    config = busy_world(**NO_EFFECTS, visits_per_year=0, truth_futures=4, outcome_per_year=0.2, death_per_year=0.1)
+    process, _, lives, evidence = states_of(config, 50)
+    fraction = np.random.default_rng(1).random(len(lives.day))
+    edges = grid_days(7)
+    curves = true_curves(
+        process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(2)
+    )
+    exposed = np.maximum(edges - (1 - fraction[:, None]), 0)
+    survival = np.exp(-0.3 / YEAR * exposed)
+    np.testing.assert_allclose(curves.survival, survival, atol=1e-12)
+    np.testing.assert_allclose(curves.incidence, np.stack([2 / 3 * (1 - survival), 1 / 3 * (1 - survival)]), atol=1e-12)
+    np.testing.assert_allclose(curves.incidence_se, 0, atol=1e-12)
+    hazards = curves.hazards_per_day(edges)
+    np.testing.assert_allclose(
+        hazards[:, :, 1:], np.array([0.2, 0.1])[:, None, None] / YEAR * np.ones_like(hazards)[:, :, 1:]
+    )
+    np.testing.assert_allclose(hazards[0, :, 0], 0.2 / YEAR * (6 + fraction) / 7)
+
+
+def test_quiet_visit_days_have_their_closed_form() -> None:
+    """With a known chance π of a visit, each day is survived with probability π + (1 − π) exp(−λ)."""
+    config = busy_world(
+        **NO_EFFECTS,
+        visits_per_year=20,
+        visit_rate_spread=0,
+        stay_visit_share=0,
+        outcome_per_year=0.2,
+        death_per_year=0,
+        truth_futures=1000,
+    )
+    process, _, lives, evidence = states_of(config, 8)
+    lives, evidence = lives.take(np.arange(20)), evidence.take(np.arange(20))
+    fraction, edges = np.full(20, 0.25), np.array([0.0, 0.5, 30.75, 365.75])
+    curves = true_curves(
+        process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(0)
+    )
+    chance, hazard = 1 - math.exp(-20 / YEAR), 0.2 / YEAR
+    survival = (chance + (1 - chance) * math.exp(-hazard)) ** np.array([0, 0, 30, 365])
+    np.testing.assert_allclose(curves.survival, np.tile(survival, (20, 1)), atol=5e-4)
+    np.testing.assert_allclose(curves.survival.mean(axis=0), survival, atol=3e-5)
+    np.testing.assert_array_equal(curves.incidence[1], 0)
+
+
+@given(st.floats(0.5, 40))
+def test_the_grid_holds_the_horizons_and_every_possible_duration(years: float) -> None:
+    edges = grid_days(years)
+    assert edges[0] == 0
+    assert edges[-1] == years * YEAR
+    assert (np.diff(edges) > 0).all()
+    assert set(horizons(years).values()) <= set(edges)
+    assert all(days < years * YEAR for days in horizons(years).values())
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2)), min_size=1, max_size=8))
+def test_binned_hazards_give_back_the_incidences(gains: list[tuple[float, float]]) -> None:
+    """Integrating the constant hazards by SCIENCE.md §3 returns the curves they were made from, zeros included."""
+    edges = np.concatenate([[0.0], np.cumsum(np.arange(1.0, len(gains) + 1))])
+    survival, incidence = [1.0], [(0.0, 0.0)]
+    for first, second in gains:  # shares of the survivors
+        incidence.append((incidence[-1][0] + survival[-1] * first, incidence[-1][1] + survival[-1] * second))
+        survival.append(survival[-1] * (1 - first - second))
+    wanted = np.array(incidence).T[:, None]
+    hazards = Curves(np.array([survival]), wanted, wanted).hazards_per_day(edges)
+    np.testing.assert_allclose(integrate(hazards, edges), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_a_known_future_of_halving_hazards_has_its_closed_form(mutant: bool) -> None:
+    """No visits to come: the acute effect halves after 10, 20 and 30 days, and is gone after 40."""
+    config = busy_world(
+        **{**NO_EFFECTS, "decay_effect": 2.0},
+        visits_per_year=0,
+        decay_half_life_days=10,
+        outcome_per_year=2,
+        death_per_year=0,
+        truth_futures=4,
+        acute_visit_share=1,
+    )
+    process, courses, _, _ = states_of(config, 50)
+    first = courses.visits.take(courses.visits.day == 0)
+    first = replace(first, enrolment_day=np.zeros(50), visit_rate=np.zeros(50))
+    edges = np.array([0.0, 5, 11, 15, 21, 31, 41, 60]) + 0.5
+    edges[0] = 0
+    curves = true_curves(
+        process, first, Evidence.none(50),
+        day_fraction=np.full(50, 0.5), edges_days=edges, rng=np.random.default_rng(0),
+    )  # fmt: skip
+    hours = np.concatenate([np.zeros(12), np.repeat([2, 1, 0.5, 0.25, 0], np.array([10, 10, 10, 10, 60]) * 24)])
+    hazard = np.exp(hours) * 2 / YEAR / 24
+    hazard[:12] = 0  # the rest of the visit's day
+    if mutant:  # an effect as of the last visit
+        hazard[12:] = np.exp(2) * 2 / YEAR / 24
+    survival = np.exp(-np.concatenate([[0], np.cumsum(hazard)]))[np.round(edges * 24).astype(int)]
+    worst = np.abs(curves.survival - survival).max()
+    assert (worst > 0.1) if mutant else (worst < 1e-12)
+
+
+def integrate(hazards: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """F_e at the edges from constant hazards per bin: (causes, rows, bins) → (causes, rows, edges)."""
+    total = hazards.sum(axis=0)
+    at_end = np.exp(-np.cumsum(total * np.diff(edges), axis=-1))
+    at_start = np.concatenate([np.ones_like(at_end[:, :1]), at_end[:, :-1]], axis=-1)
+    gained = hazards / np.where(total > 0, total, 1) * (at_start - at_end)
+    return np.concatenate([np.zeros_like(gained[:, :, :1]), np.cumsum(gained, axis=-1)], axis=-1)
+
+
+def test_the_standard_error_is_honest() -> None:
+    """Over repetitions with other futures, risks scatter as `incidence_se` says."""
+    process, _, lives, evidence = states_of(busy_world(truth_futures=32, frailty_spread=0.5), 30)
+    lives, evidence = lives.take(np.arange(0, len(lives.day), 8)), evidence.take(np.arange(0, len(lives.day), 8))
+    fraction = np.full(len(lives.day), 0.5)
+    edges = np.array([0.0, 90.0, 1826.25])
+    repeats = [
+        true_curves(process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(seed))
+        for seed in range(60)
+    ]
+    scatter = np.stack([curves.incidence for curves in repeats]).var(axis=0, ddof=1)[:, :, 1:]
+    claimed = np.stack([curves.incidence_se for curves in repeats])[:, :, :, 1:] ** 2
+    np.testing.assert_allclose(np.sqrt(scatter.mean(axis=1) / claimed.mean(axis=(0, 2))), 1, atol=0.12)
+
+
+# --- The truth of a population ----------------------------------------------------------------------------------------
+
+
+def aalen_johansen(duration: np.ndarray, cause: np.ndarray, horizon: float) -> tuple[float, float]:
+    """Incidence of cause 1 by the horizon and a generous standard error, by a plain loop over event times."""
+    survival, incidence = 1.0, 0.0
+    for time in np.unique(duration[(cause > 0) & (duration <= horizon)]):
+        at_risk = (duration >= time).sum()
+        now = duration == time
+        incidence += survival * (now & (cause == 1)).sum() / at_risk
+        survival *= 1 - (now & (cause > 0)).sum() / at_risk
+    return incidence, math.sqrt(incidence * (1 - incidence) / (duration >= min(horizon, duration.max())).sum())
+
+
+Population = tuple[Courses, np.ndarray, np.ndarray, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def population() -> Population:
+    """Courses, the at-risk visits and their true curves: default mechanisms, few futures (their noise averages out)."""
+    process, courses, lives, evidence = states_of(busy_world(truth_futures=16), 3500, seed=9)
+    edges = np.array([0.0, 90.0, YEAR, 2 * YEAR, 5 * YEAR])
+    fraction = np.full(len(lives.day), 0.5)
+    curves = true_curves(
+        process, lives, evidence, day_fraction=fraction, edges_days=edges, rng=np.random.default_rng(3)
+    )
+    return courses, np.flatnonzero(courses.is_at_risk), edges, curves.incidence[0]
+
+
+def outcomes(courses: Courses, visits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Duration from noon of each visit's day, and cause."""
+    subject = courses.subject[visits]
+    ends = np.stack([courses.outcome_days, courses.death_days, courses.censoring_day])[:, subject]
+    return ends.min(axis=0) - courses.visits.day[visits] - 0.5, (ends.argmin(axis=0) + 1) % 3
+
+
+def test_mean_true_risk_at_enrolment_is_the_aalen_johansen_incidence(population: Population) -> None:
+    courses, visits, edges, risk = population
+    first = courses.is_enrolment[visits]
+    duration, cause = outcomes(courses, visits[first])
+    for g in range(1, len(edges)):
+        incidence, se = aalen_johansen(duration, cause, edges[g])
+        assert abs(risk[first, g].mean() - incidence) < 3 * se
+        assert se < 0.15 * incidence
+
+
+@pytest.mark.parametrize("mutant", ["", "stale", "shuffled"])
+def test_the_truth_is_calibrated_at_every_level_of_risk(population: Population, mutant: str) -> None:
+    """Fifths of true one-year risk at visits followed for a year: observed = expected; not so for spoilt truths."""
+    courses, visits, edges, risk = population
+    _, enrolled = np.unique(courses.subject[visits], return_index=True)
+    year = risk[:, list(edges).index(YEAR)]
+    if mutant == "stale":  # each subject's risk at enrolment, for ever
+        year = np.repeat(year[enrolled], np.diff(np.append(enrolled, len(year))))
+    if mutant == "shuffled":
+        year = np.random.default_rng(0).permutation(year)
+    duration, cause = outcomes(courses, visits)
+    # Whether a year is observed depends on censoring alone.
+    observed = courses.censoring_day[courses.subject[visits]] - courses.visits.day[visits] > YEAR + 1
+    event = (duration <= YEAR) & (cause == 1)
+    worst = 0.0
+    for group in np.array_split(np.flatnonzero(observed)[np.argsort(year[observed], kind="stable")], 5):
+        by_subject = np.bincount(courses.subject[visits[group]], weights=event[group] - year[group])
+        worst = max(worst, abs(by_subject.sum()) / np.sqrt((by_subject**2).sum()))
+    assert (worst > 5) if mutant else (worst < 3)
+
+
+# --- The files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("truth") / "all"
+    simulate(out, subjects=300, seed=5, truth="all", config=busy_world(truth_futures=8))
+    return out
+
+
+def test_visits_without_contents_are_prediction_times_too(tmp_path: Path) -> None:
+    """Nothing to write but at the first visit: the record still shows every visit, and `prepare` asks at each."""
+    nothing = dict.fromkeys((*SHARES, "background_per_visit"), 0.0)
+    simulate(tmp_path / "out", subjects=60, seed=5, truth="all", config=busy_world(truth_futures=4, **nothing))
+    truth = pq.read_table(tmp_path / "out" / "truth.parquet")
+    assert len(truth) > 8 * 5 * 60
+    assert times_of(cohort_of(tmp_path / "out", tmp_path / "set")) == times_of(truth)
+
+
+def test_truth_rows_are_exactly_the_prediction_times(data: Path) -> None:
+    truth = pq.read_table(data / "truth.parquet")
+    rows = list(zip(truth["subject_id"].to_pylist(), truth["prediction_time"].to_pylist(), strict=True))
+    assert list(dict.fromkeys(rows)) == brute_prediction_times(data)
+    assert len(rows) == 8 * len(set(rows))  # two causes, four horizons
+    assert truth["cause"].to_pylist() == (["outcome"] * 4 + ["death"] * 4) * len(set(rows))
+    assert truth["horizon_days"].to_pylist() == [90, YEAR, 2 * YEAR, 5 * YEAR] * 2 * len(set(rows))
+
+
+def test_truth_files_have_the_declared_columns(data: Path) -> None:
+    prediction = {"subject_id": "int64", "prediction_time": "timestamp[us]", "cause": "string"}
+    risks = {field.name: str(field.type) for field in pq.read_schema(data / "truth.parquet")}
+    assert risks == {**prediction, "horizon_days": "double", "risk": "float", "risk_se": "float"}
+    hazards = {field.name: str(field.type) for field in pq.read_schema(data / "truth_hazards.parquet")}
+    assert hazards == {**prediction, "start_days": "double", "stop_days": "double", "hazard": "double"}
+
+
+def test_hazards_integrate_to_the_risks(data: Path) -> None:
+    truth, table = pq.read_table(data / "truth.parquet"), pq.read_table(data / "truth_hazards.parquet")
+    edges = grid_days(7)
+    shape = (-1, 2, len(edges) - 1)
+    hazards = table["hazard"].to_numpy().reshape(shape)
+    np.testing.assert_array_equal(
+        table["start_days"].to_numpy().reshape(shape), np.broadcast_to(edges[:-1], hazards.shape)
+    )
+    np.testing.assert_array_equal(
+        table["stop_days"].to_numpy().reshape(shape), np.broadcast_to(edges[1:], hazards.shape)
+    )
+    incidence = integrate(hazards.swapaxes(0, 1), edges)[:, :, np.searchsorted(edges, [90, YEAR, 2 * YEAR, 5 * YEAR])]
+    np.testing.assert_allclose(incidence.swapaxes(0, 1).ravel(), truth["risk"].to_numpy(), atol=1e-6)
+    assert table["subject_id"].to_pylist()[:: shape[-1]] == truth["subject_id"].to_pylist()[::4]
+    assert table["cause"].to_pylist()[:: shape[-1]] == truth["cause"].to_pylist()[::4]
+    assert (truth["risk_se"].to_numpy() >= 0).all()
+
+
+def test_mechanisms_stand_beside_the_truth_and_make_up_the_first_hazards(data: Path) -> None:
+    """After the visit's day the first bin's hazard is the state's own, but for what a visit within the week changes."""
+    table, truth = pq.read_table(data / "truth_mechanisms.parquet"), pq.read_table(data / "truth.parquet")
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "subject_id": "int64",
+        "prediction_time": "timestamp[us]",
+        "mechanism": "string",
+        "log_hazard_ratio": "float",
+    }
+    times = truth.num_rows // 8
+    assert table["mechanism"].to_pylist() == list(MECHANISMS) * times
+    for name in ("subject_id", "prediction_time"):
+        np.testing.assert_array_equal(table[name].to_numpy()[:: len(MECHANISMS)], truth[name].to_numpy()[::8])
+    total = table["log_hazard_ratio"].to_numpy().reshape(times, -1).sum(axis=1)
+    hazards = pq.read_table(data / "truth_hazards.parquet")
+    first = hazards["hazard"].to_numpy().reshape(times, 2, -1)[:, 0, 0]
+    fraction = truth["prediction_time"].cast("int64").to_numpy()[::8] % 86_400_000_000 / 86_400_000_000
+    state = np.log(first * 7 / (6 + fraction) / (busy_world().outcome_per_year / YEAR))
+    assert np.corrcoef(state, total)[0, 1] > 0.995
+    assert np.median(np.abs(state - total)) < 0.05
+
+
+def cohort_of(data: Path, out: Path, *overrides: str) -> pa.Table:
+    """What `prepare` makes of the simulation's own task."""
+    prepare(data, out, study=load_study(None, list(overrides)), tasks=[load_task(data / "task.yaml")])
+    return pq.read_table(out / "tasks" / "simulated" / "cohort.parquet").sort_by(
+        [("subject_id", "ascending"), ("prediction_time", "ascending")]
+    )
+
+
+def times_of(table: pa.Table) -> set[tuple[int, datetime]]:
+    return set(zip(table["subject_id"].to_pylist(), table["prediction_time"].to_pylist(), strict=True))
+
+
+def test_prepare_asks_for_exactly_the_truth(tmp_path: Path) -> None:
+    """By day, every prediction time has its truth; by encounter, all but the ends of days of admission are asked."""
+    out = tmp_path / "out"
+    simulate(out, subjects=300, seed=2, truth="all", config=busy_world(truth_futures=4, stay_visit_share=0.3))
+    truth = times_of(pq.read_table(out / "truth.parquet"))
+    by_day = cohort_of(out, tmp_path / "by day")
+    assert len(by_day) == len(truth)
+    assert times_of(by_day) == truth
+    open_days, closed_days = set(), set()
+    for shard in (out / "data").glob("*/*.parquet"):
+        for row in pq.read_table(shard).to_pylist():
+            if row["code"].startswith("STAY//"):
+                (open_days if row["code"] == "STAY//ADMISSION" else closed_days).add(
+                    (row["subject_id"], row["time"].date())
+                )
+    admissions = {(subject, time) for subject, time in truth if (subject, time.date()) in open_days - closed_days}
+    by_encounter = times_of(cohort_of(out, tmp_path / "by encounter", "visits.by=encounter"))
+    assert by_encounter == truth - admissions
+    assert len(admissions) > 100
+
+
+@pytest.mark.parametrize("mutant", [False, True])
+def test_as_much_happens_as_the_truth_expects(held_out_world: Path, mutant: bool) -> None:
+    """Observed ÷ expected over all prediction times, and over those of high and low expectation, by subject.
+
+    Expected is Σ ∫ λ* over the time at risk: the mean of the observed where censoring depends on the record only.
+    """
+    cohort = pq.read_table(held_out_world / "cohort.parquet")
+    cohort = cohort.filter(pa.array([split == "held_out" for split in cohort["split"].to_pylist()]))
+    hazards = pq.read_table(held_out_world / "out" / "truth_hazards.parquet")
+    edges, rows = grid_days(7), len(cohort)
+    table = hazards["hazard"].to_numpy().reshape(rows, 2, -1)
+    np.testing.assert_array_equal(
+        cohort["subject_id"].to_numpy(), hazards["subject_id"].to_numpy()[:: hazards.num_rows // rows]
+    )
+    if mutant:  # the truth of another subject
+        table = np.roll(table, 100, axis=0)
+    duration, cause = cohort["duration_days"].to_numpy(), cohort["cause"].to_numpy()
+    spans = np.clip(np.minimum(duration[:, None], edges[1:]) - edges[:-1], 0, None)
+    expected = np.einsum("rek,rk->er", table, spans)
+    worst = 0.0  # z of observed against expected
+    for e in (0, 1):
+        level = table[:, e].mean(axis=1)
+        for group in (level >= 0, level < np.median(level), level >= np.quantile(level, 0.8)):
+            difference = ((cause == e + 1) - expected[e])[group]
+            by_subject = np.bincount(cohort["subject_id"].to_numpy()[group], weights=difference)
+            z = abs(by_subject.sum()) / np.sqrt((by_subject**2).sum())
+            assert mutant or not group.all() or z < 2
+            worst = max(worst, z)
+    assert (worst > 4) if mutant else (worst < 2.5)  # six comparisons
+
+
+@pytest.fixture(scope="module")
+def held_out_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Frailty and history-dependent drop-out on top of the default mechanisms, and the held-out subjects' truth."""
+    folder = tmp_path_factory.mktemp("world")
+    config = busy_world(truth_futures=32, frailty_spread=0.7, drop_out_per_year=0.1, drop_out_effect=1.0)
+    simulate(folder / "out", subjects=5000, seed=1, config=config)
+    pq.write_table(cohort_of(folder / "out", folder / "set"), folder / "cohort.parquet")
+    return folder
+
+
+def test_no_possible_duration_lies_beyond_the_hazards(data: Path) -> None:
+    stop = max(pq.read_table(data / "truth_hazards.parquet")["stop_days"].to_pylist())
+    truth = pq.read_table(data / "truth.parquet")
+    last = {}
+    for shard in (data / "data").glob("*/*.parquet"):
+        table = pq.read_table(shard)
+        for subject, time in zip(table["subject_id"].to_pylist(), table["time"].to_pylist(), strict=True):
+            last[subject] = time or datetime.min
+    durations = (
+        last[subject] - time
+        for subject, time in zip(truth["subject_id"].to_pylist(), truth["prediction_time"].to_pylist(), strict=True)
+    )
+    assert max(durations) < timedelta(days=stop)
+
+
+def test_by_default_only_the_held_out_have_a_truth(data: Path, tmp_path: Path) -> None:
+    config = busy_world(truth_futures=8, follow_up_max_years=5)
+    simulate(tmp_path / "out", subjects=300, seed=5, config=config)
+    truth = pq.read_table(tmp_path / "out" / "truth.parquet")
+    held_out = {int(subject) for subject in np.flatnonzero(split_of(np.arange(1, 301)) == 2) + 1}
+    assert set(truth["subject_id"].to_pylist()) == held_out
+    # No subject is followed beyond five years, so that no such horizon is asked for.
+    assert set(truth["horizon_days"].to_pylist()) == {90, YEAR, 2 * YEAR}
+    assert yaml.safe_load((tmp_path / "out" / "task.yaml").read_text())["horizons"] == ["90d", "1y", "2y"]

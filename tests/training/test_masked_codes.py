@@ -1,0 +1,313 @@
+"""The masked-code objective: what is taken, what is seen, what the loss is, and that the run keeps none of it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from test_models_varlen import check_no_wait
+from test_training import TINY
+from torch import Tensor
+
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.config import ModelConfig, TrainingConfig, load_study
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training import masked_codes
+from ehrsequencing.training.checkpoint import TrainingState
+from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes, MaskedVisits, mask_codes
+from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records
+
+ENCODERS: list[dict[str, Any]] = [
+    {}, {"scorer": "bottleneck"}, {"visit_encoder": "mean"}, {"visit_encoder": "transformer", "visit_pool": "cls"},
+    {"code_types": True, "n_code_types": CODE_TYPES, "code_position": True}, {"visit_mlp": False},
+]  # fmt: skip
+
+
+def parts(dtype: torch.dtype = torch.float64, **chosen: Any) -> tuple[HierarchicalBEHRTForSurvival, MaskedCodes]:
+    """A random model and objective; without dropout unless asked for."""
+    given_ = {"dropout": 0.0, **chosen}
+    config = ModelConfig.model_validate({"vocab_size": VOCAB, "dim": 8, "heads": 2, "layers": 1, **given_})
+    torch.manual_seed(3)
+    return HierarchicalBEHRTForSurvival(config).to(dtype), MaskedCodes(config).to(dtype)
+
+
+def check_masked(batch: VisitBatch, masked: MaskedVisits) -> None:
+    """Each masked visit is one of the batch's real ones, in order, without one of its codes in all its copies."""
+    places = [n for n in range(batch.n_visits) if not batch.is_query[n] and len(set(codes_of(batch, n))) > 1]
+    assert len(masked.targets) == masked.batch.n_visits == len(places)
+    assert masked.batch.values is not None
+    assert batch.values is not None
+    for m, n in enumerate(places):
+        target, own = int(masked.targets[m]), slice(int(batch.visit_offsets[n]), int(batch.visit_offsets[n + 1]))
+        kept = batch.codes[own] != target
+        rest = slice(int(masked.batch.visit_offsets[m]), int(masked.batch.visit_offsets[m + 1]))
+        assert 0 < int(kept.sum()) < len(kept)
+        assert torch.equal(masked.batch.codes[rest], batch.codes[own][kept])
+        torch.testing.assert_close(masked.batch.values[rest], batch.values[own][kept], equal_nan=True)
+
+
+def codes_of(batch: VisitBatch, visit: int) -> list[int]:
+    return batch.codes[int(batch.visit_offsets[visit]) : int(batch.visit_offsets[visit + 1])].tolist()
+
+
+@settings(max_examples=100)
+@given(records(), st.integers(0, 10**6))
+def test_a_masked_visit_lacks_one_code(subjects: Records, seed: int) -> None:
+    batch = pack(subjects)
+    torch.manual_seed(seed)
+    masked = mask_codes(batch)
+    if masked is not None:
+        check_masked(batch, masked)
+    else:
+        several = [n for n in range(batch.n_visits) if not batch.is_query[n] and len(set(codes_of(batch, n))) > 1]
+        assert len(several) < 2
+
+
+WRONG: dict[str, tuple[Visit, ...]] = {
+    "copies stay": (Visit((3, 4), ((0.2, 0.2), (0.3, 0.3))), Visit((6,), (None,))),
+    "number lost": (Visit((4,), (None,)), Visit((6,), (None,))),
+    "query too": (Visit((4,), ((0.3, 0.3),)), Visit((6,), (None,)), Visit((7,), (None,))),
+    "another visit's code": (Visit((4,), ((0.3, 0.3),)), Visit((4,), (None,))),
+}
+
+
+def test_a_broken_mask_is_seen() -> None:
+    first, second = Visit((3, 3, 4), ((0.1, 0.1), (0.2, 0.2), (0.3, 0.3))), Visit((5, 6), (None, None))
+    batch = pack([Subject((first, second, Visit((7, 8), (None, None), is_query=True)))])
+    targets = torch.tensor([3, 5, 8])
+    check_masked(batch, MaskedVisits(pack([Subject((Visit((4,), ((0.3, 0.3),)), Visit((6,), (None,))))]), targets[:2]))
+    for broken in WRONG.values():
+        with pytest.raises(AssertionError):
+            check_masked(batch, MaskedVisits(pack([Subject(broken)]), targets[: len(broken)]))
+
+
+def test_every_code_of_a_visit_is_taken_as_often() -> None:
+    batch = pack([Subject((Visit((1, 2, 3, 4), (None,) * 4), Visit((5, 6), (None, None))))])
+    torch.manual_seed(0)
+    taken = [int(mask_codes(batch).targets[0]) for _ in range(2000)]  # type: ignore[union-attr]
+    assert all(abs(taken.count(code) / 2000 - 0.25) < 0.05 for code in (1, 2, 3, 4))
+
+
+def test_so_many_visits_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masked_codes, "MOST_VISITS", 5)
+    batch = pack([Subject(tuple(Visit((n % 5 + 1, n % 5 + 6), (None, None)) for n in range(30)))])
+    seen = set()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        masked = mask_codes(batch)
+        assert masked is not None
+        assert len(masked.targets) == masked.batch.n_visits == 5
+        seen |= set(masked.targets.tolist())
+    assert seen == set(range(1, 11))
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+
+
+def slow_loss(model: HierarchicalBEHRTForSurvival, objective: MaskedCodes, masked: MaskedVisits) -> Tensor:
+    """From the formula, visit by visit: each masked visit goes through the encoder alone."""
+    total = torch.zeros((), dtype=torch.float64)
+    keys = {c: objective.W_k(model.code_embedding.table.weight[c]) for c in set(masked.targets.tolist())}
+    whole = masked.batch
+    for m, target in enumerate(masked.targets.tolist()):
+        own = slice(int(whole.visit_offsets[m]), int(whole.visit_offsets[m + 1]))
+        alone = VisitBatch(
+            whole.codes[own], torch.tensor([0, own.stop - own.start]), torch.tensor([0, 1]), torch.zeros(1).double(),
+            torch.zeros(1).double(), values=None if whole.values is None else whole.values[own],
+            code_types=None if whole.code_types is None else whole.code_types[own],
+        )  # fmt: skip
+        u = model.visit_encoder(model.code_embedding(alone), alone)[0]
+        z = objective.W_q(objective.norm(u))
+        rivals = [c for c in masked.targets.tolist() if c != target]
+        scores = torch.stack([z @ keys[c] / math.sqrt(len(z)) for c in [target, *rivals]])
+        total = total + torch.logsumexp(scores, 0) - scores[0]
+    return total
+
+
+@pytest.mark.parametrize("chosen", ENCODERS)
+def test_the_loss_is_the_formula(chosen: dict[str, Any]) -> None:
+    model, objective = parts(**chosen)
+    batch = pack(sample_records(2))
+    torch.manual_seed(8)
+    found = objective(model, batch)
+    torch.manual_seed(8)
+    masked = mask_codes(batch)
+    assert masked is not None
+    expected = slow_loss(model, objective, masked)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    grads = [torch.autograd.grad(loss, model.code_embedding.table.weight)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-11)
+
+
+def test_a_visit_does_not_see_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the table says of the code that was taken, u of its visit stays; a mask that takes nothing is seen."""
+
+    def states(mask: Any, weight: float) -> Tensor:
+        monkeypatch.setattr(masked_codes, "mask_codes", mask)
+        model, objective = parts()
+        with torch.no_grad():
+            model.code_embedding.table.weight[3] = weight
+        kept: list[Tensor] = []
+        model.visit_encoder.register_forward_hook(lambda _m, _i, u: kept.append(u))
+        objective(model, pack([Subject((Visit((3, 4), (None, None)), Visit((5, 6), (None, None))))]))
+        return kept[0][0]
+
+    def taken(batch: VisitBatch) -> MaskedVisits:
+        for seed in range(100):
+            torch.manual_seed(seed)
+            masked = mask_codes(batch)
+            assert masked is not None
+            if int(masked.targets[0]) == 3:
+                return masked
+        pytest.fail("code 3 was never taken")
+
+    def nothing_taken(batch: VisitBatch) -> MaskedVisits:
+        return MaskedVisits(batch, taken(batch).targets)
+
+    assert torch.equal(states(taken, 0.1), states(taken, 9.0))
+    assert not torch.equal(states(nothing_taken, 0.1), states(nothing_taken, 9.0))
+
+
+def test_too_little_to_mask_is_no_loss() -> None:
+    model, objective = parts()
+    empty, single = Visit(), Visit((3, 3), (None, None))
+    loss = objective(model, pack([Subject((empty, single, Visit((3, 4), (None, None))))]))
+    assert float(loss) == 0.0
+
+
+def test_codes_that_meet_find_each_other() -> None:
+    """Codes 1..5 come each with its partner 6..10: after some steps the partner is guessed, and chance is not."""
+    model, objective = parts(torch.float32)
+    optimizer = torch.optim.Adam([*model.parameters(), *objective.parameters()], lr=0.01)
+    visits = [Visit((n % 5 + 1, n % 5 + 6), (None, None)) for n in range(100)]
+    batch = pack([Subject(tuple(visits))], dtype=torch.float32)
+    losses = []
+    for step in range(60):
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        loss = objective(model, batch) / 100
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    by_chance = math.log(91)  # its own code and those of other pairs or of its own pair's other half
+    assert losses[0] > 0.8 * by_chance
+    assert losses[-1] < 0.3
+
+
+def test_no_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, objective = parts(torch.float32, dropout=0.1)
+    objective.to("meta")
+
+    def step(model: Any, batch: VisitBatch) -> None:
+        (model.loss(batch, divisor=64.0) + objective(model, batch)).backward()
+
+    check_no_wait(model, pack(sample_records(2), dtype=torch.float32), monkeypatch, ragged=False, run=step)
+
+
+# ---- in training -----------------------------------------------------------------------------------------------------
+
+
+def trained(prepared: Path, out: Path, *extra: str) -> Trainer:
+    trainer = Trainer(
+        Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, "training.epochs=1", *extra])
+    )
+    trainer.fit()
+    return trainer
+
+
+def test_the_run_keeps_the_model_alone(sim_prepared: Path, tmp_path: Path) -> None:
+    """The objective is trained, changes what the model becomes, and leaves no tensor in the run."""
+    on = trained(sim_prepared, tmp_path / "on")
+    off = trained(sim_prepared, tmp_path / "off", "training.masked_codes=0")
+    assert on.masked_codes is not None
+    assert off.masked_codes is None
+    before = MaskedCodes(on.config).state_dict()
+    after = on.masked_codes.objective.state_dict()
+    assert any(not torch.equal(value, before[name]) for name, value in after.items())
+    with_it, without = (load_file(tmp_path / name / "model.safetensors") for name in ("on", "off"))
+    assert with_it.keys() == without.keys()
+    assert any(not torch.equal(with_it[name], without[name]) for name in with_it)
+
+
+def test_flat_has_no_visit_encoder_to_train(sim_prepared: Path, tmp_path: Path) -> None:
+    assert trained(sim_prepared, tmp_path / "flat", "model.architecture=flat").masked_codes is None
+
+
+def test_the_history_tells_the_hazards_loss_alone(sim_prepared: Path, tmp_path: Path) -> None:
+    """With a learning rate of nearly nothing, the training NLL is the same whatever the objective weighs."""
+    found = []
+    for weight in (0, 50):
+        extra = ("training.learning_rate=1e-12", f"training.masked_codes={weight}", "model.dropout=0")
+        trained(sim_prepared, tmp_path / str(weight), *extra)
+        found.append((tmp_path / str(weight) / "history.jsonl").read_text().split('"tuning_nll"')[0])
+    assert found[0] == found[1]
+
+
+def hazards_gradients(trainer: Trainer) -> list[Tensor | None]:
+    """What the hazards' optimiser would be given in the first step."""
+    steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=8)
+    trainer._begin_step(TrainingState(""), total_steps=1)
+    trainer._backward(next(trainer._batches(steps)))
+    return [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()]
+
+
+def same(a: list[Tensor | None], b: list[Tensor | None]) -> bool:
+    return all(x is y is None or (x is not None and y is not None and torch.equal(x, y)) for x, y in zip(a, b))  # noqa: B905
+
+
+def test_hazards_move_at_their_own_pace(sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However loud the guessing of codes is, the hazards' optimiser is given what it would be given without it."""
+
+    def trainer(pace: float) -> Trainer:
+        study = load_study(None, [*TINY, "model.dropout=0.1", f"training.masked_codes={pace}"])
+        return Trainer(Prepared(sim_prepared), "simulated", tmp_path / str(pace), study=study)
+
+    alone = hazards_gradients(trainer(0))
+    assert same(alone, hazards_gradients(trainer(50)))
+
+    def add(beside: BesideHazards, loss: Tensor) -> None:  # the two losses as one sum
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(BesideHazards, "backward", add)
+    assert not same(alone, hazards_gradients(trainer(50)))
+
+
+def test_parts_of_a_step_add_up_and_its_pace_is_a_share_of_the_hazards() -> None:
+    model, _ = parts(torch.float32)
+    beside = BesideHazards(model, TrainingConfig(masked_codes=0.25))
+    batch = pack(sample_records(2), dtype=torch.float32)
+    for _ in range(2):
+        torch.manual_seed(1)
+        beside.backward(beside.loss(batch))
+    twice = [None if g is None else g.clone() for g in beside._gradients]
+    torch.manual_seed(1)
+    once = torch.autograd.grad(beside.loss(batch), beside.parameters, allow_unused=True)
+    assert any(g is not None and bool(g.any()) for g in once)
+    for a, b in zip(twice, once, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            torch.testing.assert_close(a, 2 * b)
+    before = [p.detach().clone() for p in model.visit_encoder.parameters()]
+    beside.step(1e-2)
+    assert {group["lr"] for group in beside.optimizer.param_groups} == {0.25e-2}
+    moved = max(
+        float((a - b.detach()).abs().max()) for a, b in zip(before, model.visit_encoder.parameters(), strict=True)
+    )
+    assert moved == pytest.approx(0.25e-2, rel=0.01)  # Adam's first step
+    assert all(gradient is None for gradient in beside._gradients)
+    assert all(p.grad is None for p in model.head.parameters())
+
+
+def test_nothing_to_mask_is_no_gradient() -> None:
+    model, _ = parts(torch.float32)
+    beside = BesideHazards(model, TrainingConfig())
+    beside.backward(beside.loss(pack([Subject((Visit((3,), (None,)),))], dtype=torch.float32)))
+    before = [p.clone() for p in model.parameters()]
+    beside.step(1e-2)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
