@@ -81,9 +81,7 @@ def compare(one: Path, other: Path) -> int:
         if name in before and name in after and name.endswith(".json"):
             places = differences(*(json.loads((folder / name).read_text()) for folder in (one, other)))
             print("   ", *places[:8], f"and {len(places) - 8} more" if len(places) > 8 else "")
-    print(
-        f"{len(before.keys() & after.keys()) - len([m for m in moved if m in before and m in after])} files equal, {len(moved)} not"
-    )
+    print(f"{len(before.keys() | after.keys()) - len(moved)} files equal, {len(moved)} not")
     return len(moved)
 
 

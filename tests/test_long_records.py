@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_models_reference import make_model
 from torch import Tensor
 
+from ehrsequencing.arrays import offsets
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig, load_study
 from ehrsequencing.errors import EhrseqError
@@ -23,7 +24,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.reach import Reach
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines, offsets
+from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
@@ -520,7 +521,7 @@ def test_never_more_than_one_is_made_ahead() -> None:
 def test_an_error_in_the_other_thread_arrives_and_leaves_no_thread() -> None:
     def items() -> Iterator[int]:
         yield 1
-        raise EhrseqError("is broken", where="here", mend="mend it")
+        raise EhrseqError("is broken", where="here", fix="fix it")
 
     before = threading.active_count()
     with pytest.raises(EhrseqError, match="is broken"):

@@ -13,7 +13,7 @@ from ehrsequencing.config import DataConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.predict import Moment, NewRecords, nll_of_rows, predict, risk_of_rows
 from ehrsequencing.prediction_file import is_predictions, prediction_file
-from ehrsequencing.records.meds import parse_date_us
+from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_json, refuse_foreign_file, write_json
@@ -237,7 +237,7 @@ def test_a_day_after_the_datas_end_needs_a_declared_end(sim_run: Path, few: Path
     assert predict(sim_run, few, out, at=soon) > 0, "today, a little after the last row"
     with pytest.raises(EhrseqError, match="more than 31 days after the data's last row") as error:
         predict(sim_run, few, out, at=later)
-    assert "data.extracted=" in error.value.mend
+    assert "data.extracted=" in error.value.fix
     assert predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later)) > 0
     assert {key[1] for key in read(out)} == {parse_date_us(later)}
     with pytest.raises(EhrseqError, match=r"lies after data\.extracted"):
@@ -291,7 +291,7 @@ def test_records_of_which_nearly_nothing_is_known_are_refused(sim_run: Path, few
     table = renamed(few, 0.98)
     with pytest.raises(EhrseqError, match=r"of the rows have a code that the run does not know") as error:
         predict(sim_run, table, tmp_path / "p.parquet")
-    assert "--force" in error.value.mend
+    assert "--force" in error.value.fix
     assert not (tmp_path / "p.parquet").exists()
 
 
@@ -321,7 +321,7 @@ def test_csv_holds_what_parquet_holds(sim_run: Path, few: Path, tmp_path: Path, 
 def test_a_file_of_another_kind_is_refused(sim_run: Path, sim_data: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(EhrseqError, match="no kind of file") as error:
         predict(sim_run, sim_data, tmp_path / name)
-    assert ".csv" in error.value.mend
+    assert ".csv" in error.value.fix
     assert not list(tmp_path.iterdir())
 
 

@@ -116,7 +116,7 @@ def test_a_hostile_manifest_of_a_run_is_refused(run: Path, change: dict[str, obj
 def test_a_hostile_manifest_of_a_prepared_set_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sim_prepared, tmp_path / "set"))
     good = read_json(folder / MANIFEST)
-    for change in ({"tasks": ["../../other"]}, {"tasks": 3}, {"mends": []}):
+    for change in ({"tasks": ["../../other"]}, {"tasks": 3}, {"fixes": []}):
         write_json(folder / MANIFEST, good | change)
         done = ehrseq("train", folder, "--out", tmp_path / "run")
         assert done.exit_code == 2, done.output

@@ -1,4 +1,7 @@
-"""Arrays on disk that grow while they are written."""
+"""Names of array types, ragged arithmetic, and arrays on disk that grow while they are written.
+
+A ragged array is flat values and offsets (n + 1,): owner i has `values[offsets[i]:offsets[i + 1]]`.
+"""
 
 import os
 from pathlib import Path
@@ -7,6 +10,45 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+
+def offsets(owner: Ints, n_owners: int) -> Ints:
+    """Offsets (n_owners + 1,) of items sorted by owner.
+
+    >>> import numpy as np
+    >>> offsets(np.array([0, 0, 2]), 3).tolist()
+    [0, 2, 2, 3]
+    """
+    out = np.zeros(n_owners + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owner, minlength=n_owners), out=out[1:])
+    return out
+
+
+def ragged(offsets: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+    """Items of the chosen owners, one after another, and their new offsets.
+
+    >>> import numpy as np
+    >>> ragged(np.array([0, 2, 5]), np.array([1, 0]))
+    (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
+    """
+    return spans(offsets[chosen], np.diff(offsets)[chosen])
+
+
+def spans(start: Ints, length: Ints) -> tuple[Ints, Ints]:
+    """Items of several spans, one after another, and the spans' offsets.
+
+    >>> import numpy as np
+    >>> spans(np.array([2, 0]), np.array([3, 1]))
+    (array([2, 3, 4, 0]), array([0, 3, 4]))
+    """
+    new = np.r_[0, np.cumsum(length)].astype(np.int64)
+    return np.arange(new[-1]) + np.repeat(start - new[:-1], length), new
 
 
 class ArrayWriter:

@@ -403,7 +403,7 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 
 
 def _error(expected: str, came: str, *, where: str) -> EhrseqError:
-    return EhrseqError(f"expected {expected}, got {came}", where=f"VisitBatch.{where}", mend="correct this field")
+    return EhrseqError(f"expected {expected}, got {came}", where=f"VisitBatch.{where}", fix="correct this field")
 
 
 def _describe(tensor: Tensor) -> str:

@@ -1,8 +1,8 @@
-"""The one error that users see: what went wrong, where, and how to mend it."""
+"""The one error that users see: what went wrong, where, and how to fix it."""
 
 
 class EhrseqError(Exception):
-    """A problem that the user can mend.
+    """A problem that the user can fix.
 
     The command line prints it as one line and exits with 2. Messages name files, columns, settings and codes of the
     task file; they never contain a patient's value, date or id.
@@ -10,9 +10,9 @@ class EhrseqError(Exception):
     Args:
         what: What went wrong.
         where: The file, column, setting or argument concerned.
-        mend: What to do about it.
+        fix: What to do about it.
     """
 
-    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
-        self.what, self.where, self.mend = what, where, mend
-        super().__init__("".join([f"{where}: " if where else "", what, f" ({mend})" if mend else ""]))
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__("".join([f"{where}: " if where else "", what, f" ({fix})" if fix else ""]))

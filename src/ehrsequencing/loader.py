@@ -18,15 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints, spans
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.reach import Part as Part
 from ehrsequencing.models.reach import Reach as Reach
-from ehrsequencing.records.events import spans
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
-Ints = NDArray[np.int64]
 MAX_VISIT_CODES = 16_384  # in one visit, where codes attend to one another: time and memory grow with the square
 _SCAN = 1_000_000  # visits looked at together
 
@@ -73,14 +72,14 @@ class SubjectLoader:
     ) -> None:
         self.timelines, self.rows, self.queries, self.reach = timelines, rows, queries, reach
         self.code_types = None if code_types is None else torch.from_numpy(code_types)
-        offsets = np.asarray(rows.row_offsets)
+        offsets = rows.row_offsets
         self.subjects = np.flatnonzero(np.diff(offsets) > 0)
         last = offsets[self.subjects + 1] - 1
         self.n_visits = np.zeros(len(timelines), dtype=np.int64)  # visits that some row may see
-        self.n_visits[self.subjects] = np.asarray(rows.visits_before)[last]
+        self.n_visits[self.subjects] = rows.visits_before[last]
         self.n_queries = np.zeros(len(timelines), dtype=np.int64)
         if queries and len(self.subjects):
-            is_query = np.asarray(rows.is_query)
+            is_query = rows.is_query
             self.n_queries[self.subjects] = np.add.reduceat(is_query, offsets[self.subjects], dtype=np.int64)
         self.cost: Ints = self.n_visits + self.n_queries
         self.n_copies = np.zeros(len(timelines), dtype=np.int64)  # one for each query that lies in a visit
@@ -91,7 +90,7 @@ class SubjectLoader:
 
     def _count_copies(self) -> None:
         """Queries that lie in a visit have copies of their own; the subject itself needs only what other rows see."""
-        rows, offsets = self.rows, np.asarray(self.rows.row_offsets)
+        rows, offsets = self.rows, self.rows.row_offsets
         copies = np.flatnonzero(rows.unfinished_codes)
         if not len(copies):
             return
@@ -177,8 +176,8 @@ class SubjectLoader:
         """Visits and queries of each subject; where the reach counts tokens, tokens and queries."""
         if self.reach is None or not self.reach.in_tokens:
             return np.asarray(self.cost[subjects])
-        first = np.asarray(self.timelines.subject_offsets)[subjects]
-        offsets, n_visits = np.asarray(self.timelines.visit_offsets), self.n_visits[subjects]
+        first = self.timelines.subject_offsets[subjects]
+        offsets, n_visits = self.timelines.visit_offsets, self.n_visits[subjects]
         tokens: Ints = np.maximum(offsets[first + n_visits] - offsets[first], n_visits)
         tokens += self._tokens_of_copies(subjects)
         return tokens + self.n_queries[subjects]
@@ -230,7 +229,7 @@ class SubjectLoader:
         of_query: Ints = np.ones(len(row), dtype=np.int64)
         if self.reach.in_tokens:
             start, of_query = tokens, 1 + np.diff(rows.carry_offsets[row[0] : row[-1] + 2])[row - row[0]]
-        place = start[seen] + (np.cumsum(of_query * np.asarray(rows.is_query[row])) if self.queries else 0)
+        place = start[seen] + (np.cumsum(of_query * rows.is_query[row]) if self.queries else 0)
         place = place - place[0]
         count = -(-(int(place[-1]) + 1) // max(size - self.reach.most, 1))
         bounds = np.flatnonzero(np.diff(place * count // (int(place[-1]) + 1))) + 1
@@ -281,8 +280,8 @@ class SubjectLoader:
 
     def collate(self, subjects: Ints) -> Step:
         """Pack some subjects, in the order given."""
-        start = np.asarray(self.rows.row_offsets)[subjects]
-        row, owner, _ = _slices(start, np.asarray(self.rows.row_offsets)[subjects + 1] - start)
+        start = self.rows.row_offsets[subjects]
+        row, owner, _ = _slices(start, self.rows.row_offsets[subjects + 1] - start)
         high, cut = self.n_visits[subjects], np.zeros_like(subjects)
         if self.n_copies[subjects].any():  # only where this head answers queries
             codes = self.rows.unfinished_codes[row].astype(np.int64)
@@ -294,11 +293,11 @@ class SubjectLoader:
             cut = np.r_[cut, codes[copies]]
         return self._collate(subjects, np.zeros_like(subjects), high, row, owner, cut)
 
-    def _ends_a_visit(self, row: Ints, first_visit: Ints) -> NDArray[np.bool_]:
+    def _ends_a_visit(self, row: Ints, first_visit: Ints) -> Bools:
         """Which rows of the task fall on the end of the last visit that they see; the subjects' first visits given."""
         seen = np.asarray(self.rows.visits_before[row], dtype=np.int64)
-        end_us = np.asarray(self.timelines.end_us)[np.maximum(first_visit + seen - 1, 0)]
-        return np.asarray((seen > 0) & (end_us == np.asarray(self.rows.prediction_us[row])))
+        end_us = self.timelines.end_us[np.maximum(first_visit + seen - 1, 0)]
+        return np.asarray((seen > 0) & (end_us == self.rows.prediction_us[row]))
 
     def _collate(self, subjects: Ints, low: Ints, high: Ints, row: Ints, row_owner: Ints, cut: Ints) -> Step:
         """Pack the visits `low` to `high` (exclusive) of some subjects, and rows of the task that see no others.
@@ -306,9 +305,9 @@ class SubjectLoader:
         Where `cut` is not 0 the last of the visits shows its first so many codes, and the subject's row sees it too.
         """
         timelines, rows = self.timelines, self.rows
-        first = np.asarray(timelines.subject_offsets)[subjects]
+        first = timelines.subject_offsets[subjects]
         visit, visit_owner, visit_rank = _slices(first + low, high - low)
-        is_query = np.asarray(rows.is_query[row])
+        is_query = rows.is_query[row]
         if not self.queries:
             own = self._ends_a_visit(row, first[row_owner])
             row, row_owner, is_query = row[own], row_owner[own], np.zeros(int(own.sum()), dtype=bool)
@@ -328,8 +327,8 @@ class SubjectLoader:
             return torch.from_numpy(np.concatenate([of_visits, of_queries])[order])
 
         query_rows = row[asked]
-        first_code = np.asarray(timelines.visit_offsets)[visit]
-        length = np.asarray(timelines.visit_offsets)[visit + 1] - first_code
+        first_code = timelines.visit_offsets[visit]
+        length = timelines.visit_offsets[visit + 1] - first_code
         is_cut = np.flatnonzero(cut)
         length[visit_start[is_cut + 1] - 1] = cut[is_cut]
         codes, code_offsets = spans(first_code, length)
@@ -379,7 +378,7 @@ def _huge_visit() -> EhrseqError:
     return EhrseqError(
         f"a visit has more than {MAX_VISIT_CODES:,} codes, which this model relates each to each",
         where="visits",
-        mend="use model.architecture=hierarchical with model.visit_encoder=attention, whose cost is linear"
+        fix="use model.architecture=hierarchical with model.visit_encoder=attention, whose cost is linear"
         " in the codes of a visit, or prepare with finer visits (visits.by=window)",
     )
 

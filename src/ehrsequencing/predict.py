@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import SubjectLoader
@@ -23,8 +23,10 @@ from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
+from ehrsequencing.records.data_end import DayCounts
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.meds import DAY_US, DayCounts, MedsReader, parse_date_us
+from ehrsequencing.records.events import DAY_US, parse_date_us
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Progress
 from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRows, Timelines
@@ -44,10 +46,10 @@ def risk_of_rows(
     timelines: Timelines,
     rows: TaskRows,
     *,
-    horizons_days: Sequence[float] | NDArray[np.float64],
-    code_types: NDArray[np.int64] | None = None,
+    horizons_days: Sequence[float] | Floats,
+    code_types: Ints | None = None,
     start_days: float = 0.0,
-) -> NDArray[np.float32]:
+) -> Floats32:
     """Risk at every prediction time; memory does not grow with the length of a record (see `ehrsequencing.loader`).
 
     Args:
@@ -86,8 +88,8 @@ def members_of(run: Run) -> list[SurvivalModel]:
 
 
 def nll_of_rows(
-    model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: NDArray[np.int64] | None = None
-) -> NDArray[np.float64]:
+    model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: Ints | None = None
+) -> Floats:
     """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
     out = np.full(len(rows), np.nan)
     loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
@@ -105,7 +107,7 @@ class Moment:
 
     def __post_init__(self) -> None:
         if self.at not in ("all", "last") and not re.match(r"\d{4}-\d{2}-\d{2}", self.at):
-            raise EhrseqError(f"{self.at!r} is no moment", where="--at", mend="use all, last or a date: 2026-03-01")
+            raise EhrseqError(f"{self.at!r} is no moment", where="--at", fix="use all, last or a date: 2026-03-01")
 
     @property
     def as_of_us(self) -> int | None:
@@ -178,7 +180,7 @@ class NewRecords:
             self.progress(self._done, (2 if self.reader.late is None else 3) * len(self.reader.shards))
 
     def _survey(self) -> Survey:
-        days, tokens, unknown = list[DayCounts](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
+        days, tokens, unknown = list[DayCounts](), list[Ints](), list[Ints]()
         for events in self.reader:
             days.append(DayCounts.of(events))
             ids, subject = events.subjects
@@ -215,11 +217,11 @@ class NewRecords:
         declared = self.reader.declared_us is not None
         if moment.as_of_us is None or moment.as_of_us <= self.end_us + (0 if declared else GRACE_DAYS * DAY_US):
             return
-        what, mend = "lies after data.extracted", "ask for a day until then, or correct data.extracted"
+        what, fix = "lies after data.extracted", "ask for a day until then, or correct data.extracted"
         if not declared:
             what = f"lies more than {GRACE_DAYS} days after the data's last row"
-            mend = "tell when the records were taken, as in data.extracted=2026-03-01, or ask for an earlier day"
-        raise EhrseqError(what, where=f"--at {moment.at}", mend=mend)
+            fix = "tell when the records were taken, as in data.extracted=2026-03-01, or ask for an earlier day"
+        raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
 
     def require_known(self, *, force: bool) -> str:
         """Refuse records of which the run knows hardly anything, unless `force`; else say how much it does not know."""
@@ -228,8 +230,8 @@ class NewRecords:
         share = self.survey.unknown / self.survey.tokens
         what = f"{share:.1%} of the rows have a code that the run does not know"
         if min(share, self.survey.unknown_of_subject) > MOST_UNKNOWN and not force:
-            mend = "map its codes to those of the run's training data; --force answers all the same"
-            raise EhrseqError(what, where=str(self.data), mend=mend)
+            fix = "map its codes to those of the run's training data; --force answers all the same"
+            raise EhrseqError(what, where=str(self.data), fix=fix)
         return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
 
 
@@ -308,18 +310,18 @@ def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ..
     where = "--horizons" if asked else f"the horizons of task {run.task.name}"
     if run.is_visit_head:
         if asked is not None:
-            mend = "leave it out: the risk is that before the next visit"
-            raise EhrseqError("the visit head knows no days", where=where, mend=mend)
+            fix = "leave it out: the risk is that before the next visit"
+            raise EhrseqError("the visit head knows no days", where=where, fix=fix)
         return (None,)
     horizons, start, end = tuple(asked or run.task.horizons), run.task.blanking, run.model.config.edges_days[-1]
     if min(horizons) <= 0:
-        raise EhrseqError("horizons must be positive", where=where, mend="write them as 90d,2y")
+        raise EhrseqError("horizons must be positive", where=where, fix="write them as 90d,2y")
     if min(horizons) <= start:
         what = f"a horizon lies within the task's blanking of {format_days(start)}"
-        raise EhrseqError(what, where=where, mend="name later ones: risks are those after the blanking")
+        raise EhrseqError(what, where=where, fix="name later ones: risks are those after the blanking")
     if max(horizons) > end:
         what = f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
-        raise EhrseqError(what, where=where, mend="name earlier ones, or train with that horizon in the task")
+        raise EhrseqError(what, where=where, fix="name earlier ones, or train with that horizon in the task")
     return horizons
 
 
@@ -340,17 +342,17 @@ def _answers(
     if len(found) > 1:
         low, high = (band[chosen] for band in member_band(np.stack(found[1:])))
         low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])  # hazards were averaged, not risks
-    subject_id = np.asarray(timelines.subject_id)[rows.subject[chosen]]
-    return Risks(subject_id, np.asarray(rows.prediction_us)[chosen], risk[chosen], low, high)
+    subject_id = timelines.subject_id[rows.subject[chosen]]
+    return Risks(subject_id, rows.prediction_us[chosen], risk[chosen], low, high)
 
 
 def _nobody(records: NewRecords) -> EhrseqError:
     if records.late and records.late == records.moments:
         what = f"all {records.late:,} moments to ask about lie after the data's end"
-        mend = "tell when the records were taken, as in data.extracted=2026-03-01, if they reach further"
-        return EhrseqError(what, where=str(records.data), mend=mend)
-    mend = "check the index codes of the task against the data with ehrseq check"
-    return EhrseqError("nobody has a prediction time", where=str(records.data), mend=mend)
+        fix = "tell when the records were taken, as in data.extracted=2026-03-01, if they reach further"
+        return EhrseqError(what, where=str(records.data), fix=fix)
+    fix = "check the index codes of the task against the data with ehrseq check"
+    return EhrseqError("nobody has a prediction time", where=str(records.data), fix=fix)
 
 
 def _told(records: NewRecords, *, answered: int) -> Iterator[str]:

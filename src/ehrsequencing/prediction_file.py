@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats32, Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.storage import PREDICTIONS, atomic_path, is_parquet_of, parquet_mark
 
@@ -36,11 +36,11 @@ class Risks:
         high: The upper end.
     """
 
-    subject_id: NDArray[np.int64]
-    prediction_us: NDArray[np.int64]
-    risk: NDArray[np.float32]
-    low: NDArray[np.float32] | None = None
-    high: NDArray[np.float32] | None = None
+    subject_id: Ints
+    prediction_us: Ints
+    risk: Floats32
+    low: Floats32 | None = None
+    high: Floats32 | None = None
 
     def __len__(self) -> int:
         return len(self.subject_id)
@@ -49,8 +49,8 @@ class Risks:
 def require_suffix(out: Path) -> None:
     """Refuse a file name whose ending tells no format that can be written."""
     if not out.name.endswith(SUFFIXES):
-        mend = f"end its name with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-        raise EhrseqError("is no kind of file that predictions are written to", where=str(out), mend=mend)
+        fix = f"end its name with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise EhrseqError("is no kind of file that predictions are written to", where=str(out), fix=fix)
 
 
 def is_predictions(path: Path) -> bool:

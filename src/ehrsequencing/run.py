@@ -8,9 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
@@ -51,16 +49,16 @@ class Run:
         self.folder = folder
         self.manifest = read_manifest(folder, what="a finished run")
         if self.manifest.get("kind") != "run":
-            raise EhrseqError("is not a run", where=str(folder), mend="name a folder that ehrseq train made")
+            raise EhrseqError("is not a run", where=str(folder), fix="name a folder that ehrseq train made")
         require_facts(folder, self.manifest, _FACTS)
         if not set(RUN_NEEDS) <= set(self.manifest.get("required", self.manifest["files"])):
-            raise EhrseqError("its manifest lacks files of the model", where=str(folder), mend="train again")
+            raise EhrseqError("its manifest lacks files of the model", where=str(folder), fix="train again")
         self.study: StudyConfig = load_study(folder / "config.yaml")
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
-            mend = "train again, or copy the whole run folder"
+            fix = "train again, or copy the whole run folder"
             raise EhrseqError(
-                "the vocabulary is not the one that the model was trained with", where=str(folder), mend=mend
+                "the vocabulary is not the one that the model was trained with", where=str(folder), fix=fix
             )
         self.task: TaskConfig = self.study.task
 
@@ -80,7 +78,7 @@ class Run:
         """
         folder = folder or Path(self.manifest["prepared"])
         if not folder.is_dir():
-            raise EhrseqError("the prepared set has moved", where=str(folder), mend="name it with --prepared")
+            raise EhrseqError("the prepared set has moved", where=str(folder), fix="name it with --prepared")
         prepared = Prepared(folder)
         self.require_own(prepared)
         return prepared
@@ -92,9 +90,9 @@ class Run:
             EhrseqError: Its vocabulary, labels, codes, values or visits differ.
         """
         if other := prepared.unlike(self.task.name, self.manifest):
-            mend = f"name the set that {self.folder} was trained on with --prepared"
+            fix = f"name the set that {self.folder} was trained on with --prepared"
             what = f"is not what this run was trained on (what differs: {', '.join(other)})"
-            raise EhrseqError(what, where=str(prepared.folder), mend=mend)
+            raise EhrseqError(what, where=str(prepared.folder), fix=fix)
 
     @cached_property
     def altered(self) -> dict[str, str]:
@@ -106,8 +104,8 @@ class Run:
         """The model, in evaluation mode."""
         model = load_model(self.folder)
         if model.config.vocab_size != len(self.vocabulary):
-            mend = "copy the whole run folder"
-            raise EhrseqError("model and vocabulary differ in size", where=str(self.folder), mend=mend)
+            fix = "copy the whole run folder"
+            raise EhrseqError("model and vocabulary differ in size", where=str(self.folder), fix=fix)
         return model
 
     @property
@@ -122,17 +120,17 @@ class Run:
             EhrseqError: Nothing has been fitted.
         """
         if RECALIBRATION not in self.manifest["files"]:
-            mend = f"run ehrseq evaluate {self.folder} --recalibrate first"
-            raise EhrseqError("has not been recalibrated", where=str(self.folder), mend=mend)
+            fix = f"run ehrseq evaluate {self.folder} --recalibrate first"
+            raise EhrseqError("has not been recalibrated", where=str(self.folder), fix=fix)
         if RECALIBRATION in self.altered:
-            mend = f"run ehrseq evaluate {self.folder} --recalibrate again"
-            raise EhrseqError(self.altered[RECALIBRATION], where=str(self.folder / RECALIBRATION), mend=mend)
+            fix = f"run ehrseq evaluate {self.folder} --recalibrate again"
+            raise EhrseqError(self.altered[RECALIBRATION], where=str(self.folder / RECALIBRATION), fix=fix)
         fitted = read_json(self.folder / RECALIBRATION)["fitted"]
         pairs = [(fitted[name]["intercept"], fitted[name]["slope"]) for name in self.task.causes]
         return Recalibrated(model, [a for a, _ in pairs], [b for _, b in pairs]).eval()
 
     @property
-    def code_types(self) -> NDArray[np.int64] | None:
+    def code_types(self) -> Ints | None:
         """Type of each token, where the model has an embedding for it."""
         return self.vocabulary.code_types if self.model.config.code_types else None
 

@@ -74,7 +74,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     require_name(path)
     if path.is_dir():
-        raise EhrseqError("cannot be written", where=str(path), mend="it is a folder: name a file")
+        raise EhrseqError("cannot be written", where=str(path), fix="it is a folder: name a file")
     temporary = temporary_name(path, "new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             os.replace(temporary, path)
         fsync(path.parent)
     except OSError as error:
-        raise EhrseqError("cannot be written", where=str(path), mend=error.strerror or "check the disk") from error
+        raise EhrseqError("cannot be written", where=str(path), fix=error.strerror or "check the disk") from error
 
 
 def refuse_foreign_file(path: Path, is_ours: Callable[[Path], bool]) -> None:
@@ -99,8 +99,8 @@ def refuse_foreign_file(path: Path, is_ours: Callable[[Path], bool]) -> None:
         EhrseqError: Something is there, and `is_ours` does not know it.
     """
     if path.exists() and not (path.is_file() and is_ours(path)):
-        mend = "name another file, or remove this one"
-        raise EhrseqError("is there already, and ehrseq did not write it", where=str(path), mend=mend)
+        fix = "name another file, or remove this one"
+        raise EhrseqError("is there already, and ehrseq did not write it", where=str(path), fix=fix)
 
 
 def refuse_overlap(out: Path, *inputs: Path) -> None:
@@ -111,8 +111,8 @@ def refuse_overlap(out: Path, *inputs: Path) -> None:
     """
     for given in inputs:
         if given.exists() and (_is_among(given, _up(out)) or _is_among(out, _up(given))):
-            mend = "name an output folder that is neither the input, nor in it, nor around it"
-            raise EhrseqError(f"the output overlaps the input {given}", where=str(out), mend=mend)
+            fix = "name an output folder that is neither the input, nor in it, nor around it"
+            raise EhrseqError(f"the output overlaps the input {given}", where=str(out), fix=fix)
 
 
 def _up(path: Path) -> list[Path]:
@@ -146,9 +146,9 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(path.read_bytes())
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
     except BadText as error:
-        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), mend="make this file again") from error
+        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), fix="make this file again") from error
 
 
 def read_json_lines(path: Path) -> list[Any]:
@@ -156,9 +156,9 @@ def read_json_lines(path: Path) -> list[Any]:
     try:
         return [parse_json(line) for line in path.read_bytes().splitlines()]
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
     except BadText as error:
-        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), mend="make this file again") from error
+        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), fix="make this file again") from error
 
 
 def require_name(path: Path) -> None:
@@ -168,14 +168,14 @@ def require_name(path: Path) -> None:
         EhrseqError: Says so before any work is done.
     """
     if path.name in ("", ".."):
-        mend = "name a file or folder to make, as in --out results"
-        raise EhrseqError("is not a name for an output", where=str(path), mend=mend)
+        fix = "name a file or folder to make, as in --out results"
+        raise EhrseqError("is not a name for an output", where=str(path), fix=fix)
     try:
         path.lstat()
     except FileNotFoundError:
         return
     except OSError as error:  # no permission, too long, or a file stands where a folder should
-        raise EhrseqError("cannot be written", where=str(path), mend=error.strerror or "check the path") from error
+        raise EhrseqError("cannot be written", where=str(path), fix=error.strerror or "check the path") from error
 
 
 def sha256(path: Path) -> str:
@@ -184,7 +184,7 @@ def sha256(path: Path) -> str:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the disk") from error
+        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the disk") from error
 
 
 def digest(value: object) -> str:
@@ -225,22 +225,22 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
     path = folder / MANIFEST
     if not path.is_file():
         raise EhrseqError(
-            f"is not {what}, or was interrupted before it was complete", where=str(folder), mend="make it again"
+            f"is not {what}, or was interrupted before it was complete", where=str(folder), fix="make it again"
         )
     manifest: dict[str, Any] = read_json(path)
     is_whole = isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)
     required = manifest.get("required", list(manifest["files"])) if is_whole else None
     if not isinstance(required, list) or not all(name in manifest["files"] for name in map(str, required)):
-        raise EhrseqError("is damaged", where=str(path), mend="make the folder again")
+        raise EhrseqError("is damaged", where=str(path), fix="make the folder again")
     for name in manifest["files"]:
         if not _is_inside(folder / name, folder):
-            raise EhrseqError("names a file outside its folder", where=str(path), mend="do not trust this folder")
+            raise EhrseqError("names a file outside its folder", where=str(path), fix="do not trust this folder")
     for name in map(str, required):
         file = folder / name
         if not file.is_file():
-            raise EhrseqError("a file is missing", where=str(file), mend="make the folder again")
+            raise EhrseqError("a file is missing", where=str(file), fix="make the folder again")
         if verify and sha256(file) != manifest["files"][name]:
-            raise EhrseqError("has changed since it was written", where=str(file), mend="make the folder again")
+            raise EhrseqError("has changed since it was written", where=str(file), fix="make the folder again")
     return manifest
 
 
@@ -249,7 +249,7 @@ def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str,
     for name, kind in facts.items():
         if not isinstance(manifest.get(name), kind):
             where = str(folder / MANIFEST)
-            raise EhrseqError(f"is damaged: it does not tell {name!r}", where=where, mend="make the folder again")
+            raise EhrseqError(f"is damaged: it does not tell {name!r}", where=where, fix="make the folder again")
 
 
 def _is_inside(file: Path, folder: Path) -> bool:
@@ -286,10 +286,10 @@ def refuse_foreign_folder(folder: Path, kind: Kind) -> None:
     """
     place = Path(os.path.realpath(folder))  # `missing/..` is a folder that is there, though `missing` is not
     if place.exists() and not place.is_dir():
-        raise EhrseqError("is a file", where=str(folder), mend="name a folder")
+        raise EhrseqError("is a file", where=str(folder), fix="name a folder")
     if place.is_dir() and entries(place) and (why := _why_foreign(place, kind)):
-        mend = "nothing was touched; name another output folder, or remove this one"
-        raise EhrseqError(why, where=str(folder), mend=mend)
+        fix = "nothing was touched; name another output folder, or remove this one"
+        raise EhrseqError(why, where=str(folder), fix=fix)
 
 
 def _why_foreign(folder: Path, kind: Kind) -> str | None:
@@ -361,7 +361,7 @@ def complete_folder(folder: Path, kind: Kind) -> Iterator[Path]:
                 temporary.chmod(mode)
                 _replace_folder(place, temporary)
     except OSError as error:
-        raise EhrseqError("cannot be written", where=str(folder), mend=error.strerror or "check the disk") from error
+        raise EhrseqError("cannot be written", where=str(folder), fix=error.strerror or "check the disk") from error
 
 
 def _must_stay(folder: Path) -> bool:

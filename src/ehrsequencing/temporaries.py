@@ -125,7 +125,7 @@ def remove_folder(folder: Path) -> None:
     try:
         os.replace(folder, gone)
     except OSError as error:
-        raise EhrseqError("cannot be removed", where=str(folder), mend=error.strerror or "check the disk") from error
+        raise EhrseqError("cannot be removed", where=str(folder), fix=error.strerror or "check the disk") from error
     _discard(gone)
 
 
@@ -150,8 +150,8 @@ def _settle_all(found: Iterable[Path], *, where: Path) -> None:
         for orphan in sorted(filter(_is_orphan, found), key=lambda path: _ORDER.index(_parts(path)[0])):
             settle(orphan)
     except OSError as error:
-        mend = f"look into the folders .tmp-* there: {error.strerror or 'check the disk'}"
-        raise EhrseqError("an interrupted replacement cannot be undone", where=str(where), mend=mend) from error
+        fix = f"look into the folders .tmp-* there: {error.strerror or 'check the disk'}"
+        raise EhrseqError("an interrupted replacement cannot be undone", where=str(where), fix=fix) from error
 
 
 def settle_for(path: Path) -> None:

@@ -21,7 +21,7 @@ from ehrsequencing.audit.copies import one_owner
 from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models import plans
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.meds import STATIC
+from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import Scale
 from ehrsequencing.records.timelines import take_rows

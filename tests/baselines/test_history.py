@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.arrays import offsets
 from ehrsequencing.baselines import history
 from ehrsequencing.baselines.history import OF_NUMBER, TIMING, FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.config import ValuesConfig
-from ehrsequencing.records.meds import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines, offsets
+from ehrsequencing.records.events import DAY_US
+from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 Features = Callable[[Timelines, TaskRows, Vocabulary, FeatureSpec], npt.NDArray[np.float32]]

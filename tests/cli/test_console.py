@@ -47,7 +47,7 @@ def failing(error: BaseException) -> Result:
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (EhrseqError("is wrong", where="x.yaml", mend="mend it"), 2, "ehrseq: x.yaml: is wrong (mend it)"),
+        (EhrseqError("is wrong", where="x.yaml", fix="fix it"), 2, "ehrseq: x.yaml: is wrong (fix it)"),
         (PermissionError(13, "Permission denied", "/a/b"), 2, "ehrseq: /a/b: Permission denied"),
         (TypeError("patient 4711 born 1950"), 3, "ehrseq: unexpected TypeError in "),
         (RecursionError("4711"), 3, "ehrseq: unexpected RecursionError"),

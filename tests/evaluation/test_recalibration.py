@@ -62,9 +62,9 @@ def test_a_known_miscalibration_is_undone() -> None:
     wrong = (eta - a) / b  # so that a + b · wrong is the truth
     found = fit_recalibration(wrong, EDGES, duration_days=duration, cause=cause, entry_days=entry)
     assert found.slope == pytest.approx(b.ravel(), rel=0.06)
-    mended = np.array(found.intercept)[:, None] + np.array(found.slope)[:, None] * wrong
-    assert np.abs((mended - eta).mean(axis=(0, 2))).max() < 0.03
-    assert nll(mended, duration, cause, entry) <= nll(eta, duration, cause, entry) < nll(wrong, duration, cause, entry)
+    fixed = np.array(found.intercept)[:, None] + np.array(found.slope)[:, None] * wrong
+    assert np.abs((fixed - eta).mean(axis=(0, 2))).max() < 0.03
+    assert nll(fixed, duration, cause, entry) <= nll(eta, duration, cause, entry) < nll(wrong, duration, cause, entry)
     assert found.events == tuple(np.bincount(cause)[1:])
     right = fit_recalibration(eta, EDGES, duration_days=duration, cause=cause, entry_days=entry)
     assert right.slope == pytest.approx([1, 1], abs=0.06)
@@ -139,7 +139,7 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     np.testing.assert_allclose(eta, log_hazards(honest, *tuning) + np.log(8.0) * np.array([1, 0])[:, None], atol=1e-5)
 
 
-def test_nothing_to_mend_changes_nothing(sim_run: Path, sim_prepared: Path) -> None:
+def test_nothing_to_fix_changes_nothing(sim_run: Path, sim_prepared: Path) -> None:
     run, store = Run(sim_run), Prepared(sim_prepared)
     same = Recalibration((0.0, 0.0), (1.0, 1.0), (0, 0)).of(run.model)
     arguments = (store.timelines("tuning"), store.rows("simulated", "tuning"))

@@ -80,7 +80,7 @@ def write_meds(
         shards: Shards per split. Subjects are dealt out in turn, so that no shard holds a range of ids.
         parents: `parent_codes` of each code → `metadata/codes.parquet`; None writes none.
         column: Name of the encounter column; None leaves it out.
-        sort: Sort rows by subject and time (null first, ties as given). MEDS wants it; False tests the mend.
+        sort: Sort rows by subject and time (null first, ties as given). MEDS wants it; False tests the fix.
 
     Returns:
         `folder`.

@@ -174,7 +174,7 @@ def test_missing_tables_are_noted(tmp_path: Path, left: tuple[str, ...]) -> None
     assert "Gender//F" in codes  # known without a row in concept
 
 
-def test_hidden_marks_in_concept_codes_are_mended(tmp_path: Path) -> None:
+def test_hidden_marks_in_concept_codes_are_fixed(tmp_path: Path) -> None:
     concepts = [{**c, "concept_code": "44054006 \n x "} if c["concept_id"] == 201826 else c for c in SMALL["concept"]]
     import_omop(str(write_csv({**SMALL, "concept": concepts}, tmp_path / "csv")), tmp_path / "meds")
     facts = {r["code"]: r for r in pq.read_table(tmp_path / "meds" / "metadata" / "codes.parquet").to_pylist()}

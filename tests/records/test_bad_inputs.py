@@ -1,4 +1,4 @@
-"""The 64 kinds of bad input of RELIABILITY.md, each with its declared outcome: rejected, mended and counted, accepted.
+"""The 64 kinds of bad input of RELIABILITY.md, each with its declared outcome: rejected, fixed and counted, accepted.
 
 Every case goes through `ehrseq check` and `ehrseq prepare`, and through `ehrseq predict` with a run that was trained on
 the clean data: no traceback, one line of error, no patient's id, date, value or text in any message, nothing
@@ -89,15 +89,15 @@ def data(clean: Path, tmp_path: Path) -> Path:
 
 
 class Case(NamedTuple):
-    """One bad input: `says` is a part of the error (R) or of the output (A); `mends` (F) are kind → count."""
+    """One bad input: `says` is a part of the error (R) or of the output (A); `fixes` (F) are kind → count."""
 
     number: int
     name: str
     outcome: str
     spoil: Change
     says: str = ""
-    mends: Mapping[str, int] = MappingProxyType({})
-    row: int | None = None  # the row that the message or the mend must name
+    fixes: Mapping[str, int] = MappingProxyType({})
+    row: int | None = None  # the row that the message or the fix must name
     settings: tuple[str, ...] = ()
     predicts: bool = True  # whether `predict` meets the input as well
     task: str = TASK
@@ -121,20 +121,20 @@ CASES = [
     Case(8, "empty code", R, cell("code", 9, ""), "empty or blank", row=9),
     Case(9, "string time", R, every_shard(column("time", lambda c: c.cast(pa.string()))), "'time' has type string"),
     Case(10, "nanoseconds", F, every_shard(column("time", lambda c: c.cast(pa.timestamp("ns")))),
-         mends={"time_unit": 161}, row=1, as_clean=True),
-    Case(10, "dates", F, every_shard(column("time", lambda c: c.cast(pa.date32()))), mends={"time_unit": 161}, row=1,
+         fixes={"time_unit": 161}, row=1, as_clean=True),
+    Case(10, "dates", F, every_shard(column("time", lambda c: c.cast(pa.date32()))), fixes={"time_unit": 161}, row=1,
          as_clean=True),
     Case(10, "milliseconds beyond microseconds", F, together(
         every_shard(column("time", lambda c: c.cast(pa.timestamp("ms")))), cell("time", 4, 2**62)),
-        mends={"time_unit": 161, "bad_year": 1}, row=1),
+        fixes={"time_unit": 161, "bad_year": 1}, row=1),
     Case(11, "time zone", R, every_shard(column("time", lambda c: c.cast(pa.timestamp("us", "UTC")))), "time_zone="),
     Case(11, "time zone, clock named", F, every_shard(column("time", lambda c: c.cast(pa.timestamp("us", "UTC")))),
-         mends={"time_zone": 161}, row=1, settings=("dialect.time_zone=America/New_York",)),
+         fixes={"time_zone": 161}, row=1, settings=("dialect.time_zone=America/New_York",)),
     Case(12, "dictionary code", A, column("code", lambda c: c.dictionary_encode()), as_clean=True),
     Case(13, "float64 value", F, every_shard(column("numeric_value", lambda c: c.cast(pa.float64()))),
-         mends={"value_type": 30}, row=3, as_clean=True),
+         fixes={"value_type": 30}, row=3, as_clean=True),
     Case(13, "integer value", F, every_shard(column("numeric_value", lambda c: pa.array(
-        [None if x is None else 2**60 for x in c.to_pylist()], pa.int64()))), mends={"value_type": 30}, row=3),
+        [None if x is None else 2**60 for x in c.to_pylist()], pa.int64()))), fixes={"value_type": 30}, row=3),
     Case(14, "types differ by shard", R, column("time", lambda c: c.cast(pa.timestamp("ns"))), "is timestamp["),
     Case(14, "value types differ", R, column("numeric_value", lambda c: c.cast(pa.float64())), "'numeric_value' is"),
     Case(14, "string and integer widths differ", A, together(
@@ -147,41 +147,41 @@ CASES = [
     Case(17, "duplicate column", R, edit(lambda t: t.append_column("code", t["code"])), "'code' twice"),
     # identity
     Case(18, "unsorted times", F, edit(lambda t: t.take([0, 1, 3, 2, *range(4, len(t))])), as_clean=True,
-         mends={"unsorted": 1}, row=3),
+         fixes={"unsorted": 1}, row=3),
     Case(19, "scattered rows", F, edit(lambda t: t.take([*range(6), *range(7, len(t)), 6])),
-         mends={"not_contiguous": 1}, row=ROWS - 1, as_clean=True),
+         fixes={"not_contiguous": 1}, row=ROWS - 1, as_clean=True),
     Case(20, "subject in two shards", R, move_half_of_a_record, "a subject is in two shards"),
-    Case(21, "duplicate rows", F, edit(lambda t: t.take([0, 1, 2, 2, 2, *range(3, len(t))])), mends={"duplicates": 2},
+    Case(21, "duplicate rows", F, edit(lambda t: t.take([0, 1, 2, 2, 2, *range(3, len(t))])), fixes={"duplicates": 2},
          row=3, as_clean=True),
     Case(22, "subject in two splits", R, edit(lambda t: pa.concat_tables([t, pa.table(
         {"subject_id": [FIRST_ID], "split": ["tuning"]})]), SPLIT_FILE), "in two splits", predicts=False),
     Case(23, "subject without a split", R, edit(lambda t: t.slice(1), SPLIT_FILE), "have no split", predicts=False),
     Case(24, "split of an absent subject", F, edit(lambda t: pa.concat_tables([t, pa.table(
-        {"subject_id": [FIRST_ID + 99], "split": ["train"]})]), SPLIT_FILE), mends={"absent_split": 1}, as_clean=True),
+        {"subject_id": [FIRST_ID + 99], "split": ["train"]})]), SPLIT_FILE), fixes={"absent_split": 1}, as_clean=True),
     Case(25, "unknown split", R, column("split", lambda c: pa.array(["test", *c.to_pylist()[1:]]), SPLIT_FILE),
          "unknown split", predicts=False),
     # time
     Case(26, "after the extraction", R, insert((1, day(400), "A")), "after the date of extraction", row=14,
          settings=("data.extracted=2019-12-31",)),
-    Case(27, "year 1850", F, insert((1, dt.datetime(1850, 1, 1), "A")), mends={"bad_year": 1}, row=8, as_clean=True),
-    Case(27, "year 9999", F, insert((1, dt.datetime(9999, 12, 31), "A")), mends={"bad_year": 1}, row=14, as_clean=True,
+    Case(27, "year 1850", F, insert((1, dt.datetime(1850, 1, 1), "A")), fixes={"bad_year": 1}, row=8, as_clean=True),
+    Case(27, "year 9999", F, insert((1, dt.datetime(9999, 12, 31), "A")), fixes={"bad_year": 1}, row=14, as_clean=True,
          settings=("data.extracted=2030-01-01",)),
-    Case(28, "before birth", F, insert((1, dt.datetime(1930, 1, 1), "A")), mends={"before_birth": 1}, row=8,
+    Case(28, "before birth", F, insert((1, dt.datetime(1930, 1, 1), "A")), fixes={"before_birth": 1}, row=8,
          as_clean=True),
     Case(29, "two births", R, insert((1, dt.datetime(1850, 1, 1), "A"), (1, dt.datetime(1950, 1, 2), "MEDS_BIRTH")),
          "two births", row=10),  # its row in the file, though one before it was dropped
     Case(30, "no birth", A, only(lambda r: r["code"] != "MEDS_BIRTH"), "20 without a birth"),
-    Case(31, "after death", F, insert((0, day(40), "A")), mends={"after_death": 1}, row=7, as_clean=True),
-    Case(32, "age over 120", F, cell("time", 1, dt.datetime(1850, 1, 1)), mends={"old_age": 4}),
+    Case(31, "after death", F, insert((0, day(40), "A")), fixes={"after_death": 1}, row=7, as_clean=True),
+    Case(32, "age over 120", F, cell("time", 1, dt.datetime(1850, 1, 1)), fixes={"old_age": 4}),
     Case(33, "static rows", A, insert((1, None, "RACE//X")), "31 without a time"),
-    Case(34, "only static rows", F, insert((-1, None, "SEX//F")), mends={"static_only": 1}, row=0, as_clean=True),
+    Case(34, "only static rows", F, insert((-1, None, "SEX//F")), fixes={"static_only": 1}, row=0, as_clean=True),
     Case(35, "equal timestamps", A, insert(*((1, day(0), f"X//{n}") for n in range(50)))),
     Case(36, "29 February", A, insert((1, dt.datetime(2020, 2, 29, 23, 59), "A"))),
     Case(37, "a gap of a century", A, together(
         only(lambda r: r["code"] != "MEDS_BIRTH" or r["subject_id"] != FIRST_ID + 1),
         insert((1, dt.datetime(1915, 5, 5), "A")))),
     # values
-    *(Case(number, name, F, cell("numeric_value", 3, value), mends={"bad_value": 1}, row=3) for number, name, value in (
+    *(Case(number, name, F, cell("numeric_value", 3, value), fixes={"bad_value": 1}, row=3) for number, name, value in (
         (38, "NaN", float("nan")), (39, "+inf", float("inf")), (39, "-inf", float("-inf")), (40, "1e38", 1e38))),
     Case(41, "a code of 1 MB", R, cell("code", 4, "X" * 1_000_000), "over 1 MB", row=4),
     Case(41, "a code of 1 MB in 250,000 signs", R, cell("code", 4, "😀" * 250_000), "over 1 MB", row=4),
@@ -206,7 +206,7 @@ CASES = [
     Case(56, "event at the index", F, insert(*((s, day(0), "OUT") for s in (1, 2))), "(−2)",
          task=TASK.replace("MEDS_DEATH", "OUT"), predicts=False),
     Case(57, "event after the censoring", F, insert((1, day(12), "END"), (1, day(25), "OUT"), (2, day(25), "OUT")),
-         mends={"after_censoring": 1}, task=TASK.replace("MEDS_DEATH", "OUT") + "censoring: {code: END}\n",
+         fixes={"after_censoring": 1}, task=TASK.replace("MEDS_DEATH", "OUT") + "censoring: {code: END}\n",
          predicts=False),
     Case(60, "unknown cause", R, nothing, "no code of the data matches", predicts=False,
          task=TASK.replace("MEDS_DEATH", "MEDS_DETH")),
@@ -233,8 +233,8 @@ ELSEWHERE = {  # inputs that are no records: each has a test of its own below
 def test_every_input_of_the_list_has_its_case() -> None:
     assert {case.number for case in CASES} | set(ELSEWHERE) == set(range(1, 65))
     assert set(ELSEWHERE.values()) <= set(globals())
-    mended = {case.number for case in CASES if case.outcome == F}
-    assert mended == {10, 11, 13, 18, 19, 21, 24, 27, 28, 31, 32, 34, 38, 39, 40, 56, 57}
+    fixed = {case.number for case in CASES if case.outcome == F}
+    assert fixed == {10, 11, 13, 18, 19, 21, 24, 27, 28, 31, 32, 34, 38, 39, 40, 56, 57}
     accepted = {case.number for case in CASES if case.outcome == A}
     assert accepted == {12, 14, 15, 30, 33, 35, 36, 37, 42, 45, 46, 47, 48, 50, 51, 53, 54, 55}
 
@@ -258,16 +258,16 @@ def test_a_bad_input_ends_as_declared(case: Case, data: Path, prepared: Path, ru
             line = refused(result)
             assert case.says in line or (case.number == 49 and "nobody has a prediction time" in line)
             assert case.row is None or f"row {case.row}:" in line or f"row {case.row}," in line
-        assert any(case.says in why["what"] + why["mend"] for why in report["refused"])
+        assert any(case.says in why["what"] + why["fix"] for why in report["refused"])
         return
     assert report["refused"] == []
-    assert {mend["kind"]: mend["count"] for mend in report["mends"]} == case.mends
+    assert {fix["kind"]: fix["count"] for fix in report["fixes"]} == case.fixes
     for output in (done(check), done(prepare)):
-        assert output.count("mended: ") == len(case.mends)
-        assert all(f"mended: {count:,} " in output for count in case.mends.values())
+        assert output.count("fixed: ") == len(case.fixes)
+        assert all(f"fixed: {count:,} " in output for count in case.fixes.values())
     assert case.says in check.output
     if case.row is not None:
-        assert any(mend["example"].endswith(f"row {case.row}") for mend in report["mends"])
+        assert any(fix["example"].endswith(f"row {case.row}") for fix in report["fixes"])
     assert predict is None or done(predict)
     assert case.as_clean == (arrays_of(store) == arrays_of(prepared))
     assert not any("tmp" in name for name in snapshot(tmp_path) if "meds" not in name)
@@ -279,9 +279,9 @@ def arrays_of(store: Path) -> dict[str, str]:
 
 
 def test_the_clean_data_is_clean(clean: Path, task: Path, prepared: Path) -> None:
-    """Without it, a mend that is always counted, or a canary that is never there, would pass above."""
-    assert "nothing to mend" in done(ehrseq("check", clean, "--task", task))
-    assert read_json(prepared / MANIFEST)["mends"] == {}
+    """Without it, a fix that is always counted, or a canary that is never there, would pass above."""
+    assert "nothing to fix" in done(ehrseq("check", clean, "--task", task))
+    assert read_json(prepared / MANIFEST)["fixes"] == {}
     table = pq.read_table(clean / SHARD, partitioning=None)
     assert len(table) == ROWS
     assert str(FIRST_ID).startswith("9120001")

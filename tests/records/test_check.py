@@ -1,4 +1,4 @@
-"""`ehrseq check`: facts counted by hand, mends as `prepare` counts them, every refusal at its place, fair warnings."""
+"""`ehrseq check`: facts counted by hand, fixes as `prepare` counts them, every refusal at its place, fair warnings."""
 
 import itertools
 import json
@@ -104,7 +104,7 @@ def test_facts_counted_by_hand(tmp_path: Path) -> None:
         "codes_per_visit": {"mean": 1.2, "median": 1, "p05": 1, "p95": 2, "most": 2},
     }
     assert found["values"] == {"share_of_rows": 0.2, "codes": 1, "share_of_their_rows": 0.6667}
-    assert found["mends"] == found["refused"] == found["tasks"] == []
+    assert found["fixes"] == found["refused"] == found["tasks"] == []
 
 
 def test_births_are_no_part_of_the_span_however_absurd(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_births_are_no_part_of_the_span_however_absurd(tmp_path: Path) -> None:
         pq.write_table(table.set_column(1, "time", pa.array(times).cast(pa.timestamp("us"))), path)
         found = checked(data)
         assert found["years"] == [2020, 2020]
-        assert [(mend["kind"], mend["count"]) for mend in found["mends"]] == [("old_age", 1)]
+        assert [(fix["kind"], fix["count"]) for fix in found["fixes"]] == [("old_age", 1)]
     births = write(tmp_path / "births", "-9000 MEDS_BIRTH")
     assert checked(births)["years"] == []
     assert "no row but births" in ehrseq("check", births).output
@@ -138,8 +138,8 @@ def test_facts_do_not_depend_on_shards(tmp_path: Path) -> None:
     assert three["rows"].pop("shards") == 3
     assert one["rows"].pop("shards") == 1
     for found in (one, three):
-        for mend in found["mends"]:
-            del mend["example"]
+        for fix in found["fixes"]:
+            del fix["example"]
     assert one == three
 
 
@@ -158,11 +158,11 @@ def test_a_spread_is_what_numpy_says_of_all_counts_at_once(parts: list[list[int]
         assert found[name] == np.quantile(every, q, method="inverted_cdf")
 
 
-# ---- mends and refusals ---------------------------------------------------------------------------------------------
+# ---- fixes and refusals ---------------------------------------------------------------------------------------------
 
 
 def messy(folder: Path) -> Path:
-    """A data set with most mends at once."""
+    """A data set with most fixes at once."""
     rows = [row for s in range(12) for row in record(s, "- SEX//F, -9000 BIRTH, 0 A, 3 B, 40 END, 50 B", start=START)]
     rows += [Row(0, START + 60 * DAY_US, "DEATH"), Row(0, START + 61 * DAY_US, "B"), Row(1, START, "A")]
     rows += [Row(2, us("1850-01-01"), "B"), Row(3, START - 9001 * DAY_US, "B"), Row(4, START, "LAB", float("inf"))]
@@ -176,12 +176,12 @@ def messy(folder: Path) -> Path:
 
 
 def test_check_counts_what_prepare_counts(tmp_path: Path) -> None:
-    """Each mend once, though records are read twice; and a count for everything that was spoiled."""
+    """Each fix once, though records are read twice; and a count for everything that was spoiled."""
     data = messy(tmp_path / "meds")
     found = checked(data, task=task_of())
     prepare(data, tmp_path / "set", study=StudyConfig(), tasks=[task_of()])
-    counts = {mend["kind"]: mend["count"] for mend in found["mends"]}
-    assert counts == read_json(tmp_path / "set" / MANIFEST)["mends"]
+    counts = {fix["kind"]: fix["count"] for fix in found["fixes"]}
+    assert counts == read_json(tmp_path / "set" / MANIFEST)["fixes"]
     assert counts == {
         "time_unit": 12 * 5 + 7,
         "value_type": 1,
@@ -198,7 +198,7 @@ def test_check_counts_what_prepare_counts(tmp_path: Path) -> None:
     }
 
 
-def test_a_mend_names_a_row_that_has_it(tmp_path: Path) -> None:
+def test_a_fix_names_a_row_that_has_it(tmp_path: Path) -> None:
     data = messy(tmp_path / "meds")
     path = data / "data" / "train" / "0.parquet"
     table = pq.read_table(path, partitioning=None)
@@ -211,7 +211,7 @@ def test_a_mend_names_a_row_that_has_it(tmp_path: Path) -> None:
         "after_death": ("time", np.datetime64("2020-01-01") + np.timedelta64(61, "D")),
         "static_only": ("subject_id", 99),
     }
-    places = {mend["kind"]: mend["example"] for mend in checked(data)["mends"]}
+    places = {fix["kind"]: fix["example"] for fix in checked(data)["fixes"]}
     for kind, (column, value) in expected.items():
         file, _, row = places[kind].partition(", row ")
         assert file == str(path)

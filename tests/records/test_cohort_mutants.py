@@ -137,9 +137,9 @@ class CensorsByNoCode(Records):
 
 
 class DropsTheDeathsOwnMoment(Records):
-    def mended(self, rows: list[Row]) -> list[Row]:
+    def fixed(self, rows: list[Row]) -> list[Row]:
         deaths = {row.time for row in rows if row.code == "MEDS_DEATH"}
-        return [row for row in super().mended(rows) if row.time not in deaths or row.code == "MEDS_DEATH"]
+        return [row for row in super().fixed(rows) if row.time not in deaths or row.code == "MEDS_DEATH"]
 
 
 class CensoringMakesVisits(Records):

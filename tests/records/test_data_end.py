@@ -160,7 +160,7 @@ def test_late_rows_leave_a_prepared_set_as_it_is_without_them(tmp_path: Path, st
     clean, stray = (read_json(store / MANIFEST) for store in stores)
     assert clean["dataset_end_us"] == stray["dataset_end_us"] == START + 600 * DAY_US
     assert arrays(stores[0]) == arrays(stores[1])
-    assert (clean["mends"], stray["mends"]) == ({}, {"after_end": len(strays)})
+    assert (clean["fixes"], stray["fixes"]) == ({}, {"after_end": len(strays)})
     assert clean["late_rows"] is None
     late = stray["late_rows"]
     assert (late["rows"], late["subjects"]) == (len(strays), len({row.subject for row in strays}))
@@ -177,7 +177,7 @@ def test_a_worker_leaves_out_what_the_first_process_found(tmp_path: Path) -> Non
         shards = [work.fit(path, tmp_path / f"{n}.rows", told) for n, path in enumerate(reader.shards)]
         days = DayCounts.added([shard.days for shard in shards])
         assert int(days.rows[days.day > us("2090-01-01") // DAY_US].sum()) == left
-        assert sum(shard.mends["after_end"] for shard in shards) == 1 - left
+        assert sum(shard.fixes["after_end"] for shard in shards) == 1 - left
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_check_names_the_late_rows(tmp_path: Path) -> None:
     data = written(tmp_path / "data", [*people(), *STRAYS["an open end, a typing error, a new code, a number"]])
     found = check_data(data, study=load_study(None), tasks=[TASK])
     assert found.facts["years"] == [2015, 2016]
-    assert {name: count for name, count in found.mends.items()} == {"after_end": 3}
+    assert {name: count for name, count in found.fixes.items()} == {"after_end": 3}
     task = tmp_path / "task.yaml"
     task.write_text(
         "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\ncensoring: {dataset_end: true}\nhorizons: [30d]\n"
@@ -229,7 +229,7 @@ def test_a_declared_end_refuses_later_rows_and_calls_none_late(tmp_path: Path) -
     prepare(data, tmp_path / "set", study=load_study(None, ["data.extracted=2100-01-01"]), tasks=[TASK])
     manifest = read_json(tmp_path / "set" / MANIFEST)
     assert manifest["late_rows"] is None
-    assert "after_end" not in manifest["mends"]
+    assert "after_end" not in manifest["fixes"]
     assert manifest["dataset_end_us"] == us("2100-01-01")
 
 

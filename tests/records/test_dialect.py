@@ -16,8 +16,9 @@ from hypothesis.errors import NoSuchExample
 
 from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.meds import STATIC, MedsReader
-from ehrsequencing.records.mends import MendLog, mend
+from ehrsequencing.records.events import STATIC
+from ehrsequencing.records.fixes import FixLog, fix
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import read_events
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.storage import MANIFEST, read_json
@@ -55,11 +56,11 @@ def cast(name: str, kind: pa.DataType) -> Callable[[pa.Table], pa.Table]:
 
 
 def prepared(data: Path, *settings: str) -> tuple[dict[str, str], dict[str, int]]:
-    """Hashes of the prepared files (the settings apart), and the mends."""
+    """Hashes of the prepared files (the settings apart), and the fixes."""
     out = data.parent / f"set-{len(list(data.parent.iterdir()))}"
     prepare(data, out, study=load_study(None, settings), tasks=[TASK])
     manifest = read_json(out / MANIFEST)
-    return {name: hashed for name, hashed in manifest["files"].items() if name != "config.yaml"}, manifest["mends"]
+    return {name: hashed for name, hashed in manifest["files"].items() if name != "config.yaml"}, manifest["fixes"]
 
 
 # ---- names of birth and death ---------------------------------------------------------------------------------------
@@ -78,9 +79,9 @@ def test_other_names_of_birth_and_death(
     data: Path, tmp_path: Path, birth: str, death: str, settings: tuple[str, ...]
 ) -> None:
     other = write(tmp_path / "other", rows_of(birth, death))
-    files, mends = prepared(other, *settings)
+    files, fixes = prepared(other, *settings)
     assert files == prepared(data)[0]
-    assert mends == {"birth_name": 40, "death_name": 26}
+    assert fixes == {"birth_name": 40, "death_name": 26}
 
 
 def test_a_name_that_is_not_stated_stays_a_code(data: Path, tmp_path: Path) -> None:
@@ -129,8 +130,8 @@ def read_back(rows: Sequence[Row], folder: Path) -> list[tuple[int, str]]:
     """Subject and code of every event that the reader keeps."""
     path = folder / "0.parquet"
     pq.write_table(table(rows), path)
-    log, dialect = MendLog(), DialectConfig()
-    events = mend(read_events(path, log, dialect=dialect), path, log, dialect=dialect, extracted_us=None)
+    log, dialect = FixLog(), DialectConfig()
+    events = fix(read_events(path, log, dialect=dialect), path, log, dialect=dialect, extracted_us=None)
     return sorted((int(s), events.codes[c]) for s, c in zip(events.subject_id, events.code, strict=True))
 
 
@@ -211,10 +212,10 @@ def test_a_value_column_of_text_is_refused(data: Path) -> None:
 
 def test_a_data_set_without_values(data: Path) -> None:
     rewrite(data, lambda t: t.set_column(3, "numeric_value", pa.nulls(len(t))))
-    files, mends = prepared(data)
+    files, fixes = prepared(data)
     rewrite(data, lambda t: t.drop_columns(["numeric_value"]))
-    assert (files, mends) == prepared(data)
-    assert mends == {}
+    assert (files, fixes) == prepared(data)
+    assert fixes == {}
 
 
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "date32": DAY_US, "date64": 1_000}
@@ -232,7 +233,7 @@ def test_any_unit_of_time_means_the_same_moment(
     column = pa.array(ticks, pa.int32() if unit == "date32" else pa.int64()).cast(kind)
     path = tmp_path_factory.mktemp("shard") / "0.parquet"
     pq.write_table(pa.table({"subject_id": [1] * len(us), "time": column, "code": ["A"] * len(us)}), path)
-    log = MendLog()
+    log = FixLog()
     events = read_events(path, log, dialect=DialectConfig())
     assert [None if x == STATIC else x for x in events.time_us.tolist()] == us
     assert log["time_unit"] == (0 if unit == "us" else sum(x is not None for x in us))
@@ -253,7 +254,7 @@ def test_times_with_a_zone_become_the_hospitals_clock(
     path = tmp_path_factory.mktemp("shard") / "0.parquet"
     time = pa.array([1_000_000 * s for s in seconds]).cast(pa.timestamp("us", stored))
     pq.write_table(pa.table({"subject_id": [1] * len(seconds), "time": time, "code": ["A"] * len(seconds)}), path)
-    log = MendLog()
+    log = FixLog()
     events = read_events(path, log, dialect=DialectConfig(time_zone=zone))
     clocks = [dt.datetime.fromtimestamp(s, ZoneInfo(zone)).replace(tzinfo=dt.UTC) for s in seconds]
     assert events.time_us.tolist() == [round(clock.timestamp()) * 1_000_000 for clock in clocks]

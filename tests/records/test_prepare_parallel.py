@@ -18,8 +18,8 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import prepared as prepared_room
 from ehrsequencing.records import samples as samples_room
 from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
+from ehrsequencing.records.fixes import FixLog, _same_code_at_once
 from ehrsequencing.records.meds import MedsReader, SplitLookup, find_shards
-from ehrsequencing.records.mends import MendLog, _same_code_at_once
 from ehrsequencing.records.parallel import ShardWork, Workers, count_processes
 from ehrsequencing.records.parquet_rows import _check_codes
 from ehrsequencing.records.prepared import prepare
@@ -38,7 +38,7 @@ PARENTS = {"DX//3": ["DX"], "DX//4": ["DX"]}
 
 
 def rows_of(subjects: int) -> list[Row]:
-    """Subjects with codes, rare codes, numbers, repeats, a static row, and rows that must be mended."""
+    """Subjects with codes, rare codes, numbers, repeats, a static row, and rows that must be fixed."""
     rows, start = [], us("2010-01-01")
     for who in range(subjects):
         rows += [Row(who, None, f"SEX//{who % 2}"), Row(who, start - 9000 * DAY_US, "MEDS_BIRTH")]
@@ -308,8 +308,8 @@ def test_rows_that_may_be_duplicates(rows: list[tuple[int, int, int]]) -> None:
     assert found.tolist() == [k for k, row in enumerate(rows) if rows.count(row) > 1]
 
 
-def test_mends_keep_their_places_between_processes() -> None:
-    log, later = MendLog(), MendLog()
+def test_fixes_keep_their_places_between_processes() -> None:
+    log, later = FixLog(), FixLog()
     log.note("duplicates", 2, Path("a"), 5)
     later.note("duplicates", 1, Path("b"), 7)
     later.note("bad_year", 1, Path("b"), 9)
@@ -365,7 +365,7 @@ def test_an_odd_code_is_found_among_plain_ones(odd: str, place: int) -> None:
         _check_codes(code, tuple(codes), Path("shard"))
 
 
-def test_what_needs_no_mend_and_what_does_become_the_same(tmp_path: Path) -> None:
+def test_what_needs_no_fix_and_what_does_become_the_same(tmp_path: Path) -> None:
     """The same data, once as MEDS wants it and once shuffled, doubled and with rows to drop: the same arrays."""
     made = []
     clean = sorted(rows_of(30), key=lambda row: (row.subject, row.time is not None, row.time or 0))

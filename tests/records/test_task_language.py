@@ -401,7 +401,7 @@ def test_who_is_asked_at_a_moment_does_not_depend_on_what_comes_later(
 
 
 def _events(rows: list[Row]) -> Any:
-    from ehrsequencing.records.meds import STATIC, Events
+    from ehrsequencing.records.events import STATIC, Events
 
     codes = sorted({row.code for row in rows})
     return Events(

@@ -72,14 +72,14 @@ class Records:
         raw: dict[int, list[Row]] = {}
         for row in rows:
             raw.setdefault(row.subject, []).append(row)
-        mended = {subject: self.mended(raw[subject]) for subject in sorted(raw)}
-        self.records = {subject: part for subject, part in mended.items() if any(row.time is not None for row in part)}
+        fixed = {subject: self.fixed(raw[subject]) for subject in sorted(raw)}
+        self.records = {subject: part for subject, part in fixed.items() if any(row.time is not None for row in part)}
         self.latest = max((time for each in self.records for time, _ in self.timed(each)), default=0)
         self.cut: dict[int, list[Visit]] = {}  # visits, once they are asked for
 
-    # ---------------------------------------------------------------------------------------------- reading and mending
+    # ---------------------------------------------------------------------------------------------- reading and fixing
 
-    def mended(self, rows: list[Row]) -> list[Row]:
+    def fixed(self, rows: list[Row]) -> list[Row]:
         """Clean one subject's rows (RELIABILITY.md, F), sorted by time with static rows first and ties as they came.
 
         In this order: values that are no numbers (NaN, ±inf, 1e38 and beyond) are dropped and their codes kept; rows of
@@ -323,7 +323,7 @@ class Records:
         return [time for time, row in self.timed(subject) if row.code == "MEDS_DEATH"][:1]
 
     def rule_end(self, subject: int, task: TaskConfig, index: int) -> int | None:
-        """The first censoring event at or after the index; a date; the last timestamp of the whole data set (mended,
+        """The first censoring event at or after the index; a date; the last timestamp of the whole data set (fixed,
         all splits); else the fallback, also where no censoring event follows: the record's last timed row, whatever its
         code but `MEDS_BIRTH`. None where there is no such row.
         """

@@ -1,4 +1,4 @@
-"""The last step of training: boldness mended on the tuning split, as far as it is known, and folded into the head."""
+"""The last step of training: boldness fixed on the tuning split, as far as it is known, and folded into the head."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def fit(given: World, *, prior_sd: float, subject: NDArray[np.int64] | None = No
     )  # fmt: skip
 
 
-def mended(found: BinRecalibration, eta: Floats) -> Floats:
+def fixed(found: BinRecalibration, eta: Floats) -> Floats:
     return np.asarray(found.intercept + found.slope * eta)
 
 
@@ -58,7 +58,7 @@ def test_a_known_miscalibration_is_undone_bin_by_bin() -> None:
         wrong = (eta - 0.3 + (slope - 1) * mean) / slope
     found = fit((wrong, *labels), prior_sd=WIDE)
     np.testing.assert_allclose(found.slope, slope, rtol=0.08)
-    assert np.abs((mended(found, wrong) - eta).mean(axis=0)).max() < 0.05
+    assert np.abs((fixed(found, wrong) - eta).mean(axis=0)).max() < 0.05
     np.testing.assert_allclose(found.level, 0.3, atol=0.03)
     assert found.trend[0] > 0.1 > -0.1 > found.trend[1]
     np.testing.assert_array_equal(found.subjects, np.bincount(labels[1])[1:])
@@ -151,7 +151,7 @@ def test_equal_hazards_and_a_bin_that_nobody_reaches() -> None:
     early = np.minimum(duration, 390.0)
     found = fit((0.5 * eta, early, np.where(duration > 390.0, 0, cause), entry), prior_sd=0.05)
     assert np.isfinite(found.intercept).all()
-    shift = mended(found, 0.5 * eta)[:, :, 2].mean(0) - 0.5 * eta[:, :, 2].mean(0)
+    shift = fixed(found, 0.5 * eta)[:, :, 2].mean(0) - 0.5 * eta[:, :, 2].mean(0)
     np.testing.assert_allclose(shift, found.level, atol=1e-9)  # the empty bin is stretched about its own mean
 
 
@@ -190,7 +190,7 @@ def trained(prepared: Path, out: Path, study: StudyConfig, **changes: object) ->
     return out
 
 
-def test_a_trained_run_is_mended_and_says_how(
+def test_a_trained_run_is_fixed_and_says_how(
     sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = trained(sim_prepared, tmp_path / "plain", tiny_study, recalibration=0.0)
@@ -208,7 +208,7 @@ def test_a_trained_run_is_mended_and_says_how(
         before, config.edges_days, duration_days=np.asarray(rows.duration_days), cause=np.asarray(rows.cause),
         entry_days=np.asarray(rows.entry_days), subject=rows.subject, prior_sd=0.2,
     )  # fmt: skip
-    np.testing.assert_allclose(after, mended(expected, before), atol=2e-5)
+    np.testing.assert_allclose(after, fixed(expected, before), atol=2e-5)
     assert np.abs(expected.slope - 1).max() > 1e-3  # else nothing was tested
     causes = store.task("simulated").causes
     for name, numbers in expected.as_json(causes).items():
@@ -227,7 +227,7 @@ def test_a_trained_run_is_mended_and_says_how(
         assert counted[name]["subjects_with_event"] == len(set(has) & set(seen.tolist()))
 
 
-def test_members_are_mended_each_on_its_own(sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
+def test_members_are_fixed_each_on_its_own(sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
     one = trained(sim_prepared, tmp_path / "one", tiny_study, epochs=2)
     two = trained(sim_prepared, tmp_path / "two", tiny_study, epochs=2, members=2)
     ensemble = load_model(two)

@@ -8,19 +8,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.predict import VISIT_BUDGET
-from ehrsequencing.records.events import ragged
-from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
 
 MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuous
 MAX_CUTS = 12  # prediction times per subject, drawn at random
 MAX_TOKENS = 400_000  # of all copies of one check together
 FREE_FLAT_TOKENS = 800  # a flat model's cost of a token doubles with so many others
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -45,8 +43,8 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
         share: In how many ways the budget of tokens is shared.
     """
     timelines, rows = data.people, data.asked
-    visits, first = np.asarray(timelines.subject_offsets), np.asarray(rows.row_offsets)
-    cost = np.diff(np.asarray(timelines.visit_offsets)[visits]).astype(np.float64)
+    visits, first = timelines.subject_offsets, rows.row_offsets
+    cost = np.diff(timelines.visit_offsets[visits]).astype(np.float64)
     if data.model.config.architecture == "flat":  # every token looks at every other
         cost *= 1 + cost / FREE_FLAT_TOKENS
     rng = data.rng(10)
@@ -72,9 +70,9 @@ class Copies:
 
     timelines: Timelines
     rows: TaskRows
-    later_visit: NDArray[np.bool_]
-    later_code: NDArray[np.bool_]  # of later visits, and of a visit that the cut lies in
-    later_row: NDArray[np.bool_]
+    later_visit: Bools
+    later_code: Bools  # of later visits, and of a visit that the cut lies in
+    later_row: Bools
 
 
 def copy_subjects(
@@ -153,11 +151,11 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
     token = ~copies.later_code if past else copies.later_code
     codes, values = np.array(old.codes), np.array(old.values)
     _scramble(data, codes, values, token, rng)
-    carry = np.repeat(row & np.asarray(asked.is_query), np.diff(asked.carry_offsets))
+    carry = np.repeat(row & asked.is_query, np.diff(asked.carry_offsets))
     carry_codes, carry_values = np.array(asked.carry_codes), np.array(asked.carry_values)
     _scramble(data, carry_codes, carry_values, carry, rng)
 
-    def other(array: NDArray[Any], chosen: NDArray[np.bool_], noise: Floats) -> NDArray[Any]:
+    def other(array: NDArray[Any], chosen: Bools, noise: Floats) -> NDArray[Any]:
         return np.where(chosen, noise.astype(array.dtype), array)
 
     n, r = len(visit), len(row)
@@ -178,7 +176,7 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
 
 
 def _scramble(
-    data: AuditData, codes: NDArray[np.int32], values: NDArray[np.float32], chosen: NDArray[np.bool_],
+    data: AuditData, codes: Ints32, values: Floats32, chosen: Bools,
     rng: np.random.Generator,
 ) -> None:  # fmt: skip
     swap = chosen & (rng.random(len(codes)) < 0.5)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.audit.presence import Presence
 from ehrsequencing.audit.source import Source
 from ehrsequencing.errors import EhrseqError
@@ -91,15 +91,15 @@ class AuditData:
 
     def __init__(self, run: Run, prepared: Prepared, *, split: str, subjects: int, seed: int) -> None:
         if split not in SPLITS:
-            raise EhrseqError(f"{split!r} is no split", where="--split", mend=f"use {', '.join(SPLITS)}")
+            raise EhrseqError(f"{split!r} is no split", where="--split", fix=f"use {', '.join(SPLITS)}")
         if subjects < 1:
-            raise EhrseqError("leaves nobody to look at", where="--subjects", mend="ask for 1 or more")
+            raise EhrseqError("leaves nobody to look at", where="--subjects", fix="ask for 1 or more")
         self.run, self.prepared, self.split, self.subjects, self.seed = run, prepared, split, subjects, seed
         self.task, self.vocabulary, self.model = run.task, run.vocabulary, run.model
         self.timelines: dict[str, Timelines] = {name: prepared.timelines(name) for name in SPLITS}
         self.rows: dict[str, TaskRows] = {name: prepared.rows(self.task.name, name) for name in SPLITS}
         if not len(self.rows[split]):
-            raise EhrseqError(f"nobody in {split} has a prediction time", where=self.task.name, mend="see ehrseq check")
+            raise EhrseqError(f"nobody in {split} has a prediction time", where=self.task.name, fix="see ehrseq check")
         self.source: Source | None = None
         self.reaction: float | None = None  # how far a changed past moves an answer, once that was asked
         self.why_no_source = "the records were not asked for"
@@ -109,11 +109,11 @@ class AuditData:
         return np.random.default_rng([self.seed, purpose])
 
     @cached_property
-    def sample(self) -> dict[str, NDArray[np.int64]]:
+    def sample(self) -> dict[str, Ints]:
         """Rows of `timelines[split]`, drawn at random among those with a prediction time; length has no say."""
         drawn = {}
         for number, name in enumerate(SPLITS):
-            able = np.flatnonzero(np.diff(np.asarray(self.rows[name].row_offsets)) > 0)
+            able = np.flatnonzero(np.diff(self.rows[name].row_offsets) > 0)
             chosen = self.rng(number).permutation(able)[: self.subjects]
             drawn[name] = np.sort(chosen)
         return drawn
@@ -133,9 +133,9 @@ class AuditData:
         """Which prediction times of each split see which token."""
         return {name: Presence(self.timelines[name], self.rows[name]) for name in SPLITS}
 
-    def sampled_ids(self) -> NDArray[np.int64]:
+    def sampled_ids(self) -> Ints:
         """Ids of all sampled subjects."""
-        ids = [np.asarray(self.timelines[name].subject_id)[self.sample[name]] for name in SPLITS]
+        ids = [self.timelines[name].subject_id[self.sample[name]] for name in SPLITS]
         return np.unique(np.concatenate(ids))
 
     def read_source(self, folder: Path | None, *, progress: Callable[[int, int], None] | None = None) -> None:
@@ -157,6 +157,6 @@ class AuditData:
             self.why_no_source = f"the records cannot be used any more ({error.what})"
 
     @cached_property
-    def base_token(self) -> NDArray[np.int64]:
+    def base_token(self) -> Ints:
         """(V,) the plain token behind each joint or summary token (`CODE//Q3`, `LAST//CODE`); itself otherwise."""
         return self.vocabulary.base

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints, Ints32
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.records.timelines import TaskRows, Timelines
@@ -20,7 +21,6 @@ MOST_COMPARED = 500  # shared timelines of two splits whose chance is worked out
 MOST_COPIES = 10  # people with one timeline; what more have is no rarity, but a schedule
 TOLERATED = 0.001  # share of a split's people: twins, and the odd person with two ids, are worth a warning
 SECOND_US = 1_000_000
-Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
 
@@ -44,16 +44,16 @@ class _People:
 
     @classmethod
     def of(cls, timelines: Timelines, rows: TaskRows) -> "_People":
-        offsets, start = np.asarray(timelines.subject_offsets), np.asarray(timelines.start_us)
+        offsets, start = timelines.subject_offsets, timelines.start_us
         owner = np.repeat(np.arange(len(timelines)), np.diff(offsets))
-        end = np.asarray(timelines.end_us)
+        end = timelines.end_us
         first = offsets[:-1][owner]
-        codes = _sums(_mixed(np.asarray(timelines.codes)), np.asarray(timelines.visit_offsets))
+        codes = _sums(_mixed(timelines.codes), timelines.visit_offsets)
         since = _mixed((start - start[first]) // SECOND_US) + _mixed((end - start) // SECOND_US + 1)
         whole = _sums(_mixed(codes + since), offsets)
         gap = np.r_[-1, np.diff(start) // SECOND_US][: len(start)]
         gap[np.flatnonzero(first == np.arange(len(start)))] = -1
-        asked = np.flatnonzero((np.diff(np.asarray(rows.row_offsets)) > 0) & (np.diff(offsets) > 0))
+        asked = np.flatnonzero((np.diff(rows.row_offsets) > 0) & (np.diff(offsets) > 0))
         return cls(timelines, asked, whole, codes, gap)
 
     def visits(self, subject: int) -> slice:
@@ -61,7 +61,7 @@ class _People:
         return slice(int(self.timelines.subject_offsets[subject]), int(self.timelines.subject_offsets[subject + 1]))
 
 
-def _mixed(numbers: NDArray[np.int64] | NDArray[np.int32] | Hashes) -> Hashes:
+def _mixed(numbers: Ints | Ints32 | Hashes) -> Hashes:
     """Spread numbers over 64 bits, so that their sums tell sets apart (the finaliser of SplitMix64)."""
     x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -120,7 +120,7 @@ class _Common:
         self.n_visits = max(int(self.visits_with.sum()), 1)
         self.whole, self.people_with = _counted([some.whole for some in people.values()])
         size = len(data.vocabulary)
-        tokens = sum(np.bincount(np.asarray(some.timelines.codes), minlength=size) for some in people.values())
+        tokens = sum(np.bincount(some.timelines.codes, minlength=size) for some in people.values())
         self.log_token = np.log(np.minimum((np.asarray(tokens) + 1.0) / self.n_visits, 1.0))
 
     def by_chance(self, people: _People, subject: int) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
@@ -24,7 +25,6 @@ SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
 LEAST_SLOPE = 0.05  # what is stretched to less cannot be undone
 NUMBERS = ("level", "stretch", "trend")
-Floats = NDArray[np.float64]
 
 
 def tokens_of_training(data: AuditData) -> Finding:
@@ -43,13 +43,13 @@ def tokens_of_training(data: AuditData) -> Finding:
     )  # fmt: skip
 
 
-def _tokens_of_subjects(timelines: Timelines, base: NDArray[np.int64]) -> NDArray[np.int64]:
+def _tokens_of_subjects(timelines: Timelines, base: Ints) -> Ints:
     """(2, ·) plain token and subject of every code, static ones too."""
     everyone = np.arange(len(timelines))
     visits = np.repeat(everyone, np.diff(timelines.subject_offsets))
     of_code = np.repeat(visits, np.diff(timelines.visit_offsets))
     of_static = np.repeat(everyone, np.diff(timelines.static_offsets))
-    codes = np.r_[np.asarray(timelines.codes), np.asarray(timelines.static_codes)]
+    codes = np.r_[timelines.codes, timelines.static_codes]
     return np.stack([base[codes], np.r_[of_code, of_static]])
 
 
@@ -95,9 +95,9 @@ def grid(data: AuditData) -> Finding:
     return Finding("leak", why, tested, None, SAME)
 
 
-def _edges(data: AuditData, names: tuple[str, ...]) -> NDArray[np.float64]:
-    duration = np.concatenate([np.asarray(data.rows[name].duration_days) for name in names])
-    cause: NDArray[Any] = np.concatenate([np.asarray(data.rows[name].cause) for name in names])
+def _edges(data: AuditData, names: tuple[str, ...]) -> Floats:
+    duration = np.concatenate([data.rows[name].duration_days for name in names])
+    cause: NDArray[Any] = np.concatenate([data.rows[name].cause for name in names])
     subject = np.concatenate([data.rows[name].subject * len(SPLITS) + k for k, name in enumerate(names)])
     return np.array(
         grid_edges(
@@ -107,7 +107,7 @@ def _edges(data: AuditData, names: tuple[str, ...]) -> NDArray[np.float64]:
     )  # fmt: skip
 
 
-def _same_edges(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
+def _same_edges(a: Floats, b: Floats) -> bool:
     return a.shape == b.shape and bool(np.allclose(a, b, rtol=SAME, atol=0.0))
 
 

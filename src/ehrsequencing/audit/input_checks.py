@@ -1,13 +1,13 @@
 """Is anything among the inputs that was not known yet? Prepared arrays against their stamps, and the records."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
 from ehrsequencing.audit.source import Source
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
-from ehrsequencing.records.meds import DAY_US, STATIC, Events
+from ehrsequencing.records.events import DAY_US, STATIC, Events
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
@@ -26,16 +26,16 @@ def stamps(data: AuditData) -> Finding:
     for name in SPLITS:
         timelines, rows = data.timelines[name], data.rows[name]
         first, seen, p = _views(timelines, rows)
-        end, start = np.asarray(timelines.end_us), np.asarray(timelines.start_us)
+        end, start = timelines.end_us, timelines.start_us
         owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
         unsorted = (np.diff(owner) == 0) & (np.diff(end) < 0)
         late += int(unsorted.sum()) + int((start > end).sum())
         last = np.where(seen > 0, end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else STATIC, STATIC)
-        beyond = first + seen > np.asarray(timelines.subject_offsets)[rows.subject + 1]
+        beyond = first + seen > timelines.subject_offsets[rows.subject + 1]
         late += int(((last > p) | beyond).sum())
         late += int((_inside(rows) & ~_lies_in_next_visit(timelines, rows)).sum())
-        misplaced += int((~np.asarray(rows.is_query) & (last != p)).sum())
-        misplaced += int((np.asarray(rows.index_us) > p).sum())
+        misplaced += int((~rows.is_query & (last != p)).sum())
+        misplaced += int((rows.index_us > p).sum())
         total += len(p)
     finding = judge(
         late, of=total, what="prediction times see a visit that had not ended", tested={"rows": total},
@@ -47,19 +47,19 @@ def stamps(data: AuditData) -> Finding:
     return finding
 
 
-def _inside(rows: TaskRows) -> NDArray[np.bool_]:
+def _inside(rows: TaskRows) -> Bools:
     """Which rows see part of a visit that ends later."""
     return np.asarray(rows.unfinished_codes > 0)
 
 
-def _lies_in_next_visit(timelines: Timelines, rows: TaskRows) -> NDArray[np.bool_]:
+def _lies_in_next_visit(timelines: Timelines, rows: TaskRows) -> Bools:
     """Which rows are queries in the visit after those that had ended, and see no more codes than it has."""
     first, seen, p = _views(timelines, rows)
     following = first + seen
-    out = np.asarray(rows.is_query) & (following < np.asarray(timelines.subject_offsets)[rows.subject + 1])
+    out = rows.is_query & (following < timelines.subject_offsets[rows.subject + 1])
     row, visit = np.flatnonzero(out), following[out]
-    out[row] = (np.asarray(timelines.start_us)[visit] <= p[row]) & (p[row] < np.asarray(timelines.end_us)[visit])
-    out[row] &= np.asarray(rows.unfinished_codes)[row] <= np.diff(timelines.visit_offsets)[visit]
+    out[row] = (timelines.start_us[visit] <= p[row]) & (p[row] < timelines.end_us[visit])
+    out[row] &= rows.unfinished_codes[row] <= np.diff(timelines.visit_offsets)[visit]
     return np.asarray(out)
 
 
@@ -104,10 +104,10 @@ def _explain(
     stop = first + int(rows.visits_before[last_row])
     low, high = int(timelines.visit_offsets[first]), int(timelines.visit_offsets[stop])
     high = min(high, low + MAX_TOKENS)
-    of_token: dict[int, NDArray[np.int64]] = {
+    of_token: dict[int, Ints] = {
         int(code): np.flatnonzero((token == code) & (time_us != STATIC)) for code in np.unique(token)
     }
-    visit = np.searchsorted(np.asarray(timelines.visit_offsets), np.arange(low, high), side="right") - 1
+    visit = np.searchsorted(timelines.visit_offsets, np.arange(low, high), side="right") - 1
     nowhere = late = 0
     for k, v in zip(range(low, high), visit.tolist(), strict=True):
         place = of_token.get(int(timelines.codes[k]), np.zeros(0, np.int64))
@@ -122,9 +122,7 @@ def _explain(
     return nowhere - late, late, wrong_static, high - low + b - a
 
 
-def _encoded(
-    data: AuditData, source: Source, events: Events
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+def _encoded(data: AuditData, source: Source, events: Events) -> tuple[Ints, Ints, Floats32]:
     """Event, token and rank of each token that the vocabulary makes of a record, ancestors of its codes included."""
     vocabulary, every = data.vocabulary, np.arange(len(events))
     chosen = every[~source.excluded.mask(events.codes)[events.code]] if len(events) else every
@@ -171,7 +169,7 @@ def summaries(data: AuditData) -> Finding:
     )  # fmt: skip
 
 
-def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, NDArray[np.int64]]:
+def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, Ints]:
     """Events with a number, by the token that has summaries."""
     if not len(events):
         return {}
@@ -182,9 +180,7 @@ def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, NDArr
     return {int(code): np.flatnonzero(usable & (token == code)) for code in np.unique(token[usable])}
 
 
-def _summaries_at(
-    data: AuditData, events: Events, numeric: dict[int, NDArray[np.int64]], moment_us: int
-) -> NDArray[np.float64]:
+def _summaries_at(data: AuditData, events: Events, numeric: dict[int, Ints], moment_us: int) -> Floats:
     names, numbers = list[int](), list[float]()
     for code, place in numeric.items():
         known = place[events.time_us[place] <= moment_us]
@@ -200,12 +196,12 @@ def _summaries_at(
     return _sorted(*data.vocabulary.encode_values(np.array(names, dtype=np.int32), np.array(numbers)))
 
 
-def _sorted(codes: NDArray[np.int32], values: NDArray[np.float32]) -> NDArray[np.float64]:
+def _sorted(codes: Ints32, values: Floats32) -> Floats:
     table = np.column_stack([codes, values]).astype(np.float64).reshape(len(codes), 3)
     return table[np.lexsort((table[:, 1], table[:, 0]))]
 
 
-def _differ(found: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _differ(found: Floats, expected: Floats) -> Bools:
     """Which numbers differ; both NaN is equal."""
     apart = np.abs(found - expected) > NUMBERS_DIFFER * np.maximum(1.0, np.abs(expected))
     return np.asarray(apart | (np.isnan(found) != np.isnan(expected)))
@@ -216,9 +212,9 @@ def time_signals(data: AuditData) -> Finding:
     wrong = total = next_gap = gaps = 0
     for name in SPLITS:
         timelines, rows = data.timelines[name], data.rows[name]
-        start, end = np.asarray(timelines.start_us), np.asarray(timelines.end_us)
+        start, end = timelines.start_us, timelines.end_us
         count = np.diff(timelines.subject_offsets)
-        birth = np.repeat(np.asarray(timelines.birth_us), count)
+        birth = np.repeat(timelines.birth_us, count)
         owner = np.repeat(np.arange(len(timelines)), count)
         has_previous = np.r_[False, np.diff(owner) == 0][: len(owner)]
         gap = np.zeros(len(start))
@@ -239,9 +235,7 @@ def time_signals(data: AuditData) -> Finding:
         # The time since an event of a visit is not longer than since the start of that visit.
         begun_us = start.take((first + seen)[inside], mode="clip")
         wrong += int(((stored[inside] < 0) | (stored[inside] > (p[inside] - begun_us) / DAY_US + NUMBERS_DIFFER)).sum())
-        wrong += int(
-            _differ(np.asarray(rows.age_years, np.float64), _age(p, np.asarray(timelines.birth_us)[rows.subject])).sum()
-        )
+        wrong += int(_differ(np.asarray(rows.age_years, np.float64), _age(p, timelines.birth_us[rows.subject])).sum())
         total += 2 * (len(start) + len(p))
     what = "ages and gaps are not those of the stamps"
     if next_gap and next_gap > gaps / 2:
@@ -250,7 +244,7 @@ def time_signals(data: AuditData) -> Finding:
     return judge(wrong, of=total, what=what, clean=clean, tested={"numbers": total})
 
 
-def _age(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> NDArray[np.float64]:
+def _age(moment_us: Ints, birth_us: Ints) -> Floats:
     known = birth_us != STATIC
     age = np.full(len(moment_us), np.nan)
     age[known] = (moment_us[known] - birth_us[known]) / _US_PER_YEAR
@@ -275,11 +269,9 @@ def outcome_in_input(data: AuditData) -> Finding:
         timelines, rows = data.timelines[name], data.rows[name]
         first, seen, _ = _views(timelines, rows)
         up_to_index = _up_to_index(timelines, rows)
-        hits = np.r_[0, np.cumsum(matches[np.asarray(timelines.codes)])][np.asarray(timelines.visit_offsets)]
+        hits = np.r_[0, np.cumsum(matches[timelines.codes])][timelines.visit_offsets]
         bad += int((hits[first + seen] > hits[np.minimum(first + up_to_index, first + seen)]).sum())
-        of_static = np.r_[0, np.cumsum(matches[np.asarray(timelines.static_codes)])][
-            np.asarray(timelines.static_offsets)
-        ]
+        of_static = np.r_[0, np.cumsum(matches[timelines.static_codes])][timelines.static_offsets]
         still += int((np.diff(of_static)[rows.subject] > 0).sum())
         tested["rows"] += len(rows)
     if still and not bad:
@@ -298,15 +290,13 @@ def outcome_in_input(data: AuditData) -> Finding:
     )  # fmt: skip
 
 
-def _up_to_index(timelines: Timelines, rows: TaskRows) -> NDArray[np.int64]:
+def _up_to_index(timelines: Timelines, rows: TaskRows) -> Ints:
     """(R,) how many visits of each row's subject had ended by the index."""
     owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
-    return count_at_or_before(owner, np.asarray(timelines.end_us), rows.subject, np.asarray(rows.index_us))[0]
+    return count_at_or_before(owner, timelines.end_us, rows.subject, rows.index_us)[0]
 
 
-def _outcome_by_another_name(
-    data: AuditData, source: Source, outcome: CodeMatcher, named: NDArray[np.bool_]
-) -> Finding | None:
+def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatcher, named: Bools) -> Finding | None:
     """Tokens that an outcome's code shares with other codes: each one seen after the index needs one of those others.
 
     Args:
@@ -342,7 +332,7 @@ def _outcome_by_another_name(
 
 def _without_another_cause(
     data: AuditData, source: Source, timelines: Timelines, visits: tuple[int, int], events: Events,
-    outcome: CodeMatcher, shared: NDArray[np.bool_],
+    outcome: CodeMatcher, shared: Bools,
 ) -> tuple[int, int]:  # fmt: skip
     """Shared tokens in some visits of a subject without an event of another code in the visit; and how many in all."""
     low, high = (int(timelines.visit_offsets[visit]) for visit in (visits[0], max(visits)))
@@ -354,7 +344,7 @@ def _without_another_cause(
     token = data.base_token[token]
     other = shared[token] & ~outcome.mask(events.codes)[events.code[event]]
     token, moment = token[other], events.time_us[event[other]]
-    visit = np.searchsorted(np.asarray(timelines.visit_offsets), low + place, side="right") - 1
+    visit = np.searchsorted(timelines.visit_offsets, low + place, side="right") - 1
     explained = [
         bool(np.any((token == base[k]) & (moment >= timelines.start_us[v]) & (moment <= timelines.end_us[v])))
         for k, v in zip(place.tolist(), visit.tolist(), strict=True)
@@ -362,10 +352,10 @@ def _without_another_cause(
     return len(place) - sum(explained), len(place)
 
 
-def _views(timelines: Timelines, rows: TaskRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _views(timelines: Timelines, rows: TaskRows) -> tuple[Ints, Ints, Ints]:
     """First visit of each row's subject, how many visits the row sees, and its moment."""
-    first = np.asarray(timelines.subject_offsets)[rows.subject]
-    return first, np.asarray(rows.visits_before, dtype=np.int64), np.asarray(rows.prediction_us)
+    first = timelines.subject_offsets[rows.subject]
+    return first, np.asarray(rows.visits_before, dtype=np.int64), rows.prediction_us
 
 
 CHECKS = (

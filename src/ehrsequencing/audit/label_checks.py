@@ -7,8 +7,9 @@ import numpy as np
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
 from ehrsequencing.audit.source import Source, follow_up
 from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.events import DAY_US, STATIC, Events, parse_date_us
 from ehrsequencing.records.labels import read_index_times
-from ehrsequencing.records.meds import BIRTH, DAY_US, STATIC, Events, parse_date_us
+from ehrsequencing.records.meds import BIRTH
 from ehrsequencing.records.timelines import TaskRows
 
 SLACK_DAYS = 1e-6  # a tenth of a second: durations are days in float64
@@ -19,7 +20,7 @@ def same_instant(data: AuditData) -> Finding:
     bad = total = 0
     for name in SPLITS:
         rows = data.rows[name]
-        duration, entry = np.asarray(rows.duration_days), np.asarray(rows.entry_days, dtype=np.float64)
+        duration, entry = rows.duration_days, np.asarray(rows.entry_days, dtype=np.float64)
         bad += int((~(duration > 0) | ~(duration > entry)).sum())
         total += len(rows)
     return judge(
@@ -35,12 +36,12 @@ def labels_agree(data: AuditData) -> Finding:
         rows = data.rows[name]
         if not len(rows):
             continue
-        index = np.asarray(rows.index_us)
+        index = rows.index_us
         group = np.r_[0, np.cumsum((np.diff(rows.subject) != 0) | (np.diff(index) != 0))]
         first = np.searchsorted(group, group)  # the first row of each row's group
-        since_first = (np.asarray(rows.prediction_us) - np.asarray(rows.prediction_us)[first]) / DAY_US
-        end = since_first + np.asarray(rows.duration_days)
-        cause = np.asarray(rows.cause)
+        since_first = (rows.prediction_us - rows.prediction_us[first]) / DAY_US
+        end = since_first + rows.duration_days
+        cause = rows.cause
         apart = ~(np.abs(end - end[first]) <= SLACK_DAYS) | (cause != cause[first])
         if data.task.recurrent:  # the end moves on when it has been reached, and only then
             moved = ~(np.abs(np.diff(end)) <= SLACK_DAYS) | (np.diff(cause) != 0)
@@ -120,7 +121,7 @@ def _indexes(data: AuditData, source: Source, events: Events) -> set[int] | None
 
 def splits(data: AuditData) -> Finding:
     """Nobody is in two splits, or twice in one."""
-    ids = np.concatenate([np.asarray(data.timelines[name].subject_id) for name in SPLITS])
+    ids = np.concatenate([data.timelines[name].subject_id for name in SPLITS])
     distinct = len(np.unique(ids))
     return judge(
         len(ids) - distinct, of=distinct, what="subjects are in more than one split, or twice in one",

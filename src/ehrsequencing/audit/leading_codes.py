@@ -9,14 +9,13 @@ times, in which every person has the same weight.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import betainc
 
+from ehrsequencing.arrays import Bools, Floats, Ints, ragged
 from ehrsequencing.audit.data import FITTED, AuditData, Check, Finding, Verdict
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.records.events import ragged
-from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
 
@@ -29,9 +28,6 @@ FEWEST_CARRIERS = 10
 LEAST_ODDS_RATIO = 3.0  # of a suspicious rate and the base rate: where all have the event soon, no code gives it away
 BY_CHANCE = 0.01  # how many codes may look like this although they tell nothing: the binomial tail times the codes
 MOST_NAMED = 5
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 ADVICE = (
     "ask how it comes to be recorded; if it is written because of the event, add it to the task's outcome or to "
     "visits.ignore, or set blanking"
@@ -52,7 +48,7 @@ class _Labels:
 
     @classmethod
     def of(cls, rows: TaskRows, chosen: Ints) -> "_Labels":
-        days = np.asarray(rows.duration_days)[chosen] - np.asarray(rows.entry_days, np.float64)[chosen]
+        days = rows.duration_days[chosen] - np.asarray(rows.entry_days, np.float64)[chosen]
         return cls(np.asarray(rows.cause, np.int64)[chosen], days)
 
     def within(self, cause: int, days: float) -> tuple[Floats, Floats]:
@@ -67,7 +63,7 @@ def _base_rate(data: AuditData, cause: int, days: float) -> float:
     for split in FITTED:
         rows = data.rows[split]
         event, present = _Labels.of(rows, np.arange(len(rows))).within(cause, days)
-        each = 1.0 / np.maximum(np.diff(np.asarray(rows.row_offsets)), 1)[rows.subject]
+        each = 1.0 / np.maximum(np.diff(rows.row_offsets), 1)[rows.subject]
         events, at_risk = events + float((each * event).sum()), at_risk + float((each * present).sum())
     return events / at_risk if at_risk else 0.0
 
@@ -225,18 +221,18 @@ class _Visits:
 
     @classmethod
     def of(cls, timelines: Timelines, rows: TaskRows) -> "_Visits":
-        offsets = np.asarray(timelines.subject_offsets)
+        offsets = timelines.subject_offsets
         owner = np.repeat(np.arange(len(timelines)), np.diff(offsets))
         place = np.arange(len(owner)) - offsets[owner]
         before, first = count_at_or_before(rows.subject, np.asarray(rows.visits_before, np.int64), owner, place)
         row = first + before
-        visit = np.flatnonzero(row < np.asarray(rows.row_offsets)[owner + 1])
+        visit = np.flatnonzero(row < rows.row_offsets[owner + 1])
         row = row[visit]
-        waited = (np.asarray(rows.prediction_us)[row] - np.asarray(timelines.end_us)[visit]) / DAY_US
+        waited = (rows.prediction_us[row] - timelines.end_us[visit]) / DAY_US
         soon = waited <= LEAD_DAYS
         visit, row, waited = visit[soon], row[soon], waited[soon]
         labels = _Labels.of(rows, row)
-        cause, subject = np.asarray(rows.cause), rows.subject
+        cause, subject = rows.cause, rows.subject
         having = {int(c): len(np.unique(subject[cause == c])) for c in np.unique(cause) if c > 0}
         return cls(timelines, visit, owner[visit], _Labels(labels.cause, labels.days + waited), having)
 
@@ -252,9 +248,9 @@ def _records_before(data: AuditData, visits: list[_Visits], cause: int) -> tuple
         weight = np.zeros(len(lengths))
         for total, part in ((at_risk, present), (events, event)):
             weight[some.visit] = part
-            total += np.bincount(np.asarray(some.timelines.codes), np.repeat(weight, lengths), size)
+            total += np.bincount(some.timelines.codes, np.repeat(weight, lengths), size)
         hit = some.visit[event > 0]
-        codes, _ = ragged(np.asarray(some.timelines.visit_offsets), hit)
+        codes, _ = ragged(some.timelines.visit_offsets, hit)
         token = np.asarray(some.timelines.codes, np.int64)[codes]
         distinct = np.unique(np.stack([token, np.repeat(some.subject[event > 0], lengths[hit])]), axis=1)
         people += np.bincount(distinct[0], minlength=size)

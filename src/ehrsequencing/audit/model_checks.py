@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.audit.copies import (
     NONE,
     VACUOUS,
     Copies,
     Cut,
-    Ints,
     answers,
     copy_subjects,
     cuts,
@@ -77,7 +76,7 @@ def queries_are_silent(data: AuditData) -> Finding:
     timelines, rows = data.people, data.asked
     subjects = np.unique([cut.subject for cut in cuts(data, share=4)])
     people, asked = take_timelines(timelines, subjects), take_rows(rows, subjects)
-    is_query, rng = np.asarray(asked.is_query), data.rng(12)
+    is_query, rng = asked.is_query, data.rng(12)
     tested = {"subjects": len(subjects), "rows": len(asked)}
     if data.run.is_visit_head:
         return Finding("not_tested", "the visit head answers no queries", tested)
@@ -86,7 +85,7 @@ def queries_are_silent(data: AuditData) -> Finding:
     doubled = np.repeat(np.arange(len(asked)), 3)
     stranger = np.tile([True, False, True], len(asked))
     more = take_rows(one_owner(asked), doubled)
-    more = replace(more, row_offsets=3 * np.asarray(asked.row_offsets), is_query=np.asarray(more.is_query) | stranger)
+    more = replace(more, row_offsets=3 * asked.row_offsets, is_query=more.is_query | stranger)
     no_visit, no_code = np.zeros(len(people.start_us), dtype=bool), np.zeros(len(people.codes), dtype=bool)
     noise = noisy(data, Copies(people, more, no_visit, no_code, stranger), rng)
     moved = movement(before, answers(data, people, noise.rows)[~stranger])
@@ -110,7 +109,7 @@ def gradient(data: AuditData) -> Finding:
     """The derivative of each answer by the inputs of later visits, and of other queries, must be exactly zero."""
     rng, n_visits = data.rng(13), len(data.people.start_us)
     ends = {cut.subject: replace(cut, row=cut.last_row - 1) for cut in cuts(data, share=16)}
-    seen = np.asarray(data.asked.visits_before) + (np.asarray(data.asked.unfinished_codes) > 0)
+    seen = data.asked.visits_before + (data.asked.unfinished_codes > 0)
     chosen = [replace(cut, past_visits=int(seen[cut.row])) for cut in ends.values()]
 
     def then_strangers(cut: Cut) -> Ints:
@@ -183,9 +182,9 @@ def _derivative(
     return _Derivative(allowed, forbidden, inputs)
 
 
-def _last_of_subject(rows: TaskRows) -> NDArray[np.bool_]:
+def _last_of_subject(rows: TaskRows) -> Bools:
     last = np.zeros(len(rows), dtype=bool)
-    last[np.asarray(rows.row_offsets)[1:] - 1] = True
+    last[rows.row_offsets[1:] - 1] = True
     return last
 
 

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.audit.copies import NONE, VACUOUS, answers, copy_subjects, cuts, movement, reacts
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.audit.model_checks import MOVED
 from ehrsequencing.audit.source import Source, join
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.meds import STATIC, Events
+from ehrsequencing.records.events import STATIC, Events
 from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
@@ -25,7 +25,7 @@ def prefix_equality(data: AuditData) -> Finding:
     asked, first_visit = np.array([cut.row for cut in chosen]), np.array([cut.first_visit for cut in chosen])
     in_progress = _in_progress(timelines, rows, asked, first_visit)
     if data.prepared.study.visits.by != "encounter":  # an encounter's later rows decide with which others it merges
-        in_progress &= ~np.asarray(rows.is_query)[asked]
+        in_progress &= ~rows.is_query[asked]
     before = answers(data, timelines, rows)[asked]
     parts = [_until(data.source, timelines, rows, row) for row in asked.tolist()]
     has_record = np.array([bool(np.any(part.time_us != STATIC)) for part in parts])
@@ -37,7 +37,7 @@ def prefix_equality(data: AuditData) -> Finding:
     }  # fmt: skip
     if not len(asked):
         return Finding("not_tested", "no sampled prediction time falls between visits, with a record before it", tested)
-    again = _encode(data, data.source, [parts[k] for k in usable], np.asarray(rows.prediction_us)[asked])
+    again = _encode(data, data.source, [parts[k] for k in usable], rows.prediction_us[asked])
     after = np.full_like(before, np.nan)
     after[again.pair] = answers(data, again.timelines, again.rows)[again.row]
     lost = ~np.isin(np.arange(len(asked)), again.pair)
@@ -54,14 +54,12 @@ def prefix_equality(data: AuditData) -> Finding:
     return Finding("passed", "the record until then gives the same answers", tested, worst, MOVED)
 
 
-def _in_progress(
-    timelines: Timelines, rows: TaskRows, asked: NDArray[np.int64], first_visit: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _in_progress(timelines: Timelines, rows: TaskRows, asked: Ints, first_visit: Ints) -> Bools:
     """Which rows fall into a visit that ends later: in the cut record it ends there."""
-    following = first_visit + np.asarray(rows.visits_before)[asked]
-    exists = following < np.asarray(timelines.subject_offsets)[rows.subject[asked] + 1]
+    following = first_visit + rows.visits_before[asked]
+    exists = following < timelines.subject_offsets[rows.subject[asked] + 1]
     out = np.zeros(len(asked), dtype=bool)
-    out[exists] = np.asarray(timelines.start_us)[following[exists]] <= np.asarray(rows.prediction_us)[asked[exists]]
+    out[exists] = timelines.start_us[following[exists]] <= rows.prediction_us[asked[exists]]
     return out
 
 
@@ -77,11 +75,11 @@ class _Again:
 
     timelines: Timelines
     rows: TaskRows
-    pair: NDArray[np.int64]
-    row: NDArray[np.int64]
+    pair: Ints
+    row: Ints
 
 
-def _encode(data: AuditData, source: Source, parts: list[Events], moment_us: NDArray[np.int64]) -> _Again:
+def _encode(data: AuditData, source: Source, parts: list[Events], moment_us: Ints) -> _Again:
     """Each cut record becomes a subject of its own, and goes the way that new records go in use."""
     record = make_record(join(parts), excluded=source.excluded, settings=data.prepared.study.visits)
     cohort = CohortBuilder(data.task, parents=source.parents).build(
@@ -91,7 +89,7 @@ def _encode(data: AuditData, source: Source, parts: list[Events], moment_us: NDA
     timelines, _ = encode_timelines(record, data.vocabulary)
     rows = encode_rows(record, cohort.rows, data.vocabulary)
     pair = record.subject_id[rows.subject]
-    row = np.flatnonzero(np.asarray(rows.prediction_us) == moment_us[pair])
+    row = np.flatnonzero(rows.prediction_us == moment_us[pair])
     return _Again(timelines, rows, pair[row], row)
 
 

@@ -1,13 +1,10 @@
 """Which prediction times see which token."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class Presence:
@@ -16,19 +13,19 @@ class Presence:
     def __init__(self, timelines: Timelines, rows: TaskRows) -> None:
         everyone = np.arange(len(timelines))
         visits = np.diff(timelines.subject_offsets)
-        place = np.arange(int(visits.sum())) - np.repeat(np.asarray(timelines.subject_offsets)[:-1], visits)
+        place = np.arange(int(visits.sum())) - np.repeat(timelines.subject_offsets[:-1], visits)
         codes = np.diff(timelines.visit_offsets)
         subject = np.r_[
             np.repeat(np.repeat(everyone, visits), codes), np.repeat(everyone, np.diff(timelines.static_offsets))
         ]
-        token = np.r_[np.asarray(timelines.codes), np.asarray(timelines.static_codes)].astype(np.int64)
+        token = np.r_[timelines.codes, timelines.static_codes].astype(np.int64)
         nth = np.r_[np.repeat(place, codes), np.full(len(timelines.static_codes), -1)]
         order = np.lexsort((nth, token, subject))
         subject, token, nth = subject[order], token[order], nth[order]
         opens = np.r_[True, (np.diff(subject) != 0) | (np.diff(token) != 0)][: len(order)]
         subject, self.token, nth = subject[opens], token[opens], nth[opens]
         before, first = count_at_or_before(rows.subject, np.asarray(rows.visits_before, np.int64), subject, nth)
-        self.start, self.stop = first + before, np.asarray(rows.row_offsets)[subject + 1]
+        self.start, self.stop = first + before, rows.row_offsets[subject + 1]
 
     def weight_with(self, weight: Floats, n_tokens: int) -> Floats:
         """(V,) weight of the rows that see each token."""

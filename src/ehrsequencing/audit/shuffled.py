@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
 from ehrsequencing.config import load_study
 from ehrsequencing.metrics.definitions import wolbers_c
@@ -48,18 +48,18 @@ class _Shuffled(Prepared):
 
     def _first(self, task: str, split: str) -> TaskRows:
         rows = super().rows(task, split)
-        offsets = np.asarray(rows.row_offsets)
+        offsets = rows.row_offsets
         has = np.diff(offsets) > 0
         one = TaskRows(**{**vars(rows), "row_offsets": np.arange(len(rows) + 1)})
         chosen = take_rows(one, offsets[:-1][has])
         return TaskRows(**{**vars(chosen), "row_offsets": np.r_[0, np.cumsum(has)]})
 
     @cached_property
-    def _ids(self) -> dict[str, NDArray[np.int64]]:
+    def _ids(self) -> dict[str, Ints]:
         return {split: np.asarray(self.timelines(split).subject_id) for split in SPLITS}
 
 
-def _deal(rows: dict[str, TaskRows], ids: dict[str, NDArray[np.int64]], *, seed: int) -> dict[str, TaskRows]:
+def _deal(rows: dict[str, TaskRows], ids: dict[str, Ints], *, seed: int) -> dict[str, TaskRows]:
     """The same rows, with the labels of somebody drawn at random."""
     owner = np.concatenate([ids[s][rows[s].subject] for s in SPLITS])
     labels = {n: np.concatenate([np.asarray(getattr(rows[s], n)) for s in SPLITS]) for n in ("duration_days", "cause")}
@@ -110,7 +110,7 @@ def _deal_and_rank(data: AuditData, *, seed: int) -> _Ranked:
     model, rows = trainer.averaged.cpu().eval(), shuffled.rows(data.task.name, data.split)
     horizons = data.task.horizons[-1:]
     risk = risk_of_rows(model, data.timelines[data.split], rows, horizons_days=horizons).astype(np.float64)
-    outcome = (np.asarray(rows.duration_days), np.asarray(rows.cause, np.int64), risk, horizons)
+    outcome = (rows.duration_days, np.asarray(rows.cause, np.int64), risk, horizons)
     draws = data.rng(32).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=_RESAMPLES)
     c = wolbers_c(ScoredRows.of(*outcome))[0, 0]
     resampled = wolbers_c(ScoredRows.of(*outcome, weights=draws))[:, 0, 0]

@@ -7,15 +7,13 @@ enough training subjects, and no number may be a value that fewer have.
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.audit.data import AuditData, Check, Finding, judge, no_source
 from ehrsequencing.audit.source import Source
-from ehrsequencing.records.meds import DAY_US, STATIC, Events
+from ehrsequencing.records.events import DAY_US, STATIC, Events
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 SINCE, COUNT = SUMMARIES.index("SINCE"), SUMMARIES.index("COUNT")
 
 
@@ -101,7 +99,7 @@ class _Numbers:
             new = np.r_[knots, mean, sd if sd != 1.0 else mean]
             self.numbers[key] = np.unique(np.r_[self.numbers.get(key, new), new])
 
-    def add(self, events: Events, learned: NDArray[np.bool_]) -> None:
+    def add(self, events: Events, learned: Bools) -> None:
         """Look at a shard; `learned` (n,) says which rows are of training subjects."""
         for key, rows, value in self._looked_for(events):
             hit = np.isin(value, self.numbers[key])

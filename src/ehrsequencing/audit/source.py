@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.meds import BIRTH, DEATH, STATIC, DayCounts, Events, LateRows, MedsReader, parse_date_us
+from ehrsequencing.records.data_end import DayCounts, LateRows
+from ehrsequencing.records.events import DEATH, STATIC, Events, parse_date_us
+from ehrsequencing.records.meds import BIRTH, MedsReader
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -46,7 +48,7 @@ class Source:
         prepared: Prepared,
         folder: Path,
         *,
-        wanted: NDArray[np.int64],
+        wanted: Ints,
         progress: Callable[[int, int], None] | None = None,
     ) -> "Source":
         """One pass over the shards.
@@ -77,8 +79,8 @@ class Source:
                 progress(number, len(reader.shards))
         manifest, end_us = prepared.manifest, reader.end_us(DayCounts.added(days))
         if subjects != manifest["subjects"] or end_us != manifest["dataset_end_us"] or len(records) < len(wanted):
-            mend = "name the records that were prepared with --data"
-            raise EhrseqError("these are not the records that were prepared", where=str(folder), mend=mend)
+            fix = "name the records that were prepared with --data"
+            raise EhrseqError("these are not the records that were prepared", where=str(folder), fix=fix)
         return cls(prepared, folder, parents, excluded, fit.finish(), records, end_us, tuple(sorted(fit.number)))
 
     def events(self) -> Iterator[Events]:

@@ -4,18 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, ragged
 from ehrsequencing.audit.data import FITTED, SPLITS, AuditData, Check, Finding, Verdict
-from ehrsequencing.records.events import ragged
 from ehrsequencing.records.timelines import TaskRows
 
 TELLING_AUC = 0.98
 HIGH_STATIC_AUC, SURE_STATIC_AUC = 0.8, 0.9  # of a code without a time: a warning, a leak
 MIN_EVENTS = 20  # subjects with and without the event
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ def _labels(data: AuditData) -> Iterator[_Label]:
         for words, days in {**limits, "in the follow-up": np.inf}.items():
             yes, no = {}, {}
             for split in SPLITS:
-                duration, which = np.asarray(data.rows[split].duration_days), np.asarray(data.rows[split].cause)
+                duration, which = data.rows[split].duration_days, data.rows[split].cause
                 yes[split] = (which == number) & (duration <= days)
                 no[split] = ~yes[split] & ((duration > days) | (which > 0) | np.isinf(days))
             yield _Label(f"{cause} {words}", yes, no)
@@ -137,12 +133,12 @@ def _people(data: AuditData) -> Iterator[tuple[str, tuple[Ints, Ints], tuple[Int
     first_person, cause, days, person = 0, list[Ints](), list[Floats](), list[Ints]()
     for split in FITTED:
         rows = data.rows[split]
-        offsets = np.asarray(rows.row_offsets)
+        offsets = rows.row_offsets
         asked = np.flatnonzero(np.diff(offsets) > 0)
         first = offsets[asked]
         person.append(first_person + asked)
         cause.append(np.asarray(rows.cause, np.int64)[first])
-        days.append(np.asarray(rows.duration_days)[first])
+        days.append(rows.duration_days[first])
         first_person += len(data.timelines[split])
     who, which, when = np.concatenate(person), np.concatenate(cause), np.concatenate(days)
     events = {name: which == number for number, name in enumerate(data.task.causes, start=1)}
@@ -168,22 +164,22 @@ class _Number:
 
     rows: dict[str, Ints]
     subject: dict[str, Ints]
-    value: dict[str, NDArray[np.float32]]
+    value: dict[str, Floats32]
 
 
 def _numbers(data: AuditData) -> dict[str, _Number]:
     """Values of the newest visit's codes, carried summaries, age and gap, by name."""
-    parts: dict[str, dict[str, tuple[Ints, NDArray[np.float32]]]] = {}
+    parts: dict[str, dict[str, tuple[Ints, Floats32]]] = {}
     for split in SPLITS:
         timelines, rows = data.timelines[split], data.rows[split]
         everyone = np.arange(len(rows))
         seen = np.asarray(rows.visits_before, dtype=np.int64)
         some = everyone[seen > 0]
-        newest = np.asarray(timelines.subject_offsets)[rows.subject[some]] + seen[some] - 1
-        codes, offsets = ragged(np.asarray(timelines.visit_offsets), newest)
+        newest = timelines.subject_offsets[rows.subject[some]] + seen[some] - 1
+        codes, offsets = ragged(timelines.visit_offsets, newest)
         row = np.r_[np.repeat(some, np.diff(offsets)), np.repeat(everyone, np.diff(rows.carry_offsets))]
-        token = np.r_[np.asarray(timelines.codes)[codes], np.asarray(rows.carry_codes)]
-        value = np.r_[np.asarray(timelines.values)[codes, 0], np.asarray(rows.carry_values)[:, 0]]
+        token = np.r_[timelines.codes[codes], rows.carry_codes]
+        value = np.r_[timelines.values[codes, 0], rows.carry_values[:, 0]]
         valued = ~np.isnan(value)
         row, token, value = row[valued], token[valued], value[valued]
         order = np.argsort(token, kind="stable")

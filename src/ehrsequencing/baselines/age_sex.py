@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from sklearn.linear_model import PoissonRegressor
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.history import AGE_KNOTS_YEARS
-from ehrsequencing.baselines.piecewise import Floats, HazardModel, Ints, days_since_index
+from ehrsequencing.baselines.piecewise import HazardModel, days_since_index
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.grid import exposure
 from ehrsequencing.records.timelines import TaskRows, Timelines
@@ -30,12 +31,12 @@ class AgeAndSex(HazardModel):
         edges_days: Sequence[float],
     ) -> None:
         super().__init__(task, train[1], edges_days)
-        tokens = np.unique(np.asarray(train[0].static_codes))
+        tokens = np.unique(train[0].static_codes)
         sexes = [t for t in tokens.tolist() if vocabulary.tokens[t].upper().startswith(("GENDER", "SEX"))]
         self.static = sexes or tokens.tolist()
         chosen = np.arange(len(train[1]))
-        days = exposure(self.edges, train[1].entry_days, np.asarray(train[1].duration_days))
-        cause = np.asarray(train[1].cause)
+        days = exposure(self.edges, train[1].entry_days, train[1].duration_days)
+        cause = train[1].cause
         design = self._design(*train, chosen)
         self.mean_age = float(np.nanmean(design[:, 0])) if np.isfinite(design[:, 0]).any() else 50.0
         x = self._filled(design)
@@ -51,11 +52,11 @@ class AgeAndSex(HazardModel):
             self.models.append(model.fit(x[rows], events[rows] / total[rows], sample_weight=total[rows]))
 
     def _design(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
-        age = np.asarray(rows.age_years)[chosen].astype(np.float64)
+        age = rows.age_years[chosen].astype(np.float64)
         owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets))
         has = np.zeros((len(timelines), len(self.static)))
         for column, token in enumerate(self.static):
-            has[owner[np.asarray(timelines.static_codes) == token], column] = 1.0
+            has[owner[timelines.static_codes == token], column] = 1.0
         since = np.log1p(days_since_index(rows, chosen))
         return np.concatenate([age[:, None], since[:, None], has[rows.subject[chosen]]], axis=1)
 

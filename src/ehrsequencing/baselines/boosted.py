@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from ehrsequencing.baselines.history import FeatureSpec, Floats32, fit_feature_spec, history_features
-from ehrsequencing.baselines.piecewise import Floats, HazardModel, Ints
+from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, history_features
+from ehrsequencing.baselines.piecewise import HazardModel
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRows, Timelines
@@ -108,8 +108,8 @@ class BoostedVisits(HazardModel):
 
     def periods(self, rows: TaskRows, chosen: Ints) -> Periods:
         """Some prediction times, cut into the parts of time in which they were at risk."""
-        duration, cause = np.asarray(rows.duration_days)[chosen], np.asarray(rows.cause)[chosen].astype(np.int64)
-        days = exposure(self.edges, np.asarray(rows.entry_days)[chosen], duration)
+        duration, cause = rows.duration_days[chosen], rows.cause[chosen].astype(np.int64)
+        days = exposure(self.edges, rows.entry_days[chosen], duration)
         first_bin = np.flatnonzero(np.diff(self.part_of, prepend=-1))
         expected = np.stack([np.add.reduceat(days * base, first_bin, axis=1) for base in self.base])
         row, part = np.nonzero(expected.sum(axis=0) > 0)
@@ -195,7 +195,7 @@ def _best_iterations(model: HistGradientBoostingRegressor) -> Predict:
     """Predict with as many trees as the tuning subjects liked best; none at all is a possible answer."""
     best = int(np.argmax(model.validation_score_))
 
-    def predict(design: NDArray[np.float32]) -> Floats:
+    def predict(design: Floats32) -> Floats:
         if best == 0:
             return np.full(len(design), float(np.exp(model._baseline_prediction.ravel()[0])))
         for number, answer in enumerate(model.staged_predict(design), start=1):

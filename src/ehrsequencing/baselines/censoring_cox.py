@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.cox import (
     CoxFit,
     CoxRegression,
@@ -21,7 +22,7 @@ from ehrsequencing.baselines.cox import (
 )
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.metrics.censoring import Floats, Ints, RowCensoring, StepFunction
+from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -203,6 +204,6 @@ class HistoryCensoring:
 
     def _rows(self, rows: TaskRows, chosen: Ints, x: Floats) -> CoxRows:
         return censoring_rows(
-            x, np.asarray(rows.duration_days)[chosen], np.asarray(rows.cause)[chosen],
-            until_days=self.until_days, entry_days=np.asarray(rows.entry_days)[chosen],
+            x, rows.duration_days[chosen], rows.cause[chosen],
+            until_days=self.until_days, entry_days=rows.entry_days[chosen],
         )  # fmt: skip

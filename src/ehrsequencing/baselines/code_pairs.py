@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints, Ints32
 from ehrsequencing.records.timelines import Timelines
 
-Ints = NDArray[np.int64]
 Pair = tuple[int, int]
 
 
@@ -65,7 +64,7 @@ def visits_of_pairs(part: Timelines, pairs: Sequence[Pair]) -> Iterator[Ints]:
         yield np.intersect1d(holding[first], holding[second], assume_unique=True)
 
 
-def column_of(part: Timelines, codes: Sequence[int]) -> NDArray[np.int32]:
+def column_of(part: Timelines, codes: Sequence[int]) -> Ints32:
     """Column of each token id among some codes, -1 for the others."""
     out = np.full(max(int(part.codes.max(initial=0)), max(codes, default=0)) + 1, -1, dtype=np.int32)
     out[list(codes)] = np.arange(len(codes))

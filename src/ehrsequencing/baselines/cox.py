@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.metrics.censoring import Bools, Floats, Ints, StepFunction, divide
+from ehrsequencing.metrics.censoring import StepFunction, divide
 
 #: Ridge per event: a standardised covariate carries information of the order of one per event.
 RIDGES_PER_EVENT = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
@@ -64,14 +65,14 @@ class CoxRows:
         """
         covariates, duration = np.asarray(x, dtype=np.float64), np.asarray(duration_days, dtype=np.float64)
         if covariates.ndim != 2 or duration.shape != covariates.shape[:1] or np.shape(event) != duration.shape:
-            raise EhrseqError("not (n, F), (n,) and (n,)", where="x, duration_days, event", mend="align them")
+            raise EhrseqError("not (n, F), (n,) and (n,)", where="x, duration_days, event", fix="align them")
         entry, weight = (np.broadcast_to(np.asarray(v, np.float64), duration.shape) for v in (entry_days, weights))
         if not np.isfinite(covariates).all() or not np.isfinite(duration).all() or not np.isfinite(entry).all():
-            raise EhrseqError("missing or not finite", where="x, duration_days", mend="impute what is not known")
+            raise EhrseqError("missing or not finite", where="x, duration_days", fix="impute what is not known")
         if not np.isfinite(weight).all() or (weight < 0).any():
-            raise EhrseqError("negative or not finite", where="weights", mend="weights count how often a row was drawn")
+            raise EhrseqError("negative or not finite", where="weights", fix="weights count how often a row was drawn")
         if (duration < entry).any():
-            raise EhrseqError("rows end before they begin", where="entry_days", mend="drop rows without follow-up")
+            raise EhrseqError("rows end before they begin", where="entry_days", fix="drop rows without follow-up")
         return cls(covariates, entry, duration, np.asarray(event, dtype=bool), weight)
 
     @property
@@ -180,7 +181,7 @@ class CoxRegression:
     def __init__(self, rows: CoxRows) -> None:
         self.rows, self.sets = rows, CoxRiskSets(rows)
         if not len(self.sets.times_days):
-            raise EhrseqError("no row has an event", where="event", mend="a hazard needs events to be fitted")
+            raise EhrseqError("no row has an event", where="event", fix="a hazard needs events to be fitted")
         used = rows.x[self.sets.row]
         self.mean = np.average(used, axis=0, weights=self.sets.weight)
         scale = np.sqrt(np.average((used - self.mean) ** 2, axis=0, weights=self.sets.weight))
@@ -217,7 +218,7 @@ class CoxRegression:
                 return self._finished(beta, ridge)
             beta = beta + size * step
             value, gradient, information = found
-        raise EhrseqError("the likelihood has no finite maximum", where="Cox regression", mend="use a ridge above 0")
+        raise EhrseqError("the likelihood has no finite maximum", where="Cox regression", fix="use a ridge above 0")
 
     def _penalised(self, beta: Floats, ridge: float) -> tuple[float, Floats, Floats]:
         value, gradient, information = partial_log_likelihood(self.z, beta, self.sets)
@@ -237,8 +238,8 @@ def _solve(information: Floats, gradient: Floats) -> Floats:
     try:
         factor = np.linalg.cholesky(information)
     except np.linalg.LinAlgError as error:
-        mend = "leave out covariates that follow from others, or use a ridge above 0"
-        raise EhrseqError("the covariates are collinear", where="Cox regression", mend=mend) from error
+        fix = "leave out covariates that follow from others, or use a ridge above 0"
+        raise EhrseqError("the covariates are collinear", where="Cox regression", fix=fix) from error
     return np.asarray(np.linalg.solve(factor.T, np.linalg.solve(factor, gradient)), dtype=np.float64)
 
 

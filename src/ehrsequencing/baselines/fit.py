@@ -14,12 +14,12 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.baselines.neural import FLAT, LSTM, is_variant, train_baseline
-from ehrsequencing.baselines.piecewise import Floats, Ints
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
@@ -131,8 +131,8 @@ def fit_baselines(
 def _trained(run: RunToRival | None, task_name: str) -> dict[str, Callable[[], Baseline]]:
     """How to get LSTM and flat BEHRT, as far as the run is another one."""
     if run is None:
-        mend = "evaluate a run whose prepared set is still there, or use --baselines fast"
-        raise EhrseqError("LSTM and flat BEHRT need the run's own data", where="evaluation.baselines=all", mend=mend)
+        fix = "evaluate a run whose prepared set is still there, or use --baselines fast"
+        raise EhrseqError("LSTM and flat BEHRT need the run's own data", where="evaluation.baselines=all", fix=fix)
 
     def train(name: str) -> Baseline:
         return train_baseline(name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.baselines.code_pairs import Pair, column_of, most_shared, shared_visits, visits_of_pairs
-from ehrsequencing.records.events import ragged
-from ehrsequencing.records.meds import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines, as_of, joined, offsets, take_timelines
+from ehrsequencing.records.events import DAY_US
+from ehrsequencing.records.timelines import TaskRows, Timelines, as_of, joined, take_timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 TIMING = ("age_years", "days_since_index", "days_since_visit", "days_between_visits", "visits", "is_query")
@@ -25,10 +24,6 @@ CHUNK_ITEMS = 2_000_000  # tokens, or rows, held at a time
 MOST_CHOOSING = 20_000  # training subjects by whom pairs are chosen, spread evenly over all
 AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
 _SKEWED = ("days_", "visits", "count ")  # features, by the start of their names, whose logarithm is used
-
-Ints = NDArray[np.int64]
-Floats32 = NDArray[np.float32]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -219,7 +214,7 @@ def _features(
 ) -> Floats32:
     """Features of one chunk of rows, sorted; its subjects fit in memory."""
     part, subject, visits = _records_until(timelines, rows, chosen)
-    prediction_us = np.asarray(rows.prediction_us)[chosen]
+    prediction_us = rows.prediction_us[chosen]
     first_visit = part.subject_offsets[subject]
     stop_visit = first_visit + visits  # visits [first, stop) are known
     seen = stop_visit > first_visit
@@ -264,19 +259,19 @@ def _records_until(timelines: Timelines, rows: TaskRows, chosen: Ints) -> tuple[
     A query that lies in a visit has a record of its own, which ends at its moment.
     """
     subjects, subject = np.unique(rows.subject[chosen], return_inverse=True)
-    part, visits = take_timelines(timelines, subjects), np.asarray(rows.visits_before)[chosen].astype(np.int64)
-    codes = np.asarray(rows.unfinished_codes)[chosen].astype(np.int64)
+    part, visits = take_timelines(timelines, subjects), rows.visits_before[chosen].astype(np.int64)
+    codes = rows.unfinished_codes[chosen].astype(np.int64)
     inside = np.flatnonzero(codes)
     if len(inside):
         row = chosen[inside]
-        known_us = np.asarray(rows.prediction_us)[row] - np.round(rows.delta_days[row] * float(DAY_US)).astype(np.int64)
+        known_us = rows.prediction_us[row] - np.round(rows.delta_days[row] * float(DAY_US)).astype(np.int64)
         cut = as_of(part, subject[inside], visits=visits[inside], unfinished_codes=codes[inside], end_us=known_us)
         part, subject[inside] = joined([part, cut]), len(subjects) + np.arange(len(inside))
         visits[inside] += 1
     return part, subject, visits
 
 
-def _running(value: NDArray[np.float64], group: Ints, first: Ints, stop: Ints) -> Floats32:
+def _running(value: Floats, group: Ints, first: Ints, stop: Ints) -> Floats32:
     """Last, mean, min and max of `value[first:stop]`, each span starting where its group starts; NaN if empty.
 
     The running minimum of every group in one pass: dense ranks are lowered by more than their range from group to
@@ -327,7 +322,7 @@ def _chunks(timelines: Timelines, rows: TaskRows, chosen: Ints) -> Iterator[Ints
         return
     subject = rows.subject[chosen]
     first = np.flatnonzero(np.r_[True, subject[1:] != subject[:-1]])
-    tokens = np.asarray(timelines.visit_offsets)[np.asarray(timelines.subject_offsets)]
+    tokens = timelines.visit_offsets[timelines.subject_offsets]
     size = np.diff(tokens)[subject[first]] + np.diff(np.r_[first, len(chosen)])
     start, held = 0, 0
     for row, items in zip(first.tolist(), size.tolist(), strict=True):
@@ -348,7 +343,7 @@ def _visit_subject(part: Timelines) -> Ints:
     return np.repeat(np.arange(len(part)), np.diff(part.subject_offsets))
 
 
-def _subjects_with(owner: Ints, codes: NDArray[np.int32], size: int) -> Ints:
+def _subjects_with(owner: Ints, codes: Ints32, size: int) -> Ints:
     """Number of distinct owners of each code."""
     pairs = np.unique(owner * size + codes)
     return np.bincount(pairs % size, minlength=size)

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.baselines.cox import CoxFit, CoxRows, choose_ridge, cox_incidence
-from ehrsequencing.baselines.history import FeatureSpec, Floats32, LinearDesign, fit_feature_spec, history_features
+from ehrsequencing.baselines.history import FeatureSpec, LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.metrics.censoring import Floats, Ints, conditional_risk
+from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.grid import cohort_hazards
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -65,8 +66,8 @@ class LandmarkCox:
             judges = _rows_of(tuning[1], watched, watched_x, number)
             self.fits.append(choose_ridge(rows, judges) if rows.event.any() else None)
         self.base = cohort_hazards(
-            self.edges, np.asarray(train[1].entry_days)[chosen], np.asarray(train[1].duration_days)[chosen],
-            np.asarray(train[1].cause)[chosen], n_causes=len(self.fits), factors=self._factors(x),
+            self.edges, train[1].entry_days[chosen], train[1].duration_days[chosen],
+            train[1].cause[chosen], n_causes=len(self.fits), factors=self._factors(x),
         )  # fmt: skip
 
     def _factors(self, x: Floats) -> list[Floats | None]:
@@ -105,6 +106,6 @@ class LandmarkCox:
 
 def _rows_of(rows: TaskRows, chosen: Ints, x: Floats, cause: int) -> CoxRows:
     return CoxRows.of(
-        x, np.asarray(rows.duration_days)[chosen], np.asarray(rows.cause)[chosen] == cause,
-        entry_days=np.asarray(rows.entry_days)[chosen],
+        x, rows.duration_days[chosen], rows.cause[chosen] == cause,
+        entry_days=rows.entry_days[chosen],
     )  # fmt: skip

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ehrsequencing.baselines.piecewise import Floats, Ints, days_since_index, nll_of_hazards
+from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.baselines.piecewise import days_since_index, nll_of_hazards
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
 from ehrsequencing.records.grid import cohort_hazards

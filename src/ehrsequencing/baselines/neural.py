@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
-from ehrsequencing.metrics.censoring import Floats, Ints
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
@@ -70,7 +70,7 @@ class TrainedBaseline:
         subjects = np.unique(rows.subject[chosen])
         part = take_rows(rows, subjects)
         # Row number r of a subject stands `shift` places earlier among the chosen subjects' rows.
-        shift = np.asarray(rows.row_offsets)[subjects] - part.row_offsets[:-1]
+        shift = rows.row_offsets[subjects] - part.row_offsets[:-1]
         return (
             take_timelines(timelines, subjects),
             part,

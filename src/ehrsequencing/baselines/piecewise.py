@@ -12,16 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure
-from ehrsequencing.records.meds import DAY_US
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _PREDICT_ROWS = 20_000
 
 
@@ -39,7 +37,7 @@ class HazardModel(ABC):
     def __init__(self, task: TaskConfig, rows: TaskRows, edges_days: Sequence[float]) -> None:
         self.edges = tuple(edges_days)
         self.base = cohort_hazards(
-            self.edges, rows.entry_days, np.asarray(rows.duration_days), np.asarray(rows.cause),
+            self.edges, rows.entry_days, rows.duration_days, rows.cause,
             n_causes=len(task.causes),
         )  # fmt: skip
 
@@ -86,8 +84,8 @@ def nll_of_hazards(hazards: Floats, edges_days: Sequence[float], rows: TaskRows,
     Returns:
         (r,).
     """
-    duration, cause = np.asarray(rows.duration_days)[chosen], np.asarray(rows.cause)[chosen].astype(np.int64)
-    span = exposure(edges_days, np.asarray(rows.entry_days)[chosen], duration)
+    duration, cause = rows.duration_days[chosen], rows.cause[chosen].astype(np.int64)
+    span = exposure(edges_days, rows.entry_days[chosen], duration)
     nll = np.einsum("rek,rk->r", hazards, span)
     had = np.flatnonzero(cause > 0)
     nll[had] -= np.log(hazards[had, cause[had] - 1, event_bin(edges_days, duration[had])])
@@ -123,5 +121,5 @@ def incidence(hazards: Floats, edges_days: Sequence[float], horizons_days: Float
 
 def days_since_index(rows: TaskRows, chosen: Ints) -> Floats:
     """Days (r,) from the index to each chosen prediction time."""
-    days = (np.asarray(rows.prediction_us)[chosen] - np.asarray(rows.index_us)[chosen]) / DAY_US
+    days = (rows.prediction_us[chosen] - rows.index_us[chosen]) / DAY_US
     return np.asarray(days, dtype=np.float64)

@@ -84,7 +84,7 @@ def simulate(
         from ehrsequencing.simulate import simulate as write
 
         if truth not in ("held_out", "all"):
-            raise EhrseqError(f"{truth!r} is no choice", where="--truth", mend="use held_out or all")
+            raise EhrseqError(f"{truth!r} is no choice", where="--truth", fix="use held_out or all")
         knobs = validated(SimulationConfig, read_settings(config, overrides or ()), where="settings")
         with bar("simulating") as tick:
             write(out, subjects=subjects, seed=seed, truth=truth, config=knobs, progress=tick)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ def check(
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Say what is wrong with the data, what would be mended, and the cohort's attrition.
+    """Say what is wrong with the data, what would be fixed, and the cohort's attrition.
 
     Exits with 2 only where prepare would refuse.
     """
@@ -132,7 +132,7 @@ def prepare(
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
     with errors(debug):
-        from ehrsequencing.records.check import attrition_lines, mend_lines, vocabulary_warnings
+        from ehrsequencing.records.check import attrition_lines, fix_lines, vocabulary_warnings
         from ehrsequencing.records.prepared import Prepared
         from ehrsequencing.records.prepared import prepare as make
 
@@ -140,7 +140,7 @@ def prepare(
         with bar("preparing") as tick:
             make(data, out, study=study, tasks=_tasks(task, study), progress=tick)
         prepared = Prepared(out, verify=False)
-        for line in mend_lines(prepared.manifest["mends"]):
+        for line in fix_lines(prepared.manifest["fixes"]):
             say(line)
         say(f"{prepared.manifest['subjects']} subjects, {len(prepared.vocabulary)} tokens in {out}")
         known = prepared.manifest["known_training_rows"]
@@ -212,7 +212,7 @@ def evaluate(
         study = _study(config, given, command)
         if (out is not None and not external) or (external and split != "held_out"):
             what = "--out belongs to --data" if not external else "--split and --data exclude each other"
-            raise EhrseqError(what, where="ehrseq evaluate", mend="leave one of them out")
+            raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
         from ehrsequencing.config import load_study, refuse_changes
         from ehrsequencing.evaluation.evaluate import evaluate as judge
         from ehrsequencing.evaluation.external import validate
@@ -270,7 +270,7 @@ def predict(
         try:
             days = [parse_days(text) for text in horizons.split(",")] if horizons else None
         except ValueError as error:
-            raise EhrseqError(str(error), where="--horizons", mend="write them as 90d,2y") from error
+            raise EhrseqError(str(error), where="--horizons", fix="write them as 90d,2y") from error
         notes: list[str] = []
         study = _study(config, overrides, "predict")
         refuse_changes(study, _run(run).study, "predict", file=config, by=run)
@@ -347,7 +347,7 @@ def _tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:
     tasks = [load_task(path) for path in paths or ()]
     if tasks and study.task is not None and study.task not in tasks:
         what = f"the settings hold the task {study.task.name!r}, which is none of these"
-        raise EhrseqError(what, where="--task", mend="leave out one of the two")
+        raise EhrseqError(what, where="--task", fix="leave out one of the two")
     return tasks or ([study.task] if study.task is not None else [])
 
 

@@ -113,7 +113,7 @@ def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
     if is_json_of(manifest, SIMULATION) and wanted.items() <= read_json(manifest).items():
         return
     if out.exists() and (not out.is_dir() or any(not is_temporary(path) for path in out.iterdir())):
-        raise EhrseqError("holds something else", where=str(out), mend="name another folder with --out")
+        raise EhrseqError("holds something else", where=str(out), fix="name another folder with --out")
 
 
 def summary(metrics: dict[str, Any]) -> list[str]:

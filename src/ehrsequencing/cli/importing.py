@@ -69,7 +69,7 @@ def synthea(
 def _check_out(out: Path) -> None:
     """Refuse a database's URL in the place of the output, without repeating it: it may hold a password."""
     if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", str(out)) or "password=" in str(out):
-        raise EhrseqError("is a database, not a folder", where="OUT", mend="name SOURCE first, then OUT")
+        raise EhrseqError("is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT")
 
 
 def _say(report: "ImportReport", out: Path) -> None:

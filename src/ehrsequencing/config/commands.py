@@ -41,7 +41,7 @@ def refuse_unused(overrides: Iterable[str], command: str) -> None:
         takers = [f"ehrseq {other}" for other, sections in COMMANDS.items() if section in sections]
         if takers and section not in COMMANDS[command]:
             what = f"{name} belongs to {' and '.join(takers)}"
-            raise EhrseqError(what, where=f"ehrseq {command}", mend="leave it out here, and give it to that command")
+            raise EhrseqError(what, where=f"ehrseq {command}", fix="leave it out here, and give it to that command")
 
 
 def refuse_changes(study: StudyConfig, settled: StudyConfig, command: str, *, file: Path | None, by: Path) -> None:
@@ -68,10 +68,10 @@ def refuse_changes(study: StudyConfig, settled: StudyConfig, command: str, *, fi
             given, made_with = getattr(ours, key), getattr(theirs, key)
             if given != made_with:
                 what = f"{section}.{key} is {_shown(given)}, but {by} was made with {_shown(made_with)}"
-                raise EhrseqError(what, where=str(file), mend="leave it out, or make that folder again with it")
+                raise EhrseqError(what, where=str(file), fix="leave it out, or make that folder again with it")
     if "preset" in named and sections is _OF_RUN and study.preset != settled.preset:
         what = f"preset is {study.preset!r}, but {by} was made with {settled.preset!r}"
-        raise EhrseqError(what, where=str(file), mend="leave it out, or make that folder again with it")
+        raise EhrseqError(what, where=str(file), fix="leave it out, or make that folder again with it")
     if settled.task is not None and study.task is not None:
         refuse_other_task(study.task, settled.task, file=file, by=by)
 
@@ -87,7 +87,7 @@ def refuse_other_task(given: TaskConfig, known: TaskConfig, *, file: Path, by: P
     for name in ours:
         if ours[name] != theirs[name]:
             what = f"task.{name} is another one than that of {by}"
-            raise EhrseqError(what, where=str(file), mend="leave the task out, or make that folder again with it")
+            raise EhrseqError(what, where=str(file), fix="leave the task out, or make that folder again with it")
 
 
 def _named(file: Path) -> dict[str, set[str]]:

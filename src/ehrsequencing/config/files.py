@@ -18,14 +18,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
     except UnicodeDecodeError as error:
-        raise EhrseqError("is not UTF-8 text", where=str(path), mend="save it as UTF-8") from error
+        raise EhrseqError("is not UTF-8 text", where=str(path), fix="save it as UTF-8") from error
     except BadText as error:
         where = f"{path}, line {error.line}" if error.line is not None else str(path)
-        raise EhrseqError(error.what, where=where, mend="correct it; examples/tasks has examples") from error
+        raise EhrseqError(error.what, where=where, fix="correct it; examples/tasks has examples") from error
     if not isinstance(data, dict):
-        raise EhrseqError("must hold a mapping of settings", where=str(path), mend="see examples/tasks")
+        raise EhrseqError("must hold a mapping of settings", where=str(path), fix="see examples/tasks")
     return data
 
 
@@ -72,7 +72,7 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]
     for text in overrides:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise EhrseqError("is not a setting", where=repr(text), mend="write section.key=value, as in model.dim=64")
+            raise EhrseqError("is not a setting", where=repr(text), fix="write section.key=value, as in model.dim=64")
         *parents, key = name.strip().split(".")
         node = data
         for part in parents:
@@ -80,11 +80,11 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]
                 node[part] = {}
             node = node[part]
             if not isinstance(node, dict):
-                raise EhrseqError("is not a section", where=repr(part), mend="write section.key=value")
+                raise EhrseqError("is not a section", where=repr(part), fix="write section.key=value")
         try:
             node[key] = parse_yaml(value)
         except BadText as error:
-            raise EhrseqError(f"{error.what} after the equals sign", where=repr(text), mend="quote it") from error
+            raise EhrseqError(f"{error.what} after the equals sign", where=repr(text), fix="quote it") from error
     return data
 
 
@@ -95,7 +95,7 @@ _SHAPES = {  # in words for people who write YAML
 
 
 def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> SettingsT:
-    """Validate, and turn pydantic's report into one line that names the setting and the mend."""
+    """Validate, and turn pydantic's report into one line that names the setting and the fix."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -103,10 +103,10 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             known = ", ".join(_siblings(kind, first["loc"]))
-            raise EhrseqError(f"unknown setting {name!r}", where=where, mend=f"known here: {known}") from error
+            raise EhrseqError(f"unknown setting {name!r}", where=where, fix=f"known here: {known}") from error
         text = first["msg"].removeprefix("Value error, ")
         text = _SHAPES.get(first["type"], text)
-        raise EhrseqError(f"{name}: {text}" if name else text, where=where, mend="correct this setting") from error
+        raise EhrseqError(f"{name}: {text}" if name else text, where=where, fix="correct this setting") from error
 
 
 def _siblings(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
-from ehrsequencing.metrics.censoring import Bools, Floats, Ints, RowCensoring, StepFunction
+from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.metrics.minimum_counts import too_few
 from ehrsequencing.metrics.outcomes import ScoredRows
 
@@ -40,13 +40,13 @@ class Comparison:
     cause: Ints
     horizons_days: Floats
     risk: dict[str, Floats]
-    draws: NDArray[np.int32]
+    draws: Ints32
     censoring: StepFunction | RowCensoring | None = None
 
     def __len__(self) -> int:
         return len(self.duration_days)
 
-    def scored(self, model: str, *, weights: NDArray[np.int32] | None = None) -> ScoredRows:
+    def scored(self, model: str, *, weights: Ints32 | None = None) -> ScoredRows:
         """One model's rows, as they are or under a block of weights (resamples, n)."""
         return ScoredRows.of(
             self.duration_days, self.cause, self.risk[model], self.horizons_days, weights=weights,
@@ -82,7 +82,7 @@ class Comparison:
         of_rows: Floats = self.scored(next(iter(self.risk))).smallest_g
         return np.asarray(of_rows[0], dtype=np.float64)
 
-    def blocks(self) -> Iterator[NDArray[np.int32]]:
+    def blocks(self) -> Iterator[Ints32]:
         """(block, n) multiplicities of the rows, over all resamples."""
         wanted = min(len(self.draws), max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(self), 1)))
         step = max(1, BLOCK_ELEMENTS // max(len(self), 1))
@@ -110,7 +110,7 @@ class Comparison:
         return replace(self, cause=(self.cause > 0).astype(np.int64), risk=risk)
 
 
-def draw_subjects(n_subjects: int, n_resamples: int, seed: int) -> NDArray[np.int32]:
+def draw_subjects(n_subjects: int, n_resamples: int, seed: int) -> Ints32:
     """(n_resamples, n_subjects) how often each subject is drawn."""
     if not n_resamples:
         return np.zeros((0, n_subjects), dtype=np.int32)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ehrsequencing import __version__
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation
@@ -98,7 +98,7 @@ class Context:
 
 
 def run_checks(
-    run: Run, subject_ids: Mapping[str, NDArray[np.int64]], *, training_events: int | None, trials: int | None = None
+    run: Run, subject_ids: Mapping[str, Ints], *, training_events: int | None, trials: int | None = None
 ) -> dict[str, Any]:
     """Content of `checks`.
 
@@ -125,7 +125,7 @@ def run_checks(
     }
 
 
-def split_overlap(subject_ids: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
+def split_overlap(subject_ids: Mapping[str, Ints]) -> dict[str, Any]:
     """How many subjects are in more than one split, and a fingerprint of each split's subjects.
 
     The hash is the beginning of the SHA-256 of the sorted ids, each as eight bytes, little-endian.

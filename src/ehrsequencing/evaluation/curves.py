@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.arrays import Floats
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows
 from ehrsequencing.metrics.calibration import ks_calibration, smooth_calibration
 from ehrsequencing.metrics.calibration_null import calibration_null
-from ehrsequencing.metrics.censoring import Floats
 from ehrsequencing.metrics.decision import decision_curve
 from ehrsequencing.metrics.outcomes import ScoredRows
 

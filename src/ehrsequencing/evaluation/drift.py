@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.evaluation.tables import number
-from ehrsequencing.metrics.censoring import Floats
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -36,11 +35,11 @@ def input_rates(timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary) ->
         `unknown_age_rate` and `no_visit_before_rate` (of prediction times), `codes_per_visit`, `visits_per_subject`;
         None where there is nothing to divide by.
     """
-    last = np.asarray(rows.row_offsets)[1:] - 1
+    last = rows.row_offsets[1:] - 1
     asked = np.flatnonzero(np.diff(rows.row_offsets) > 0)
-    first_visit = np.asarray(timelines.subject_offsets)[asked]
-    stop_visit = first_visit + np.asarray(rows.visits_before)[last[asked]]
-    first, stop = np.asarray(timelines.visit_offsets)[first_visit], np.asarray(timelines.visit_offsets)[stop_visit]
+    first_visit = timelines.subject_offsets[asked]
+    stop_visit = first_visit + rows.visits_before[last[asked]]
+    first, stop = timelines.visit_offsets[first_visit], timelines.visit_offsets[stop_visit]
     unknown = numeric = 0
     for begin, end, seen in _token_chunks(first, stop):
         unknown += int(vocabulary.is_unknown(np.asarray(timelines.codes[begin:end]))[seen].sum())
@@ -51,14 +50,14 @@ def input_rates(timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary) ->
         "prediction_times": len(rows),
         "unknown_token_rate": _rate(unknown, tokens),
         "unknown_age_rate": _rate(int(np.isnan(rows.age_years).sum()), len(rows)),
-        "no_visit_before_rate": _rate(int((np.asarray(rows.visits_before) == 0).sum()), len(rows)),
+        "no_visit_before_rate": _rate(int((rows.visits_before == 0).sum()), len(rows)),
         "codes_per_visit": _rate(tokens, visits),
         "visits_per_subject": _rate(visits, len(asked)),
         "numeric_value_rate": _rate(numeric, tokens),
     }
 
 
-def _token_chunks(first: NDArray[np.int64], stop: NDArray[np.int64]) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
+def _token_chunks(first: Ints, stop: Ints) -> Iterator[tuple[int, int, Bools]]:
     """Spans of the token arrays that hold some subjects' tokens, and which of the tokens are meant."""
     for start in range(0, len(first), _CHUNK_SUBJECTS):
         a, b = first[start : start + _CHUNK_SUBJECTS], stop[start : start + _CHUNK_SUBJECTS]

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
-from ehrsequencing.metrics.censoring import Bools, Floats, Ints, divide
+from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.definitions import integrated_brier, table_of_rows
 from ehrsequencing.metrics.minimum_counts import BIASED, TOO_FEW, too_few
 from ehrsequencing.metrics.outcomes import ScoredRows

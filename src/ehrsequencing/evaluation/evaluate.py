@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
@@ -35,7 +35,7 @@ from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_tab
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.metrics.censoring import Floats, RowCensoring, StepFunction, censoring_survival, conditional_risk
+from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.check import task_warnings
@@ -81,14 +81,14 @@ class Evaluation:
         if prepared is not None:
             run.require_own(prepared)
         elif train_censoring or settings.censoring == "cox":
-            mend = "name the prepared set of the run, or weight by those judged"
-            raise EhrseqError("the training subjects are gone", where=str(run.folder), mend=mend)
+            fix = "name the prepared set of the run, or weight by those judged"
+            raise EhrseqError("the training subjects are gone", where=str(run.folder), fix=fix)
         self.train_censoring, self.facts = train_censoring, Context(run, judged, prepared)
         self.timelines, self.rows = judged.timelines, judged.rows
         if not len(self.rows):
             where = f"task {self.task.name}, {judged.split}"
-            raise EhrseqError("nobody has a prediction time", where=where, mend="see ehrseq check")
-        self.duration, self.cause = np.asarray(self.rows.duration_days), np.asarray(self.rows.cause).astype(np.int64)
+            raise EhrseqError("nobody has a prediction time", where=where, fix="see ehrseq check")
+        self.duration, self.cause = self.rows.duration_days, self.rows.cause.astype(np.int64)
         self.horizons = np.array(self.task.horizons)
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.grid = np.unique(np.r_[spaced, self.horizons])
@@ -176,7 +176,7 @@ class Evaluation:
             if missing:
                 raise EhrseqError(
                     f"{missing} of {len(self.rows)} prediction times have no prediction by {name}",
-                    where=self.judged.split, mend="report this as a bug",
+                    where=self.judged.split, fix="report this as a bug",
                 )  # fmt: skip
         return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
 
@@ -206,7 +206,7 @@ class Evaluation:
 
     def _scopes(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
         """Rows that are compared together, with the risks by `days` (the horizons, or the grid)."""
-        places: list[tuple[float | None, NDArray[np.int64]]] = []
+        places: list[tuple[float | None, Ints]] = []
         for landmark in self.task.landmarks:
             at = np.flatnonzero(self.rows.at_landmark(landmark))
             if len(at):
@@ -217,13 +217,13 @@ class Evaluation:
         column = np.searchsorted(self.grid, days)
         return [
             Comparison(
-                landmark, np.asarray(self.rows.subject)[at], self.duration[at], self.cause[at], days,
+                landmark, self.rows.subject[at], self.duration[at], self.cause[at], days,
                 {name: risk[at][:, :, column] for name, risk in risks.items()}, draws, self._censoring(landmark, at),
             )
             for landmark, at in places
         ]  # fmt: skip
 
-    def _censoring(self, landmark_days: float | None, chosen: NDArray[np.int64]) -> StepFunction | RowCensoring | None:
+    def _censoring(self, landmark_days: float | None, chosen: Ints) -> StepFunction | RowCensoring | None:
         """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
         if self.settings.censoring == "cox":
             return self._censoring_cox.of_rows(self.timelines, self.rows, chosen, landmark_days=landmark_days)
@@ -233,7 +233,7 @@ class Evaluation:
         at = np.ones(len(rows), dtype=bool) if landmark_days is None else rows.at_landmark(landmark_days)
         if not at.any():
             return None
-        return censoring_survival(np.asarray(rows.duration_days)[at], np.asarray(rows.cause)[at])
+        return censoring_survival(rows.duration_days[at], rows.cause[at])
 
     @cached_property
     def _censoring_cox(self) -> HistoryCensoring:
@@ -271,7 +271,7 @@ class Evaluation:
             found[ORACLE] = self.truth.nll(self.rows)
         return found
 
-    def _rows_of(self, scope: Comparison) -> NDArray[np.int64]:
+    def _rows_of(self, scope: Comparison) -> Ints:
         if scope.landmark_days is None:
             return np.arange(len(self.rows))
         return np.flatnonzero(self.rows.at_landmark(scope.landmark_days))

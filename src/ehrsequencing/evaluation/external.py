@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.drift import input_rates
@@ -23,8 +23,10 @@ from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
+from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.meds import BIRTH, DEATH, DayCounts, LateRows, MedsReader
+from ehrsequencing.records.events import DEATH
+from ehrsequencing.records.meds import BIRTH, MedsReader
 from ehrsequencing.records.parallel import Tally
 from ehrsequencing.records.prepared import Prepared, data_name
 from ehrsequencing.records.record import Record, make_record
@@ -49,7 +51,7 @@ class Survey:
         parents: Parents of each code.
     """
 
-    subject_id: NDArray[np.int64]
+    subject_id: Ints
     days: DayCounts
     subjects_with: Counter[str]
     parents: dict[str, list[str]]
@@ -61,7 +63,7 @@ class Survey:
         Raises:
             EhrseqError: No subject, or one in two shards.
         """
-        ids, days, having = list[NDArray[np.int64]](), list[DayCounts](), Counter[str]()
+        ids, days, having = list[Ints](), list[DayCounts](), Counter[str]()
         for events in reader:
             ids.append(np.unique(events.subject_id))
             days.append(DayCounts.of(events))
@@ -70,10 +72,10 @@ class Survey:
                 having[events.codes[code]] += int(count)
         every = np.sort(np.concatenate(ids))
         if not len(every):
-            raise EhrseqError("holds no subject with a timed row", where=str(reader.data), mend="check the data set")
+            raise EhrseqError("holds no subject with a timed row", where=str(reader.data), fix="check the data set")
         if np.any(every[1:] == every[:-1]):
             where = str(reader.data / "data")
-            raise EhrseqError("a subject is in two shards", where=where, mend="keep each subject's rows in one file")
+            raise EhrseqError("a subject is in two shards", where=where, fix="keep each subject's rows in one file")
         return cls(every, DayCounts.added(days), having, read_parents(reader.data))
 
     def unknown_codes(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> dict[str, int]:
@@ -168,8 +170,8 @@ def _refuse_foreign(run: Run, data: Path, survey: Survey, *, unknown: dict[str, 
     codes = [code for code in survey.subjects_with if not excluded(code)]
     known = f"{len(unknown)} of its {len(codes)} codes are unknown to the run"
     what = f"the run's task {run.task.name} matches nothing here ({'; '.join(unmatched)}), and {known}"
-    mend = "map its codes to those of the data that the run was trained on"
-    raise EhrseqError(what, where=str(data), mend=mend)
+    fix = "map its codes to those of the data that the run was trained on"
+    raise EhrseqError(what, where=str(data), fix=fix)
 
 
 def validate(
@@ -206,11 +208,11 @@ def validate(
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
     if prepared is not None and not prepared.is_dir():
-        raise EhrseqError("is no folder", where=str(prepared), mend="name the run's prepared set with --prepared")
+        raise EhrseqError("is no folder", where=str(prepared), fix="name the run's prepared set with --prepared")
     store = Prepared(own) if own.is_dir() else None
     if store is None and settings.recalibrate:
-        mend = "name it with --prepared, or leave out --recalibrate"
-        raise EhrseqError("the prepared set has moved: its tuning split is needed", where=str(own), mend=mend)
+        fix = "name it with --prepared, or leave out --recalibrate"
+        raise EhrseqError("the prepared set has moved: its tuning split is needed", where=str(own), fix=fix)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
     refuse_overlap(folder, data)

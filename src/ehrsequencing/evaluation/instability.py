@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.metrics.censoring import Floats
+from ehrsequencing.arrays import Floats
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.predict import members_of as members_of
 from ehrsequencing.predict import risk_of_rows

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.models.survival import cumulative_incidence
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure
-from ehrsequencing.records.meds import read_table
+from ehrsequencing.records.parquet_rows import read_table
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
@@ -26,7 +26,6 @@ EARLY_DAYS = 30.0  # the mechanisms are those of the prediction time; they are s
 LEAK_Z = 3.0  # standard errors by which no honest model beats the truth
 _NO_HAZARD = 1e-12  # per day: a true hazard of zero has no logarithm
 _LEAST = 1e-3  # of a bin's mean hazard: below it a logarithm would say more than hazards near zero mean
-Floats = NDArray[np.float64]
 
 
 def is_simulation(data: Path | None) -> bool:
@@ -78,14 +77,14 @@ class Truth:
         return cls(edges, hazards, _read_mechanisms(data, timelines, rows))
 
     @property
-    def known(self) -> NDArray[np.bool_]:
+    def known(self) -> Bools:
         """(R,) prediction times with a truth."""
         return np.asarray(~np.isnan(self.hazards).any(axis=(1, 2)), dtype=np.bool_)
 
     def nll(self, rows: TaskRows) -> Floats:
         """(R,) NLL of the true hazards, Σ_e ∫ λ*_e over the exposure − log λ*_cause(duration); NaN without a truth."""
         inner = self.edges_days[1:-1].tolist()
-        duration, cause = np.asarray(rows.duration_days), np.asarray(rows.cause).astype(np.int64)
+        duration, cause = rows.duration_days, rows.cause.astype(np.int64)
         span = exposure(inner, rows.entry_days, duration)
         nll = np.einsum("rek,rk->r", self.hazards, span)
         had = np.flatnonzero(cause > 0)
@@ -137,7 +136,7 @@ def _read_mechanisms(data: Path, timelines: Timelines, rows: TaskRows) -> dict[s
 
 
 def risk_errors(
-    model: Floats, true: Floats, *, causes: Sequence[str], horizons_days: Floats, subject: NDArray[np.int64]
+    model: Floats, true: Floats, *, causes: Sequence[str], horizons_days: Floats, subject: Ints
 ) -> list[dict[str, Any]]:
     """How far predicted risks are from true ones, per cause and horizon.
 
@@ -172,7 +171,7 @@ def risk_errors(
     return out
 
 
-def slope_error(x: Floats, y: Floats, slope: float, subject: NDArray[np.int64]) -> float:
+def slope_error(x: Floats, y: Floats, slope: float, subject: Ints) -> float:
     """Standard error of a least-squares slope of y on x whose rows belong together by subject (sandwich)."""
     x = x - x.mean()
     by_subject = np.bincount(subject, weights=x * (y - y.mean() - slope * x))
@@ -209,9 +208,7 @@ def hazard_rmse_per_year(model_risk: Floats, truth: Truth, *, causes: Sequence[s
     return dict(zip(causes, np.sqrt(mean).tolist(), strict=True))
 
 
-def mechanism_shares(
-    model_early: Floats, true_early: Floats, truth: Truth, subject: NDArray[np.int64]
-) -> list[dict[str, Any]]:
+def mechanism_shares(model_early: Floats, true_early: Floats, truth: Truth, subject: Ints) -> list[dict[str, Any]]:
     """How much of each mechanism a model has learned: 1 all of it, 0 nothing.
 
     Least squares of the log cumulative hazard soon after the prediction time on every mechanism's log hazard ratio
@@ -279,10 +276,10 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
     reference = (design @ np.linalg.lstsq(design, logs, rcond=None)[0]).reshape(hazards[known].shape)
     stake = np.full_like(hazards, np.nan)
     stake[known] = np.log(np.maximum(model[known], least)) - reference
-    inner, cause = truth.edges_days[1:-1].tolist(), np.asarray(rows.cause).astype(np.int64)
+    inner, cause = truth.edges_days[1:-1].tolist(), rows.cause.astype(np.int64)
     found = -np.einsum("rek,rk->r", stake * hazards, exposure(inner, rows.entry_days, rows.duration_days))
     had = np.flatnonzero(cause > 0)
-    found[had] += stake[had, cause[had] - 1, event_bin(inner, np.asarray(rows.duration_days)[had])]
+    found[had] += stake[had, cause[had] - 1, event_bin(inner, rows.duration_days[had])]
     return np.asarray(found, dtype=np.float64)
 
 
@@ -319,10 +316,10 @@ def expected_gain_share(model: Floats, truth: Truth, *, train: TaskRows, rows: T
 
 
 def oracle_gap(
-    nll_model: NDArray[np.float64],
-    nll_oracle: NDArray[np.float64],
+    nll_model: Floats,
+    nll_oracle: Floats,
     *,
-    foresight: NDArray[np.float64],
+    foresight: Floats,
     train: TaskRows,
     rows: TaskRows,
     edges_days: Sequence[float],
@@ -350,9 +347,9 @@ def oracle_gap(
     hazards = cohort_hazards(edges_days, train.entry_days, train.duration_days, train.cause, n_causes=n_causes)
     span = exposure(edges_days, rows.entry_days, rows.duration_days)
     nll_null = span @ hazards.sum(axis=0)
-    had = np.asarray(rows.cause) > 0
+    had = rows.cause > 0
     bins = event_bin(edges_days, rows.duration_days)
-    nll_null[had] -= np.log(hazards[np.asarray(rows.cause)[had] - 1, bins[had]])
+    nll_null[had] -= np.log(hazards[rows.cause[had] - 1, bins[had]])
     known = ~np.isnan(nll_oracle) & ~np.isnan(nll_model)
     subject = rows.subject[known]
     null, model, oracle = nll_null[known], nll_model[known], nll_oracle[known]
@@ -369,20 +366,20 @@ def oracle_gap(
     }  # fmt: skip
 
 
-def _z(values: NDArray[np.float64], subject: NDArray[np.int64]) -> float:
+def _z(values: Floats, subject: Ints) -> float:
     """Mean in its standard errors, by subject."""
     se = float(np.sqrt(np.sum(_by_subject(values - values.mean(), subject) ** 2))) / len(values)
     return float(values.mean() / max(se, 1e-12))
 
 
-def _by_subject(values: NDArray[np.float64], subject: NDArray[np.int64]) -> NDArray[np.float64]:
+def _by_subject(values: Floats, subject: Ints) -> Floats:
     return np.asarray(np.bincount(subject, weights=values), dtype=np.float64)
 
 
-def _match(truth: pa.Table, timelines: Timelines, rows: TaskRows) -> NDArray[np.int64]:
+def _match(truth: pa.Table, timelines: Timelines, rows: TaskRows) -> Ints:
     """Row of the task that each line of the truth speaks of, -1 where there is none."""
-    subject = np.asarray(timelines.subject_id)[rows.subject]
-    ours = np.rec.fromarrays([subject, np.asarray(rows.prediction_us)])
+    subject = timelines.subject_id[rows.subject]
+    ours = np.rec.fromarrays([subject, rows.prediction_us])
     theirs = np.rec.fromarrays([truth["subject_id"].to_numpy(), truth["prediction_time"].cast(pa.int64()).to_numpy()])
     order = np.argsort(ours)
     position = np.clip(np.searchsorted(ours[order], theirs), 0, max(len(ours) - 1, 0))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.arrays import Floats
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison
 from ehrsequencing.evaluation.estimates import COMPARED, Estimate, long_rows
@@ -20,7 +21,6 @@ from ehrsequencing.evaluation.oracle import (
     oracle_gap,
     risk_errors,
 )
-from ehrsequencing.metrics.censoring import Floats
 from ehrsequencing.records.timelines import TaskRows
 
 
@@ -46,7 +46,7 @@ def oracle_table(
         task: The question.
     """
     causes, horizons, early = task.causes, np.array(task.horizons), np.array([EARLY_DAYS])
-    subject, on_grid = np.asarray(rows.subject), risk(truth.edges_days[1:])
+    subject, on_grid = rows.subject, risk(truth.edges_days[1:])
     hazards = bin_hazards(on_grid, truth.edges_days)
     gap = oracle_gap(
         nll, truth.nll(rows), foresight=foresight(hazards, truth, rows), train=train, rows=rows,

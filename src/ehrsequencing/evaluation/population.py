@@ -46,7 +46,7 @@ class Population:
             EhrseqError: There is no such split.
         """
         if split not in SPLITS:
-            raise EhrseqError(f"{split!r} is no split", where="--split", mend=f"use one of {', '.join(SPLITS)}")
+            raise EhrseqError(f"{split!r} is no split", where="--split", fix=f"use one of {', '.join(SPLITS)}")
         source = prepared.manifest.get("data_path")
         return cls(
             split=split, data=prepared.manifest["data"], timelines=prepared.timelines(split),

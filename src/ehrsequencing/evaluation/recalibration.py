@@ -1,6 +1,6 @@
 """Recalibration on the tuning split: each cause's log-hazard is shifted and stretched by maximum likelihood.
 
-    log λ'_{e,k} = a_e + b_e · log λ_{e,k}        a = 0, b = 1: nothing to mend
+    log λ'_{e,k} = a_e + b_e · log λ_{e,k}        a = 0, b = 1: nothing to fix
 
 In hazard space, and not risk by risk, so that survival and the incidences of all causes still sum to one. b < 1 draws
 the hazards of different people together (an over-fitted model), a moves their level. The model is not touched: what was
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
@@ -29,7 +30,7 @@ from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.run import Run
-from ehrsequencing.training.hazard_regression import Floats, fit_hazards
+from ehrsequencing.training.hazard_regression import fit_hazards
 from ehrsequencing.training.recalibration import log_hazards as of_loader
 
 FEWEST_EVENTS = 10  # of a cause among the tuning subjects: with fewer, two numbers cannot be fitted
@@ -112,19 +113,19 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
         EhrseqError: The run has the `visit` head.
     """
     if run.is_visit_head:
-        mend = "leave out evaluation.recalibrate, or use head=horizon"
-        raise EhrseqError("the visit head has no hazards per day", where="evaluation.recalibrate", mend=mend)
+        fix = "leave out evaluation.recalibrate, or use head=horizon"
+        raise EhrseqError("the visit head has no hazards per day", where="evaluation.recalibrate", fix=fix)
     timelines, rows = prepared.timelines(FITTED_ON), prepared.rows(run.task.name, FITTED_ON)
     chosen = np.flatnonzero(np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0))
     eta = log_hazards(run.model, timelines, rows, code_types=run.code_types)[chosen]
     return fit_recalibration(
-        eta, run.model.config.edges_days, duration_days=np.asarray(rows.duration_days)[chosen],
-        cause=np.asarray(rows.cause)[chosen], entry_days=np.asarray(rows.entry_days)[chosen],
+        eta, run.model.config.edges_days, duration_days=rows.duration_days[chosen],
+        cause=rows.cause[chosen], entry_days=rows.entry_days[chosen],
     )  # fmt: skip
 
 
 def log_hazards(
-    model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: NDArray[np.int64] | None = None
+    model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: Ints | None = None
 ) -> Floats:
     """(R, causes, bins) log-hazards per day of a `horizon` model at every prediction time."""
     out = np.empty((len(rows), model.config.causes, model.config.bins))
@@ -138,7 +139,7 @@ def before_and_after(run: Run, fitted: Recalibration, judged: Population) -> dic
     """The `recalibration` key of `metrics.json`: calibration at the first landmark, as trained and recalibrated."""
     rows, landmark = judged.rows, run.task.landmarks[0]
     at, horizons = np.flatnonzero(rows.at_landmark(landmark)), np.array(run.task.horizons)
-    duration, cause = np.asarray(rows.duration_days)[at], np.asarray(rows.cause)[at].astype(np.int64)
+    duration, cause = rows.duration_days[at], rows.cause[at].astype(np.int64)
     starts = float(run.task.blanking)
 
     def calibration(model: SurvivalModel) -> dict[str, dict[str, list[float | None]]]:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.stats import t as student
 
 from ehrsequencing import __version__
+from ehrsequencing.arrays import Floats
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
@@ -28,7 +29,6 @@ from ehrsequencing.run import Run, add_to_run
 from ehrsequencing.storage import MANIFEST, digest, read_json, sweep_temporaries, write_json
 from ehrsequencing.training.loop import Trainer
 
-Floats = NDArray[np.float64]
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 ROWS_FORMAT = 2  # of a split's rows: 2 has the subjects and events of each; others are made anew
 FIRST_SEED = 1234
@@ -204,16 +204,16 @@ def repeated_splits(
     """
     run = Run(run_folder)
     if not 0 <= first_seed < 2**31:
-        raise EhrseqError("is no seed", where="--split-seed", mend="name a number from 0 on, as in 1234")
+        raise EhrseqError("is no seed", where="--split-seed", fix="name a number from 0 on, as in 1234")
     if splits < 2:
-        raise EhrseqError("an interval over splits needs two of them", where="--splits", mend="ask for 25")
+        raise EhrseqError("an interval over splits needs two of them", where="--splits", fix="ask for 25")
     if run.is_visit_head:
-        mend = "use head=horizon"
-        raise EhrseqError("the visit head has no calendar to be compared in", where="--splits", mend=mend)
+        fix = "use head=horizon"
+        raise EhrseqError("the visit head has no calendar to be compared in", where="--splits", fix=fix)
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
-        raise EhrseqError("the MEDS records have moved", where=str(records), mend="name them with --data")
+        raise EhrseqError("the MEDS records have moved", where=str(records), fix="name them with --data")
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
     found = []
     for number_, seed in enumerate(range(first_seed, first_seed + splits)):

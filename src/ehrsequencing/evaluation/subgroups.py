@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.curves import cells
 from ehrsequencing.evaluation.estimates import estimate
-from ehrsequencing.metrics.censoring import Bools
 from ehrsequencing.metrics.definitions import brier, cumulative_dynamic_auc, observed_over_expected
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -61,7 +61,7 @@ def _levels(level_of: NDArray[np.str_]) -> Iterator[tuple[str, Bools]]:
 
 
 def groups_of_rows(
-    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, chosen: NDArray[np.int64], kinds: Sequence[str]
+    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, chosen: Ints, kinds: Sequence[str]
 ) -> dict[str, NDArray[np.str_]]:
     """What group each row belongs to, by age at the prediction time and by each family of static codes.
 
@@ -82,7 +82,7 @@ def groups_of_rows(
     out: dict[str, NDArray[np.str_]] = {}
     subject = rows.subject[chosen]
     if "age" in kinds:
-        out["age"] = age_bands(np.asarray(rows.age_years)[chosen])
+        out["age"] = age_bands(rows.age_years[chosen])
     for family, level_of in _families(timelines, vocabulary):
         kind = "sex" if family.upper().startswith(("GENDER", "SEX")) else "static"
         if kind in kinds:
@@ -103,7 +103,7 @@ def age_bands(age_years: NDArray[np.floating[Any]]) -> NDArray[np.str_]:
 
 def _families(timelines: Timelines, vocabulary: Vocabulary) -> Iterator[tuple[str, NDArray[np.str_]]]:
     """Each family of static codes, in order of name, with every subject's level."""
-    codes = np.asarray(timelines.static_codes)
+    codes = timelines.static_codes
     owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets))
     tokens, counts = np.unique(codes, return_counts=True)
     members: dict[str, list[tuple[int, int]]] = {}

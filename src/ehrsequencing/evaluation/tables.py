@@ -4,18 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.calibration import grouped_calibration
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
-from ehrsequencing.records.meds import DAY_US
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRows
 
-Floats = NDArray[np.float64]
 LONGEST_TRAJECTORY = 40  # prediction times
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
 
@@ -145,9 +144,9 @@ def trajectories(rows: TaskRows, risk: Floats, task: TaskConfig, *, wanted: int)
         task: The task.
         wanted: How many subjects.
     """
-    offsets = np.asarray(rows.row_offsets)
+    offsets = rows.row_offsets
     long = np.flatnonzero(np.diff(offsets) >= 3)
-    had = np.asarray(rows.cause)[np.maximum(offsets[long + 1] - 1, 0)] == 1
+    had = rows.cause[np.maximum(offsets[long + 1] - 1, 0)] == 1
     chosen: list[int] = []
     for group in (long[had], long[~had]):
         count = min(len(group), (wanted + 1) // 2)
@@ -157,16 +156,16 @@ def trajectories(rows: TaskRows, risk: Floats, task: TaskConfig, *, wanted: int)
 
 
 def _trajectory(label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig) -> dict[str, Any]:
-    start, stop = np.asarray(rows.row_offsets)[subject : subject + 2]
+    start, stop = rows.row_offsets[subject : subject + 2]
     own = np.arange(start, stop)[-LONGEST_TRAJECTORY:]
-    times = (np.asarray(rows.prediction_us)[own] - np.asarray(rows.index_us)[own]) / DAY_US
+    times = (rows.prediction_us[own] - rows.index_us[own]) / DAY_US
     cause = int(rows.cause[own[-1]])
     when = format_days(float(round(times[-1] + rows.duration_days[own[-1]])))
     return {
         "label": label,
         "outcome": f"{task.causes[cause - 1] if cause else 'event-free'} at {when}",
         "times_days": [round(float(t), 2) for t in times],
-        "kind": np.where(np.asarray(rows.is_query)[own], "query", "visit").tolist(),
+        "kind": np.where(rows.is_query[own], "query", "visit").tolist(),
         "curves": {name: risk[own, e].round(4).tolist() for e, name in enumerate(task.causes)},
         "horizons_days": list(task.horizons),
     }

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from ehrsequencing.arrays import Floats, Ints32
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.metrics.censoring import Floats
 
 #: Elements of one block of weights.
 BLOCK_ELEMENTS = 2**22
 
 
-def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> Iterator[NDArray[np.int32]]:
+def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> Iterator[Ints32]:
     """Draw subjects with replacement and count how often each row's subject was drawn.
 
     Resample r depends only on the seed, r and the set of distinct subjects, so that two models (or two landmarks, as
@@ -34,7 +34,7 @@ def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> I
     subjects, row_subject = np.unique(np.asarray(subject_ids), return_inverse=True)
     n_subjects, row_subject = len(subjects), row_subject.reshape(-1)
     if n_subjects == 0:
-        raise EhrseqError("no subjects to draw", where="subject_ids", mend="give one subject per row")
+        raise EhrseqError("no subjects to draw", where="subject_ids", fix="give one subject per row")
     step = max(1, BLOCK_ELEMENTS // max(len(row_subject), n_subjects))
     for start in range(0, n_resamples, step):
         block = np.empty((min(step, n_resamples - start), len(row_subject)), dtype=np.int32)
@@ -45,7 +45,7 @@ def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> I
 
 
 def bootstrap_table(
-    table: Callable[[NDArray[np.int32]], Mapping[str, Floats]], subject_ids: ArrayLike, n_resamples: int, seed: int
+    table: Callable[[Ints32], Mapping[str, Floats]], subject_ids: ArrayLike, n_resamples: int, seed: int
 ) -> dict[str, Floats]:
     """Every value of a table for every resample.
 

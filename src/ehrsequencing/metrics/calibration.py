@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, logit
 
-from ehrsequencing.metrics.censoring import Floats, RiskSets, aalen_johansen_se, divide
+from ehrsequencing.arrays import Floats
+from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se, divide
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 #: Risks are cut off here before their logit is taken: a risk of exactly 0 or 1 would decide the slope alone.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.calibration import (
     clipped_logit,
@@ -16,7 +17,7 @@ from ehrsequencing.metrics.calibration import (
     spline_design,
     spline_knots,
 )
-from ehrsequencing.metrics.censoring import Bools, Floats, Ints, RiskSets, StepFunction, divide
+from ehrsequencing.metrics.censoring import RiskSets, StepFunction, divide
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 #: Elements of one (simulations, n) work array.
@@ -43,7 +44,7 @@ def calibration_null(rows: ScoredRows, *, n_simulations: int = 200, seed: int = 
         EhrseqError: The rows have a block of weights.
     """
     if rows.is_block:
-        raise EhrseqError("a block of weights", where="rows", mend="simulate under one set of weights")
+        raise EhrseqError("a block of weights", where="rows", fix="simulate under one set of weights")
     drawn = np.repeat(np.arange(len(rows.cause)), rows.weights[0].astype(np.int64))
     values = np.full((4, n_simulations, *rows.risk.shape[1:]), np.nan)
     step = max(1, BLOCK_ELEMENTS // max(1, len(drawn)))

@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.errors import EhrseqError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 def divide(numerator: ArrayLike, denominator: ArrayLike, *, undefined: float = np.nan) -> Floats:
@@ -174,17 +171,17 @@ def checked_outcome(
     codes = np.asarray(cause)
     weight = np.ones(duration.shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if duration.ndim != 1 or duration.size == 0:
-        raise EhrseqError("no rows to evaluate", where="duration_days", mend="give one duration per row, shape (n,)")
+        raise EhrseqError("no rows to evaluate", where="duration_days", fix="give one duration per row, shape (n,)")
     if codes.shape != duration.shape or not np.issubdtype(codes.dtype, np.integer):
-        raise EhrseqError("not one integer per duration", where="cause", mend="0 is censored, 1.. the causes")
+        raise EhrseqError("not one integer per duration", where="cause", fix="0 is censored, 1.. the causes")
     if not np.isfinite(duration).all() or duration.min() < 0:
-        raise EhrseqError("negative or not finite", where="duration_days", mend="drop rows without follow-up")
+        raise EhrseqError("negative or not finite", where="duration_days", fix="drop rows without follow-up")
     if codes.min() < 0 or codes.max() > n_causes:
-        raise EhrseqError(f"outside 0..{n_causes}", where="cause", mend="0 is censored, 1.. the causes in task order")
+        raise EhrseqError(f"outside 0..{n_causes}", where="cause", fix="0 is censored, 1.. the causes in task order")
     if weight.shape[-1:] != duration.shape or weight.ndim > 2:
-        raise EhrseqError("not (n,) or (resamples, n)", where="weights", mend="give one multiplicity per row")
+        raise EhrseqError("not (n,) or (resamples, n)", where="weights", fix="give one multiplicity per row")
     if not np.isfinite(weight).all() or weight.min(initial=0.0) < 0:
-        raise EhrseqError("negative or not finite", where="weights", mend="weights count how often a row was drawn")
+        raise EhrseqError("negative or not finite", where="weights", fix="weights count how often a row was drawn")
     return duration, codes.astype(np.int64), weight
 
 
@@ -337,5 +334,5 @@ def check_horizons(
     if not covered.all():
         beyond = ", ".join(f"{days:g}" for days in horizons[~covered])
         raise EhrseqError(
-            f"follow-up ends before {beyond} days", where="horizons", mend="choose horizons within the follow-up"
+            f"follow-up ends before {beyond} days", where="horizons", fix="choose horizons within the follow-up"
         )

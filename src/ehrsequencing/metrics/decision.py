@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ehrsequencing.arrays import Floats
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.metrics.censoring import Floats, divide
+from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 
@@ -47,7 +48,7 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
     """
     at = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
     if not ((at > 0) & (at < 1)).all():
-        raise EhrseqError("outside (0, 1)", where="thresholds", mend="a threshold is a risk between 0 and 1")
+        raise EhrseqError("outside (0, 1)", where="thresholds", fix="a threshold is a risk between 0 and 1")
     of_cell = np.broadcast_to(at, (*rows.risk.shape[1:], at.shape[-1]))
     odds = of_cell / (1.0 - of_cell)
     net_benefit = np.empty((len(rows.weights), *of_cell.shape))

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.metrics.censoring import Bools, Floats, Ints, RowCensoring, StepFunction, divide
+from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, divide
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 #: Elements of one (resamples, n) work array: what fits the cache; what 16 resamples that share a sorting may take.
@@ -127,7 +128,7 @@ def integrated_brier(rows: ScoredRows) -> Floats:
     days = rows.horizons_days
     if len(days) < 2:
         raise EhrseqError(
-            "an integral needs at least two times", where="horizons_days", mend="pass risks on a time grid"
+            "an integral needs at least two times", where="horizons_days", fix="pass risks on a time grid"
         )
     scores = brier(rows)
     areas = 0.5 * (scores[..., 1:] + scores[..., :-1]) * np.diff(days)

@@ -10,7 +10,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from ehrsequencing.arrays import Bools
 
 FEWEST_EVENTS, FEWEST_SUBJECTS = 10, 50
 SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may point at a person
@@ -18,7 +20,7 @@ SMALLEST_COUNT = 11  # people behind a count or a code that is named: fewer may 
 TOO_FEW, BIASED = "too few events", "biased under resampling"
 
 
-def too_few(events: ArrayLike, subjects: ArrayLike) -> NDArray[np.bool_]:
+def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
     """Whether nothing may be compared: under 10 subjects with the event, or under 50 subjects judged.
 
     Args:

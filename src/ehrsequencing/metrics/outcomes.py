@@ -8,17 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.metrics.censoring import (
-    Bools,
-    Floats,
-    Ints,
-    RiskSets,
-    RowCensoring,
-    StepFunction,
-    checked_outcome,
-    divide,
-)
+from ehrsequencing.metrics.censoring import RiskSets, RowCensoring, StepFunction, checked_outcome, divide
 
 #: Risks may leave [0, 1] by this much (float32 sums do) and are cut back.
 ROUNDING = 1e-6
@@ -76,22 +68,18 @@ class ScoredRows:
         risks = np.asarray(risk, dtype=np.float64)
         horizons = np.asarray(horizons_days, dtype=np.float64)
         if horizons.ndim != 1 or (np.diff(horizons) <= 0).any() or (horizons < 0).any():
-            raise EhrseqError("not increasing, or negative", where="horizons_days", mend="sort them, name each once")
+            raise EhrseqError("not increasing, or negative", where="horizons_days", fix="sort them, name each once")
         if risks.ndim != 3 or risks.shape[2] != horizons.size:
-            raise EhrseqError(
-                "not (rows, causes, horizons)", where="risk", mend="give one risk per row, cause, horizon"
-            )
+            raise EhrseqError("not (rows, causes, horizons)", where="risk", fix="give one risk per row, cause, horizon")
         duration, codes, weight = checked_outcome(duration_days, cause, risks.shape[1], weights)
         if risks.shape[0] != duration.size:
-            raise EhrseqError(
-                "rows without a prediction, or predictions without a row", where="risk", mend="align them"
-            )
+            raise EhrseqError("rows without a prediction, or predictions without a row", where="risk", fix="align them")
         if not ((risks >= -ROUNDING) & (risks <= 1 + ROUNDING)).all():
-            raise EhrseqError("missing or outside 0..1", where="risk", mend="predict a probability for every row")
+            raise EhrseqError("missing or outside 0..1", where="risk", fix="predict a probability for every row")
         if isinstance(censoring, StepFunction) and censoring.values.ndim != 1:
-            raise EhrseqError("one curve per resample", where="censoring", mend="fit it without a block of weights")
+            raise EhrseqError("one curve per resample", where="censoring", fix="fit it without a block of weights")
         if isinstance(censoring, RowCensoring) and len(censoring) != duration.size:
-            raise EhrseqError("not one curve per row", where="censoring", mend="predict it for the rows evaluated")
+            raise EhrseqError("not one curve per row", where="censoring", fix="predict it for the rows evaluated")
         risks = np.clip(risks, 0.0, 1.0)
         return cls(duration, codes, risks, horizons, np.atleast_2d(weight), censoring, weight.ndim == 2)
 

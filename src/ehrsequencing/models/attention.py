@@ -209,7 +209,7 @@ def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans, *, heads: int) 
 
     size = q.shape[1] // heads
     if size > WIDEST_HEAD:
-        raise EhrseqError(f"heads wider than {WIDEST_HEAD}", where="ModelConfig.heads", mend="use more heads")
+        raise EhrseqError(f"heads wider than {WIDEST_HEAD}", where="ModelConfig.heads", fix="use more heads")
     q, k, v = (x.view(len(x), heads, size) for x in (q, k, v))
     if size % 8:  # the kernel's heads are multiples of 8; zeros change no score
         q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))

@@ -35,10 +35,10 @@ class SurvivalModel(nn.Module):
             raise EhrseqError(
                 f"{type(self).__name__} is {self.architecture!r}, the configuration says {config.architecture!r}",
                 where="ModelConfig.architecture",
-                mend="use the class of that architecture",
+                fix="use the class of that architecture",
             )
         if config.members != 1:
-            raise EhrseqError("is one model", where=f"ModelConfig.members={config.members}", mend="use Ensemble")
+            raise EhrseqError("is one model", where=f"ModelConfig.members={config.members}", fix="use Ensemble")
         self.config = config
 
     def _add_head(self) -> None:
@@ -103,12 +103,12 @@ class SurvivalModel(nn.Module):
             raise EhrseqError(
                 "a hazard at a visit would have seen the visits after it, and would score better than the truth",
                 where="ModelConfig.attention=bidirectional",
-                mend="fit hazards with attention=causal; bidirectional is for pretraining",
+                fix="fit hazards with attention=causal; bidirectional is for pretraining",
             )
         needed = ("at_risk", "cause") if self.config.head == "visit" else ("at_risk", "cause", "duration_days")
         missing = [name for name in needed if getattr(batch, name) is None]
         if missing or batch.at_risk is None or batch.cause is None:
-            raise EhrseqError(f"no {', '.join(missing)}", where="VisitBatch", mend="make the batch with its labels")
+            raise EhrseqError(f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels")
         logits = self(batch)
         if self.config.head == "visit":
             return visit_nll_terms(
@@ -165,7 +165,7 @@ class SurvivalModel(nn.Module):
             raise EhrseqError(
                 "the visit head's hazard is 'before the next visit' and has no days",
                 where="ModelConfig.head=visit",
-                mend="use the sigmoid of the logits, or a model with head=horizon",
+                fix="use the sigmoid of the logits, or a model with head=horizon",
             )
         return cumulative_incidence(
             self(batch), self.config.edges_days, horizons_days=horizons_days, start_days=start_days
@@ -192,29 +192,29 @@ class SurvivalModel(nn.Module):
         folder = Path(path)
         config = read_config(folder)
         weights = _read_weights(folder / WEIGHTS_FILE)
-        where, mend = str(folder / WEIGHTS_FILE), "save the model again"
+        where, fix = str(folder / WEIGHTS_FILE), "save the model again"
         if config.layers * config.members > len(weights):  # before anything of that size is built
-            raise EhrseqError("holds fewer tensors than the configuration has layers", where=where, mend=mend)
+            raise EhrseqError("holds fewer tensors than the configuration has layers", where=where, fix=fix)
         try:
             with torch.device("meta"):  # shapes only: a hostile configuration allocates nothing
                 model = cls(config)
         except (OverflowError, RuntimeError, TypeError) as error:  # torch's three words for a size that is too big
-            raise EhrseqError("describes no possible model", where=str(folder / CONFIG_FILE), mend=mend) from error
+            raise EhrseqError("describes no possible model", where=str(folder / CONFIG_FILE), fix=fix) from error
         for name, tensor in model.state_dict().items():
             if name not in weights:
-                raise EhrseqError(f"has no tensor {name}", where=where, mend=mend)
+                raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
             found = weights[name]
             if found.shape != tensor.shape or found.dtype not in (torch.float32, torch.float64):
                 raise EhrseqError(
                     f"{name}: expected float of shape {tuple(tensor.shape)}, got {found.dtype} {tuple(found.shape)}",
                     where=where,
-                    mend=mend,
+                    fix=fix,
                 )
             if not bool(found.isfinite().all()):
-                raise EhrseqError(f"{name}: not every weight is finite", where=where, mend=mend)
+                raise EhrseqError(f"{name}: not every weight is finite", where=where, fix=fix)
         unknown = sorted(set(weights) - set(model.state_dict()))
         if unknown:
-            raise EhrseqError(f"holds an unknown tensor {unknown[0]!r}", where=where, mend=mend)
+            raise EhrseqError(f"holds an unknown tensor {unknown[0]!r}", where=where, fix=fix)
         model.load_state_dict(weights, assign=True)
         return model.eval()
 
@@ -229,11 +229,11 @@ def _read_json(path: Path) -> dict[str, object]:
     try:
         data = parse_json(path.read_bytes())
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
     except BadText as error:
-        raise EhrseqError(error.what, where=str(path), mend="save the model again") from error
+        raise EhrseqError(error.what, where=str(path), fix="save the model again") from error
     if not isinstance(data, dict):
-        raise EhrseqError("must hold a mapping of settings", where=str(path), mend="save the model again")
+        raise EhrseqError("must hold a mapping of settings", where=str(path), fix="save the model again")
     return data
 
 
@@ -243,6 +243,6 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the path") from error
+        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
     except SafetensorError as error:
-        raise EhrseqError("is not a safetensors file", where=str(path), mend="save the model again") from error
+        raise EhrseqError("is not a safetensors file", where=str(path), fix="save the model again") from error

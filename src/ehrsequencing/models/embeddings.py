@@ -125,7 +125,7 @@ class CodeEmbedding(nn.Module):
             n_types, types = self.type_table.num_embeddings, batch.code_types
             if types is None or (len(types) and int(types.max()) >= n_types):
                 what = "has no code_types" if types is None else f"holds types outside the model's {n_types}"
-                raise EhrseqError(what, where="VisitBatch", mend="make the batch with the types of its codes")
+                raise EhrseqError(what, where="VisitBatch", fix="make the batch with the types of its codes")
             kinds, keys = kinds * n_types, keys * n_types + types
         return kinds, keys
 
@@ -167,7 +167,7 @@ class CodeEmbedding(nn.Module):
             raise EhrseqError(
                 f"holds token ids outside the model's vocabulary of {size}",
                 where="VisitBatch.codes",
-                mend="use the vocabulary that the model was made for",
+                fix="use the vocabulary that the model was made for",
             )
 
 

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import ModelConfig
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ class Recalibrated(SurvivalModel):
     def __init__(self, model: SurvivalModel, intercept: Sequence[float], slope: Sequence[float]) -> None:
         nn.Module.__init__(self)  # not the base's check: whatever is inside has passed it
         if model.config.head == "visit":
-            mend = "use a model with head=horizon"
-            raise EhrseqError("the visit head has no hazards per day", where="ModelConfig.head=visit", mend=mend)
+            fix = "use a model with head=horizon"
+            raise EhrseqError("the visit head has no hazards per day", where="ModelConfig.head=visit", fix=fix)
         self.config, self.model = model.config, model
         for name, values in (("intercept", intercept), ("slope", slope)):
             self.register_buffer(name, torch.tensor(list(values), dtype=torch.float32).view(model.config.causes, 1))

@@ -87,7 +87,7 @@ def visit_nll_terms(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_o
         raise EhrseqError(
             "an event stands on a visit that is not the subject's last at risk",
             where="cause",
-            mend="put the cause on the last at-risk visit only",
+            fix="put the cause on the last at-risk visit only",
         )
     eta = logits.masked_fill(~at_risk, 0.0).to(torch.promote_types(logits.dtype, torch.float32))
     terms = torch.where(is_last, event * F.softplus(-eta), F.softplus(eta))
@@ -138,9 +138,9 @@ def _check_visit_labels(logits: Tensor, at_risk: Tensor, cause: Tensor, subject_
     if not _can_be_read(cause):
         return
     if bool(((cause < 0) | (cause > 1)).any()):
-        raise EhrseqError("the visit head knows the causes 0 and 1", where="cause", mend="use the horizon head")
+        raise EhrseqError("the visit head knows the causes 0 and 1", where="cause", fix="use the horizon head")
     if bool(((cause > 0) & ~at_risk).any()):
-        raise EhrseqError("an event stands on a visit that is not at risk", where="cause", mend="correct the labels")
+        raise EhrseqError("an event stands on a visit that is not at risk", where="cause", fix="correct the labels")
 
 
 # ---- the `horizon` head ----------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def _check_grid(logits: Tensor, edges_days: Sequence[float]) -> None:
         raise EhrseqError(
             f"expected logits (N, causes, {len(edges_days) + 1}), got {tuple(logits.shape)}",
             where="edges_days",
-            mend="give one inner edge less than bins",
+            fix="give one inner edge less than bins",
         )
 
 
@@ -275,8 +275,8 @@ def _check_horizon_labels(logits: Tensor, entry_days: Tensor, duration_days: Ten
     if not _can_be_read(cause):
         return
     if not bool((entry_days >= 0).all()):
-        raise EhrseqError("must not be negative or NaN", where="entry_days", mend="correct the labels")
+        raise EhrseqError("must not be negative or NaN", where="entry_days", fix="correct the labels")
     if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):
-        raise EhrseqError("must be finite and above the entry", where="duration_days", mend="correct the labels")
+        raise EhrseqError("must be finite and above the entry", where="duration_days", fix="correct the labels")
     if bool(((cause < 0) | (cause > logits.shape[1])).any()):
-        raise EhrseqError(f"must be 0 or one of {logits.shape[1]} causes", where="cause", mend="correct the labels")
+        raise EhrseqError(f"must be 0 or one of {logits.shape[1]} causes", where="cause", fix="correct the labels")

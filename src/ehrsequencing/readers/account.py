@@ -7,11 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.errors import EhrseqError
-
-Int64 = NDArray[np.int64]
 
 WARN_SHARE = 0.05  # of a table's rows, or of a column's dates, that may be lost in silence
 _TABLE_BITS = 40  # a row's number is table · 2⁴⁰ + its place in the table
@@ -30,13 +28,13 @@ REASONS = {
 _KEPT_ELSEWHERE = {"duplicates", "overlapping_periods"}  # what these rows say is in the output
 
 
-def distinct(numbers: Int64) -> Int64:
+def distinct(numbers: Ints) -> Ints:
     """The sorted distinct numbers; several times faster than NumPy's own where most of them differ."""
     ordered = np.sort(numbers)
     return ordered[np.r_[True, ordered[1:] != ordered[:-1]]] if len(ordered) else ordered
 
 
-def among(numbers: Int64, ordered: Int64) -> NDArray[np.bool_]:
+def among(numbers: Ints, ordered: Ints) -> Bools:
     """(n,) which of some numbers are among sorted ones."""
     if not len(ordered):
         return np.zeros(len(numbers), dtype=bool)
@@ -81,7 +79,7 @@ class TableAccount:
         """The rows that follow are of this file."""
         self.parts.append((self.read, file))
 
-    def take(self, rows: int) -> Int64:
+    def take(self, rows: int) -> Ints:
         """(rows,) numbers for the rows that follow."""
         first = (self.number << _TABLE_BITS) + self.read
         self.read += rows
@@ -162,9 +160,9 @@ class TableAccount:
         example = next((e["example"] for e in self.as_json()["dropped"] if e["reason"] == worst), None)
         column = f"column {self.columns[worst]}: " if worst in self.columns else ""
         where = example["file"] if example else f"table {self.name}"
-        mend = "correct the table, or leave it out of the source"
+        fix = "correct the table, or leave it out of the source"
         raise EhrseqError(
-            f"all {self.rows_in:,} rows would be dropped ({column}{REASONS[worst]})", where=where, mend=mend
+            f"all {self.rows_in:,} rows would be dropped ({column}{REASONS[worst]})", where=where, fix=fix
         )
 
     def _reasons(self) -> Counter[str]:
@@ -183,19 +181,19 @@ class Account:
         """The account of a table, opened at its first mention."""
         return self.tables.setdefault(name, TableAccount(name, len(self.tables)))
 
-    def drop(self, reason: str, sources: Int64) -> None:
+    def drop(self, reason: str, sources: Ints) -> None:
         """Count rows, each of them once, that made no row of the output."""
         for table, places in self._by_table(sources):
             entry = table.dropped.setdefault(reason, _Dropped())
             entry.rows += len(places)
             entry.first = int(places[0]) if entry.first is None else min(entry.first, int(places[0]))
 
-    def keep(self, sources: Int64) -> None:
+    def keep(self, sources: Ints) -> None:
         """Count rows, each of them once, that made a row of the output."""
         for table, places in self._by_table(sources):
             table.kept += len(places)
 
-    def _by_table(self, sources: Int64) -> list[tuple[TableAccount, Int64]]:
+    def _by_table(self, sources: Ints) -> list[tuple[TableAccount, Ints]]:
         """Tables and the sorted places of these rows in them."""
         sources = distinct(sources)
         edges = np.searchsorted(sources, np.arange(len(self.tables) + 1) << _TABLE_BITS)

@@ -96,8 +96,8 @@ def date_column(counts: DateCounts, setting: Order | None, *, where: str) -> Dat
     if fits[:1] == ["ymd"] or setting is None:
         if len(fits) != 1:
             what = "can be read as day/month and as month/day" if fits else "are written in several ways"
-            mend = "name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd"
-            raise EhrseqError(f"its dates {what}", where=where, mend=mend)
+            fix = "name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd"
+            raise EhrseqError(f"its dates {what}", where=where, fix=fix)
         order = fits[0]
     else:
         order = setting
@@ -107,8 +107,8 @@ def date_column(counts: DateCounts, setting: Order | None, *, where: str) -> Dat
 
 def unreadable_dates(where: str) -> EhrseqError:
     """The error about a column in which nothing is a date."""
-    mend = "write yyyy-mm-dd, yyyymmdd, dd/mm/yyyy or mm/dd/yyyy, with or without a 24-hour clock"
-    return EhrseqError("none of its dates can be read", where=where, mend=mend)
+    fix = "write yyyy-mm-dd, yyyymmdd, dd/mm/yyyy or mm/dd/yyyy, with or without a 24-hour clock"
+    return EhrseqError("none of its dates can be read", where=where, fix=fix)
 
 
 def count_dates(text: pa.ChunkedArray) -> DateCounts:

@@ -9,12 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.text import open_text
-
-Mask = NDArray[np.bool_]
 
 BLOCK_BYTES = 1 << 23  # also the longest line
 _MAGIC = {b"PAR1": "Parquet", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive or a spreadsheet", b"%PDF": "PDF"}
@@ -33,7 +31,7 @@ def check_one_file_each(found: Iterable[tuple[str, Path]]) -> None:
     for table, path in found:
         if table in seen:
             what = f"{seen[table].name} and {path.name} both hold the table {table}"
-            raise EhrseqError(what, where=str(path.parent), mend="remove or rename one of them")
+            raise EhrseqError(what, where=str(path.parent), fix="remove or rename one of them")
         seen[table] = path
 
 
@@ -47,15 +45,15 @@ def check_content(path: Path) -> None:
         with open(path, "rb") as file:
             start = file.read(4)
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the file") from error
+        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the file") from error
     name = path.name.lower()
     expected = "Parquet" if name.endswith(".parquet") else "gzip" if name.endswith(".gz") else "CSV"
     actual = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "CSV")
     if not start and expected != "Parquet":
-        raise EhrseqError("is empty", where=str(path), mend="remove the file, or give it a header line")
+        raise EhrseqError("is empty", where=str(path), fix="remove the file, or give it a header line")
     if actual != expected:
         held = f"{actual}, not {expected}" if actual != "CSV" else f"no {expected}"
-        raise EhrseqError(f"holds {held}", where=str(path), mend="give the file the ending of what it holds")
+        raise EhrseqError(f"holds {held}", where=str(path), fix="give the file the ending of what it holds")
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
         EhrseqError: The file is empty, holds something else, or cannot be read as text.
     """
     check_content(path)
-    unreadable = EhrseqError("cannot be read as CSV", where=str(path), mend="write it as UTF-8 CSV with a header line")
+    unreadable = EhrseqError("cannot be read as CSV", where=str(path), fix="write it as UTF-8 CSV with a header line")
     try:
         with open_text(path) as file:
             line = file.readline()
@@ -110,7 +108,7 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
             names = next(csv.reader(file, delimiter=delimiter), [])
         header = _header(names)
         if not any(header):
-            raise EhrseqError("is empty", where=str(path), mend="remove the file, or give it a header line")
+            raise EhrseqError("is empty", where=str(path), fix="remove the file, or give it a header line")
         _check_names(header, path)
         scan = _Scan(delimiter, len(header))
         for number, block in _line_blocks(path):
@@ -140,7 +138,7 @@ def _check_names(header: tuple[str, ...], path: Path) -> None:
     for i, name in enumerate(header):
         if name in header[:i]:
             what = f"columns {header.index(name) + 1} and {i + 1} have the same name"
-            raise EhrseqError(what, where=str(path), mend="rename or remove one of them")
+            raise EhrseqError(what, where=str(path), fix="rename or remove one of them")
 
 
 @dataclass
@@ -155,7 +153,7 @@ class _Quotes:
     def rows(self) -> int:
         return self.even + (self.odd + 1) // 2
 
-    def add(self, is_odd: Mask, is_full: Mask, first: int) -> None:
+    def add(self, is_odd: Bools, is_full: Bools, first: int) -> None:
         self.even += int((is_full & ~is_odd).sum())
         self.odd += int(is_odd.sum())
         self.first_odd = self.first_odd or _first(is_odd, first)
@@ -191,7 +189,7 @@ class _Scan:
         self.doubled = self.doubled or _any(pc.match_substring_regex(some, '[^,;|]""'))
 
 
-def _first(mask: Mask, start: int) -> int | None:
+def _first(mask: Bools, start: int) -> int | None:
     return start + int(mask.argmax()) if mask.any() else None
 
 

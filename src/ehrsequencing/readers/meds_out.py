@@ -45,7 +45,7 @@ class CodeFacts:
 
 @dataclass
 class ImportReport:
-    """What an import read, mended and wrote; no patient's value.
+    """What an import read, fixed and wrote; no patient's value.
 
     Attributes:
         source: Kind of the source: omop or synthea.
@@ -126,7 +126,7 @@ class MedsWriter:
         """Without rows that cannot be placed: no subject, no code, no time."""
         counts = self.report.counts
         clean = clean_codes(rows["code"])
-        counts["mended_code"] += pc.sum(pc.not_equal(clean, rows["code"])).as_py() or 0
+        counts["fixed_code"] += pc.sum(pc.not_equal(clean, rows["code"])).as_py() or 0
         rows = rows.set_column(rows.schema.get_field_index("code"), "code", clean)
         self._count_years(rows)
         needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON)
@@ -196,10 +196,8 @@ class MedsWriter:
             lost.check()
         self.report.subjects = sum(map(len, splits))
         if not self.report.subjects:
-            mend = "check that the tables of persons and events belong together"
-            raise EhrseqError(
-                "no subject with a timed row is left", where=f"the {self.report.source} source", mend=mend
-            )
+            fix = "check that the tables of persons and events belong together"
+            raise EhrseqError("no subject with a timed row is left", where=f"the {self.report.source} source", fix=fix)
         table = pa.concat_tables(splits).sort_by("subject_id")
         _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
         self._write_codes(facts(seen), seen)

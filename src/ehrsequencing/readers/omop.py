@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.readers.meds_out import ImportReport, MedsWriter, meds_writer
 from ehrsequencing.readers.omop_concepts import Concepts
@@ -45,7 +45,7 @@ def import_omop(
         progress: Called with steps done and to do.
 
     Returns:
-        What was read, mended and written; it is also in `OUT/metadata/import_report.json`.
+        What was read, fixed and written; it is also in `OUT/metadata/import_report.json`.
 
     Raises:
         EhrseqError: Ibis is not installed, the source cannot be read, a column is missing or ambiguous, nothing is
@@ -141,7 +141,7 @@ def _persons(batch: pa.Table, concepts: Concepts) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _ints(column: pa.ChunkedArray, missing: int) -> NDArray[np.int64]:
+def _ints(column: pa.ChunkedArray, missing: int) -> Ints:
     return np.asarray(pc.fill_null(column, missing).to_numpy(), dtype=np.int64)
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.readers.meds_out import CodeFacts
 from ehrsequencing.readers.omop_source import Source
 from ehrsequencing.readers.omop_tables import ancestor_rows, concept_rows, relationship_rows
@@ -35,7 +35,7 @@ class Concepts:
         ids.append(np.array(sorted(KNOWN), np.int64))  # last: what the table says of them comes first
         codes.append(pa.array([KNOWN[i][0] for i in sorted(KNOWN)], pa.string()))
         every, first = np.unique(np.concatenate(ids), return_index=True)
-        self._ids: NDArray[np.int64] = every
+        self._ids: Ints = every
         self._codes = pa.concat_arrays(codes).take(pa.array(first))
         self._used = np.zeros(0, dtype=np.int64)
         self._bases: dict[str, str] = {}  # a code with a unit, a value or an end → the code without
@@ -51,7 +51,7 @@ class Concepts:
         self._used = np.union1d(self._used, ids[ids != 0])
         return pa.chunked_array([self._names(ids, family).take(pa.array(inverse))])
 
-    def _names(self, ids: NDArray[np.int64], family: str = "OMOP") -> pa.Array:
+    def _names(self, ids: Ints, family: str = "OMOP") -> pa.Array:
         own = pa.array([f"{family}//{i}" for i in ids.tolist()], pa.string())
         at = np.searchsorted(self._ids, ids)
         at[at == len(self._ids)] = 0
@@ -110,7 +110,7 @@ class Concepts:
             frontier = np.array(sorted({up for c in frontier.tolist() for up in out[c]} - set(out)), dtype=np.int64)
         return {child: ups for child, ups in out.items() if ups}
 
-    def _edges(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _edges(self) -> tuple[Ints, Ints]:
         """(m,) children and (m,) parents: by concept_ancestor, else 'Is a'; and source concepts below standard ones."""
         ancestors = self._source.tables.get("concept_ancestor", [])
         kinds = ("Maps to",) if ancestors else ("Is a", "Maps to")
@@ -126,7 +126,7 @@ class Concepts:
                 parents.append(differs["parent"].to_numpy())
         return np.concatenate(children), np.concatenate(parents)
 
-    def _descriptions(self, ids: NDArray[np.int64]) -> dict[int, str]:
+    def _descriptions(self, ids: Ints) -> dict[int, str]:
         out = {number: description for number, (_, description) in KNOWN.items()}
         for part in self._source.tables.get("concept", []):
             for batch in self._source.stream(concept_rows(part.table).select("concept_id", "concept_name"), part):

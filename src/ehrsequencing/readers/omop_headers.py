@@ -26,7 +26,7 @@ def renamed_columns(table: Any, name: str, *, where: str) -> tuple[Any, tuple[tu
     """
     names = {column: column.strip().lower() for column in table.columns}
     if len(set(names.values())) < len(names):
-        raise EhrseqError("has columns whose names differ only in case", where=where, mend="rename one of them")
+        raise EhrseqError("has columns whose names differ only in case", where=where, fix="rename one of them")
     plain = {lower for lower in names.values() if _NAME.fullmatch(lower)}
     found: dict[str, str] = {}  # column of OMOP → header
     for header, lower in names.items():
@@ -34,8 +34,8 @@ def renamed_columns(table: Any, name: str, *, where: str) -> tuple[Any, tuple[tu
         clash = next((column for column in wanted if column in found), None)
         if len(wanted) > 1 or clash:
             both = f"and {names[found[clash]]!r} both name {clash}" if clash else f"names {' and '.join(wanted)}"
-            mend = f"rename it to the column that it holds: {' or '.join(wanted)}"
-            raise EhrseqError(f"column {lower!r} {both}", where=where, mend=mend)
+            fix = f"rename it to the column that it holds: {' or '.join(wanted)}"
+            raise EhrseqError(f"column {lower!r} {both}", where=where, fix=fix)
         if wanted:
             found[wanted[0]] = header
     chosen = {header: column for column, header in found.items()}
@@ -61,8 +61,8 @@ def check_columns(table: Any, name: str, *, where: str) -> None:
     """
     there = set(table.columns)
     if not there & columns_of(name):
-        mend = "give it OMOP's column names as its first line"
-        raise EhrseqError(f"has none of the columns of {name}", where=where, mend=mend)
+        fix = "give it OMOP's column names as its first line"
+        raise EhrseqError(f"has none of the columns of {name}", where=where, fix=fix)
     for choice in alternatives(name):
         if not there & set(choice):
             last = choice[-1].rpartition("_")[2]
@@ -70,4 +70,4 @@ def check_columns(table: Any, name: str, *, where: str) -> None:
             alike = [c for c in table.columns if _NAME.fullmatch(c) and any(kind in c for kind in kinds)]
             found = f"; found: {', '.join(sorted(alike)[:8])}" if alike else ""
             what = f"has no column {' or '.join(choice)}{found}"
-            raise EhrseqError(what, where=where, mend=f"rename the column that holds it to {choice[0]}")
+            raise EhrseqError(what, where=where, fix=f"rename the column that holds it to {choice[0]}")

@@ -120,8 +120,8 @@ def _refuse_names(source: Source, part: Part, names: int) -> None:
             place += len(bad)
     at = f", the first in row {first}" if first else ""
     what = f"column person_id holds text instead of whole numbers ({names:,} ids{at})"
-    mend = "number the persons 1, 2, 3 … and write these numbers into person_id in every table"
-    raise EhrseqError(what, where=part.where, mend=mend)
+    fix = "number the persons 1, 2, 3 … and write these numbers into person_id in every table"
+    raise EhrseqError(what, where=part.where, fix=fix)
 
 
 def _refuse_unreadable(

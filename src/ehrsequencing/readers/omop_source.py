@@ -60,7 +60,7 @@ class Source:
         Raises:
             EhrseqError: The engine cannot read them; its own words may hold patients' values and are left out.
         """
-        with _engine_errors("cannot be read", where=part.where, mend=_MEND, public=self.public):
+        with _engine_errors("cannot be read", where=part.where, fix=_MEND, public=self.public):
             for batch in self.connection.to_pyarrow_batches(expression, chunk_size=BATCH_ROWS):
                 yield pa.Table.from_batches([batch])
 
@@ -70,7 +70,7 @@ class Source:
         Raises:
             EhrseqError: As in `stream`.
         """
-        with _engine_errors("cannot be read", where=part.where, mend=_MEND, public=self.public):
+        with _engine_errors("cannot be read", where=part.where, fix=_MEND, public=self.public):
             row: dict[str, Any] = self.connection.to_pyarrow(expression).to_pylist()[0]
             return row
 
@@ -82,7 +82,7 @@ class Source:
             "SELECT count(DISTINCT line), min(line) FROM reject_errors WHERE scan_id = "
             f"(SELECT max(scan_id) FROM reject_scans WHERE file_path = {_literal(part.csv.path)})"
         )
-        with _engine_errors("cannot be read", where=part.where, mend=_MEND, public=self.public):
+        with _engine_errors("cannot be read", where=part.where, fix=_MEND, public=self.public):
             count, line = self.connection.raw_sql(sql).fetchone()
         return int(count), None if line is None else int(line)
 
@@ -103,25 +103,25 @@ def open_source(text: str) -> Iterator[Source]:
     if "://" in text:
         source = _open_database(text, where)
     else:
-        with _engine_errors("cannot be opened", where=where, mend="check the path", public=True):
+        with _engine_errors("cannot be opened", where=where, fix="check the path", public=True):
             source = _open_folder(text)
     try:
         if "person" not in source.tables:
-            mend = "name a folder or schema with OMOP tables"
-            raise EhrseqError("holds no table person", where=where, mend=mend)
+            fix = "name a folder or schema with OMOP tables"
+            raise EhrseqError("holds no table person", where=where, fix=fix)
         yield source
     finally:
         source.connection.disconnect()
 
 
 @contextmanager
-def _engine_errors(what: str, *, where: str, mend: str, public: bool) -> Iterator[None]:
+def _engine_errors(what: str, *, where: str, fix: str, public: bool) -> Iterator[None]:
     """Turn errors of Ibis and of its engines into ours; with what they say as the cause only where that is public."""
     expected = _expected_errors()
     try:
         yield
     except expected as error:
-        raise EhrseqError(what, where=where, mend=mend) from (error if public else None)
+        raise EhrseqError(what, where=where, fix=fix) from (error if public else None)
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:
@@ -135,7 +135,7 @@ def _expected_errors() -> tuple[type[Exception], ...]:
         import ibis
     except ModuleNotFoundError as error:
         message = "reading OMOP needs Ibis, which is not installed"
-        raise EhrseqError(message, mend='pip install "ehrsequencing[omop]"') from error
+        raise EhrseqError(message, fix='pip install "ehrsequencing[omop]"') from error
     drivers: tuple[type[Exception], ...] = (duckdb.Error,)
     try:
         import psycopg
@@ -163,8 +163,8 @@ def _open_database(url: str, where: str) -> Source:
         if source is None and connection is not None:
             connection.disconnect()
     if source is None:
-        mend = "check host, port, user, password, database and schema, and that the driver is installed"
-        raise EhrseqError("cannot be opened", where=where, mend=mend)
+        fix = "check host, port, user, password, database and schema, and that the driver is installed"
+        raise EhrseqError("cannot be opened", where=where, fix=fix)
     return source
 
 
@@ -184,9 +184,9 @@ def _open_folder(text: str) -> Source:
     folder = Path(text)
     if not folder.is_dir():
         if looks_like_database(text):
-            mend = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE or duckdb://FILE"
-            raise EhrseqError("SOURCE is neither a folder nor the URL of a database", mend=mend)
-        raise EhrseqError("is not a folder", where=text, mend="name a folder of OMOP tables, or a URL")
+            fix = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE or duckdb://FILE"
+            raise EhrseqError("SOURCE is neither a folder nor the URL of a database", fix=fix)
+        raise EhrseqError("is not a folder", where=text, fix="name a folder of OMOP tables, or a URL")
     files = list(_files(folder))
     check_one_file_each(files)
     connection = ibis.duckdb.connect()
@@ -214,7 +214,7 @@ def _open_file(connection: Any, path: Path, stem: str, *, name: str) -> Part:
         EhrseqError: It holds something else than its name says, or cannot be read.
     """
     check_content(path)
-    with _engine_errors("cannot be read", where=str(path), mend=_MEND, public=True):
+    with _engine_errors("cannot be read", where=str(path), fix=_MEND, public=True):
         if path.name.lower().endswith(".parquet"):
             table, csv = connection.read_parquet(path), None
         else:

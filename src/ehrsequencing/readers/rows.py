@@ -53,7 +53,7 @@ RULES = {
     "no_time": "rows without a readable date were dropped",
     "no_code": "rows without a code were dropped",
     "unmapped": "rows whose concept is 0 or missing were kept as OMOP//0//DOMAIN, without their number",
-    "mended_code": "line breaks and runs of blanks in codes became one blank",
+    "fixed_code": "line breaks and runs of blanks in codes became one blank",
     "duplicates": "rows that repeat another row exactly were dropped",
     "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",

@@ -3,8 +3,8 @@
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.readers.account import Account, among, distinct
 from ehrsequencing.readers.rows import Counts, Role
 from ehrsequencing.records.events import DAY_US, SECOND_US
@@ -14,9 +14,6 @@ PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 END_SUFFIX = "//END"  # the code of a visit's or a stay's end is that of its start and this
 
 OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
-
-Int64 = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 def settle(
@@ -92,21 +89,21 @@ def _without_open_ends(rows: pa.Table, counts: Counts, open_after_us: int | None
     return rows.set_column(rows.schema.get_field_index("end"), "end", ends)
 
 
-def role_mask(rows: pa.Table, *roles: Role) -> Mask:
+def role_mask(rows: pa.Table, *roles: Role) -> Bools:
     """(n,) which rows have one of these roles."""
     return np.isin(rows["role"].to_numpy(), [int(role) for role in roles])
 
 
-def micros(column: pa.ChunkedArray) -> Int64:
+def micros(column: pa.ChunkedArray) -> Ints:
     """(n,) int64 microseconds since 1970, `NO_TIME` where there is none."""
     return np.asarray(pc.fill_null(column.cast(pa.int64()), NO_TIME).to_numpy(), dtype=np.int64)
 
 
-def _timestamps(us: Int64) -> pa.Array:
+def _timestamps(us: Ints) -> pa.Array:
     return pa.array(us, mask=us == NO_TIME).cast(pa.timestamp("us"))
 
 
-def _made(rows: pa.Table, time_us: Int64, code: pa.ChunkedArray | pa.Array | None = None) -> pa.Table:
+def _made(rows: pa.Table, time_us: Ints, code: pa.ChunkedArray | pa.Array | None = None) -> pa.Table:
     """MEDS rows from reader's rows, with another time, and perhaps another code."""
     made = rows.select(["subject_id", "code", "numeric_value", "text_value", "encounter_id", "source"])
     made = made if code is None else made.set_column(1, "code", code)
@@ -122,7 +119,7 @@ def _known_persons(rows: pa.Table, counts: Counts) -> pa.Table:
     return rows.filter(pa.array(known))
 
 
-def _earliest(rows: pa.Table) -> tuple[pa.Table, Int64, int]:
+def _earliest(rows: pa.Table) -> tuple[pa.Table, Ints, int]:
     """Of each subject the row with the earliest time, those times, and how many had several different ones."""
     subject, time_us = rows["subject_id"].to_numpy(), micros(rows["time"])
     order = np.lexsort((time_us, subject))
@@ -150,7 +147,7 @@ def _deaths(rows: pa.Table, counts: Counts) -> pa.Table:
     return _made(deaths, time_us)
 
 
-def _end_of_day(time_us: Int64, counts: Counts | None = None) -> Int64:
+def _end_of_day(time_us: Ints, counts: Counts | None = None) -> Ints:
     """Times, those at midnight moved to the last second of their day."""
     bare = (time_us % DAY_US == 0) & (time_us != NO_TIME)
     if counts is not None:
@@ -213,7 +210,7 @@ def _events(rows: pa.Table, counts: Counts) -> pa.Table:
     return pa.concat_tables([_made(rows, time_us), _made(ends, end_us[ended], end_code)])
 
 
-def _visit_of(rows: pa.Table, counts: Counts) -> tuple[Int64, pa.ChunkedArray]:
+def _visit_of(rows: pa.Table, counts: Counts) -> tuple[Ints, pa.ChunkedArray]:
     """Number of the visit that each row names, -1 without one, and the names, null where no such visit exists.
 
     A visit's name counts within its person: two persons may use the same one.
@@ -232,7 +229,7 @@ def _visit_of(rows: pa.Table, counts: Counts) -> tuple[Int64, pa.ChunkedArray]:
     return np.where(found, position, -1), kept
 
 
-def _visit_spans(rows: pa.Table, visit: Int64) -> tuple[Int64, Int64]:
+def _visit_spans(rows: pa.Table, visit: Ints) -> tuple[Ints, Ints]:
     """Start and end of each visit; without an end, the end of the day on which it starts."""
     n = int(visit.max(initial=-1)) + 1
     is_visit = role_mask(rows, Role.VISIT) & (visit >= 0)

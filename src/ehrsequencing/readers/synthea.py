@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.dates import ISO_COLUMN, DateColumn, DateCounts, count_dates, date_column, unreadable_dates
@@ -64,7 +64,7 @@ def import_synthea(
         progress: Called with steps done and to do.
 
     Returns:
-        What was read, mended and written; it is also in `OUT/metadata/import_report.json`.
+        What was read, fixed and written; it is also in `OUT/metadata/import_report.json`.
 
     Raises:
         EhrseqError: A file or column is missing, ambiguous or cannot be read, nothing is left of a table, or the disk
@@ -98,7 +98,7 @@ def import_synthea(
 def _find(source: Path) -> dict[str, Path]:
     """The known tables of the folder, patients first."""
     if not source.is_dir():
-        raise EhrseqError("is not a folder", where=str(source), mend="name the folder of Synthea's CSV files")
+        raise EhrseqError("is not a folder", where=str(source), fix="name the folder of Synthea's CSV files")
     files = [
         (path.name.lower().removesuffix(".gz").removesuffix(".csv"), path) for path in sorted(source.glob("*.[cC]*"))
     ]
@@ -107,8 +107,8 @@ def _find(source: Path) -> dict[str, Path]:
     found = dict(files)
     for name in ("patients", "encounters"):
         if name not in found:
-            mend = "name the folder of Synthea's CSV files, plain or gz"
-            raise EhrseqError(f"holds no {name}.csv", where=str(source), mend=mend)
+            fix = "name the folder of Synthea's CSV files, plain or gz"
+            raise EhrseqError(f"holds no {name}.csv", where=str(source), fix=fix)
     return {name: found[name] for name in ("patients", *EVENT_TABLES) if name in found}
 
 
@@ -121,7 +121,7 @@ def _survey(
     for choice in _NEEDED.get(name, _NEEDED["events"]):
         if not there & set(choice):
             what = f"has no column {' or '.join(choice)}"
-            raise EhrseqError(what, where=str(path), mend="rename the column that holds it; see Synthea's CSV export")
+            raise EhrseqError(what, where=str(path), fix="rename the column that holds it; see Synthea's CSV export")
     if name == "patients" and "BIRTHDATE" not in there:
         report.cautions.append("patients has no column BIRTHDATE: every age is unknown")
     columns = [column for column in _DATES if column in there]
@@ -175,8 +175,8 @@ def _read(file: CsvFile, wanted: tuple[str, ...], rejected: Counter[str] | None 
     except (pa.ArrowException, OSError) as error:
         if str(error).startswith("Empty CSV file"):  # a header without a line below it
             return
-        mend = "write it as UTF-8 CSV with a header line"
-        raise EhrseqError("cannot be read as CSV", where=str(file.path), mend=mend) from error
+        fix = "write it as UTF-8 CSV with a header line"
+        raise EhrseqError("cannot be read as CSV", where=str(file.path), fix=fix) from error
 
 
 class _Patients:
@@ -203,8 +203,8 @@ class _Patients:
         names = pc.unique(pa.chunked_array([c for names in self._names for c in names.chunks], pa.string()).drop_null())
         ids = subject_ids(pa.chunked_array([names]))
         if len(pc.unique(ids)) != len(names):
-            mend = "import the patients in two parts"
-            raise EhrseqError("two patients' hashed ids coincide", where="patients", mend=mend)
+            fix = "import the patients in two parts"
+            raise EhrseqError("two patients' hashed ids coincide", where="patients", fix=fix)
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"subject_id": ids, "source_id": names}).sort_by("subject_id"), path)
 
@@ -299,7 +299,7 @@ def _joined(left: pa.Scalar | pa.ChunkedArray, right: pa.ChunkedArray) -> pa.Chu
 class _Block:
     """Where the rows of a block come from, and how its dates are written."""
 
-    source: NDArray[np.int64]
+    source: Ints
     dates: dict[str, DateColumn]
 
     def times(self, batch: pa.Table, column: str) -> pa.Array:

@@ -7,8 +7,8 @@ from typing import TextIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.readers.dates import ISO_COLUMN, TO_ISO, DateColumn
 
 _TIME = (
@@ -45,7 +45,7 @@ def parse_times(text: pa.ChunkedArray, column: DateColumn = ISO_COLUMN) -> pa.Ar
     return pa.array(us - _offset_us(pc.struct_field(parts, 6)), mask=~good).cast(pa.timestamp("us"))
 
 
-def _offset_us(offset: pa.Array) -> NDArray[np.int64]:
+def _offset_us(offset: pa.Array) -> Ints:
     """How far clocks are ahead of UTC: +02:00, +0200 and +02 are two hours."""
     if not pc.any(pc.greater(pc.utf8_length(pc.fill_null(offset, "")), 0)).as_py():
         return np.zeros(len(offset), dtype=np.int64)
@@ -55,7 +55,7 @@ def _offset_us(offset: pa.Array) -> NDArray[np.int64]:
     return np.asarray(sign * (hours * 60 + minutes) * 60_000_000, dtype=np.int64)
 
 
-def dates_us(year: NDArray[np.int64], month: NDArray[np.int64], day: NDArray[np.int64]) -> pa.Array:
+def dates_us(year: Ints, month: Ints, day: Ints) -> pa.Array:
     """Midnights as timestamp[us]; null where there is no such day, or no year from 1 to 9999.
 
     >>> dates_us(np.array([2016, 2015]), np.array([2, 2]), np.array([29, 29])).to_pylist()
@@ -68,7 +68,7 @@ def dates_us(year: NDArray[np.int64], month: NDArray[np.int64], day: NDArray[np.
     return pa.array((first + day - 1) * 86_400_000_000, mask=~good).cast(pa.timestamp("us"))
 
 
-def _number(digits: pa.Array) -> NDArray[np.int64]:
+def _number(digits: pa.Array) -> Ints:
     """Digits as integers; nothing is 0."""
     filled = pc.if_else(pc.equal(pc.fill_null(digits, ""), ""), "0", digits)
     return np.asarray(filled.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""`ehrseq check`: what is in a data set, what would be mended or refused, and what a task makes of it.
+"""`ehrseq check`: what is in a data set, what would be fixed or refused, and what a task makes of it.
 
 Reads the way `prepare` reads and writes nothing. Problems are named by kind, with a count and the place of one example:
 a file and a row, never a value.
@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder
+from ehrsequencing.records.data_end import LateRows
 from ehrsequencing.records.encoding import age_years
-from ehrsequencing.records.meds import BIRTH, DAY_US, SPLITS, STATIC, LateRows, MedsReader
-from ehrsequencing.records.mends import MENDS, MendLog
+from ehrsequencing.records.events import DAY_US, STATIC
+from ehrsequencing.records.fixes import FIXES, FixLog
+from ehrsequencing.records.meds import BIRTH, SPLITS, MedsReader
 from ehrsequencing.records.parallel import Tally
 from ehrsequencing.records.prepared import FirstPass, Progress, excluded_codes, first_pass
 from ehrsequencing.records.record import Record, make_record
@@ -90,24 +93,24 @@ class DataCheck:
 
     Attributes:
         facts: Counts about the data set; empty where it is refused.
-        mends: How often each mend of `MENDS` would be applied, and where first.
+        fixes: How often each fix of `FIXES` would be applied, and where first.
         tasks: What each task makes of it.
         refused: Why `prepare` would refuse; empty where it would not.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
-    mends: MendLog = field(default_factory=MendLog)
+    fixes: FixLog = field(default_factory=FixLog)
     tasks: list[TaskCheck] = field(default_factory=list)
     refused: list[EhrseqError] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Content of `ehrseq check --json FILE`."""
-        mends = [
-            {"kind": name, "what": MENDS[name], "count": count, "example": self.mends.places.get(name)}
-            for name, count in self.mends.items()
+        fixes = [
+            {"kind": name, "what": FIXES[name], "count": count, "example": self.fixes.places.get(name)}
+            for name, count in self.fixes.items()
         ]
-        refused = [{"what": error.what, "where": error.where, "mend": error.mend} for error in self.refused]
-        return {**self.facts, "mends": mends, "refused": refused, "tasks": [task.as_json() for task in self.tasks]}
+        refused = [{"what": error.what, "where": error.where, "fix": error.fix} for error in self.refused]
+        return {**self.facts, "fixes": fixes, "refused": refused, "tasks": [task.as_json() for task in self.tasks]}
 
 
 def check_data(
@@ -137,13 +140,13 @@ def check_data(
 
 def _diagnose(reader: MedsReader, error: EhrseqError) -> DataCheck:
     """Go on after the first refusal: each shard on its own."""
-    reader.mends, refused = MendLog(), [error]
+    reader.fixes, refused = FixLog(), [error]
     for path in reader.shards:
         try:
             reader.read(path)
         except EhrseqError as other:
             refused += [other] if str(other) != str(error) else []
-    return DataCheck(mends=reader.mends, refused=refused)
+    return DataCheck(fixes=reader.fixes, refused=refused)
 
 
 def _survey(
@@ -166,8 +169,8 @@ def _survey(
 
     first = reader.settle(survey)
     fit, subject_ids, end_us = first.fit, first.subject_ids, reader.end_us(first.days)
-    mends, reader.mends = reader.mends, MendLog()  # the second pass mends the same again
-    mends.note("absent_split", lookup.absent(subject_ids), lookup.path)
+    fixes, reader.fixes = reader.fixes, FixLog()  # the second pass fixes the same again
+    fixes.note("absent_split", lookup.absent(subject_ids), lookup.path)
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
     for builder in builders:
         builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
@@ -177,19 +180,19 @@ def _survey(
     for path in reader.shards:
         record = make_record(reader.read(path), excluded=excluded, settings=study.visits)
         split = lookup(record.subject_id)
-        mends.note("old_age", counts.add(record, split), path)
+        fixes.note("old_age", counts.add(record, split), path)
         for builder, tally in zip(builders, tallies, strict=True):
             cohort = builder.build(
                 record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=end_us
             )
-            mends.note("after_censoring", cohort.after_censoring, path)
+            fixes.note("after_censoring", cohort.after_censoring, path)
             tally.add(cohort, split, record.visits)
         tick()
     facts = counts.facts(len(reader.shards)) | {"splits": split_source(reader.data, study.splits)}
     facts["codes"] |= {"known_training_rows": known, "min_subjects": study.vocabulary.min_subjects}
     facts["warnings"] = vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects)
     facts["late_rows"] = asdict(reader.late) if reader.late else None
-    return DataCheck(facts, mends, [tally.result() for tally in tallies])
+    return DataCheck(facts, fixes, [tally.result() for tally in tallies])
 
 
 class _Spread:
@@ -198,7 +201,7 @@ class _Spread:
     def __init__(self) -> None:
         self.histogram = np.zeros(1, dtype=np.int64)
 
-    def add(self, counts: NDArray[np.int64]) -> None:
+    def add(self, counts: Ints) -> None:
         more = np.bincount(counts, minlength=len(self.histogram))
         more[: len(self.histogram)] += self.histogram
         self.histogram = more
@@ -305,14 +308,14 @@ def format_check(found: DataCheck) -> str:
     """The check as text for a terminal."""
     lines = [f"{label:>14}  {text}" for label, text in _fact_lines(found.facts)] if found.facts else []
     lines += [f"warning: {text}" for text in found.facts.get("warnings", ())]
-    lines += mend_lines(found.mends)
-    lines += ["nothing to mend"] if found.facts and not found.mends else []
+    lines += fix_lines(found.fixes)
+    lines += ["nothing to fix"] if found.facts and not found.fixes else []
     kinds: dict[str, list[EhrseqError]] = {}
     for error in found.refused:
         kinds.setdefault(error.what, []).append(error)
     for what, errors in kinds.items() if len(found.refused) > 1 else ():  # the command itself ends with the first
         others = f" and {len(errors) - 1:,} other places" if len(errors) > 1 else ""
-        lines.append(f"refused: {what}; {errors[0].where}{others} ({errors[0].mend})")
+        lines.append(f"refused: {what}; {errors[0].where}{others} ({errors[0].fix})")
     for task in found.tasks:
         lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
         lines += _horizon_lines(task)
@@ -342,11 +345,11 @@ def _spread(s: Mapping[str, float]) -> str:
     return f"median {s['median']:,}, 90 % from {s['p05']:,} to {s['p95']:,}, at most {s['most']:,}"
 
 
-def mend_lines(mends: Mapping[str, int]) -> list[str]:
-    """What was mended, one line a kind, with the place of an example where it is known."""
-    places = mends.places if isinstance(mends, MendLog) else {}
+def fix_lines(fixes: Mapping[str, int]) -> list[str]:
+    """What was fixed, one line a kind, with the place of an example where it is known."""
+    places = fixes.places if isinstance(fixes, FixLog) else {}
     first = {name: f"; first in {where}" for name, where in places.items()}
-    return [f"mended: {count:,} {MENDS[name]}{first.get(name, '')}" for name, count in mends.items()]
+    return [f"fixed: {count:,} {FIXES[name]}{first.get(name, '')}" for name, count in fixes.items()]
 
 
 def attrition_lines(

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.events import OfCodes
-from ehrsequencing.records.meds import BIRTH, DEATH, Events, read_table
-from ehrsequencing.records.parquet_rows import is_text
+from ehrsequencing.records.events import DEATH, Events, OfCodes
+from ehrsequencing.records.meds import BIRTH
+from ehrsequencing.records.parquet_rows import is_text, read_table
 
 _CONDITION = re.compile(r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
@@ -48,9 +48,9 @@ def read_parents(data: Path) -> dict[str, list[str]]:
         return {}
     table = read_table(path)
     if "code" not in table.column_names:
-        raise EhrseqError("has no column 'code'", where=str(path), mend="see the MEDS schema")
+        raise EhrseqError("has no column 'code'", where=str(path), fix="see the MEDS schema")
     if table.column_names.count("code") > 1 or table.column_names.count("parent_codes") > 1:
-        raise EhrseqError("has two columns with one name", where=str(path), mend="keep one of them")
+        raise EhrseqError("has two columns with one name", where=str(path), fix="keep one of them")
     codes = _texts(table["code"], "code", path)
     parents: list[Any] = [None] * len(codes)
     if "parent_codes" in table.column_names:
@@ -71,7 +71,7 @@ def _texts(column: pa.ChunkedArray, name: str, path: Path, *, lists: bool = Fals
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (is_text(kind) or pa.types.is_null(kind)):
         what = f"column {name!r} has type {column.type}"
-        raise EhrseqError(what, where=str(path), mend=f"write {'lists of codes' if lists else 'strings'}")
+        raise EhrseqError(what, where=str(path), fix=f"write {'lists of codes' if lists else 'strings'}")
     values: list[Any] = column.to_pylist()
     return values
 
@@ -137,10 +137,10 @@ class CodeMatcher:
             queue.extend(fresh)
         return False
 
-    def _mask(self, codes: tuple[str, ...]) -> NDArray[np.bool_]:
+    def _mask(self, codes: tuple[str, ...]) -> Bools:
         return np.fromiter((self(code) for code in codes), dtype=bool, count=len(codes))
 
-    def events(self, events: Events) -> NDArray[np.bool_]:
+    def events(self, events: Events) -> Bools:
         """(n,) which events match: their code, and where a pattern has a condition, their number; no number is none."""
         if not self._conditions:
             return np.asarray(self.mask(events.codes)[events.code])
@@ -163,14 +163,14 @@ class CodeMatcher:
         wanted = re.split(r" *[<>]=? *", self.patterns[0])[0].removeprefix("re:").removeprefix("under:").rstrip("*")
         close = difflib.get_close_matches(wanted, sorted(set(suggest)), n=3, cutoff=0.5)
         close += [c for c in sorted(set(suggest)) if wanted.lower() in c.lower() and c not in close][: 3 - len(close)]
-        mend = f"codes that come close: {', '.join(close)}" if close else "no code of the data comes close"
+        fix = f"codes that come close: {', '.join(close)}" if close else "no code of the data comes close"
         if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
-            mend += "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
-        raise EhrseqError(f"no code of the data matches {', '.join(self.patterns)}", where=where, mend=mend)
+            fix += "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
+        raise EhrseqError(f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix)
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise EhrseqError(f"is not a regular expression: {error}", where=f"re:{pattern}", mend="correct it") from error
+        raise EhrseqError(f"is not a regular expression: {error}", where=f"re:{pattern}", fix="correct it") from error

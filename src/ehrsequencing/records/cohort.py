@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.eligibility import Eligibility, eligibility_steps
-from ehrsequencing.records.events import last_time, opens_run
+from ehrsequencing.records.events import DAY_US, DEATH, STATIC, Events, first_time, last_time, opens_run, parse_date_us
 from ehrsequencing.records.labels import read_index_times
-from ehrsequencing.records.meds import BIRTH, DAY_US, DEATH, STATIC, Events, first_time, parse_date_us
+from ehrsequencing.records.meds import BIRTH
 from ehrsequencing.records.visits import Visits, count_at_or_before
 
 NEVER = np.iinfo(np.int64).max
@@ -54,19 +55,19 @@ class CohortRows:
         entry_days: (R,) float64, when exposure starts after p.
     """
 
-    subject: NDArray[np.int64]
-    prediction_us: NDArray[np.int64]
-    index_us: NDArray[np.int64]
-    is_query: NDArray[np.bool_]
-    visits_before: NDArray[np.int64]
-    duration_days: NDArray[np.float64]
+    subject: Ints
+    prediction_us: Ints
+    index_us: Ints
+    is_query: Bools
+    visits_before: Ints
+    duration_days: Floats
     cause: NDArray[np.int8]
-    entry_days: NDArray[np.float64]
+    entry_days: Floats
 
     def __len__(self) -> int:
         return len(self.subject)
 
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "CohortRows":
+    def take(self, rows: Ints | Bools) -> "CohortRows":
         """Keep some rows."""
         return CohortRows(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
@@ -89,7 +90,7 @@ class Cohort:
 
     rows: CohortRows
     reached: NDArray[np.int8]
-    index_owner: NDArray[np.int64]
+    index_owner: Ints
     index_reached: NDArray[np.int8]
     after_censoring: int
     ends_record: int
@@ -105,9 +106,9 @@ class _Indexes:
     Where outcomes recur they do not end it, and stand apart, sorted by subject and time.
     """
 
-    subject: NDArray[np.int64]
-    time_us: NDArray[np.int64]
-    end_us: NDArray[np.int64]
+    subject: Ints
+    time_us: Ints
+    end_us: Ints
     cause: NDArray[np.int8]
     recurring: "_Marks | None" = None
 
@@ -116,13 +117,11 @@ class _Indexes:
 class _Marks:
     """Events of interest, sorted by subject and time."""
 
-    subject: NDArray[np.int64]
-    time_us: NDArray[np.int64]
+    subject: Ints
+    time_us: Ints
     cause: NDArray[np.int8]
 
-    def at_or_after(
-        self, owner: NDArray[np.int64], moment_us: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    def at_or_after(self, owner: Ints, moment_us: Ints) -> tuple[Ints, NDArray[np.int8]]:
         """Time and cause of the owner's first event at or after each moment; `NEVER` and 0 without one."""
         before, first = count_at_or_before(self.subject, self.time_us, owner, moment_us - 1)
         position = before + first
@@ -160,19 +159,19 @@ class CohortBuilder:
             if matcher is not None:
                 matcher.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
 
-    def require_subjects(self, subject_ids: NDArray[np.int64]) -> None:
+    def require_subjects(self, subject_ids: Ints) -> None:
         """Refuse an index file that names none of the data's subjects."""
         if self.index_times is not None and not np.isin(self.index_times.subject_id, subject_ids).any():
             what = f"none of its {len(np.unique(self.index_times.subject_id))} subjects is in the data"
-            raise EhrseqError(what, where=str(self.task.index.file), mend="use the subject ids of the data set")
+            raise EhrseqError(what, where=str(self.task.index.file), fix="use the subject ids of the data set")
 
     def build(
         self,
         events: Events,
-        subject: NDArray[np.int64],
+        subject: Ints,
         visits: Visits,
         *,
-        birth_us: NDArray[np.int64],
+        birth_us: Ints,
         dataset_end_us: int,
         labelled: bool = True,
         as_of_us: int | None = None,
@@ -232,10 +231,10 @@ class CohortBuilder:
     def _ends_record(
         self,
         events: Events,
-        subject: NDArray[np.int64],
+        subject: Ints,
         rows: CohortRows,
         *,
-        t_us: NDArray[np.int64],
+        t_us: Ints,
     ) -> int:
         """Where the last event ends the follow-up: subjects with an outcome after everything else they have."""
         rule = self.task.censoring
@@ -252,11 +251,11 @@ class CohortBuilder:
     def _candidates(
         self,
         events: Events,
-        subject: NDArray[np.int64],
-        timed: NDArray[np.bool_],
+        subject: Ints,
+        timed: Bools,
         visits: Visits,
-        birth_us: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        birth_us: Ints,
+    ) -> tuple[Ints, Ints]:
         """Index candidates (subject row, time), sorted and distinct."""
         index, everyone = self.task.index, np.arange(len(birth_us))
         if self.index_codes is not None or self.index_times is not None:
@@ -278,9 +277,7 @@ class CohortBuilder:
             return owner, birth_us[owner] + round(index.age * DAY_US)
         return everyone, np.full(len(everyone), parse_date_us(index.date or ""))
 
-    def first_index(
-        self, events: Events, subject: NDArray[np.int64], visits: Visits, *, birth_us: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def first_index(self, events: Events, subject: Ints, visits: Visits, *, birth_us: Ints) -> Ints:
         """(S,) each subject's first index, whatever becomes of it; `NEVER` without one."""
         owner, moment = self._candidates(events, subject, events.time_us != STATIC, visits, birth_us)
         out = np.full(len(birth_us), NEVER)
@@ -288,8 +285,8 @@ class CohortBuilder:
         return out
 
     def _first_cause(
-        self, events: Events, subject: NDArray[np.int64], timed: NDArray[np.bool_], n_subjects: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+        self, events: Events, subject: Ints, timed: Bools, n_subjects: int
+    ) -> tuple[Ints, NDArray[np.int8]]:
         """The first cause that ends a record, and which: at one instant the task's order decides.
 
         Where outcomes recur these are the competing events only.
@@ -303,7 +300,7 @@ class CohortBuilder:
             event_us[earlier], cause[earlier] = first[earlier], number
         return event_us, cause
 
-    def _outcomes(self, events: Events, subject: NDArray[np.int64], timed: NDArray[np.bool_]) -> _Marks:
+    def _outcomes(self, events: Events, subject: Ints, timed: Bools) -> _Marks:
         """Every instant of an outcome, with the first cause of the task's order at it."""
         cause = np.zeros(len(events), dtype=np.int8)
         for number in range(len(self.task.outcome), 0, -1):
@@ -317,13 +314,13 @@ class CohortBuilder:
     def _censoring(
         self,
         events: Events,
-        subject: NDArray[np.int64],
-        timed: NDArray[np.bool_],
-        owner: NDArray[np.int64],
-        moment: NDArray[np.int64],
+        subject: Ints,
+        timed: Bools,
+        owner: Ints,
+        moment: Ints,
         dataset_end_us: int,
         n_subjects: int,
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """C of each index candidate, death aside."""
         rule = self.task.censoring
         if rule.date is not None:
@@ -334,14 +331,12 @@ class CohortBuilder:
         mark_us, _ = self._censoring_marks(events, subject, timed).at_or_after(owner, moment)
         return np.where(mark_us == NEVER, last[owner], mark_us)
 
-    def _censoring_marks(self, events: Events, subject: NDArray[np.int64], timed: NDArray[np.bool_]) -> _Marks:
+    def _censoring_marks(self, events: Events, subject: Ints, timed: Bools) -> _Marks:
         matcher = self.censoring_codes
         rows = np.flatnonzero(timed & matcher.events(events)) if matcher is not None else np.zeros(0, dtype=np.int64)
         return _Marks(subject[rows], events.time_us[rows], np.zeros(len(rows), dtype=np.int8))
 
-    def _only_before(
-        self, events: Events, subject: NDArray[np.int64], timed: NDArray[np.bool_], indexes: _Indexes
-    ) -> int:
+    def _only_before(self, events: Events, subject: Ints, timed: Bools, indexes: _Indexes) -> int:
         """Indexes that have a censoring code before them, and none from them on."""
         marks = self._censoring_marks(events, subject, timed)
         before, _ = count_at_or_before(marks.subject, marks.time_us, indexes.subject, indexes.time_us - 1)
@@ -401,14 +396,14 @@ class CohortBuilder:
         )
 
 
-def _in_use(indexes: _Indexes, rows: CohortRows) -> NDArray[np.bool_]:
+def _in_use(indexes: _Indexes, rows: CohortRows) -> Bools:
     """Which indexes have a prediction time of their own."""
     until, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us)
     before, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us - 1)
     return np.asarray(until > before)
 
 
-def subject_ids(events: Events, subject: NDArray[np.int64], n_subjects: int) -> NDArray[np.int64]:
+def subject_ids(events: Events, subject: Ints, n_subjects: int) -> Ints:
     """(S,) id of each subject row."""
     out = np.zeros(n_subjects, dtype=np.int64)
     out[subject] = events.subject_id

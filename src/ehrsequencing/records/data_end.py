@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events
 
 FEWEST_SUBJECTS = 10  # with fewer, nobody can tell a late row from a thin record
@@ -35,10 +35,10 @@ class DayCounts:
         last_us: The latest time; `STATIC` without any.
     """
 
-    day: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    births: NDArray[np.int64]
-    leaving: NDArray[np.int64]
+    day: Ints
+    rows: Ints
+    births: Ints
+    leaving: Ints
     last_us: int
 
     @classmethod

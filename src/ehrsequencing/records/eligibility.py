@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import EligibilityConfig, HistoryCode, format_days
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.meds import BIRTH, DAY_US, STATIC, Events, first_time
+from ehrsequencing.records.events import DAY_US, STATIC, Events, first_time
+from ehrsequencing.records.meds import BIRTH
 from ehrsequencing.records.visits import count_at_or_before
 
 MAX_AGE_DAYS = 120 * 365.25  # beyond it an age is unknown, as everywhere
@@ -37,11 +38,11 @@ class Eligibility:
     def passed(
         self,
         events: Events,
-        subject: NDArray[np.int64],
-        owner: NDArray[np.int64],
-        moment_us: NDArray[np.int64],
-        birth_us: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
+        subject: Ints,
+        owner: Ints,
+        moment_us: Ints,
+        birth_us: Ints,
+    ) -> Ints:
         """How many criteria each index passes before the first that it fails; `len(steps)` where it passes all.
 
         Args:
@@ -63,7 +64,7 @@ class Eligibility:
             holds.append(has == wanted)
         return np.cumprod(np.stack(holds), axis=0).sum(axis=0) if holds else np.zeros(len(owner), dtype=np.int64)
 
-    def _has_age(self, birth_us: NDArray[np.int64], moment_us: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _has_age(self, birth_us: Ints, moment_us: Ints) -> Bools:
         """Whether the age at each index is known and within the range."""
         known = (birth_us != STATIC) & (birth_us <= moment_us)
         age_us = moment_us - np.where(known, birth_us, 0)
@@ -96,13 +97,13 @@ def _in_words(rule: HistoryCode) -> str:
 
 def _has(
     rule: HistoryCode,
-    chosen: NDArray[np.bool_],
+    chosen: Bools,
     events: Events,
-    subject: NDArray[np.int64],
-    owner: NDArray[np.int64],
-    moment_us: NDArray[np.int64],
+    subject: Ints,
+    owner: Ints,
+    moment_us: Ints,
     n_subjects: int,
-) -> NDArray[np.bool_]:
+) -> Bools:
     """Which indexes have `count` of the chosen events in `[index - within, index]`; codes without a time are ever."""
     rows = np.flatnonzero(chosen & (events.time_us != STATIC))
     found, _ = count_at_or_before(subject[rows], events.time_us[rows], owner, moment_us)

@@ -5,8 +5,8 @@ the same records.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import (
@@ -17,10 +17,9 @@ from ehrsequencing.records.events import (
     number_runs,
     opens_run,
 )
-from ehrsequencing.records.events import ragged as ragged
 from ehrsequencing.records.record import Record
 from ehrsequencing.records.summaries import summarise
-from ehrsequencing.records.timelines import TaskRows, Timelines, offsets
+from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 
 MAX_AGE_YEARS = 120.0
@@ -58,9 +57,7 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     return timelines, too_old
 
 
-def _visit_tokens(
-    events: Events, event: NDArray[np.int64], visit: NDArray[np.int64], vocabulary: Vocabulary
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+def _visit_tokens(events: Events, event: Ints, visit: Ints, vocabulary: Vocabulary) -> tuple[Ints, Ints32, Floats32]:
     """Tokens of visits by visit, time, then id; in a visit, identical tokens without a value stand once, the earliest.
 
     So what a visit shows of itself at any moment is the first so many of its tokens.
@@ -88,9 +85,7 @@ def _visit_tokens(
     return visit, codes, values.take(order, axis=0)
 
 
-def encode_events(
-    events: Events, chosen: NDArray[np.int64], vocabulary: Vocabulary
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+def encode_events(events: Events, chosen: Ints, vocabulary: Vocabulary) -> tuple[Ints, Ints32, Floats32]:
     """Tokens of some events: one each, and the ancestors that come along with it.
 
     Args:
@@ -149,8 +144,8 @@ def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> Tas
 
 
 def _encode_unfinished(
-    record: Record, rows: CohortRows, next_visit: NDArray[np.int64], vocabulary: Vocabulary, known_us: NDArray[np.int64]
-) -> NDArray[np.int32]:
+    record: Record, rows: CohortRows, next_visit: Ints, vocabulary: Vocabulary, known_us: Ints
+) -> Ints32:
     """How many codes of the visit that it lies in each query has seen; their last moment goes into `known_us`.
 
     Args:
@@ -182,9 +177,7 @@ def _encode_unfinished(
     return counts
 
 
-def _carry(
-    record: Record, rows: CohortRows, vocabulary: Vocabulary
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+def _carry(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> tuple[Ints, Ints32, Floats32]:
     """Summary tokens per row: how many, which, and their values."""
     counts = np.zeros(len(rows), dtype=np.int64)
     queries = np.flatnonzero(rows.is_query)
@@ -210,14 +203,14 @@ def _carry(
     return counts, codes, values
 
 
-def age_years(moment_us: NDArray[np.int64], birth_us: NDArray[np.int64]) -> tuple[NDArray[np.float32], int]:
+def age_years(moment_us: Ints, birth_us: Ints) -> tuple[Floats32, int]:
     """Age at each moment, NaN where birth is unknown or later, or the age is over 120; and how many were over 120."""
     age = np.where(birth_us == STATIC, np.nan, (moment_us - np.where(birth_us == STATIC, 0, birth_us)) / _US_PER_YEAR)
     too_old = age > MAX_AGE_YEARS
     return np.where(too_old | (age < 0), np.nan, age).astype(np.float32), int(too_old.sum())
 
 
-def _repeats(visit: NDArray[np.int64], codes: NDArray[np.int32], plain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _repeats(visit: Ints, codes: Ints32, plain: Bools) -> Bools:
     """Which tokens without a value repeat an earlier one of their visit."""
     rows = np.flatnonzero(plain)
     key = visit.take(rows) * (int(codes.max(initial=0)) + 1) + codes.take(rows)

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats32, Ints, Ints32
 from ehrsequencing.errors import EhrseqError
 
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
@@ -31,17 +32,17 @@ class Events:
         encounter: (n,) int32, the shard's number of the encounter, -1 without one; None when not asked for.
     """
 
-    subject_id: NDArray[np.int64]
-    time_us: NDArray[np.int64]
-    code: NDArray[np.int32]
+    subject_id: Ints
+    time_us: Ints
+    code: Ints32
     codes: tuple[str, ...]
-    value: NDArray[np.float32]
-    encounter: NDArray[np.int32] | None = None
+    value: Floats32
+    encounter: Ints32 | None = None
 
     def __len__(self) -> int:
         return len(self.subject_id)
 
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Events":
+    def take(self, rows: Ints | Bools) -> "Events":
         """Keep some rows, in the order given."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         encounter = None if self.encounter is None else self.encounter.take(rows)
@@ -51,21 +52,21 @@ class Events:
         )  # fmt: skip
 
     @cached_property
-    def opens(self) -> NDArray[np.bool_]:
+    def opens(self) -> Bools:
         """(n,) True at the first row of each run of rows of one subject."""
         return opens_run(self.subject_id)
 
     @cached_property
-    def starts(self) -> NDArray[np.int64]:
+    def starts(self) -> Ints:
         """(S,) the first row of each subject."""
         return np.flatnonzero(self.opens)
 
     @cached_property
-    def subjects(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def subjects(self) -> tuple[Ints, Ints]:
         """(S,) the subject ids in their order, and (n,) the subject row of each event."""
         return self.subject_id.take(self.starts), number_runs(self.starts, len(self))
 
-    def is_code(self, code: str) -> NDArray[np.bool_]:
+    def is_code(self, code: str) -> Bools:
         """(n,) True where the event has exactly this code."""
         return np.asarray(self.code == _places(self.codes).get(code, -1))
 
@@ -90,7 +91,7 @@ class OfCodes(Generic[Answer]):
 _places = OfCodes(lambda codes: {code: place for place, code in enumerate(codes)})
 
 
-def number_runs(first: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+def number_runs(first: Ints, n: int) -> Ints:
     """(n,) number of the run that each row is in, from the runs' first rows: faster than a running sum.
 
     >>> import numpy as np
@@ -100,7 +101,7 @@ def number_runs(first: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(first)), np.diff(first, append=n))
 
 
-def opens_run(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+def opens_run(*keys: NDArray[Any]) -> Bools:
     """(n,) True at each row that differs from the one before it in any key; the first row does.
 
     >>> import numpy as np
@@ -114,7 +115,7 @@ def opens_run(*keys: NDArray[Any]) -> NDArray[np.bool_]:
     return out
 
 
-def group_order(group: NDArray[Any], n_groups: int) -> NDArray[np.int64]:
+def group_order(group: NDArray[Any], n_groups: int) -> Ints:
     """Stable order (n,) of rows by small non-negative numbers.
 
     NumPy sorts 16-bit integers by radix, ten times as fast as longer ones, so larger numbers are sorted by their two
@@ -132,28 +133,7 @@ def group_order(group: NDArray[Any], n_groups: int) -> NDArray[np.int64]:
     return order
 
 
-def ragged(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Items of the chosen owners, one after another, and their new offsets.
-
-    >>> import numpy as np
-    >>> ragged(np.array([0, 2, 5]), np.array([1, 0]))
-    (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
-    """
-    return spans(offsets[chosen], np.diff(offsets)[chosen])
-
-
-def spans(start: NDArray[np.int64], length: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Items of several spans, one after another, and the spans' offsets.
-
-    >>> import numpy as np
-    >>> spans(np.array([2, 0]), np.array([3, 1]))
-    (array([2, 3, 4, 0]), array([0, 3, 4]))
-    """
-    new = np.r_[0, np.cumsum(length)].astype(np.int64)
-    return np.arange(new[-1]) + np.repeat(start - new[:-1], length), new
-
-
-def first_time(events: Events, chosen: NDArray[np.bool_], row: NDArray[np.int64], n_subjects: int) -> NDArray[np.int64]:
+def first_time(events: Events, chosen: Bools, row: Ints, n_subjects: int) -> Ints:
     """Earliest time of the chosen timed events per subject; `STATIC` where there is none.
 
     Args:
@@ -172,7 +152,7 @@ def first_time(events: Events, chosen: NDArray[np.bool_], row: NDArray[np.int64]
     return out
 
 
-def last_time(events: Events, chosen: NDArray[np.bool_], row: NDArray[np.int64], n_subjects: int) -> NDArray[np.int64]:
+def last_time(events: Events, chosen: Bools, row: Ints, n_subjects: int) -> Ints:
     """Latest time of the chosen timed events per subject, `STATIC` where there is none; as `first_time`."""
     out = np.full(n_subjects, STATIC, dtype=np.int64)
     if len(events):
@@ -181,7 +161,7 @@ def last_time(events: Events, chosen: NDArray[np.bool_], row: NDArray[np.int64],
     return out
 
 
-def pieces(starts: NDArray[np.int64], n: int, rows: int) -> list[slice]:
+def pieces(starts: Ints, n: int, rows: int) -> list[slice]:
     """Cut `n` rows, whose owners' first rows are given, into pieces of about so many rows and of whole owners.
 
     >>> import numpy as np
@@ -192,7 +172,7 @@ def pieces(starts: NDArray[np.int64], n: int, rows: int) -> list[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise([*cuts, n])]
 
 
-def may_repeat(key: NDArray[np.int64]) -> NDArray[np.int64]:
+def may_repeat(key: Ints) -> Ints:
     """Rows, in order, among which are all that share their key with another: few of the others.
 
     Every row leaves its number at a place that its key's hash tells; who finds another's there may have company. A
@@ -227,5 +207,5 @@ def parse_date_us(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise EhrseqError("is not an ISO date", where=repr(text), mend="write it as 2015-01-31") from error
+        raise EhrseqError("is not an ISO date", where=repr(text), fix="write it as 2015-01-31") from error
     return round(moment.replace(tzinfo=UTC).timestamp()) * SECOND_US

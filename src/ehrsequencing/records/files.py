@@ -24,7 +24,7 @@ def parquet_files(root: Path) -> list[Path]:
         refuse_broken_links(here / name for name in files)
         for name in folders:  # os.walk would not enter it
             if (here / name).is_symlink():
-                raise EhrseqError("is a link to a folder", where=str(here / name), mend="copy the folder itself")
+                raise EhrseqError("is a link to a folder", where=str(here / name), fix="copy the folder itself")
         found += [here / name for name in files if name.endswith(".parquet") and not name.startswith(".")]
     return sorted(found)
 
@@ -49,7 +49,7 @@ def refuse_broken_links(paths: Iterable[Path]) -> None:
     """Refuse a link that leads nowhere: what it stands for would be missing in silence."""
     for path in paths:
         if path.is_symlink() and not path.exists():
-            raise EhrseqError("is a link to nothing", where=str(path), mend="copy the file itself, or remove the link")
+            raise EhrseqError("is a link to nothing", where=str(path), fix="copy the file itself, or remove the link")
 
 
 def _refuse(error: OSError) -> None:
@@ -57,4 +57,4 @@ def _refuse(error: OSError) -> None:
 
 
 def _unreadable(folder: Path, error: OSError) -> EhrseqError:
-    return EhrseqError(f"cannot be listed: {error.strerror}", where=str(folder), mend="make it a folder you can read")
+    return EhrseqError(f"cannot be listed: {error.strerror}", where=str(folder), fix="make it a folder you can read")

@@ -5,18 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.records.scales import KNOTS, fit_scale
 
 MOST_EVENTS = 1 << 17  # rows with an event that stored edges are read off
 
 
 def grid_edges(
-    duration_days: NDArray[np.float64],
+    duration_days: Floats,
     cause: NDArray[np.int8],
     *,
     horizons_days: Sequence[float],
     bins: int,
-    subject: NDArray[np.int64] | None = None,
+    subject: Ints | None = None,
     enough: int = 1,
 ) -> tuple[float, ...]:
     """Inner edges of the hazard's bins: quantiles of the event durations of all causes, and every reported horizon.
@@ -51,16 +52,14 @@ def grid_edges(
     return tuple(float(edge) for edge in np.unique(np.r_[inner[clear & (inner > 0)], horizons]))
 
 
-def exposure(
-    edges_days: Sequence[float], entry_days: NDArray[np.floating], duration_days: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def exposure(edges_days: Sequence[float], entry_days: NDArray[np.floating], duration_days: Floats) -> Floats:
     """Days at risk in each bin, `|[τ_{k−1}, τ_k) ∩ [entry, duration)|`, (R, K)."""
     low, high = np.r_[0.0, edges_days], np.r_[edges_days, np.inf]
     span = np.minimum(duration_days[:, None], high) - np.maximum(np.asarray(entry_days)[:, None], low)
     return np.asarray(np.maximum(span, 0.0), dtype=np.float64)
 
 
-def event_bin(edges_days: Sequence[float], duration_days: NDArray[np.float64]) -> NDArray[np.int64]:
+def event_bin(edges_days: Sequence[float], duration_days: Floats) -> Ints:
     """Bin k(duration) of each row, (R,): `τ_{k−1} < duration ≤ τ_k`.
 
     An event at an edge belongs to the bin that ends there: there its exposure was, and metrics count it as an event by
@@ -72,12 +71,12 @@ def event_bin(edges_days: Sequence[float], duration_days: NDArray[np.float64]) -
 def cohort_hazards(
     edges_days: Sequence[float],
     entry_days: NDArray[np.floating],
-    duration_days: NDArray[np.float64],
+    duration_days: Floats,
     cause: NDArray[np.int8],
     *,
     n_causes: int,
-    factors: Sequence[NDArray[np.float64] | None] | None = None,
-) -> NDArray[np.float64]:
+    factors: Sequence[Floats | None] | None = None,
+) -> Floats:
     """The cohort's own hazards: events over days at risk, per cause and bin.
 
     Half an event is spread over all bins of a cause, so that a bin without one keeps a finite logarithm.

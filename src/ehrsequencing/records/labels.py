@@ -16,9 +16,10 @@ import pyarrow.csv as pv
 from meds.schema import LabelSchema
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.files import parquet_files
-from ehrsequencing.records.meds import read_table
+from ehrsequencing.records.parquet_rows import read_table
 
 # Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
 _MOMENTS = ("prediction_time", "index_timestamp", "trigger", "cohort_start_date")
@@ -38,10 +39,10 @@ class IndexTimes:
         time_us: (n,) int64, microseconds since 1970.
     """
 
-    subject_id: NDArray[np.int64]
-    time_us: NDArray[np.int64]
+    subject_id: Ints
+    time_us: Ints
 
-    def of(self, subject_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def of(self, subject_ids: Ints) -> tuple[Ints, Ints]:
         """The index times of some subjects.
 
         Args:
@@ -71,12 +72,12 @@ def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
     names = {name.lower(): name for name in table.column_names}
     moment = next((names[name] for name in _MOMENTS if name in names), None)
     if "subject_id" not in names or moment is None:
-        mend = f"it needs subject_id and one of {', '.join(_MOMENTS)}"
-        raise EhrseqError("holds no cohort", where=str(path), mend=mend)
+        fix = f"it needs subject_id and one of {', '.join(_MOMENTS)}"
+        raise EhrseqError("holds no cohort", where=str(path), fix=fix)
     table = _one_cohort(table, names.get(_COHORT_ID), cohort_id, path)
     ids, times = _ids(table[names["subject_id"]], path), _times(table[moment], path)
     if not len(ids):
-        raise EhrseqError("holds no row", where=str(path), mend="name a file with index times")
+        raise EhrseqError("holds no row", where=str(path), fix="name a file with index times")
     pairs = np.unique(np.stack([ids, times]), axis=1)
     return IndexTimes(pairs[0], pairs[1])
 
@@ -85,60 +86,60 @@ def _read(path: Path) -> pa.Table:
     if path.is_dir():
         parts = [read_table(part) for part in parquet_files(path)]
         if not parts:
-            raise EhrseqError("holds no Parquet file", where=str(path), mend="name a file, or a folder of label shards")
+            raise EhrseqError("holds no Parquet file", where=str(path), fix="name a file, or a folder of label shards")
         common = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
         return pa.concat_tables([part.select(common) for part in parts], promote_options="permissive")
     if not path.is_file():
-        raise EhrseqError("is no file", where=str(path), mend="correct index.file (relative to the task file's folder)")
+        raise EhrseqError("is no file", where=str(path), fix="correct index.file (relative to the task file's folder)")
     if path.name.lower().endswith((".csv", ".csv.gz")):
         try:
             return pv.read_csv(path)
         except (pa.ArrowException, OSError) as error:
-            raise EhrseqError("cannot be read as CSV", where=str(path), mend="save it as CSV again") from error
+            raise EhrseqError("cannot be read as CSV", where=str(path), fix="save it as CSV again") from error
     return read_table(path)
 
 
 def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path: Path) -> pa.Table:
     if column is None:
         if cohort_id is not None:
-            raise EhrseqError(f"has no column {_COHORT_ID}", where=str(path), mend="leave index.cohort_id out")
+            raise EhrseqError(f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out")
         return table
     distinct = pc.unique(table[column])
     if cohort_id is None:
         if len(distinct) > 1:
-            mend = "name one with index.cohort_id"
-            raise EhrseqError(f"holds {len(distinct)} cohorts", where=str(path), mend=mend)
+            fix = "name one with index.cohort_id"
+            raise EhrseqError(f"holds {len(distinct)} cohorts", where=str(path), fix=fix)
         return table
     chosen = table.filter(pc.equal(table[column], cohort_id))
     if not len(chosen):
-        mend = f"it holds {len(distinct)} other cohorts"
-        raise EhrseqError(f"holds no cohort {cohort_id}", where=f"{path}, {column}", mend=mend)
+        fix = f"it holds {len(distinct)} other cohorts"
+        raise EhrseqError(f"holds no cohort {cohort_id}", where=f"{path}, {column}", fix=fix)
     return chosen
 
 
-def _ids(column: pa.ChunkedArray, path: Path) -> NDArray[np.int64]:
+def _ids(column: pa.ChunkedArray, path: Path) -> Ints:
     if not pa.types.is_integer(column.type):
-        raise EhrseqError("subject_id is not a whole number", where=str(path), mend="use the ids of the data set")
+        raise EhrseqError("subject_id is not a whole number", where=str(path), fix="use the ids of the data set")
     if column.null_count:
-        raise EhrseqError(f"{column.null_count} rows have no subject_id", where=str(path), mend="remove or fill them")
+        raise EhrseqError(f"{column.null_count} rows have no subject_id", where=str(path), fix="remove or fill them")
     return np.asarray(column.cast(pa.int64()).to_numpy())
 
 
-def _times(column: pa.ChunkedArray, path: Path) -> NDArray[np.int64]:
+def _times(column: pa.ChunkedArray, path: Path) -> Ints:
     """Microseconds; a date is its midnight."""
     kind = column.type
     if not (pa.types.is_date(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)):
-        mend = "write it as a date or a timestamp without a time zone"
-        raise EhrseqError(f"the index time has type {kind}", where=str(path), mend=mend)
+        fix = "write it as a date or a timestamp without a time zone"
+        raise EhrseqError(f"the index time has type {kind}", where=str(path), fix=fix)
     if column.null_count:
-        raise EhrseqError(f"{column.null_count} rows have no index time", where=str(path), mend="remove or fill them")
+        raise EhrseqError(f"{column.null_count} rows have no index time", where=str(path), fix="remove or fill them")
     return np.asarray(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy())
 
 
 def label_table(
-    subject_id: NDArray[np.int64],
-    prediction_us: NDArray[np.int64],
-    duration_days: NDArray[np.float64],
+    subject_id: Ints,
+    prediction_us: Ints,
+    duration_days: Floats,
     cause: NDArray[np.int8],
 ) -> pa.Table:
     """Labels in the MEDS label schema, which knows no time to event.

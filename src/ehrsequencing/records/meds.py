@@ -1,7 +1,7 @@
-"""Read MEDS: find shards, check the schema, mend what can be mended (and count it), refuse what cannot.
+"""Read MEDS: find shards, check the schema, fix what can be fixed (and count it), refuse what cannot.
 
 A shard becomes `Events`: plain NumPy columns, one row per event, sorted by subject and time. `dialect.py` reads the
-file, `mends.py` mends its rows; what happens to which kind of bad input is the table of docs/data.md.
+file, `fixes.py` fixes its rows; what happens to which kind of bad input is the table of docs/data.md.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import DataConfig, DialectConfig, SplitsConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.data_end import DayCounts, LateRows, find_late_rows
@@ -26,14 +27,14 @@ from ehrsequencing.records.events import (
     parse_date_us,
 )
 from ehrsequencing.records.files import listed, parquet_files
-from ehrsequencing.records.mends import MENDS, MendLog, mend
+from ehrsequencing.records.fixes import FIXES, FixLog, fix
 from ehrsequencing.records.parquet_rows import check_schemas, read_events, read_table, subject_ids
 
 __all__ = [
     "BIRTH",
     "DAY_US",
     "DEATH",
-    "MENDS",
+    "FIXES",
     "SECOND_US",
     "SPLITS",
     "STATIC",
@@ -62,16 +63,16 @@ def find_shards(data: Path) -> list[Path]:
             other files only, or a link that leads out of the data set, to another folder or nowhere.
     """
     if not data.is_dir():
-        raise EhrseqError("is not a folder", where=str(data), mend="name the folder of a MEDS data set")
+        raise EhrseqError("is not a folder", where=str(data), fix="name the folder of a MEDS data set")
     root, home = data / "data", data.resolve()
     shards = parquet_files(root)
     if not shards:
-        raise EhrseqError("holds no data/**/*.parquet", where=str(data), mend="name the folder of a MEDS data set")
+        raise EhrseqError("holds no data/**/*.parquet", where=str(data), fix="name the folder of a MEDS data set")
     for path in (*shards, *listed(data / "metadata")):
         if not path.resolve().is_relative_to(home):
-            raise EhrseqError("is a link out of the data set", where=str(path), mend="copy the file into the folder")
+            raise EhrseqError("is a link out of the data set", where=str(path), fix="copy the file into the folder")
         if path.name in _METADATA and path.is_dir():  # would be taken for no such file
-            raise EhrseqError("is a folder", where=str(path), mend="write it as one Parquet file")
+            raise EhrseqError("is a folder", where=str(path), fix="write it as one Parquet file")
     _refuse_lost_splits(root, shards)
     return shards
 
@@ -80,13 +81,13 @@ def _refuse_lost_splits(root: Path, shards: list[Path]) -> None:
     """Refuse what has the name of a split but gives no rows: a plain file, or a folder with files of another kind."""
     for path in (root / name for name in SPLITS):
         if path.is_file():
-            raise EhrseqError("is a file", where=str(path), mend="a split is a folder of Parquet files")
+            raise EhrseqError("is a file", where=str(path), fix="a split is a folder of Parquet files")
         if any(shard.is_relative_to(path) for shard in shards):
             continue
         others = [other for other in listed(path) if not other.name.startswith((".", "_"))]
         if others:
             what = f"holds no .parquet file, but {others[0].name}"
-            raise EhrseqError(what, where=str(path), mend="write its rows as Parquet, or remove the folder")
+            raise EhrseqError(what, where=str(path), fix="write its rows as Parquet, or remove the folder")
 
 
 class Survey(Protocol):
@@ -101,7 +102,7 @@ Found = TypeVar("Found", bound=Survey)
 
 
 class MedsReader:
-    """The shards of one data set, checked and mended one by one.
+    """The shards of one data set, checked and fixed one by one.
 
     Args:
         data: Folder of the data set.
@@ -109,7 +110,7 @@ class MedsReader:
         encounter_column: Extra column that names the encounter, where visits are cut by it.
 
     Attributes:
-        mends: How often each mend of `MENDS` was applied by the shards read so far, and where first.
+        fixes: How often each fix of `FIXES` was applied by the shards read so far, and where first.
         late: Rows that are dropped, since they come long after all others; None before `settle`, or without any.
 
     Raises:
@@ -122,12 +123,12 @@ class MedsReader:
         self.dialect = settings.dialect or DialectConfig()
         self.shards = find_shards(data)
         check_schemas(self.shards, self.dialect)
-        self.mends = MendLog()
+        self.fixes = FixLog()
         self.late: LateRows | None = None
         self.declared_us = parse_date_us(settings.extracted) if settings.extracted else None
 
     def __iter__(self) -> Iterator[Events]:
-        ids: list[NDArray[np.int64]] = []
+        ids: list[Ints] = []
         for path in self.shards:
             events = self.read(path)
             ids.append(events.subjects[0])
@@ -135,10 +136,10 @@ class MedsReader:
         refuse_scattered(ids, self.shards)
 
     def read(self, path: Path) -> Events:
-        """Read, check and mend one shard."""
-        events = read_events(path, self.mends, dialect=self.dialect, encounter_column=self.encounter_column)
-        return mend(
-            events, path, self.mends, dialect=self.dialect,
+        """Read, check and fix one shard."""
+        events = read_events(path, self.fixes, dialect=self.dialect, encounter_column=self.encounter_column)
+        return fix(
+            events, path, self.fixes, dialect=self.dialect,
             extracted_us=None if self.declared_us is None else self.declared_us + DAY_US,
             until_us=None if self.late is None else self.late.until_us,
         )  # fmt: skip
@@ -158,7 +159,7 @@ class MedsReader:
         found = survey()
         self.late = find_late_rows(found.days) if self.declared_us is None else None
         if self.late is not None:
-            self.mends = MendLog()
+            self.fixes = FixLog()
             found = survey()
         return found
 
@@ -171,7 +172,7 @@ class MedsReader:
         return days.last_us if self.declared_us is None else self.declared_us
 
 
-def refuse_scattered(ids: list[NDArray[np.int64]], shards: list[Path]) -> None:
+def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
     """Refuse a subject with rows in two shards: neither would hold the whole record.
 
     Args:
@@ -188,7 +189,7 @@ def refuse_scattered(ids: list[NDArray[np.int64]], shards: list[Path]) -> None:
         shard = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
         first, second = shard[order[twice[0]]], shard[order[twice[0] + 1]]
         what = f"a subject is in two shards, here and in {shards[first]} ({len(twice)} such cases)"
-        raise EhrseqError(what, where=str(shards[second]), mend="keep each subject's rows in one file")
+        raise EhrseqError(what, where=str(shards[second]), fix="keep each subject's rows in one file")
 
 
 class SplitLookup:
@@ -205,22 +206,20 @@ class SplitLookup:
         data: Path,
         settings: SplitsConfig,
         *,
-        assigned: tuple[NDArray[np.int64], NDArray[np.int8]] | None = None,
+        assigned: tuple[Ints, NDArray[np.int8]] | None = None,
     ) -> None:
         self.settings, self.path = settings, data / "metadata" / "subject_splits.parquet"
         self.from_file = settings.by == "file" and self.path.is_file()
         self._by_hash = not self.from_file and assigned is None
         if self._by_hash and settings.by in ("date", "site"):
-            raise EhrseqError("needs the records", where=f"splits.by={settings.by}", mend="use splits.by=hash here")
+            raise EhrseqError("needs the records", where=f"splits.by={settings.by}", fix="use splits.by=hash here")
         nobody = np.zeros(0, np.int64), np.zeros(0, np.int8)
         self._ids, self._split = assigned or (self._read() if self.from_file else nobody)
 
-    def _read(self) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    def _read(self) -> tuple[Ints, NDArray[np.int8]]:
         table = read_table(self.path)
         if not {"subject_id", "split"} <= set(table.column_names):
-            raise EhrseqError(
-                "needs the columns subject_id and split", where=str(self.path), mend="see the MEDS schema"
-            )
+            raise EhrseqError("needs the columns subject_id and split", where=str(self.path), fix="see the MEDS schema")
         ids = subject_ids(table["subject_id"], self.path).to_numpy()
         names = table["split"].to_pylist()
         unknown = [row for row, name in enumerate(names) if name not in SPLITS]
@@ -228,13 +227,13 @@ class SplitLookup:
             word = names[unknown[0]]
             shown = f" {word!r}" if word in _OTHER_SPLITS else ""  # anything else may be a patient's
             where = f"{self.path}, row {unknown[0]}"
-            raise EhrseqError(f"unknown split{shown}", where=where, mend=f"use {', '.join(SPLITS)}")
+            raise EhrseqError(f"unknown split{shown}", where=where, fix=f"use {', '.join(SPLITS)}")
         pairs = np.unique(np.stack([ids, np.array([SPLITS.index(n) for n in names], dtype=np.int64)]), axis=1)
         if len(np.unique(pairs[0])) != pairs.shape[1]:
-            raise EhrseqError("a subject is in two splits", where=str(self.path), mend="keep one row per subject")
+            raise EhrseqError("a subject is in two splits", where=str(self.path), fix="keep one row per subject")
         return pairs[0], pairs[1].astype(np.int8)
 
-    def __call__(self, subject_ids: NDArray[np.int64]) -> NDArray[np.int8]:
+    def __call__(self, subject_ids: Ints) -> NDArray[np.int8]:
         """(S,) position in `SPLITS` of each subject."""
         if self._by_hash:
             return hash_splits(subject_ids, self.settings)
@@ -243,15 +242,15 @@ class SplitLookup:
         found[found] = self._ids[position[found]] == subject_ids[found]
         if not found.all():
             what = f"{int((~found).sum())} subjects of the data have no split"
-            raise EhrseqError(what, where=str(self.path), mend="add them, or use splits.by=hash")
+            raise EhrseqError(what, where=str(self.path), fix="add them, or use splits.by=hash")
         return self._split[position]
 
-    def absent(self, subject_ids: NDArray[np.int64]) -> int:
+    def absent(self, subject_ids: Ints) -> int:
         """How many subjects of the split file are not among these."""
         return int(len(self._ids) - np.isin(self._ids, subject_ids).sum())
 
 
-def hash_splits(subject_ids: NDArray[np.int64], settings: SplitsConfig) -> NDArray[np.int8]:
+def hash_splits(subject_ids: Ints, settings: SplitsConfig) -> NDArray[np.int8]:
     """Split by a hash of the subject id: the same subject always lands in the same split.
 
     The seed is hashed itself before it moves the ids: added as it is, the seeds 1, 2, 3 … would slide one pattern

@@ -23,14 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRows, cohort_steps
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, Events, opens_run
+from ehrsequencing.records.fixes import FixLog
 from ehrsequencing.records.meds import SPLITS, MedsReader, SplitLookup
-from ehrsequencing.records.mends import MendLog
 from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.row_store import KeptRows, keep, read_kept
 from ehrsequencing.records.timelines import TaskRows, Timelines, slice_rows, slice_timelines
@@ -96,7 +97,7 @@ class Tally:
         for name in ("subjects", "indexes", "rows", "queries", "outcomes", "records_before"):
             getattr(self, name).__iadd__(getattr(other, name))
 
-    def _flow(self, subjects: NDArray[np.int64], indexes: NDArray[np.int64]) -> list[dict[str, Any]]:
+    def _flow(self, subjects: Ints, indexes: Ints) -> list[dict[str, Any]]:
         """Subjects and index times left after each step, from how many got how far (steps + 1,)."""
         left, times = int(subjects.sum()), int(indexes.sum())
         flow = [{"step": "all subjects", "subjects": left, "excluded": 0, "indexes": times}]
@@ -105,7 +106,7 @@ class Tally:
             flow.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
         return flow
 
-    def _before(self, counts: NDArray[np.int64]) -> list[dict[str, Any]]:
+    def _before(self, counts: Ints) -> list[dict[str, Any]]:
         """Of the subjects asked at each landmark (landmarks, 3): those without a record before it."""
         names = ("subjects", "without_record_before", "first_record_later")
         rows = [dict(zip(names, row, strict=True)) for row in counts.tolist()]
@@ -135,7 +136,7 @@ class Tally:
         }
 
 
-def _crossed(row: NDArray[np.int8], column: NDArray[np.int8], shape: tuple[int, ...]) -> NDArray[np.int64]:
+def _crossed(row: NDArray[np.int8], column: NDArray[np.int8], shape: tuple[int, ...]) -> Ints:
     """How often each pair of small numbers occurs."""
     counts = np.bincount(row * np.int64(shape[1]) + column, minlength=shape[0] * shape[1])
     return counts.reshape(shape)
@@ -148,7 +149,7 @@ class FittedShard:
     kept: KeptRows
     days: DayCounts
     part: FitPart
-    mends: MendLog
+    fixes: FixLog
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class EncodedShard:
     visits: list[Timelines]
     rows: list[list[TaskRows]]  # per task
     tallies: list[Tally]
-    mends: Counter[str]
+    fixes: Counter[str]
 
 
 @dataclass
@@ -178,11 +179,11 @@ class ShardWork:
         return VocabularyFit(self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents)
 
     def fit(self, path: Path, kept: Path, late: LateRows | None) -> FittedShard:
-        """First pass: what the vocabulary is fitted on; the mended rows, but the late ones, are kept."""
-        self.reader.mends, self.reader.late, fit = MendLog(), late, self.new_fit()
+        """First pass: what the vocabulary is fitted on; the fixed rows, but the late ones, are kept."""
+        self.reader.fixes, self.reader.late, fit = FixLog(), late, self.new_fit()
         events = self.reader.read(path)
         _, days = update_fit(fit, events, self.lookup)
-        return FittedShard(keep(events, kept), days, fit.part(), self.reader.mends)
+        return FittedShard(keep(events, kept), days, fit.part(), self.reader.fixes)
 
     def encode(self, shards: Sequence[KeptRows], folder: Path, dataset_end_us: int) -> list[EncodedShard]:
         """Second pass, on a range of subjects, piece by piece, with the vocabulary that stands in `folder`."""
@@ -195,7 +196,7 @@ class ShardWork:
     def _encode(self, record: Record, dataset_end_us: int) -> EncodedShard:
         """Encode visits and each task's prediction times; subjects come split by split."""
         timelines, too_old = encode_timelines(record, self._vocabulary)
-        mends = Counter({"old_age": too_old})
+        fixes = Counter({"old_age": too_old})
         split = self.lookup(record.subject_id)
         bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
         parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
@@ -204,12 +205,12 @@ class ShardWork:
             cohort = builder.build(
                 record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=dataset_end_us
             )
-            mends["after_censoring"] += cohort.after_censoring
+            fixes["after_censoring"] += cohort.after_censoring
             tallies.append(Tally(builder.task))
             tallies[-1].add_cohort(cohort, split, record.visits)
             encoded = encode_rows(record, cohort.rows, self._vocabulary)
             rows.append([slice_rows(encoded, part) for part in parts])
-        return EncodedShard([slice_timelines(timelines, part) for part in parts], rows, tallies, mends)
+        return EncodedShard([slice_timelines(timelines, part) for part in parts], rows, tallies, fixes)
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:
@@ -222,7 +223,7 @@ class ShardWork:
         return Vocabulary.load(self.folder)
 
 
-def update_fit(fit: VocabularyFit, events: Events, lookup: SplitLookup) -> tuple[NDArray[np.int64], DayCounts]:
+def update_fit(fit: VocabularyFit, events: Events, lookup: SplitLookup) -> tuple[Ints, DayCounts]:
     """Add a shard to a fit; its distinct subject ids and its rows by day."""
     subject_id, subject = events.subjects
     fit.update(events, subject, (lookup(subject_id) == 0)[subject])
@@ -243,7 +244,7 @@ def count_processes(shards: Sequence[Path], processes: int | None) -> int:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = min(cores, 1 + count_rows(shards) // _ROWS_PER_PROCESS)
     elif processes < 1:
-        raise EhrseqError("at least one process is needed", where=f"processes={processes}", mend="leave it out")
+        raise EhrseqError("at least one process is needed", where=f"processes={processes}", fix="leave it out")
     return min(processes, len(shards))
 
 
@@ -290,8 +291,8 @@ class Workers:
             while waiting:
                 yield _result(waiting.popleft())
         except BrokenProcessPool as error:
-            mend = "use fewer processes if memory ran out; a script that prepares needs if __name__ == '__main__':"
-            raise EhrseqError("a process has ended before its work", where="prepare", mend=mend) from error
+            fix = "use fewer processes if memory ran out; a script that prepares needs if __name__ == '__main__':"
+            raise EhrseqError("a process has ended before its work", where="prepare", fix=fix) from error
 
 
 _work: ShardWork | None = None  # of this process, where it is a worker
@@ -308,18 +309,18 @@ def _run(method: str, item: tuple[Any, ...]) -> Any:
     try:
         return getattr(_work, method)(*item)
     except EhrseqError as error:
-        return _Refused(error.what, error.where, error.mend)
+        return _Refused(error.what, error.where, error.fix)
 
 
 @dataclass(frozen=True)
 class _Refused:
     what: str
     where: str
-    mend: str
+    fix: str
 
 
 def _result(future: Future[Any]) -> Any:
     found = future.result()
     if isinstance(found, _Refused):
-        raise EhrseqError(found.what, where=found.where, mend=found.mend)
+        raise EhrseqError(found.what, where=found.where, fix=found.fix)
     return found

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats32, Ints, Ints32
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US, STATIC, Events
-from ehrsequencing.records.mends import MAX_US, MendLog, place
+from ehrsequencing.records.fixes import MAX_US, FixLog, place
 
 MAX_CODE_BYTES = 1_000_000
 MAX_VALUE = 1e37
@@ -30,8 +30,8 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError)
 def damaged(path: Path, error: Exception | None = None) -> EhrseqError:
     """The one error of a file that does not decode, or that the system does not let us read."""
     if isinstance(error, OSError) and error.errno is not None:
-        return EhrseqError("cannot be read", where=str(path), mend=error.strerror or "check the disk")
-    return EhrseqError("cannot be read as Parquet", where=str(path), mend="the file is damaged: fetch it again")
+        return EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the disk")
+    return EhrseqError("cannot be read as Parquet", where=str(path), fix="the file is damaged: fetch it again")
 
 
 def read_table(path: Path, columns: list[str] | None = None, *, encoded: Sequence[str] = ()) -> pa.Table:
@@ -74,7 +74,7 @@ def check_schemas(shards: Sequence[Path], dialect: DialectConfig) -> None:
                 known, first = seen.setdefault(name, (kind, path))
                 if kind != known:
                     what = f"column {name!r} is {kind} here and {known} in {first}"
-                    raise EhrseqError(what, where=str(path), mend="write all shards with the same types")
+                    raise EhrseqError(what, where=str(path), fix="write all shards with the same types")
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -89,7 +89,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def read_events(path: Path, log: MendLog, *, dialect: DialectConfig, encounter_column: str | None = None) -> Events:
+def read_events(path: Path, log: FixLog, *, dialect: DialectConfig, encounter_column: str | None = None) -> Events:
     """Read the needed columns of one shard.
 
     Args:
@@ -111,8 +111,8 @@ def read_events(path: Path, log: MendLog, *, dialect: DialectConfig, encounter_c
         if name not in names:
             raise _missing(part, name, names, path)
     if encounter_column is not None and encounter_column not in names:
-        mend = "set visits.column, or cut visits another way (visits.by=day)"
-        raise EhrseqError(f"has no column {encounter_column!r}", where=str(path), mend=mend)
+        fix = "set visits.column, or cut visits another way (visits.by=day)"
+        raise EhrseqError(f"has no column {encounter_column!r}", where=str(path), fix=fix)
     wanted += [dialect.numeric_value] if dialect.numeric_value in names else []
     wanted += [encounter_column] if encounter_column is not None else []
     table = read_table(path, list(dict.fromkeys(wanted)), encoded=[dialect.code])
@@ -147,11 +147,11 @@ def columns_of(path: Path) -> list[str]:
         raise damaged(path, error) from error
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise EhrseqError(f"has the column {twice!r} twice", where=str(path), mend="keep one of them")
+        raise EhrseqError(f"has the column {twice!r} twice", where=str(path), fix="keep one of them")
     return names
 
 
-def read_subjects(path: Path, *, dialect: DialectConfig) -> NDArray[np.int64]:
+def read_subjects(path: Path, *, dialect: DialectConfig) -> Ints:
     """(n,) the subject of each row of one shard.
 
     Raises:
@@ -168,8 +168,8 @@ def read_subjects(path: Path, *, dialect: DialectConfig) -> NDArray[np.int64]:
 
 def _missing(part: str, name: str, names: Sequence[str], path: Path) -> EhrseqError:
     likely = [other for other in names if _LIKELY[part] in other.lower()]
-    mend = f"MEDS needs subject_id, time and code; if it has another name here, set dialect.{part}"
-    return EhrseqError(f"has no column {name!r}", where=str(path), mend=mend + (f"={likely[0]}" if likely else ""))
+    fix = f"MEDS needs subject_id, time and code; if it has another name here, set dialect.{part}"
+    return EhrseqError(f"has no column {name!r}", where=str(path), fix=fix + (f"={likely[0]}" if likely else ""))
 
 
 def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
@@ -179,14 +179,14 @@ def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
         EhrseqError: Another type than an integer, a missing id, or one beyond int64.
     """
     if not pa.types.is_integer(column.type):
-        raise EhrseqError(f"column 'subject_id' has type {column.type}", where=str(path), mend="convert it to int64")
+        raise EhrseqError(f"column 'subject_id' has type {column.type}", where=str(path), fix="convert it to int64")
     if column.null_count:
         where = place(path, _first(column.is_null()))
-        raise EhrseqError(f"{column.null_count} rows have no subject_id", where=where, mend="remove or fill them")
+        raise EhrseqError(f"{column.null_count} rows have no subject_id", where=where, fix="remove or fill them")
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid as error:
-        raise EhrseqError("a subject_id is beyond int64", where=str(path), mend="renumber the subjects") from error
+        raise EhrseqError("a subject_id is beyond int64", where=str(path), fix="renumber the subjects") from error
 
 
 def _first(mask: pa.ChunkedArray) -> int:
@@ -194,18 +194,18 @@ def _first(mask: pa.ChunkedArray) -> int:
     return int(np.argmax(mask.to_numpy()))
 
 
-def _times(column: pa.ChunkedArray, path: Path, log: MendLog, dialect: DialectConfig) -> NDArray[np.int64]:
+def _times(column: pa.ChunkedArray, path: Path, log: FixLog, dialect: DialectConfig) -> Ints:
     """(n,) int64 microseconds since 1970 on the local clock; `STATIC` where the time is missing."""
     kind = column.type
     if pa.types.is_null(kind):
         return np.full(len(column), STATIC, dtype=np.int64)
     is_stamp = pa.types.is_timestamp(kind)
     if not (is_stamp or pa.types.is_date(kind)):
-        mend = "convert it to timestamp[us] without a time zone"
-        raise EhrseqError(f"column 'time' has type {kind}", where=str(path), mend=mend)
+        fix = "convert it to timestamp[us] without a time zone"
+        raise EhrseqError(f"column 'time' has type {kind}", where=str(path), fix=fix)
     if is_stamp and kind.tz is not None and dialect.time_zone is None:
-        mend = "name the zone of the hospital's clock, as in dialect.time_zone=Europe/Berlin"
-        raise EhrseqError(f"column 'time' has a time zone ({kind})", where=str(path), mend=mend)
+        fix = "name the zone of the hospital's clock, as in dialect.time_zone=Europe/Berlin"
+        raise EhrseqError(f"column 'time' has a time zone ({kind})", where=str(path), fix=fix)
     whole = column.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else column.cast(pa.int64())
     unit = kind.unit if is_stamp else str(kind)
     if is_stamp and unit == "us" and kind.tz is None:
@@ -224,25 +224,25 @@ def _times(column: pa.ChunkedArray, path: Path, log: MendLog, dialect: DialectCo
     return np.where(missing, STATIC, time)
 
 
-def _local(time_us: NDArray[np.int64], zone: str, path: Path) -> NDArray[np.int64]:
+def _local(time_us: Ints, zone: str, path: Path) -> Ints:
     """Instants (n,) → what the clocks of a zone showed; instants outside of 1800 to 9999 are left as they are."""
     known = np.flatnonzero((time_us > -170 * 366 * DAY_US) & (time_us < MAX_US - DAY_US))
     try:
         clock = pc.local_timestamp(pa.array(time_us[known]).cast(pa.timestamp("us", zone)))
     except pa.ArrowInvalid as error:
-        mend = "install the system's time zone data (tzdata)"
-        raise EhrseqError(f"the time zone {zone} is not known to this machine", where=str(path), mend=mend) from error
+        fix = "install the system's time zone data (tzdata)"
+        raise EhrseqError(f"the time zone {zone} is not known to this machine", where=str(path), fix=fix) from error
     out = time_us.copy()
     out[known] = clock.cast(pa.int64()).to_numpy()
     return out
 
 
-def _values(column: pa.ChunkedArray, path: Path, log: MendLog) -> NDArray[np.float32]:
+def _values(column: pa.ChunkedArray, path: Path, log: FixLog) -> Floats32:
     """(n,) float32, NaN where there is no number; numbers that are none (NaN, ±inf, beyond 1e37) are counted."""
     kind = column.type
     known = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
     if not (known or pa.types.is_null(kind)):
-        raise EhrseqError(f"column 'numeric_value' has type {kind}", where=str(path), mend="convert it to float32")
+        raise EhrseqError(f"column 'numeric_value' has type {kind}", where=str(path), fix="convert it to float32")
     if pa.types.is_float32(kind):
         plain = np.asarray(column.to_numpy())  # NaN where there is none
         if np.count_nonzero(np.abs(plain) < np.float32(MAX_VALUE)) == len(plain) - column.null_count:
@@ -259,14 +259,14 @@ def _values(column: pa.ChunkedArray, path: Path, log: MendLog) -> NDArray[np.flo
     return value.astype(np.float32)
 
 
-def _codes(column: pa.ChunkedArray, path: Path) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]]:
     """(n,) position of each row's code among the distinct codes, and these."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not is_text(kind):
-        raise EhrseqError(f"column 'code' has type {kind}", where=str(path), mend="convert it to strings")
+        raise EhrseqError(f"column 'code' has type {kind}", where=str(path), fix="convert it to strings")
     if column.null_count:
         where = place(path, _first(column.is_null()))
-        raise EhrseqError(f"{column.null_count} rows have no code", where=where, mend="remove or fill them")
+        raise EhrseqError(f"{column.null_count} rows have no code", where=where, fix="remove or fill them")
     if not pa.types.is_dictionary(column.type):
         column = column.cast(pa.large_string()).dictionary_encode()
     encoded = column.unify_dictionaries()
@@ -277,8 +277,8 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[NDArray[np.int32], tupl
     try:
         codes = tuple(names.to_pylist())
     except UnicodeDecodeError as error:
-        mend = "write the file again with UTF-8 strings"
-        raise EhrseqError("a code is not UTF-8", where=f"{path}, column code", mend=mend) from error
+        fix = "write the file again with UTF-8 strings"
+        raise EhrseqError("a code is not UTF-8", where=f"{path}, column code", fix=fix) from error
     is_used = np.bincount(code, minlength=len(codes)) > 0  # a dictionary may hold entries that no row has
     if not is_used.all():
         code = (np.cumsum(is_used) - 1).astype(np.int32)[code]
@@ -287,7 +287,7 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[NDArray[np.int32], tupl
     return code, codes
 
 
-def _check_codes(code: NDArray[np.int32], codes: tuple[str, ...], path: Path) -> None:
+def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
     text = "\n".join(["", *codes])  # one look at all codes together nearly always finds nothing
     is_plain = text.isascii() and text.replace("\n", "").isprintable() and text.count("\n") == len(codes)
     is_plain &= not any(start in text + "\n" for start in ("\n\n", "\n "))
@@ -303,16 +303,14 @@ def _check_codes(code: NDArray[np.int32], codes: tuple[str, ...], path: Path) ->
         bad = [n for n in odd if is_bad(codes[n])]
         if bad:
             where = f"{place(path, int(np.argmax(np.isin(code, bad))))}, column code"
-            raise EhrseqError(f"a code {what}", where=where, mend="rename or remove that code")
+            raise EhrseqError(f"a code {what}", where=where, fix="rename or remove that code")
 
 
-def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> NDArray[np.int32]:
+def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> Ints32:
     """(n,) number of each row's encounter within the shard, -1 without one."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not (is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise EhrseqError(
-            f"column {name!r} has type {kind}", where=str(path), mend="encounter ids are text or integers"
-        )
+        raise EhrseqError(f"column {name!r} has type {kind}", where=str(path), fix="encounter ids are text or integers")
     plain = column.cast(kind) if pa.types.is_dictionary(column.type) else column
     if pa.types.is_null(kind):
         return np.full(len(column), -1, dtype=np.int32)

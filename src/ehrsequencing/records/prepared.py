@@ -5,7 +5,7 @@
     PREPARED/tasks/NAME/task.yaml  cohort.parquet  labels.parquet  attrition.json
     PREPARED/tasks/NAME/SPLIT/*.npy        the fields of `TaskRows`
 
-The first pass reads the shards, fits vocabulary and scales on training subjects, and keeps the mended rows on disk for
+The first pass reads the shards, fits vocabulary and scales on training subjects, and keeps the fixed rows on disk for
 the second, which encodes one range of subjects after another. Memory holds one shard, whatever the number of subjects;
 the kept rows take 16 bytes each until the set is complete.
 """
@@ -26,22 +26,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ehrsequencing import __version__
-from ehrsequencing.arrays import ArrayWriter
+from ehrsequencing.arrays import ArrayWriter, Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.data_end import DayCounts
+from ehrsequencing.records.events import DEATH, Events
 from ehrsequencing.records.labels import LABELS, label_table
-from ehrsequencing.records.meds import (
-    BIRTH,
-    DEATH,
-    SPLITS,
-    Events,
-    MedsReader,
-    SplitLookup,
-    refuse_scattered,
-)
+from ehrsequencing.records.meds import BIRTH, SPLITS, MedsReader, SplitLookup, refuse_scattered
 from ehrsequencing.records.parallel import (
     CODES,
     KEPT,
@@ -72,7 +65,7 @@ from ehrsequencing.storage import (
 )
 
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
-_FACTS: dict[str, type] = {"data": str, "excluded": list, "mends": dict, "tasks": list, "vocabulary": str}
+_FACTS: dict[str, type] = {"data": str, "excluded": list, "fixes": dict, "tasks": list, "vocabulary": str}
 _RANGE_ROWS = 500_000  # about so many rows are read again at once
 _COHORT_CHUNK = 20_000  # subjects in one row group of `cohort.parquet`
 Progress = Callable[[int, int], None]
@@ -98,10 +91,10 @@ def excluded_codes(study: StudyConfig, tasks: Sequence[TaskConfig], parents: Map
     censoring = [code for task in tasks for code in task.censoring.code or ()]
     matcher = CodeMatcher([BIRTH, DEATH, *censoring, *study.visits.ignore], parents=parents)
     if matcher.by_value:
-        mend = "name codes: they make no token, whatever their number"
+        fix = "name codes: they make no token, whatever their number"
         raise EhrseqError(
             "a condition on a number is not possible in censoring.code and visits.ignore", where=matcher.by_value[0],
-            mend=mend,
+            fix=fix,
         )  # fmt: skip
     return matcher
 
@@ -132,7 +125,7 @@ def prepare(
     refuse_overlap(out, data)
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
-        raise EhrseqError("two tasks have the same name", where=", ".join(names), mend="rename one")
+        raise EhrseqError("two tasks have the same name", where=", ".join(names), fix="rename one")
     reader = MedsReader(
         data, study.data, encounter_column=study.visits.column if study.visits.by == "encounter" else None
     )
@@ -158,8 +151,8 @@ def prepare(
                 builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
             vocabulary = fit.finish()
             known = fit.known_share(vocabulary)
-            mends = Counter(reader.mends)
-            mends["absent_split"] = lookup.absent(subject_ids)
+            fixes = Counter(reader.fixes)
+            fixes["absent_split"] = lookup.absent(subject_ids)
             for builder in builders:
                 builder.require_subjects(subject_ids)
             vocabulary.save(folder)
@@ -169,7 +162,7 @@ def prepare(
             with _Writers(folder, tasks) as writers:
                 for done, pieces in enumerate(workers.in_order(ShardWork.encode, found), start=1):  # noqa: B007
                     for piece in pieces:
-                        writers.add(piece, mends)
+                        writers.add(piece, fixes)
                     tick()
             for _ in range(done, n_ranges):
                 tick()
@@ -188,7 +181,7 @@ def prepare(
             "known_training_rows": known,
             "splits": split_source(data, study.splits),
             "config": digest(study.model_dump(mode="json", include=SECTIONS)),
-            "excluded": list(excluded.patterns), "mends": {name: count for name, count in mends.items() if count},
+            "excluded": list(excluded.patterns), "fixes": {name: count for name, count in fixes.items() if count},
         })  # fmt: skip
 
 
@@ -208,11 +201,11 @@ class FirstPass:
         fit: The vocabulary's fit.
         subject_ids: (S,) all subjects, sorted.
         days: Rows by day.
-        kept: Every shard's mended rows, where they were kept.
+        kept: Every shard's fixed rows, where they were kept.
     """
 
     fit: VocabularyFit
-    subject_ids: NDArray[np.int64]
+    subject_ids: Ints
     days: DayCounts
     kept: list[KeptRows]
 
@@ -226,7 +219,7 @@ def first_pass(
     also: Callable[[Events], KeptRows] | None = None,
 ) -> FirstPass:
     """Fit the vocabulary, count rows by day, and keep what `also` makes of every shard's events."""
-    ids, days, kept = list[NDArray[np.int64]](), list[DayCounts](), list[KeptRows]()
+    ids, days, kept = list[Ints](), list[DayCounts](), list[KeptRows]()
     for events in reader:
         subject_id, of_shard = update_fit(fit, events, lookup)
         ids.append(subject_id)
@@ -239,7 +232,7 @@ def first_pass(
 
 
 def _first_pass_kept(workers: Workers, tick: Callable[[], None], folder: Path) -> FirstPass:
-    """The first pass, in one process or several; every shard's mended rows are kept in `folder`."""
+    """The first pass, in one process or several; every shard's fixed rows are kept in `folder`."""
     reader, fit = workers.work.reader, workers.work.new_fit()
     paths = [folder / f"{number}.rows" for number in range(len(reader.shards))]
     if workers.processes == 1:
@@ -249,7 +242,7 @@ def _first_pass_kept(workers: Workers, tick: Callable[[], None], folder: Path) -
     found = ((shard, path, reader.late) for shard, path in zip(reader.shards, paths, strict=True))
     for shard in workers.in_order(ShardWork.fit, found):
         fit.merge(shard.part)
-        reader.mends.merge(shard.mends)
+        reader.fixes.merge(shard.fixes)
         kept.append(shard.kept)
         kept[-1].number_codes(fit.numbers(shard.part.codes))
         days.append(shard.days)
@@ -259,10 +252,10 @@ def _first_pass_kept(workers: Workers, tick: Callable[[], None], folder: Path) -
     return FirstPass(fit, _everyone(ids, reader), DayCounts.added(days), kept)
 
 
-def _everyone(ids: list[NDArray[np.int64]], reader: MedsReader) -> NDArray[np.int64]:
+def _everyone(ids: list[Ints], reader: MedsReader) -> Ints:
     every = np.concatenate(ids)
     if not len(every):
-        raise EhrseqError("holds no subject with a timed row", where=str(reader.data), mend="check the data set")
+        raise EhrseqError("holds no subject with a timed row", where=str(reader.data), fix="check the data set")
     return np.sort(every)
 
 
@@ -280,9 +273,9 @@ class _Writers:
     def __exit__(self, *failure: Any) -> None:
         self._stack.__exit__(*failure)
 
-    def add(self, shard: EncodedShard, mends: Counter[str]) -> None:
+    def add(self, shard: EncodedShard, fixes: Counter[str]) -> None:
         """Append a shard."""
-        mends.update(shard.mends)
+        fixes.update(shard.fixes)
         for split, timelines in zip(SPLITS, shard.visits, strict=True):
             self._appender.append(self.folder / "visits" / split, timelines)
         for total, tally, parts in zip(self.tallies, shard.tallies, shard.rows, strict=True):
@@ -333,8 +326,8 @@ def _write_cohort(folder: Path, task: str) -> None:
                 bounds = rows.row_offsets[start : start + _COHORT_CHUNK + 1]
                 subject_id = np.repeat(subject_ids[start : start + _COHORT_CHUNK], np.diff(bounds))
                 part = slice(bounds[0], bounds[-1])
-                prediction_us, cause = np.asarray(rows.prediction_us[part]), np.asarray(rows.cause[part])
-                duration_days = np.asarray(rows.duration_days[part])
+                prediction_us, cause = rows.prediction_us[part], rows.cause[part]
+                duration_days = rows.duration_days[part]
                 labels.write_table(label_table(subject_id, prediction_us, duration_days, cause))
                 columns = [
                     pa.array(subject_id),
@@ -360,10 +353,10 @@ class Prepared:
         self.folder = folder
         self.manifest = read_manifest(folder, what=PREPARED.what, verify=verify)
         if self.manifest.get("kind") != PREPARED.name:
-            raise EhrseqError(f"is not {PREPARED.what}", where=str(folder), mend="make one with ehrseq prepare")
+            raise EhrseqError(f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare")
         require_facts(folder, self.manifest, _FACTS)
         if not all(f"tasks/{name}/task.yaml" in self.manifest["files"] for name in self.manifest["tasks"]):
-            raise EhrseqError("its manifest names a task that is not there", where=str(folder), mend="prepare again")
+            raise EhrseqError("its manifest names a task that is not there", where=str(folder), fix="prepare again")
 
     @cached_property
     def study(self) -> StudyConfig:
@@ -384,14 +377,14 @@ class Prepared:
         """A task by its name."""
         if name not in self.tasks:
             known = ", ".join(self.tasks) or "none: give --task to ehrseq prepare"
-            raise EhrseqError(f"has no task {name!r}", where=str(self.folder), mend=f"tasks here: {known}")
+            raise EhrseqError(f"has no task {name!r}", where=str(self.folder), fix=f"tasks here: {known}")
         return load_task(self.folder / "tasks" / name / "task.yaml")
 
     def only_task(self) -> str:
         """The name of the only task."""
         if len(self.tasks) != 1:
             known = ", ".join(self.tasks) or "none: give --task to ehrseq prepare"
-            raise EhrseqError("which task?", where=str(self.folder), mend=f"name one with --task; tasks here: {known}")
+            raise EhrseqError("which task?", where=str(self.folder), fix=f"name one with --task; tasks here: {known}")
         return self.tasks[0]
 
     def attrition(self, name: str) -> dict[str, Any]:
@@ -431,11 +424,11 @@ def _open(kind: type[Arrays], folder: Path) -> Arrays:
 
     def load(path: Path) -> NDArray[Any]:
         try:
-            array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+            array: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))  # `memmap` slices slowly
         except ValueError:
             array = np.load(path, allow_pickle=False)
         except OSError as error:
-            raise EhrseqError("cannot be read", where=str(path), mend="prepare again") from error
+            raise EhrseqError("cannot be read", where=str(path), fix="prepare again") from error
         return array
 
     return kind(**{field.name: load(folder / f"{field.name}.npy") for field in fields(kind)})

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import VisitsConfig
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, STATIC, Events, first_time
@@ -17,11 +17,11 @@ class Record:
     """A shard between reading and encoding: who, born when, and which events make which visits."""
 
     events: Events
-    subject_id: NDArray[np.int64]  # (S,)
-    subject: NDArray[np.int64]  # (n,) subject row of each event
-    birth_us: NDArray[np.int64]  # (S,)
+    subject_id: Ints  # (S,)
+    subject: Ints  # (n,) subject row of each event
+    birth_us: Ints  # (S,)
     visits: Visits
-    excluded: NDArray[np.bool_]  # (n,) events that make no token
+    excluded: Bools  # (n,) events that make no token
 
 
 def make_record(events: Events, *, excluded: Callable[[str], bool], settings: VisitsConfig) -> Record:

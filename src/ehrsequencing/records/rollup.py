@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ehrsequencing.arrays import Ints
 
 Parents = Mapping[str, list[str]]
 
@@ -63,7 +64,7 @@ class Carriers:
         self.enough = enough
         self._of: dict[int, set[int]] = {}
 
-    def add(self, code: NDArray[np.int64], subject_id: NDArray[np.int64]) -> None:
+    def add(self, code: Ints, subject_id: Ints) -> None:
         """Add a shard's distinct (code number, subject id) pairs, sorted by code."""
         rank = np.arange(len(code)) - np.searchsorted(code, code)
         few = rank < self.enough  # a subject is in one shard only: no pair comes twice

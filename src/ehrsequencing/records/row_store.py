@@ -1,6 +1,6 @@
-"""Rows between the two passes of `prepare`: checked and mended once, kept on disk, given back by ranges of subjects.
+"""Rows between the two passes of `prepare`: checked and fixed once, kept on disk, given back by ranges of subjects.
 
-Reading and mending costs more than all that comes after it, so it is done once. A shard's rows are sorted by subject:
+Reading and fixing costs more than all that comes after it, so it is done once. A shard's rows are sorted by subject:
 the rows of a range of subjects are one slice of each shard's file. The second pass goes through the subjects in the
 order of their ids, however the shards were cut, and what it writes needs no sorting.
 """
@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.records.events import Events, pieces, ragged
+from ehrsequencing.arrays import Ints, ragged
+from ehrsequencing.records.events import Events, pieces
 
 _COLUMNS: dict[str, type[np.generic]] = {
     "time_us": np.int64, "code": np.int32, "value": np.float32, "encounter": np.int32,
 }  # fmt: skip
-SubjectGroup = Callable[[NDArray[np.int64]], NDArray[np.int8]]  # of each subject id
+SubjectGroup = Callable[[Ints], NDArray[np.int8]]  # of each subject id
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,15 @@ class KeptRows:
     path: Path
     total: int
     columns: tuple[str, ...]
-    subject_id: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    subject_id: Ints
+    offsets: Ints
 
     def between(self, first: int, last: int) -> "KeptRows":
         """The rows of subjects whose ids are from `first` to `last`, both included."""
         start, stop = np.searchsorted(self.subject_id, first), np.searchsorted(self.subject_id, last, side="right")
         return replace(self, subject_id=self.subject_id[start:stop], offsets=self.offsets[start : stop + 1])
 
-    def number_codes(self, numbers: NDArray[np.int64]) -> None:
+    def number_codes(self, numbers: Ints) -> None:
         """Write which number each of the shard's codes (C,) has in the data set."""
         self.path.with_suffix(".codes").write_bytes(numbers.astype(np.int32).tobytes())
 
@@ -62,7 +63,7 @@ class KeptRows:
 
 
 def keep(events: Events, path: Path) -> KeptRows:
-    """Write the mended rows of a shard to a file."""
+    """Write the fixed rows of a shard to a file."""
     path.parent.mkdir(exist_ok=True)
     columns = tuple(name for name in _COLUMNS if getattr(events, name) is not None)
     with open(path, "wb") as file:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.records.events import group_order
 
-Rows = tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.floating[Any]], NDArray[np.uint32]]
+Rows = tuple[Ints32, NDArray[np.uint64], NDArray[np.floating[Any]], NDArray[np.uint32]]
 SAMPLE = 2048  # values kept per key
 WAITING = 1 << 19  # rows that wait at least before a sample is cut down again; in a large one, half of what it holds
 
@@ -27,7 +28,7 @@ class Sample:
 
     def add(
         self,
-        key: NDArray[np.int64],
+        key: Ints,
         hashed: NDArray[np.uint64],
         value: NDArray[np.floating[Any]],
         owner: NDArray[np.uint32],
@@ -64,9 +65,7 @@ class Sample:
         return key, hashed, value, owner
 
     @staticmethod
-    def _smallest(
-        hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]
-    ) -> NDArray[np.bool_]:
+    def _smallest(hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]) -> Bools:
         """(n,) True for the `SAMPLE` smallest hashes; of equal ones, those with the smallest value, then owner."""
         keep = hashed <= np.partition(hashed, SAMPLE - 1)[SAMPLE - 1]
         if keep.sum() > SAMPLE:
@@ -84,15 +83,15 @@ class Sample:
 class Values:
     """Values (n,) of keys, one after another, and whose they are; key k owns `[offsets[k]:offsets[k + 1]]`."""
 
-    offsets: NDArray[np.int64]
+    offsets: Ints
     value: NDArray[np.floating[Any]]
     owner: NDArray[np.uint32]
 
-    def of(self, key: int) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
+    def of(self, key: int) -> tuple[Floats, NDArray[np.uint32]]:
         """Values of one key, and whose they are."""
         own = slice(*self.offsets[key : key + 2]) if 0 <= key < len(self.offsets) - 1 else slice(0)
         return self.value[own].astype(np.float64), self.owner[own]
 
-    def all(self) -> tuple[NDArray[np.float64], NDArray[np.uint32]]:
+    def all(self) -> tuple[Floats, NDArray[np.uint32]]:
         """The values of all keys together, and whose they are."""
         return self.value.astype(np.float64), self.owner

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.records.events import number_runs, opens_run
 
 KNOTS = 129  # quantiles at 0, 1/128 … 1
-Floats = NDArray[np.float64]
 
 
 class Scale(NamedTuple):
@@ -78,7 +78,7 @@ def _has_people(owner: NDArray[np.uint32], enough: int) -> bool:
     return len(set(owner[: 4 * enough].tolist())) >= enough or len(set(owner.tolist())) >= enough
 
 
-def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[Ints, Ints]:
     """First row of each group, and of each shared value; the rows are sorted by value and owner."""
     opens = opens_run(value)
     first = np.flatnonzero(opens)
@@ -104,7 +104,7 @@ def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[NDAr
     return found, shared
 
 
-def _weights(group: NDArray[np.int64], size: NDArray[np.int64], owner: NDArray[np.uint32]) -> Floats:
+def _weights(group: Ints, size: Ints, owner: NDArray[np.uint32]) -> Floats:
     """(n,) weight of each value: the people of a group weigh the same, and its values together as many as they are."""
     pair = (group.astype(np.uint64) << np.uint64(32)) | owner
     if opens_run(np.sort(pair)).all():

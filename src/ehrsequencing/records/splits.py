@@ -12,23 +12,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.cohort import NEVER, CohortBuilder
-from ehrsequencing.records.events import opens_run
+from ehrsequencing.records.events import first_time, opens_run, parse_date_us
 from ehrsequencing.records.meds import (
     BIRTH,
     SPLITS,
     MedsReader,
     SplitLookup,
     find_shards,
-    first_time,
     hash_splits,
-    parse_date_us,
-    read_table,
     refuse_scattered,
 )
-from ehrsequencing.records.parquet_rows import columns_of, read_subjects
+from ehrsequencing.records.parquet_rows import columns_of, read_subjects, read_table
 from ehrsequencing.records.record import make_record
 
 HELD_OUT = SPLITS.index("held_out")
@@ -88,8 +86,8 @@ def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
         return "hash"
     if outside:
         what = f"lies outside of data/{{{','.join(SPLITS)}}}, where other shards are, and there is no file of splits"
-        mend = "move it into the folder of its split, or use splits.by=hash"
-        raise EhrseqError(what, where=str(outside[0]), mend=mend)
+        fix = "move it into the folder of its split, or use splits.by=hash"
+        raise EhrseqError(what, where=str(outside[0]), fix=fix)
     return "folders"
 
 
@@ -98,7 +96,7 @@ def _folder(path: Path, data: Path) -> str:
     return path.relative_to(data / "data").parts[0].removesuffix(".parquet")
 
 
-def _by_folder(data: Path, dialect: DialectConfig) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+def _by_folder(data: Path, dialect: DialectConfig) -> tuple[Ints, NDArray[np.int8]]:
     """MEDS' convention: the shards of `data/train/`, `data/tuning/` and `data/held_out/` are those splits."""
     shards = find_shards(data)
     ids = [_distinct(read_subjects(path, dialect=dialect)) for path in shards]
@@ -107,7 +105,7 @@ def _by_folder(data: Path, dialect: DialectConfig) -> tuple[NDArray[np.int64], N
     return _sorted(np.concatenate(ids), np.repeat(split, [len(part) for part in ids]))
 
 
-def _distinct(subject_id: NDArray[np.int64]) -> NDArray[np.int64]:
+def _distinct(subject_id: Ints) -> Ints:
     """Distinct ids, sorted; rows of one subject mostly stand together, so that few are left to sort."""
     return np.unique(subject_id[opens_run(subject_id)])
 
@@ -119,7 +117,7 @@ def _by_date(
     tasks: Sequence[TaskConfig],
     excluded: Callable[[str], bool],
     parents: Mapping[str, list[str]],
-) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+) -> tuple[Ints, NDArray[np.int8]]:
     """Held out: whose first index of any task falls on `splits.from` or later; without one, whose record starts there.
 
     Outcome-free: an index counts if it could be asked at, whether or not anything is known after it.
@@ -143,14 +141,14 @@ def _by_date(
     return _assigned(np.concatenate(ids), np.concatenate(is_late), study.splits)
 
 
-def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> tuple[Ints, NDArray[np.int8]]:
     """Held out: who has any row at one of `splits.held_out_sites`, so that no such person is learned from."""
     column, sites = settings.column or "", pa.array(settings.held_out_sites or (), pa.string())
     ids, is_there, seen = [], [], set[str]()
     for path in find_shards(data):
         row_subject = read_subjects(path, dialect=dialect)
         if column not in columns_of(path):
-            raise EhrseqError(f"has no column {column!r}", where=str(path), mend="name the site's in splits.column")
+            raise EhrseqError(f"has no column {column!r}", where=str(path), fix="name the site's in splits.column")
         site = _as_text(read_table(path, [column])[column], column, path)
         at_site = pc.fill_null(pc.is_in(site, value_set=sites), False).to_numpy(zero_copy_only=False)
         seen.update(pc.unique(site.filter(pa.array(at_site))).to_pylist())
@@ -160,7 +158,7 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> tupl
     unseen = sorted(set(settings.held_out_sites or ()) - seen)
     if unseen:
         where = f"splits.held_out_sites, column {column}"
-        raise EhrseqError(f"no row has the site {unseen[0]!r}", where=where, mend="write sites as the column does")
+        raise EhrseqError(f"no row has the site {unseen[0]!r}", where=where, fix="write sites as the column does")
     everyone, is_held_out = np.concatenate(ids), np.concatenate(is_there)
     return _assigned(everyone, is_held_out, settings)
 
@@ -170,12 +168,10 @@ def _as_text(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
         return column.cast(pa.string())
     except pa.ArrowException as error:
         what = f"column {name!r} has type {column.type}"
-        raise EhrseqError(what, where=str(path), mend="sites are text or whole numbers") from error
+        raise EhrseqError(what, where=str(path), fix="sites are text or whole numbers") from error
 
 
-def _assigned(
-    everyone: NDArray[np.int64], is_held_out: NDArray[np.bool_], settings: SplitsConfig
-) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+def _assigned(everyone: Ints, is_held_out: Bools, settings: SplitsConfig) -> tuple[Ints, NDArray[np.int8]]:
     """Sorted ids and splits; those not held out train or tune by their hash, in the shares of the settings."""
     whole = settings.train + settings.tuning
     shares = settings.model_copy(update={"train": settings.train / whole, "tuning": settings.tuning / whole})
@@ -183,6 +179,6 @@ def _assigned(
     return _sorted(everyone, np.where(is_held_out, HELD_OUT, split))
 
 
-def _sorted(ids: NDArray[np.int64], split: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+def _sorted(ids: Ints, split: NDArray[Any]) -> tuple[Ints, NDArray[np.int8]]:
     order = np.argsort(ids, kind="stable")
     return ids[order], split[order].astype(np.int8)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Floats32, Ints, Ints32
 from ehrsequencing.records.events import DAY_US, number_runs, opens_run
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
@@ -20,19 +20,19 @@ class Summaries:
         values: Raw numbers (m,) by the names of `SUMMARIES`; SINCE in days.
     """
 
-    query: NDArray[np.int64]
-    token: NDArray[np.int32]
-    values: dict[str, NDArray[np.float64]]
+    query: Ints
+    token: Ints32
+    values: dict[str, Floats]
 
 
 def summarise(
-    subject: NDArray[np.int64],
-    time_us: NDArray[np.int64],
-    token: NDArray[np.int32],
-    value: NDArray[np.float32],
+    subject: Ints,
+    time_us: Ints,
+    token: Ints32,
+    value: Floats32,
     *,
-    query_subject: NDArray[np.int64],
-    query_us: NDArray[np.int64],
+    query_subject: Ints,
+    query_us: Ints,
 ) -> Summaries:
     """Summarise, for each query, every numeric code that its subject has by then (stamped ≤ p).
 

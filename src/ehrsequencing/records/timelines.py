@@ -10,11 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.records.events import (
-    DAY_US,
-    spans,
-)
-from ehrsequencing.records.events import ragged as ragged
+from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged, spans
+from ehrsequencing.records.events import DAY_US
 
 _OF_VISITS = ("start_us", "end_us", "age_years", "delta_days")
 Arrays = TypeVar("Arrays", "Timelines", "TaskRows")
@@ -39,18 +36,18 @@ class Timelines:
         static_offsets: (S+1,) int64.
     """
 
-    subject_id: NDArray[np.int64]
-    birth_us: NDArray[np.int64]
-    subject_offsets: NDArray[np.int64]
-    start_us: NDArray[np.int64]
-    end_us: NDArray[np.int64]
-    age_years: NDArray[np.float32]
-    delta_days: NDArray[np.float32]
-    visit_offsets: NDArray[np.int64]
-    codes: NDArray[np.int32]
-    values: NDArray[np.float32]
-    static_codes: NDArray[np.int32]
-    static_offsets: NDArray[np.int64]
+    subject_id: Ints
+    birth_us: Ints
+    subject_offsets: Ints
+    start_us: Ints
+    end_us: Ints
+    age_years: Floats32
+    delta_days: Floats32
+    visit_offsets: Ints
+    codes: Ints32
+    values: Floats32
+    static_codes: Ints32
+    static_offsets: Ints
 
     def __len__(self) -> int:
         return len(self.subject_id)
@@ -80,47 +77,35 @@ class TaskRows:
         carry_values: (·, 2) float32.
     """
 
-    row_offsets: NDArray[np.int64]
-    prediction_us: NDArray[np.int64]
-    index_us: NDArray[np.int64]
-    is_query: NDArray[np.bool_]
-    visits_before: NDArray[np.int32]
-    age_years: NDArray[np.float32]
-    delta_days: NDArray[np.float32]
-    unfinished_codes: NDArray[np.int32]
-    duration_days: NDArray[np.float64]
-    entry_days: NDArray[np.float32]
+    row_offsets: Ints
+    prediction_us: Ints
+    index_us: Ints
+    is_query: Bools
+    visits_before: Ints32
+    age_years: Floats32
+    delta_days: Floats32
+    unfinished_codes: Ints32
+    duration_days: Floats
+    entry_days: Floats32
     cause: NDArray[np.int8]
-    carry_offsets: NDArray[np.int64]
-    carry_codes: NDArray[np.int32]
-    carry_values: NDArray[np.float32]
+    carry_offsets: Ints
+    carry_codes: Ints32
+    carry_values: Floats32
 
     def __len__(self) -> int:
         return len(self.prediction_us)
 
-    def at_landmark(self, landmark_days: float) -> NDArray[np.bool_]:
+    def at_landmark(self, landmark_days: float) -> Bools:
         """(R,) which rows are the query asked `landmark_days` after their index."""
         return np.asarray(self.is_query & (self.prediction_us - self.index_us == round(landmark_days * DAY_US)))
 
     @property
-    def subject(self) -> NDArray[np.int64]:
+    def subject(self) -> Ints:
         """(R,) subject row that owns each prediction time."""
         return np.repeat(np.arange(len(self.row_offsets) - 1), np.diff(self.row_offsets))
 
 
-def offsets(owner: NDArray[np.int64], n_owners: int) -> NDArray[np.int64]:
-    """Offsets (n_owners + 1,) of items sorted by owner.
-
-    >>> import numpy as np
-    >>> offsets(np.array([0, 0, 2]), 3).tolist()
-    [0, 2, 2, 3]
-    """
-    out = np.zeros(n_owners + 1, dtype=np.int64)
-    np.cumsum(np.bincount(owner, minlength=n_owners), out=out[1:])
-    return out
-
-
-def take_timelines(timelines: Timelines, subjects: NDArray[np.int64]) -> Timelines:
+def take_timelines(timelines: Timelines, subjects: Ints) -> Timelines:
     """The timelines of some subjects, in the order given."""
     visits, subject_offsets = ragged(timelines.subject_offsets, subjects)
     codes, visit_offsets = ragged(timelines.visit_offsets, visits)
@@ -134,7 +119,7 @@ def take_timelines(timelines: Timelines, subjects: NDArray[np.int64]) -> Timelin
     )  # fmt: skip
 
 
-def take_rows(rows: TaskRows, subjects: NDArray[np.int64]) -> TaskRows:
+def take_rows(rows: TaskRows, subjects: Ints) -> TaskRows:
     """The prediction times of some subjects, in the order given."""
     chosen, row_offsets = ragged(rows.row_offsets, subjects)
     carry, carry_offsets = ragged(rows.carry_offsets, chosen)
@@ -145,11 +130,11 @@ def take_rows(rows: TaskRows, subjects: NDArray[np.int64]) -> TaskRows:
 
 def as_of(
     timelines: Timelines,
-    subjects: NDArray[np.int64],
+    subjects: Ints,
     *,
-    visits: NDArray[np.int64],
-    unfinished_codes: NDArray[np.int64],
-    end_us: NDArray[np.int64],
+    visits: Ints,
+    unfinished_codes: Ints,
+    end_us: Ints,
 ) -> Timelines:
     """Records as they stood at moments that lie in a visit, each as a subject of its own.
 
@@ -163,10 +148,10 @@ def as_of(
     Returns:
         m subjects with `visits + 1` visits each.
     """
-    visit, subject_offsets = spans(np.asarray(timelines.subject_offsets)[subjects], visits + 1)
+    visit, subject_offsets = spans(timelines.subject_offsets[subjects], visits + 1)
     newest = subject_offsets[1:] - 1
-    start = np.asarray(timelines.visit_offsets)[visit]
-    length = np.asarray(timelines.visit_offsets)[visit + 1] - start
+    start = timelines.visit_offsets[visit]
+    length = timelines.visit_offsets[visit + 1] - start
     length[newest] = unfinished_codes
     codes, visit_offsets = spans(start, length)
     stood = replace(
@@ -184,7 +169,7 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
     for field in fields(parts[0]):
         arrays: list[NDArray[Any]] = [np.asarray(getattr(part, field.name)) for part in parts]
         if field.name.endswith("_offsets"):
-            ends: NDArray[np.int64] = np.cumsum([0, *(int(array[-1]) for array in arrays)])
+            ends: Ints = np.cumsum([0, *(int(array[-1]) for array in arrays)])
             arrays = [np.zeros(1, np.int64), *(array[1:] + ends[k] for k, array in enumerate(arrays))]
         columns[field.name] = np.concatenate(arrays)
     return type(parts[0])(**columns)
@@ -213,7 +198,7 @@ def slice_rows(rows: TaskRows, subjects: slice) -> TaskRows:
     return TaskRows(**new, **{f.name: getattr(rows, f.name)[chosen] for f in fields(rows) if f.name not in new})
 
 
-def _slice_owned(offsets: NDArray[np.int64], owners: slice) -> tuple[NDArray[np.int64], slice]:
+def _slice_owned(offsets: Ints, owners: slice) -> tuple[Ints, slice]:
     """Offsets of owners that stand together, from 0, and where their items are."""
     own = offsets[owners.start : owners.stop + 1]
     return own - own[0], slice(int(own[0]), int(own[-1]))

@@ -7,8 +7,8 @@ in it was known at `end`, and nothing later.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints, Ints32
 from ehrsequencing.config import VisitsConfig
 from ehrsequencing.records.events import DAY_US, Events, number_runs, opens_run
 
@@ -25,19 +25,17 @@ class Visits:
         end_us: (N,) int64, never falling within a subject.
     """
 
-    event: NDArray[np.int64]
-    visit: NDArray[np.int64]
-    subject: NDArray[np.int64]
-    start_us: NDArray[np.int64]
-    end_us: NDArray[np.int64]
+    event: Ints
+    visit: Ints
+    subject: Ints
+    start_us: Ints
+    end_us: Ints
 
     def __len__(self) -> int:
         return len(self.subject)
 
 
-def group_visits(
-    events: Events, subject: NDArray[np.int64], makes_token: NDArray[np.bool_], *, settings: VisitsConfig
-) -> Visits:
+def group_visits(events: Events, subject: Ints, makes_token: Bools, *, settings: VisitsConfig) -> Visits:
     """Group a shard's events into visits.
 
     Args:
@@ -68,9 +66,7 @@ def group_visits(
     return _collect(event, owner, time, label)
 
 
-def _collect(
-    event: NDArray[np.int64], owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArray[np.int64]
-) -> Visits:
+def _collect(event: Ints, owner: Ints, time: Ints, label: Ints) -> Visits:
     """Number the labelled groups by subject and start; order events by visit, then time."""
     order = np.lexsort((time, label))
     event, owner, time, label = event[order], owner[order], time[order], label[order]
@@ -85,9 +81,7 @@ def _collect(
     return Visits(event[regroup], visit[regroup], subject[by_time], start[by_time], end[by_time])
 
 
-def _encounter_labels(
-    owner: NDArray[np.int64], time: NDArray[np.int64], encounter: NDArray[np.int32]
-) -> NDArray[np.int64]:
+def _encounter_labels(owner: Ints, time: Ints, encounter: Ints32) -> Ints:
     """A visit label per event: merged encounters; events without one join the span that holds them, else their day."""
     n = len(owner)
     label = np.full(n, -1, dtype=np.int64)
@@ -104,9 +98,7 @@ def _encounter_labels(
     return _merge_overlaps(owner, time, label)
 
 
-def _spans(
-    owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _spans(owner: Ints, time: Ints, label: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Distinct labels with their subject, start and end."""
     names, inverse = np.unique(label, return_inverse=True)
     start = np.full(len(names), np.iinfo(np.int64).max)
@@ -118,7 +110,7 @@ def _spans(
     return names, subject, start, end
 
 
-def _merge_overlaps(owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.int64]:
+def _merge_overlaps(owner: Ints, time: Ints, label: Ints) -> Ints:
     """Give overlapping or nested spans of one subject one label.
 
     Spans that only touch at an instant stay apart, unless a span that is this very instant lies inside both.
@@ -138,7 +130,7 @@ def _merge_overlaps(owner: NDArray[np.int64], time: NDArray[np.int64], label: ND
     return merged[np.searchsorted(names, label)]
 
 
-def _join_spans(owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArray[np.int64]) -> None:
+def _join_spans(owner: Ints, time: Ints, label: Ints) -> None:
     """Label, in place, the loose events that fall inside a labelled span of their subject (the earlier one at ties)."""
     named = label >= 0
     names, subject, start, end = _spans(owner[named], time[named], label[named])
@@ -152,17 +144,13 @@ def _join_spans(owner: NDArray[np.int64], time: NDArray[np.int64], label: NDArra
         label[loose[ok]] = names[position[ok]]
 
 
-def _last_at_or_before(
-    key_group: NDArray[np.int64], key: NDArray[np.int64], group: NDArray[np.int64], query: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _last_at_or_before(key_group: Ints, key: Ints, group: Ints, query: Ints) -> Ints:
     """Position of the last key of the same group that is ≤ the query, or -1 (see `count_at_or_before`)."""
     count, first = count_at_or_before(key_group, key, group, query)
     return np.where(count > 0, first + count - 1, -1)
 
 
-def count_at_or_before(
-    key_group: NDArray[np.int64], key: NDArray[np.int64], group: NDArray[np.int64], query: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_at_or_before(key_group: Ints, key: Ints, group: Ints, query: Ints) -> tuple[Ints, Ints]:
     """How many keys of the query's own group are ≤ the query, for many queries at once.
 
     Args:

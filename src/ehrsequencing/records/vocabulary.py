@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32
 from ehrsequencing.config import ValuesConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
@@ -60,10 +61,10 @@ class Vocabulary:
 
     kinds: tuple[str, ...]
     codes: tuple[str, ...]
-    has_numbers: NDArray[np.bool_]
-    knots: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    sd: NDArray[np.float64]
+    has_numbers: Bools
+    knots: Floats
+    mean: Floats
+    sd: Floats
     settings: ValuesConfig
     rollup: Rollup = field(default_factory=Rollup)
 
@@ -118,14 +119,14 @@ class Vocabulary:
         return {code: self.n_unknown + place for place, code in enumerate(self.codes)}
 
     @cached_property
-    def base(self) -> NDArray[np.int64]:
+    def base(self) -> Ints:
         """(V,) token id of the code behind each token that is made of one; its own for all others."""
         own = np.arange(len(self), dtype=np.int64)
         own[self._first_made :] = [one.code for one in self._made]
         return own
 
     @cached_property
-    def scale(self) -> NDArray[np.int32]:
+    def scale(self) -> Ints32:
         """(V,) row in the scale arrays, -1 for tokens without values."""
         out = np.full(len(self), -1, dtype=np.int32)
         numeric = self.n_unknown + np.flatnonzero(self.has_numbers)
@@ -142,7 +143,7 @@ class Vocabulary:
         return digest([self.kinds, self.codes, numeric, arrays, self.settings.model_dump(), *rollup])
 
     @cached_property
-    def code_types(self) -> NDArray[np.int64]:
+    def code_types(self) -> Ints:
         """(V,) number of each token's type: 0 for none, then the prefixes of codes and the summaries in order."""
         types = [("", False)] * 2 + [(kind, False) for kind in self.kinds]  # [UNK//LAB] is a laboratory code
         types += [(code_type(code), False) for code in self.codes]
@@ -150,16 +151,16 @@ class Vocabulary:
         number = {kind: place for place, kind in enumerate(sorted({("", False), *types}))}
         return np.array([number[kind] for kind in types], dtype=np.int64)
 
-    def is_unknown(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def is_unknown(self, ids: Ints32) -> Bools:
         """Which token ids stand for codes that training did not know."""
         return ids < self.n_unknown
 
-    def ids(self, codes: tuple[str, ...]) -> NDArray[np.int32]:
+    def ids(self, codes: tuple[str, ...]) -> Ints32:
         """Token id of each code: its own, that of what it is rolled up to, or its type's unknown token."""
         return self._ids_of(codes)
 
     @cached_property
-    def _ids_of(self) -> OfCodes[NDArray[np.int32]]:
+    def _ids_of(self) -> OfCodes[Ints32]:
         known: dict[str, int] = {}  # a data set has the same codes in every shard
         unknown = {kind: 2 + place for place, kind in enumerate(self.kinds)}
 
@@ -167,30 +168,30 @@ class Vocabulary:
             own = self.index.get(self.rollup.replacement(code) or code)
             return unknown.get(code_type(code), 1) if own is None else own
 
-        def ids(codes: tuple[str, ...]) -> NDArray[np.int32]:
+        def ids(codes: tuple[str, ...]) -> Ints32:
             known.update((code, find(code)) for code in codes if code not in known)
             return np.fromiter(map(known.__getitem__, codes), dtype=np.int32, count=len(codes))
 
         return OfCodes(ids)
 
-    def keeps_number(self, codes: tuple[str, ...]) -> NDArray[np.bool_]:
+    def keeps_number(self, codes: tuple[str, ...]) -> Bools:
         """(C,) False for codes that are rolled up: their number means nothing on their ancestor's scale."""
         if self.rollup.mode != "on":
             return np.ones(len(codes), dtype=bool)
         return np.fromiter((self.rollup.replacement(c) is None for c in codes), dtype=bool, count=len(codes))
 
-    def extra_ids(self, codes: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def extra_ids(self, codes: tuple[str, ...]) -> tuple[Ints, Ints32]:
         """Offsets (C+1,) and token ids of the ancestors that come along with each code."""
         extra = [[self.index[token] for token in self.rollup.extra(code)] for code in codes]
         length = np.array([0, *map(len, extra)], dtype=np.int64)
         return np.cumsum(length), np.array([i for ids in extra for i in ids], dtype=np.int32)
 
-    def summary_ids(self, summary: str) -> NDArray[np.int32]:
+    def summary_ids(self, summary: str) -> Ints32:
         """(V,) token id of `SUMMARY//code` for every code token, -1 where there is none."""
         return self.summary_tokens[:, SUMMARIES.index(summary)]
 
     @cached_property
-    def summary_tokens(self) -> NDArray[np.int32]:
+    def summary_tokens(self) -> Ints32:
         """(V, 7) token ids of the summaries of every code token, in the order of `SUMMARIES`; -1 without them."""
         out = np.full((len(self), len(SUMMARIES)), -1, dtype=np.int32)
         for number, one in enumerate(self._made, start=self._first_made):
@@ -198,9 +199,7 @@ class Vocabulary:
                 out[one.code, one.summary] = number
         return out
 
-    def encode_values(
-        self, ids: NDArray[np.int32], value: NDArray[np.floating[Any]]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    def encode_values(self, ids: Ints32, value: NDArray[np.floating[Any]]) -> tuple[Ints32, Floats32]:
         """Turn tokens with raw numbers into what the model reads.
 
         Args:
@@ -239,7 +238,7 @@ class Vocabulary:
         return _Ranks(self.knots)
 
     @cached_property
-    def _first_bin(self) -> NDArray[np.int32]:
+    def _first_bin(self) -> Ints32:
         """(V,) id of the first joint token of each code and summary, -1 without bins."""
         out = np.full(len(self), -1, dtype=np.int32)
         for number, one in enumerate(self._made, start=self._first_made):
@@ -263,8 +262,8 @@ class Vocabulary:
         text = read_json(folder / "vocabulary.json")
         try:
             if "kinds" not in text:
-                mend = "prepare the data again with this version, and train again"
-                raise EhrseqError("was written by another version of ehrsequencing", where=str(folder), mend=mend)
+                fix = "prepare the data again with this version, and train again"
+                raise EhrseqError("was written by another version of ehrsequencing", where=str(folder), fix=fix)
             arrays, kinds = load_file(folder / "vocabulary.safetensors"), tuple(text["kinds"])
             first = 2 + len(kinds)
             found = cls(
@@ -276,7 +275,7 @@ class Vocabulary:
             if found.tokens != tuple(text["tokens"]):
                 raise ValueError("the tokens are not those of the codes")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EhrseqError("is damaged", where=str(folder / "vocabulary"), mend="make the folder again") from error
+            raise EhrseqError("is damaged", where=str(folder / "vocabulary"), fix="make the folder again") from error
         return found
 
 
@@ -295,7 +294,7 @@ class _Ranks:
     array([0.   , 0.125, 0.5  , 1.   , 1.   ])
     """
 
-    def __init__(self, knots: NDArray[np.float64]) -> None:
+    def __init__(self, knots: Floats) -> None:
         self.per_scale, self.knots = knots.shape[1], knots.ravel()
         opens = np.ones(knots.shape, dtype=bool)
         opens[:, 1:] = knots[:, 1:] != knots[:, :-1]
@@ -303,7 +302,7 @@ class _Ranks:
         length = np.diff(first, append=opens.size)
         self.middle = np.repeat(first % self.per_scale + (length - 1) / 2, length)  # of each knot's run of equals
 
-    def of(self, scale: NDArray[np.int32], value: NDArray[np.float64]) -> NDArray[np.float64]:
+    def of(self, scale: Ints32, value: Floats) -> Floats:
         """Rank (n,) of each number in its scale."""
         start, last = scale * np.int64(self.per_scale), self.per_scale - 1
         place, left = start.copy(), self.per_scale

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
@@ -28,11 +29,11 @@ class FitPart:
     """What a fit has collected, as plain arrays: it goes from one process to another (`VocabularyFit.merge`)."""
 
     codes: tuple[str, ...]
-    subjects: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    kind_subjects: NDArray[np.int64]
+    subjects: Ints
+    rows: Ints
+    kind_subjects: Ints
     samples: tuple[Rows, ...]
-    carriers: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+    carriers: tuple[Ints, Ints] | None
 
 
 class VocabularyFit:
@@ -59,8 +60,8 @@ class VocabularyFit:
         self.settings, self.value_settings, self.excluded = settings, values, excluded
         self.parents = parents or {}
         if settings.rollup != "off" and not any(self.parents.values()):
-            mend = "write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off"
-            raise EhrseqError("the data set names no parents of codes", where="vocabulary.rollup", mend=mend)
+            fix = "write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off"
+            raise EhrseqError("the data set names no parents of codes", where="vocabulary.rollup", fix=fix)
         self._carriers = Carriers(settings.min_subjects) if settings.rollup != "off" else None
         self.number: dict[str, int] = {}  # every code of the data set → a number
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
@@ -71,7 +72,7 @@ class VocabularyFit:
         self.numbers = OfCodes(self._numbers)  # the number of each code, a new one for a new code
         self._samples = self._values, self._gaps, self._counts = Sample(), Sample(), Sample()
 
-    def update(self, events: Events, subject: NDArray[np.int64], is_training: NDArray[np.bool_]) -> None:
+    def update(self, events: Events, subject: Ints, is_training: Bools) -> None:
         """Add a shard.
 
         Args:
@@ -87,9 +88,7 @@ class VocabularyFit:
             rows = np.flatnonzero(is_training[piece]) + piece.start
             self._update(events, rows, subject, hashed)
 
-    def _update(
-        self, events: Events, rows: NDArray[np.int64], subject: NDArray[np.int64], hashed_id: NDArray[np.uint64]
-    ) -> None:
+    def _update(self, events: Events, rows: Ints, subject: Ints, hashed_id: NDArray[np.uint64]) -> None:
         """Add some rows, of whole subjects."""
         code = self.numbers(events.codes).take(events.code.take(rows))
         order = group_order(code, len(self.number))
@@ -115,7 +114,7 @@ class VocabularyFit:
                 code.take(timed), owner.take(timed), time.take(timed), hashed.take(timed), who.take(timed)
             )
 
-    def _numbers(self, codes: tuple[str, ...]) -> NDArray[np.int64]:
+    def _numbers(self, codes: tuple[str, ...]) -> Ints:
         new = [c for c in dict.fromkeys(codes) if c not in self.number]
         self.number |= {c: number for number, c in enumerate(new, start=len(self.number))}
         kinds = [self._kind_number("" if self.excluded(c) else code_type(c)) for c in new]
@@ -127,7 +126,7 @@ class VocabularyFit:
     def _kind_number(self, kind: str) -> int:
         return self.kinds.setdefault(kind, len(self.kinds))
 
-    def _update_kinds(self, code: NDArray[np.int64], subject: NDArray[np.int64]) -> None:
+    def _update_kinds(self, code: Ints, subject: Ints) -> None:
         """Count the subjects of each type of codes, from distinct pairs of code and subject."""
         kind = self._kind.take(code)
         few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)  # soon there are none
@@ -136,9 +135,9 @@ class VocabularyFit:
 
     def _update_summaries(
         self,
-        code: NDArray[np.int64],
-        subject: NDArray[np.int64],
-        time: NDArray[np.int64],
+        code: Ints,
+        subject: Ints,
+        time: Ints,
         hashed: NDArray[np.uint64],
         who: NDArray[np.uint32],
     ) -> None:
@@ -234,5 +233,5 @@ class _OrPooled:
         return fit_scale(*self.values.all(), enough=self.enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
 
 
-def _longer(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+def _longer(counts: Ints, n: int) -> Ints:
     return np.append(counts, np.zeros(n - len(counts), np.int64))

@@ -53,7 +53,7 @@ def render(metrics: Mapping[str, Any]) -> str:
     """The report as a string of HTML."""
     missing = [name for name in _REQUIRED if name not in metrics]
     if missing:
-        raise EhrseqError(f"has no {missing[0]!r}", where="metrics.json", mend="run ehrseq evaluate again")
+        raise EhrseqError(f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again")
     m = dict.fromkeys(_LATER) | _clean(metrics)
     environment = Environment(
         loader=PackageLoader("ehrsequencing.reporting"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,

@@ -5,8 +5,9 @@ from datetime import date
 
 import numpy as np
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Bools, Draws, Floats, Ints, Lives
+from ehrsequencing.simulate.lives import Draws, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR
 

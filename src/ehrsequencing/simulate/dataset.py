@@ -14,11 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from meds import schema as meds
-from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.simulate.codes import DEATH_CODE, END_OF_FOLLOW_UP, ENROLMENT, OUTCOME_CODE, CodeTable
-from ehrsequencing.simulate.lives import Ints
 from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.records import BLOCK, TRUTH_STREAM, PredictionTimes, random_stream, simulate_block
 from ehrsequencing.simulate.settings import SimulationConfig
@@ -66,11 +65,11 @@ def simulate(
         EhrseqError: The arguments make no sense, `out` holds something else, or the disk refuses.
     """
     if subjects < 1:
-        raise EhrseqError("there is nobody to simulate", where="subjects", mend="ask for 1 or more")
+        raise EhrseqError("there is nobody to simulate", where="subjects", fix="ask for 1 or more")
     if shard_subjects < 1:
-        raise EhrseqError("leaves no room for a subject", where="shard_subjects", mend="choose 1 or more")
+        raise EhrseqError("leaves no room for a subject", where="shard_subjects", fix="choose 1 or more")
     if seed < 0:
-        raise EhrseqError("is negative", where="seed", mend="choose 0 or more")
+        raise EhrseqError("is negative", where="seed", fix="choose 0 or more")
     process, codes = Process(config), CodeTable(config)
     with complete_folder(out, SIMULATION) as folder:
         with ExitStack() as open_files:
@@ -100,7 +99,7 @@ def simulation_facts(subjects: int, seed: int, truth: str, config: SimulationCon
     return {"subjects": subjects, "seed": seed, "truth": truth, "settings": config.model_dump(mode="json")}
 
 
-def split_of(subject_id: Ints) -> NDArray[np.int64]:
+def split_of(subject_id: Ints) -> Ints:
     """Number of each subject's split in `SPLITS`: 70, 15 and 15 % by a hash of the id (splitmix64)."""
     x = subject_id.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -185,7 +184,7 @@ class _TruthWriter:
         self._ratios.write_table(_ratio_table(asked, process.log_ratios(asked.lives)))
 
 
-def _ratio_table(asked: PredictionTimes, log_ratios: NDArray[np.float64]) -> pa.Table:
+def _ratio_table(asked: PredictionTimes, log_ratios: Floats) -> pa.Table:
     """Rows by prediction time, then mechanism, from (mechanisms, R)."""
     count, rows = log_ratios.shape
     return pa.table(
@@ -199,7 +198,7 @@ def _ratio_table(asked: PredictionTimes, log_ratios: NDArray[np.float64]) -> pa.
     )
 
 
-def _long_table(asked: PredictionTimes, schema: pa.Schema, **columns: NDArray[np.float64]) -> pa.Table:
+def _long_table(asked: PredictionTimes, schema: pa.Schema, **columns: Floats) -> pa.Table:
     """Rows by prediction time, then cause, then the last axis; (2, R, K) columns vary, (K,) columns repeat."""
     rows, last = len(asked.subject_id), len(next(iter(columns.values())))
     per_row = len(CAUSES) * last

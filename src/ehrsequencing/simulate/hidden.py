@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ehrsequencing.simulate.lives import Bools, Floats, Ints
+from ehrsequencing.arrays import Bools, Floats, Ints
 
 CLASSES = 32
 

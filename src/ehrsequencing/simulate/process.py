@@ -37,8 +37,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.simulate.hidden import CLASSES, Evidence, class_values, draw_classes
-from ehrsequencing.simulate.lives import NEVER_DAYS, Bools, Draws, Floats, Ints, Lives
+from ehrsequencing.simulate.lives import NEVER_DAYS, Draws, Lives
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR, SimulationConfig
 
 MECHANISMS = ("pair", "gap", "order", "decay", "chronic", "age", "sex", "lab")  # of the outcome's hazard

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.simulate.codes import (
     ACUTE,
     ADMISSION,
@@ -27,7 +28,7 @@ from ehrsequencing.simulate.codes import (
 )
 from ehrsequencing.simulate.courses import Courses, simulate_courses
 from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Bools, Floats, Ints, Lives
+from ehrsequencing.simulate.lives import Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import SimulationConfig
 

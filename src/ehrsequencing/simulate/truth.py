@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ehrsequencing.arrays import Floats
 from ehrsequencing.simulate.hidden import Evidence
-from ehrsequencing.simulate.lives import Draws, Floats, Lives
+from ehrsequencing.simulate.lives import Draws, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR
 

@@ -100,14 +100,14 @@ def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, d
             tensors = load_file(path / "state.safetensors")
         except (EhrseqError, SafetensorError) as error:
             damage = damage or EhrseqError(
-                f"is damaged: {error}", where=str(path), mend="start again in an empty folder"
+                f"is damaged: {error}", where=str(path), fix="start again in an empty folder"
             )
             continue
         values["best_nll"] = float("inf") if values["best_nll"] is None else values["best_nll"]
         state = TrainingState(**values)
         if state.fingerprint != fingerprint:
-            mend = "resume with the settings and data it was started with, or start in an empty folder"
-            raise EhrseqError("was started with other settings or data", where=str(folder.parent), mend=mend)
+            fix = "resume with the settings and data it was started with, or start in an empty folder"
+            raise EhrseqError("was started with other settings or data", where=str(folder.parent), fix=fix)
         return state, tensors
     if damage is not None:
         raise damage

@@ -73,7 +73,7 @@ class Losses:
         waiting, self._waiting = self._waiting, []
         for (number, _, rows), value in zip(waiting, values, strict=True):
             if not math.isfinite(value):
-                mend = "lower training.learning_rate or use training.precision=32"
-                raise EhrseqError(f"the loss is not finite at step {number}", where=self.where, mend=mend)
+                fix = "lower training.learning_rate or use training.precision=32"
+                raise EhrseqError(f"the loss is not finite at step {number}", where=self.where, fix=fix)
             state.loss_sum += value * self.scale
             state.row_count += rows

@@ -1,11 +1,11 @@
-"""Few numbers that mend many log-hazards, by maximum likelihood: the piecewise-exponential model is a Poisson one."""
+"""Few numbers that fix many log-hazards, by maximum likelihood: the piecewise-exponential model is a Poisson one."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from ehrsequencing.arrays import Floats
+
 _STEPS = 100
 _FLAT = 1e-9  # of the greatest curvature
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from numpy.typing import NDArray
 from torch import nn
 
 from ehrsequencing import __version__
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import Step, SubjectLoader
@@ -141,14 +141,14 @@ class Trainer:
         where = f"task {self.task.name} in {self.prepared.folder}"
         if int(np.sum(np.diff(self.train_rows.row_offsets) > 0)) < 2:
             raise EhrseqError(
-                "fewer than two training subjects have a prediction time", where=where, mend="see ehrseq check"
+                "fewer than two training subjects have a prediction time", where=where, fix="see ehrseq check"
             )
         if not np.any(self.train_rows.cause == 1):
             what = f"no event of interest ({self.task.causes[0]}) in training"
-            raise EhrseqError(what, where=where, mend="check the task's outcome codes with ehrseq check")
+            raise EhrseqError(what, where=where, fix="check the task's outcome codes with ehrseq check")
         if not self._landmark_rows().any():
-            mend = "give the tuning split more subjects, or the task an earlier landmark"
-            raise EhrseqError("no tuning subject is at risk at a landmark", where=where, mend=mend)
+            fix = "give the tuning split more subjects, or the task an earlier landmark"
+            raise EhrseqError("no tuning subject is at risk at a landmark", where=where, fix=fix)
 
     def _landmark_rows(self) -> Any:
         return np.any([self.tuning_rows.at_landmark(days) for days in self.task.landmarks], axis=0)
@@ -187,7 +187,7 @@ class Trainer:
         _remove_own(checkpoints)
 
     def _recalibrate(self) -> dict[str, Any]:
-        """Mend the best model's boldness; what was changed, and the tuning NLL after it."""
+        """Fix the best model's boldness; what was changed, and the tuning NLL after it."""
         fitted = recalibrate_head(
             self.best, self.tuning, prior_sd=self.settings.recalibration,
             visit_budget=4 * self.settings.visit_budget, device=self.fabric.device,
@@ -198,36 +198,36 @@ class Trainer:
         """A finished run has nothing to resume, as long as it is this very run."""
         manifest = read_manifest(self.out, what=RUN.what)
         if manifest.get("kind") != RUN.name:
-            raise EhrseqError(f"holds something other than {RUN.what}", where=str(self.out), mend="name another folder")
-        mend = "name another folder for a run with other settings or data"
-        self._require_own(manifest, was="holds a finished run made with", mend=mend)
+            raise EhrseqError(f"holds something other than {RUN.what}", where=str(self.out), fix="name another folder")
+        fix = "name another folder for a run with other settings or data"
+        self._require_own(manifest, was="holds a finished run made with", fix=fix)
         sweep_temporaries(self.out)
 
     def _begin(self, mark: Path, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse one in use, or with another run or anything else in it."""
         require_name(self.out)
         if self.out.exists() and not self.out.is_dir():
-            raise EhrseqError("is a file", where=str(self.out), mend="name a folder")
+            raise EhrseqError("is a file", where=str(self.out), fix="name a folder")
         if not resume and self.out.is_dir() and any(self.out.iterdir()):
-            mend = "name another folder, or add --resume to go on with this run"
-            raise EhrseqError("is not empty", where=str(self.out), mend=mend)
+            fix = "name another folder, or add --resume to go on with this run"
+            raise EhrseqError("is not empty", where=str(self.out), fix=fix)
         if is_json_of(mark, UNFINISHED_RUN):
-            mend = "resume with the settings and data that it was started with, or start in an empty folder"
-            self._require_own(read_json(mark), was="was started with", mend=mend)
+            fix = "resume with the settings and data that it was started with, or start in an empty folder"
+            self._require_own(read_json(mark), was="was started with", fix=fix)
             return
         if self.out.is_dir() and any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
             what = "is not empty, and holds no run that this version of ehrseq train started"
-            raise EhrseqError(what, where=str(self.out), mend="name another folder")
+            raise EhrseqError(what, where=str(self.out), fix="name another folder")
         identity = self.prepared.identity(self.task.name)
         write_json(mark, {**UNFINISHED_RUN.facts, "fingerprint": self.fingerprint, **identity})
 
-    def _require_own(self, noted: dict[str, Any], *, was: str, mend: str) -> None:
+    def _require_own(self, noted: dict[str, Any], *, was: str, fix: str) -> None:
         """Refuse to go on with a run of other data or settings; `noted` is what its folder says of it."""
         if other := self.prepared.unlike(self.task.name, noted):
             what = f"{was} other data (what differs: {', '.join(other)})"
-            raise EhrseqError(what, where=str(self.out), mend=mend)
+            raise EhrseqError(what, where=str(self.out), fix=fix)
         if noted.get("fingerprint") != self.fingerprint:
-            raise EhrseqError(f"{was} other settings", where=str(self.out), mend=mend)
+            raise EhrseqError(f"{was} other settings", where=str(self.out), fix=fix)
 
     def _fit_members(self, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> None:
         """One member after another, each a run of its own in `checkpoints/member-…`; then all of them as one run.
@@ -406,9 +406,9 @@ def _remove_own(checkpoints: Path) -> None:
         remove_folder(checkpoints)
 
 
-def resampled(subjects: NDArray[np.int64], *, seed: int) -> NDArray[np.int64]:
+def resampled(subjects: Ints, *, seed: int) -> Ints:
     """As many subjects, drawn with replacement: some twice or more, about a third of them not at all."""
-    drawn: NDArray[np.int64] = np.random.default_rng([seed, len(subjects)]).choice(subjects, len(subjects))
+    drawn: Ints = np.random.default_rng([seed, len(subjects)]).choice(subjects, len(subjects))
     return drawn
 
 

@@ -1,7 +1,7 @@
-"""The last step of training: how bold the hazards are, mended on the tuning split and folded into the head.
+"""The last step of training: how bold the hazards are, fixed on the tuning split and folded into the head.
 
 Epochs end when the tuning NLL over all bins is least. By then some bins are still timid, others learned by heart
-already. Three numbers a cause mend that at no cost, for prediction sees an ordinary model (`docs/decisions.md`).
+already. Three numbers a cause fix that at no cost, for prediction sees an ordinary model (`docs/decisions.md`).
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.training.feed import feed
-from ehrsequencing.training.hazard_regression import Floats, fit_hazards, inverse
+from ehrsequencing.training.hazard_regression import fit_hazards, inverse
 
 FEWEST_SUBJECTS = 10  # with the event: with fewer, nothing is known about a cause's hazards
 MOST_ROWS = 200_000  # prediction times: of a larger tuning split every second subject is taken, or every third …
@@ -39,7 +40,7 @@ class BinRecalibration:
     level: Floats
     stretch: Floats
     trend: Floats
-    subjects: NDArray[np.int64]
+    subjects: Ints
 
     def as_json(self, causes: Sequence[str]) -> dict[str, dict[str, float]]:
         """The three numbers, by the name of the cause."""
@@ -85,7 +86,7 @@ def fit_bin_recalibration(
     n_causes, bins = log_hazard.shape[1:]
     days = exposure(edges_days, entry_days, duration_days)
     at = event_bin(edges_days, duration_days)
-    owner: NDArray[np.int64] = np.unique(subject, return_inverse=True)[1]
+    owner: Ints = np.unique(subject, return_inverse=True)[1]
     place = np.linspace(-1.0, 1.0, bins)
     theta, intercept = np.zeros((n_causes, 3)), np.zeros((n_causes, bins))
     slope, subjects = np.ones((n_causes, bins)), np.zeros(n_causes, dtype=np.int64)
@@ -112,8 +113,8 @@ def _centres(eta: Floats, days: Floats) -> Floats:
 
 
 def _fit_cause(
-    eta: Floats, x: Floats, place: Floats, days: Floats, events: NDArray[np.int64], at: NDArray[np.int64],
-    owner: NDArray[np.int64],
+    eta: Floats, x: Floats, place: Floats, days: Floats, events: Ints, at: Ints,
+    owner: Ints,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """θ̂ (3,) of one cause and its covariance (3, 3); η and x = η − m are (R, K)."""
     row, column = np.nonzero(days)
@@ -146,8 +147,8 @@ def recalibrate_head(
     rows = loader.rows
     row, eta = labelled_log_hazards(model, loader, visit_budget=visit_budget, device=device)
     fitted = fit_bin_recalibration(
-        eta, model.config.edges_days, duration_days=np.asarray(rows.duration_days)[row],
-        cause=np.asarray(rows.cause)[row], entry_days=np.asarray(rows.entry_days)[row],
+        eta, model.config.edges_days, duration_days=rows.duration_days[row],
+        cause=rows.cause[row], entry_days=rows.entry_days[row],
         subject=rows.subject[row], prior_sd=prior_sd,
     )  # fmt: skip
     model.recalibrate(*(torch.from_numpy(values).to(device) for values in (fitted.intercept, fitted.slope)))
@@ -156,7 +157,7 @@ def recalibrate_head(
 
 def labelled_log_hazards(
     model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+) -> tuple[Ints, Floats32]:
     """What the fit is made on: labelled prediction times, of a split with more than `MOST_ROWS` those of a sample.
 
     Args:
@@ -170,14 +171,14 @@ def labelled_log_hazards(
     """
     chosen = loader.subjects[:: max(1, -(-len(loader.rows) // MOST_ROWS))]
     row, eta = log_hazards(model, loader, subjects=chosen, visit_budget=visit_budget, device=device)
-    labelled = ~np.isnan(np.asarray(loader.rows.duration_days)[row])
+    labelled = ~np.isnan(loader.rows.duration_days[row])
     return row[labelled], eta[labelled]
 
 
 def log_hazards(
     model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device,
-    subjects: NDArray[np.int64] | None = None,
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:  # fmt: skip
+    subjects: Ints | None = None,
+) -> tuple[Ints, Floats32]:  # fmt: skip
     """Rows of some subjects, or of all, as they come (r,), and their log-hazards per day (r, E, K)."""
     model.eval()
     row, eta = [], []

@@ -16,7 +16,7 @@ def resolve_model(
 ) -> tuple[ModelConfig, np.ndarray[Any, np.dtype[np.float64]]]:
     """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
     if model.members not in (1, settings.members):
-        raise EhrseqError("is decided by training.members", where="model.members", mend="set training.members")
+        raise EhrseqError("is decided by training.members", where="model.members", fix="set training.members")
     modes = {"polynomial": "polynomial", "interpolate": "interpolate", "bins": "none", "none": "none"}
     values = prepared.study.values
     filled: dict[str, Any] = {
@@ -27,12 +27,12 @@ def resolve_model(
         filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
-            mend = "use model.head=horizon"
+            fix = "use model.head=horizon"
             raise EhrseqError(
-                "head=visit takes one cause and one index per subject", where=f"task {task.name}", mend=mend
+                "head=visit takes one cause and one index per subject", where=f"task {task.name}", fix=fix
             )
         return _filled(model, filled, prepared), np.zeros((1, 1))
-    duration, cause = np.asarray(rows.duration_days), np.asarray(rows.cause)
+    duration, cause = rows.duration_days, rows.cause
     enough = prepared.study.vocabulary.min_subjects  # the edges go with the model
     edges = grid_edges(
         duration, cause, horizons_days=task.horizons, bins=settings.grid_bins, subject=rows.subject, enough=enough
@@ -46,6 +46,6 @@ def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> M
     """The settings with what the data decides; to ask for something else there is an error, not a wish."""
     for name, value in filled.items():
         if getattr(model, name) not in (ModelConfig.model_fields[name].default, value):
-            mend = "leave it out; values.mode and values.bins are settings of ehrseq prepare"
-            raise EhrseqError("is decided by the prepared data", where=f"model.{name}, {prepared.folder}", mend=mend)
+            fix = "leave it out; values.mode and values.bins are settings of ehrseq prepare"
+            raise EhrseqError("is decided by the prepared data", where=f"model.{name}, {prepared.folder}", fix=fix)
     return ModelConfig.model_validate(model.model_dump() | filled)

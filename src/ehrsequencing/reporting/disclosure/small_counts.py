@@ -13,15 +13,14 @@ from dataclasses import astuple, dataclass
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import linprog
 
+from ehrsequencing.arrays import Bools, Floats
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.reporting.figures import CalibrationPoint
 
 _POSSIBLE = 5  # values that a hidden small count must still be able to have
 Key = TypeVar("Key", bound=Hashable)
-Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def _differences(sets: Sequence[frozenset[Hashable]]) -> list[frozenset[Hashable
     return [whole - part for whole in sets for part in sets if part < whole]
 
 
-def _indicators(sets: Sequence[frozenset[Hashable]], groups: Sequence[Hashable]) -> Matrix:
+def _indicators(sets: Sequence[frozenset[Hashable]], groups: Sequence[Hashable]) -> Floats:
     rows = [[group in members for group in groups] for members in sets]
     return np.array(rows, dtype=float).reshape(len(rows), len(groups))
 
@@ -115,10 +114,10 @@ def _indicators(sets: Sequence[frozenset[Hashable]], groups: Sequence[Hashable])
 @dataclass(frozen=True)
 class _Deduction:
     possible: int  # how many whole numbers the target may still be
-    used: NDArray[np.bool_]  # the counts that this rests on
+    used: Bools  # the counts that this rests on
 
 
-def _deduce(target: Matrix, matrix: Matrix, low: Matrix, high: Matrix, same: Matrix) -> _Deduction:
+def _deduce(target: Floats, matrix: Floats, low: Floats, high: Floats, same: Floats) -> _Deduction:
     """Range of `target · groups` for all groups ≥ 0 that agree with what is told and with the links (`same`)."""
     bounded = np.flatnonzero(np.isfinite(high))
     rows, bounds = np.vstack([matrix[bounded], -matrix]), np.concatenate([high[bounded], -low])
@@ -143,7 +142,7 @@ def _deduce(target: Matrix, matrix: Matrix, low: Matrix, high: Matrix, same: Mat
     return _Deduction(possible=math.floor(ends[1] + 1e-6) - math.ceil(ends[0] - 1e-6) + 1, used=used)
 
 
-def _withhold(costs: Sequence[tuple[int, int]], low: Matrix, high: Matrix, used: NDArray[np.bool_]) -> None:
+def _withhold(costs: Sequence[tuple[int, int]], low: Floats, high: Floats, used: Bools) -> None:
     """Tell less about one of the counts used, the least cost first: a printed one; then a bounded one; then a zero."""
     values = np.array([value for _, value in costs])
     printed, free = low == high, (low == 0) & np.isinf(high)

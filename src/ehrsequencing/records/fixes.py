@@ -1,6 +1,6 @@
-"""What is mended in records, how it is counted, and what cannot be mended within a subject's own rows.
+"""What is fixed in records, how it is counted, and what cannot be fixed within a subject's own rows.
 
-A shard's events come in as they stood in the file. Each step of `mend` drops, renames or reorders rows and notes how
+A shard's events come in as they stood in the file. Each step of `fix` drops, renames or reorders rows and notes how
 many it touched and where the first one stands: a file and a row, never a value.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.events import (
@@ -26,7 +27,7 @@ from ehrsequencing.records.events import (
     may_repeat,
 )
 
-MENDS = {
+FIXES = {
     "time_unit": "times given as dates or in another unit than microseconds were converted",
     "time_zone": "times with a time zone were read as clock times of dialect.time_zone",
     "value_type": "values of another type than float32 were converted",
@@ -50,8 +51,8 @@ _YEAR_1_US = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 MAX_US = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp()) * SECOND_US
 
 
-class MendLog(Counter[str]):
-    """How often each mend of `MENDS` was applied.
+class FixLog(Counter[str]):
+    """How often each fix of `FIXES` was applied.
 
     Attributes:
         places: Where each was applied first, as `file, row 0` with rows counted from 0 as in the file.
@@ -61,16 +62,16 @@ class MendLog(Counter[str]):
         super().__init__(counts or {})
         self.places: dict[str, str] = dict(places or {})
 
-    def __reduce__(self) -> tuple[type["MendLog"], tuple[dict[str, int], dict[str, str]]]:
-        return MendLog, (dict(self), self.places)  # as a mere Counter it would lose its places between processes
+    def __reduce__(self) -> tuple[type["FixLog"], tuple[dict[str, int], dict[str, str]]]:
+        return FixLog, (dict(self), self.places)  # as a mere Counter it would lose its places between processes
 
     def note(self, name: str, count: int, path: Path, row: int | None = None) -> None:
-        """Count a mend; `row` is the first one it touched, None for a whole file."""
+        """Count a fix; `row` is the first one it touched, None for a whole file."""
         if count:
             self[name] += count
             self.places.setdefault(name, place(path, row))
 
-    def merge(self, later: "MendLog") -> None:
+    def merge(self, later: "FixLog") -> None:
         """Add what was noted elsewhere, of later files."""
         self.update(later)
         self.places = {**later.places, **self.places}
@@ -81,21 +82,21 @@ def place(path: Path, row: int | None) -> str:
     return str(path) if row is None else f"{path}, row {row}"
 
 
-def mend(
+def fix(
     events: Events,
     path: Path,
-    log: MendLog,
+    log: FixLog,
     *,
     dialect: DialectConfig,
     extracted_us: int | None,
     until_us: int | None = None,
 ) -> Events:
-    """Mend the events of one shard.
+    """Fix the events of one shard.
 
     Args:
         events: As they stand in the file.
         path: The file, for messages.
-        log: Counts what was mended.
+        log: Counts what was fixed.
         dialect: Other names of birth and death.
         extracted_us: Rows from this moment on are refused; None where the date of extraction is unknown.
         until_us: Rows after this moment are dropped; None where the data has no late rows.
@@ -123,20 +124,20 @@ def mend(
 class _Shard:
     """Events on their way from file order to clean; `_row` is each one's row in the file (None: as it stands)."""
 
-    def __init__(self, events: Events, path: Path, log: MendLog) -> None:
+    def __init__(self, events: Events, path: Path, log: FixLog) -> None:
         self.events, self.path, self.log = events, path, log
-        self._row: NDArray[np.int64] | None = None
+        self._row: Ints | None = None
 
     def _file_row(self, position: int) -> int:
         return position if self._row is None else int(self._row[position])
 
-    def _note(self, name: str, touched: NDArray[np.bool_] | NDArray[np.int64], count: int | None = None) -> None:
+    def _note(self, name: str, touched: Bools | Ints, count: int | None = None) -> None:
         positions = np.flatnonzero(touched) if touched.dtype == np.bool_ else touched
         if len(positions):
             rows = positions if self._row is None else self._row[positions]
             self.log.note(name, len(positions) if count is None else count, self.path, int(rows.min()))
 
-    def _take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> None:
+    def _take(self, rows: Ints | Bools) -> None:
         positions = np.arange(len(self.events))[rows]
         self._row = positions if self._row is None else self._row[positions]
         self.events = self.events.take(rows)
@@ -169,7 +170,7 @@ class _Shard:
         if len(late):
             what = f"{len(late)} rows are after the date of extraction"
             where = place(self.path, self._file_row(int(late[0])))
-            raise EhrseqError(what, where=where, mend="correct data.extracted or the data")
+            raise EhrseqError(what, where=where, fix="correct data.extracted or the data")
 
     def drop_bad_years(self) -> None:
         time = self.events.time_us
@@ -236,8 +237,8 @@ class _Shard:
         second = births[events.time_us[births] != birth_us[row[births]]]
         if len(second):
             where = place(self.path, self._file_row(int(second[0])))
-            mend = f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births"
-            raise EhrseqError("a subject has two births", where=where, mend=mend)
+            fix = f"keep one {BIRTH} per subject; dialect.birth lists the other names that count as births"
+            raise EhrseqError("a subject has two births", where=where, fix=fix)
         death_us = first_time(events, events.is_code(DEATH), row, len(subjects))
         if _all_within(events, birth_us, death_us):
             return
@@ -258,7 +259,7 @@ def _is_named(code: str, names: Sequence[str]) -> bool:
     return any(code.startswith(name[:-1]) if name.endswith("*") else code == name for name in names)
 
 
-def _all_within(events: Events, birth_us: NDArray[np.int64], death_us: NDArray[np.int64]) -> bool:
+def _all_within(events: Events, birth_us: Ints, death_us: Ints) -> bool:
     """Whether every subject has timed rows, and all of them from birth to death: a look at the first and the last."""
     time_us, start = events.time_us, events.starts
     static = np.flatnonzero(time_us == STATIC)  # they come first
@@ -270,7 +271,7 @@ def _all_within(events: Events, birth_us: NDArray[np.int64], death_us: NDArray[n
     return not (np.any(born & (time_us[first] < birth_us)) or np.any(died & (time_us[last] > death_us)))
 
 
-def _same_code_at_once(events: Events) -> NDArray[np.int64]:
+def _same_code_at_once(events: Events) -> Ints:
     """Rows that share subject, time and code with another row; only they can be duplicates.
 
     Rows are sorted by subject and time, so that few have to be compared.
