@@ -30,7 +30,7 @@ def eligibility(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def tasks(draw: st.DrawFn, name: str) -> TaskConfig:
-    """Draw a task over `meds_helpers.CODES`: any index, causes, censoring, landmarks and blanking."""
+    """Draw a task over `helpers.meds.CODES`: any index, causes, censoring, landmarks and blanking."""
     dates = st.sampled_from(
         ["1969-12-31", "1970-01-01", "1970-01-02 06:00", "2020-02-29", "2020-03-01 12:00", "2020-03-03"]
     )
