@@ -2,7 +2,7 @@
 
 Runs the demo, NAFLD (default settings, three epochs, evaluated and predicted) and an OMOP import with the package in
 SOURCE (a checkout's `src`), and writes `OUT/digests.json`: one SHA-256 for each file of every folder made. What names
-the time, the versions or the place of a run is left out of JSON files before they are hashed. `--compare` lists the
+the time, the versions, the speed or the place of a run is left out of JSON and HTML files before they are hashed. `--compare` lists the
 files whose digests differ between two such folders, with the JSON entries that do, and exits 1 where there are any.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("EHRSEQ_DATA", ROOT / "../shared/data")).resolve()
-VOLATILE = {"versions", "created", "seconds", "wall_seconds", "path", "data", "prepared", "files", "manifest", "sha256"}
+VOLATILE = {
+    "versions", "created", "seconds", "wall_seconds", "subjects_per_second", "path", "data", "data_path", "prepared", "files",
+    "manifest", "sha256",
+}  # fmt: skip
+SPEED = re.compile(rb" in [0-9.,]+ (seconds|minutes|hours)")
 
 
 def jobs(out: Path) -> list[tuple[str, list[object]]]:
@@ -45,7 +50,8 @@ def digest(path: Path) -> str:
     if path.suffix in {".json", ".jsonl"}:
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
         return hashlib.sha256(json.dumps([cleaned(json.loads(line)) for line in lines]).encode()).hexdigest()
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    found = path.read_bytes()
+    return hashlib.sha256(SPEED.sub(b"", found) if path.suffix == ".html" else found).hexdigest()
 
 
 def make(source: Path, out: Path) -> None:
