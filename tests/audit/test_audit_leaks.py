@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_audit_codes import PLANTED as PLANTED_CODES
 
 import ehrsequencing.records.encoding as encoding_room
 import ehrsequencing.records.vocabulary_fit as fit_room
@@ -41,6 +40,7 @@ from helpers.audit import (
     verdicts,
 )
 from helpers.meds import DAY_US, SPLITS, Row
+from helpers.planted_codes import PLANTED as PLANTED_CODES
 
 Make = Callable[[Path, Path, pytest.MonkeyPatch], Path]
 PLANTED: dict[str, tuple[Make, set[str]]] = {}

@@ -8,28 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
+from helpers.command_line import ehrseq, refused
 from helpers.meds import record, write_meds
 
 TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
-
-
-def ehrseq(*arguments: object) -> Result:
-    """Run a command in this process; an exception that is no exit would be a traceback in the shell."""
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(*arguments: object) -> str:
-    """Run a command that must fail: exit 2, one line that is no traceback."""
-    done = ehrseq(*arguments)
-    assert done.exit_code == 2, done.output
-    assert isinstance(done.exception, SystemExit)
-    errors = [line for line in done.stderr.strip().splitlines() if line.startswith("ehrseq: ")]
-    assert len(errors) == 1, done.stderr
-    return errors[0]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import Result
-from test_readers_synthea import NEW, write
 from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
@@ -19,6 +18,7 @@ from ehrsequencing.storage import MANIFEST, PREDICTIONS, is_parquet_of, read_jso
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv
 from helpers.storage import everything
+from helpers.synthea import NEW, write
 
 TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
 QUICK = ("evaluation.bootstrap=0", "--baselines", "none")

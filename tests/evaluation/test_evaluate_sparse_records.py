@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import ehrseq
 
+from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, YEAR_US, Row, us, write_meds
 
 TASK = """name: t

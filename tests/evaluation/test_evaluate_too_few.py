@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_evaluate_scope import CAUSES, HORIZONS, world
 
 from ehrsequencing.evaluation import curves
 from ehrsequencing.evaluation.comparison import OURS, Comparison
@@ -26,6 +25,7 @@ from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.minimum_counts import BIASED, TOO_FEW
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.terminal import metric_lines
+from helpers.comparison import CAUSES, HORIZONS, world
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import ehrseq, refused
 
 from ehrsequencing.audit.label_checks import splits as module
 from ehrsequencing.baselines.age_sex import AgeAndSex
@@ -32,6 +31,7 @@ from ehrsequencing.evaluation.repeated_splits import (
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
+from helpers.command_line import ehrseq, refused
 
 QUICK = EvaluationConfig(baselines="none", bootstrap=0)
 T_975 = {1: 12.7062047364, 2: 4.3026527297, 4: 2.7764451052, 24: 2.0638985616}  # of a printed table

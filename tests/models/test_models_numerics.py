@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from test_models_invariance import every_model, outputs_and_gradients
-from test_models_reference import MODELS, make_model
 
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models import plans
@@ -12,6 +10,8 @@ from ehrsequencing.models.attention import attention
 from ehrsequencing.models.base import SurvivalModel as Model
 from ehrsequencing.models.segments import dropout
 from ehrsequencing.models.transformer import TransformerLayer
+from helpers.model_checks import every_model, outputs_and_gradients
+from helpers.models import MODELS, make_model
 from helpers.strategies import pack, sample_records
 
 LENGTHS = (9, 1, 14, 6)

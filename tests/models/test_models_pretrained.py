@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_models_reference import MODELS, make_model
 
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival as Model
+from helpers.models import MODELS, make_model
 from helpers.strategies import VOCAB, pack, sample_records
 
 SETTINGS: list[dict[str, object]] = [

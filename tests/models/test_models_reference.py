@@ -7,29 +7,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from ehrsequencing.config import ModelConfig
-from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.behrt import BEHRTForSurvival
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-from helpers.strategies import CODE_TYPES, VOCAB, Padded, Records, Subject, Visit, pack, pad, records, sample_records
-from reference.flat import flat_logits
-from reference.likelihood import reference_nll
-from reference.padded import reference_logits
+from helpers.model_checks import check_equals_reference
+from helpers.models import ENCODERS, REACHES, Settings, make_model
+from helpers.strategies import VOCAB, Records, Subject, Visit, pack, records, sample_records
 
-Settings = dict[str, object]
-
-ENCODERS: dict[str, Settings] = {
-    "query": {"visit_encoder": "attention", "scorer": "query"},
-    "bottleneck": {"visit_encoder": "attention", "scorer": "bottleneck"},
-    "mean": {"visit_encoder": "mean"},
-    "sum": {"visit_encoder": "sum"},
-    "scaled_sum": {"visit_encoder": "scaled_sum"},
-    "max": {"visit_encoder": "max"},
-    "transformer": {"visit_encoder": "transformer", "visit_layers": 2},
-    "cls": {"visit_encoder": "transformer", "visit_pool": "cls"},
-}
 TIMELINES: dict[str, Settings] = {
     "transformer": {"timeline": "transformer"},
     "bidirectional": {"timeline": "transformer", "attention": "bidirectional"},
@@ -37,7 +19,6 @@ TIMELINES: dict[str, Settings] = {
 }
 HEADS = ("horizon", "visit")
 POSITIONS = ("learned", "sinusoidal", "none")
-REACHES = (512, 9, 4, 1)  # flat: tokens
 # What else a model may be made of: either architecture, and the hierarchical one alone.
 COMMON: dict[str, tuple[object, ...]] = {
     "age_bin_years": (5.0, 0.0, 7.0),
@@ -50,17 +31,6 @@ HIERARCHICAL: dict[str, tuple[object, ...]] = {
     "visit_mlp": (True, False),
     "code_position": (False, True),
     "delta": ({}, {"delta_bins": "none"}, {"delta_bins": "linear"}, {"delta_bins": "linear", "delta_bin_days": 30.0}),
-}
-# One model of each kind, for the checks of what must not move it and what must.
-MODELS: dict[str, Settings] = {
-    **ENCODERS,
-    "the seeds": {"visit_mlp": False, "values": "none", "delta_bins": "linear", "max_visits": 3},
-    "code types": {"code_types": True, "wide_head": True},
-    "sinusoidal": {"position": "sinusoidal", "max_visits": 3},
-    "lstm": {"timeline": "lstm"},
-    "flat": {"architecture": "flat"},
-    **{f"flat {reach}": {"architecture": "flat", "max_tokens": reach} for reach in REACHES[1:]},
-    "flat sinusoidal": {"architecture": "flat", "position": "sinusoidal", "code_types": True, "wide_head": True},
 }
 Combination = tuple[str, str, str, str]  # encoder (or reach), timeline (or direction), head, position
 COMBINATIONS: list[Combination] = [*product(ENCODERS, TIMELINES, HEADS, POSITIONS)]
@@ -81,68 +51,6 @@ def variant(combination: Combination, rng: random.Random) -> Settings:
         assert isinstance(delta, dict)
         own = {**ENCODERS[encoder], **TIMELINES[timeline], **delta}
     return {**drawn, **own, "head": head, "position": position}
-
-
-def make_model(*, seed: int = 0, **settings: object) -> SurvivalModel:
-    """A small float64 model in evaluation mode; all weights are random, for a zero could hide an error."""
-    grid: Settings = {"causes": 2, "edges_days": (10.0, 30.0, 365.25)} if settings.get("head") != "visit" else {}
-    types: Settings = {"n_code_types": CODE_TYPES} if settings.get("code_types") else {}
-    common: Settings = {"vocab_size": VOCAB, "dim": 8, "heads": 2, "layers": 2}
-    config = ModelConfig.model_validate({**common, **grid, **types, **settings})
-    build = BEHRTForSurvival if config.architecture == "flat" else HierarchicalBEHRTForSurvival
-    model = build(config).double().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
-            if "norm.weight" in name or name.endswith("_scale"):
-                parameter.add_(1.0)
-        code_table(model)[0] = 0.0
-    return model
-
-
-def code_table(model: SurvivalModel) -> Tensor:
-    """(vocabulary, d) of either architecture."""
-    return model.get_parameter(code_table_name(model.config))
-
-
-def code_table_name(config: ModelConfig) -> str:
-    flat = config.architecture == "flat"
-    return "encoder.embedding.code.table.weight" if flat else "code_embedding.table.weight"
-
-
-def expected_logits(model: SurvivalModel, x: Padded) -> Tensor:
-    twin = flat_logits if model.config.architecture == "flat" else reference_logits
-    return twin(dict(model.named_parameters()), model.config, x)
-
-
-def check_equals_reference(
-    model: SurvivalModel, subjects: Records, *, tolerance: float = 1e-10, junk_seed: int | None = 1
-) -> None:
-    """Logits, loss and gradients against the padded twin, whose pads hold NaN in random places."""
-    visit_labels = model.config.head == "visit"
-    batch = pack(subjects, visit_labels=visit_labels)
-    padded = pad(subjects, seed=junk_seed, visit_labels=visit_labels)
-    expected = expected_logits(model, padded)
-    counted = ~batch.is_query if visit_labels else torch.ones_like(batch.is_query)
-    logits = model(batch)
-    torch.testing.assert_close(logits[counted], expected[padded.visit_mask][counted], rtol=tolerance, atol=tolerance)
-    if visit_labels:
-        assert logits[batch.is_query].isnan().all()
-    if model.config.attention == "bidirectional":  # no likelihood: compare gradients of an arbitrary function
-        ours, theirs = logits[counted].sin().sum(), expected[padded.visit_mask][counted].sin().sum()
-    else:
-        ours = model.nll(batch).sum()
-        theirs = sum(reference_nll(model.config, expected, padded), start=expected.sum() * 0)
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    names, tensors = zip(*model.named_parameters(), strict=True)
-    mine, others = (torch.autograd.grad(f, tensors, allow_unused=True, materialize_grads=True) for f in (ours, theirs))
-    scale = max(1.0, *(float(gradient.abs().max()) for gradient in others))  # some sum to 0 from terms of this size
-    for name, gradient, other in zip(names, mine, others, strict=True):
-        if name == code_table_name(model.config):
-            other[0] = 0.0  # [PAD] is not learned
-        error = float((gradient - other).abs().max())
-        assert error <= tolerance * scale, f"{name}: {error} beside {scale}"
 
 
 # ---- every combination -----------------------------------------------------------------------------------------------

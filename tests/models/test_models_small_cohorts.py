@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_models_reference import make_model
 
 from ehrsequencing.config import ModelConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding, CodeVectors
+from helpers.models import make_model
 from helpers.strategies import pack, sample_records
 
 

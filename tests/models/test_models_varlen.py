@@ -5,10 +5,8 @@ call to the kernel's contract, so that the kernel itself is all that is left to 
 nothing waits for the device is shown on `meta` tensors, which hold no numbers at all: whoever asks for one fails.
 """
 
-import contextlib
-import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,20 +14,17 @@ import torch
 import torch.nn.attention.varlen
 from hypothesis import given
 from hypothesis import strategies as st
-from test_models_attention import REACHES, sightings
-from test_models_invariance import FEW, outputs_and_gradients
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from ehrsequencing.batch import VisitBatch
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models import plans
 from ehrsequencing.models.attention import AttentionPlan, Plan, RaggedPlan, Spans, Stream, attention
-from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.segments import gather_distinct_rows
-from helpers.mutants import MODELS, Patch, check_equals_reference, make_model
+from helpers.attention_checks import any_reach, sightings
+from helpers.model_checks import FEW, check_equals_reference, outputs_and_gradients
+from helpers.models import MODELS, make_model
+from helpers.mutants import Patch
+from helpers.no_wait import Waits, check_no_wait, nobody_waits, step
 from helpers.strategies import Records, Subject, Visit, pack, records, sample_records
 
 SAMPLE = sample_records(lengths=(7, 0, 1, 8, 3))
@@ -156,7 +151,7 @@ def check_same_plan(build: Callable[[], Plan], n_rows: int) -> None:
 
 
 @FEW
-@given(records(), REACHES, st.booleans(), st.booleans())
+@given(records(), any_reach, st.booleans(), st.booleans())
 def test_visits(subjects: Records, window: int, bidirectional: bool, queries: bool) -> None:
     if not queries:
         subjects = [replace(s, visits=tuple(v for v in s.visits if not v.is_query)) for s in subjects]
@@ -340,74 +335,6 @@ def test_a_broken_plan_is_caught(name: str, monkeypatch: Patch) -> None:
 
 
 # ---- nobody waits ----------------------------------------------------------------------------------------------------
-
-
-class Waits(AssertionError):
-    """Something waits for the device."""
-
-
-class _NoBlockingOperator(TorchDispatchMode):
-    def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: object, args: tuple[object, ...] = (), kwargs: object = None
-    ) -> object:
-        named, aten = kwargs if isinstance(kwargs, dict) else {}, torch.ops.aten
-        tensors = [x for x in tree_leaves((args, named)) if isinstance(x, Tensor)]
-        if func is aten._to_copy.default:
-            blocks = str(named.get("device")) == "meta" and not tensors[0].is_meta and not named.get("non_blocking")
-        elif func is aten.copy_.default:
-            blocks = len({x.device for x in tensors}) > 1 and not (len(args) > 2 and args[2])
-        elif func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
-            blocks = any(isinstance(x, Tensor) and x.is_meta and x.dtype == torch.bool for x in tree_leaves(args[1]))
-        else:
-            blocks = False
-        if blocks:
-            raise Waits(str(func))
-        return func(*args, **named)
-
-
-class _NoNumbersFromPython(TorchFunctionMode):
-    def __torch_function__(
-        self, func: object, types: object, args: tuple[object, ...] = (), kwargs: object = None
-    ) -> object:
-        named = kwargs if isinstance(kwargs, dict) else {}
-        if func in (torch.tensor, torch.as_tensor) and str(named.get("device")) == "meta":
-            raise Waits(str(func))
-        return func(*args, **named)
-
-
-@contextlib.contextmanager
-def nobody_waits() -> Iterator[None]:
-    """Fails where work on a device would be waited for, beyond what `meta` tensors refuse themselves.
-
-    Those refuse to be read, counted or picked by a condition. Left are copies from memory that is not page-locked
-    (told by `non_blocking`), numbers brought from Python to the device, and masks as indices.
-    """
-    with _NoBlockingOperator(), _NoNumbersFromPython():
-        yield
-
-
-@contextlib.contextmanager
-def far_away(patch: Patch, *, ragged: bool) -> Iterator[None]:
-    """A device that holds no numbers, in the place of a GPU. (Autocast does not know it: models are rounded whole.)"""
-    patch.setattr(torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
-    patch.setattr(plans, "is_ragged", lambda device: ragged and device.type == "meta")
-    yield
-
-
-def step(model: SurvivalModel, batch: VisitBatch) -> None:
-    """Forward, loss and backward, in training."""
-    model.train()
-    model.loss(batch, divisor=64.0).backward()
-    model.loss(batch).backward()
-
-
-def check_no_wait(model: SurvivalModel, batch: VisitBatch, patch: Patch, *, ragged: bool, run=step) -> None:
-    model = copy.deepcopy(model).to("meta", torch.bfloat16 if ragged else torch.float32)
-    with far_away(patch, ragged=ragged):
-        run(model, batch.to("meta", non_blocking=True))  # constants are copied once
-        with nobody_waits():
-            run(model, batch.to("meta", non_blocking=True))
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 @pytest.mark.parametrize("ragged", [False, True])

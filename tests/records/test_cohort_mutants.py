@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cohort import HAND_COUNTED
 
 from ehrsequencing.config import TaskConfig
 from helpers.cohorts import HandMade, differences
+from helpers.hand_counted import HAND_COUNTED
 from helpers.meds import HOUR_US, Row
 from reference.records import Records, Visit
 

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cohort_drawn import tasks
 
 from ehrsequencing.config import HistoryCode, TaskConfig, load_study, load_task, validated
 from ehrsequencing.errors import EhrseqError
@@ -35,6 +34,7 @@ from helpers.cohorts import (
     stored_cohort,
     study,
 )
+from helpers.drawn_tasks import tasks
 from helpers.meds import DAY_US, HOUR_US, SPLITS, Row, load_arrays, record, token_names, us, write_meds
 from reference.records import Records
 

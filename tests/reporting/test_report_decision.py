@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_report import Page, svgs
 
 from ehrsequencing.reporting import curves, panels, tables
 from ehrsequencing.reporting.disclosure import counts as published
@@ -18,6 +17,7 @@ from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.tables import rough_rate
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
+from helpers.report_page import Page, svgs
 
 # ---------------------------------------------------------------------------------------------------------- the words
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from test_report import only_small_ones
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
@@ -25,6 +24,7 @@ from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.reporting.wording import duration, from_landmark
 from ehrsequencing.run import Run
 from helpers.metrics_json import WIDE, complete
+from helpers.report_page import only_small_ones
 
 SMALL = range(1, 11)
 

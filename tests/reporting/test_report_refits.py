@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import ehrseq
-from test_report import Page
 
 from ehrsequencing.reporting.page_text import HUMAN_ITEMS, TRIALS_ITEM
 from ehrsequencing.reporting.report import render
+from helpers.command_line import ehrseq
 from helpers.metrics_json import complete
+from helpers.report_page import Page
 
 
 def text_of(metrics: dict[str, Any]) -> str:

@@ -1,15 +1,8 @@
 """Training: determinism, interruption, refusals, and that it learns."""
 
 import itertools
-import json
-import os
-import random
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -30,24 +23,7 @@ from ehrsequencing.training.loop import BEGUN, Trainer
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from helpers.audit import broken_set, load, save
 from helpers.simulate import busy_world
-
-TINY = (
-    "model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=3", "training.min_steps=6",
-    "training.checkpoint_steps=2", "training.checkpoint_seconds=0",
-)  # fmt: skip
-
-
-def weights(run: Path) -> bytes:
-    return (run / "model.safetensors").read_bytes()
-
-
-def losses(run: Path) -> list[tuple[float, float]]:
-    rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    return [(row["train_nll"], row["tuning_nll"]) for row in rows]
-
-
-def train(prepared: Path, out: Path, *settings: str, resume: bool = False) -> None:
-    Trainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *settings])).fit(resume=resume)
+from helpers.training import TINY, Interrupted, _raise_at, kill_and_resume, losses, train, weights
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +39,6 @@ def test_same_seed_same_bytes_and_another_seed_other_bytes(sim_prepared: Path, r
     assert losses(tmp_path / "again") == losses(reference)
     train(sim_prepared, tmp_path / "other", "training.seed=1")
     assert weights(tmp_path / "other") != weights(reference)
-
-
-class Interrupted(Exception):
-    pass
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 7, 11])
@@ -88,32 +60,6 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     train(sim_prepared, tmp_path / "run", resume=True)
     assert weights(tmp_path / "run") == weights(reference)
     assert losses(tmp_path / "run") == losses(reference)
-
-
-def is_saving(out: Path) -> bool:
-    return any(path.name != BEGUN for path in out.glob("checkpoints/*"))
-
-
-def kill_and_resume(prepared: Path, out: Path, *settings: str, kills: int, seed: int) -> int:
-    """Start `ehrseq train --resume` again and again, killing it at random moments; returns how often it was killed."""
-    command = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()", "train", str(prepared), *TINY]
-    command += ["--task", "simulated", "--out", str(out), "--resume", "training.checkpoint_steps=1", *settings]
-    draw, killed = random.Random(seed), 0
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    while killed < kills:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-        deadline = time.monotonic() + 120
-        while process.poll() is None and not is_saving(out) and time.monotonic() < deadline:
-            time.sleep(0.005)  # the imports take longest: wait for the first sign of a checkpoint
-        time.sleep(draw.uniform(0, 0.15))
-        if process.poll() is not None:
-            assert process.returncode == 0
-            return killed
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        killed += 1
-    assert subprocess.run(command, capture_output=True, env=environment, check=False).returncode == 0
-    return killed
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
@@ -143,16 +89,6 @@ def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
     with pytest.raises(EhrseqError, match="other settings"):
         train(sim_prepared, tmp_path / "run", "model.dropout=0.3", resume=True)
     train(sim_prepared, tmp_path / "run", "training.patience=9", resume=True)  # on the allow-list
-
-
-def _raise_at(stop_at: int):  # type: ignore[no-untyped-def]
-    calls = iter(range(1, 10**9))
-
-    def stop(_: object) -> None:
-        if next(calls) == stop_at:
-            raise Interrupted
-
-    return stop
 
 
 def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_training import TINY
 
 from ehrsequencing.config import load_study
 from ehrsequencing.predict import nll_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.training.loop import Trainer
+from helpers.training import TINY
 
 
 @pytest.mark.parametrize(("warm_epochs", "epochs"), [(0, 3), (2.5, 4), (5.5, 7)])

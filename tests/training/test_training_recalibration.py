@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from test_models_reference import make_model
-from test_recalibration import EDGES, world
 from torch import Tensor
 
 from ehrsequencing.config import StudyConfig
@@ -25,6 +23,8 @@ from ehrsequencing.run import Run
 from ehrsequencing.training import recalibration
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.recalibration import FEWEST_SUBJECTS, BinRecalibration, fit_bin_recalibration
+from helpers.known_hazards import EDGES, world
+from helpers.models import make_model
 from helpers.strategies import pack, sample_records
 
 Floats = NDArray[np.float64]

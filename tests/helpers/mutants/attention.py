@@ -2,20 +2,16 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
-from test_models_attention import sightings
 from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.models import attention, plans, timeline
 from ehrsequencing.models.attention import AttentionPlan, Block
+from helpers.attention_checks import sightings
 from helpers.mutants import (
-    CHECKS,
-    Mutant,
     Mutants,
     Patch,
-    assert_caught,
     dense,
     masks,
     rebuilt,
@@ -26,11 +22,6 @@ from helpers.mutants import (
 )
 
 mutant = MUTANTS = Mutants()
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_every_check_passes_on_the_model(name: str) -> None:
-    CHECKS[name]()
 
 
 # ---- visits in time --------------------------------------------------------------------------------------------------
@@ -337,8 +328,3 @@ def the_reach_ahead_is_unbounded(patch: Patch) -> None:
         return seen | (own_subject & real & real.unsqueeze(1) & (row > row.unsqueeze(1)))
 
     see(patch, "tokens_plan", ahead)
-
-
-@MUTANTS.cases()
-def test_a_mutant_is_caught(broken: Mutant, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_caught(broken, check, monkeypatch)

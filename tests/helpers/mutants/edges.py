@@ -1,12 +1,8 @@
-"""Mutants of the padded edges and of the likelihoods; and whether every check has a mutant."""
+"""Mutants of the padded edges and of the likelihoods."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
-import test_mutants_attention
-import test_mutants_codes
-import test_mutants_time
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +10,7 @@ from torch import Tensor
 from ehrsequencing import batch as batch_module
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.models import survival
-from helpers.mutants import CHECKS, SAMPLE, Mutant, Mutants, Patch, assert_caught
+from helpers.mutants import SAMPLE, Mutants, Patch
 from helpers.strategies import Padded, pad
 
 mutant = MUTANTS = Mutants()
@@ -133,7 +129,7 @@ def the_entry_is_ignored(patch: Patch) -> None:
 
     right = survival.horizon_nll
     patch.setattr("ehrsequencing.models.base.horizon_nll", nll)
-    patch.setattr("test_models_survival.horizon_nll", nll)
+    patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
 
 
 @mutant("reference")
@@ -153,7 +149,7 @@ def the_causes_are_swapped(patch: Patch) -> None:
 
     right = survival.horizon_nll
     patch.setattr("ehrsequencing.models.base.horizon_nll", nll)
-    patch.setattr("test_models_survival.horizon_nll", nll)
+    patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
 
 
 @mutant("reference", "integral")
@@ -164,12 +160,12 @@ def competing_hazards_are_left_out(patch: Patch) -> None:
 
     right = survival.horizon_nll
     patch.setattr("ehrsequencing.models.base.horizon_nll", nll)
-    patch.setattr("test_models_survival.horizon_nll", nll)
+    patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
 
 
 def risks(patch: Patch, change: Callable[..., Tensor]) -> None:
     right = survival.cumulative_incidence
-    patch.setattr("test_models_survival.cumulative_incidence", lambda *a, **k: change(right, *a, **k))
+    patch.setattr("helpers.likelihood_checks.cumulative_incidence", lambda *a, **k: change(right, *a, **k))
 
 
 @mutant("risk", "integral")
@@ -222,16 +218,3 @@ def clamp_then_log(patch: Patch) -> None:
         return torch.where(cause > 0, -h.log(), -(1 - h).log()).float()
 
     patch.setattr(survival, "visit_nll_terms", terms)
-
-
-@MUTANTS.cases()
-def test_a_mutant_is_caught(broken: Mutant, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_caught(broken, check, monkeypatch)
-
-
-def test_every_check_has_a_mutant() -> None:
-    rooms = (test_mutants_attention, test_mutants_codes, test_mutants_time)
-    every = [*MUTANTS, *(m for room in rooms for m in room.MUTANTS)]
-    caught = {check for m in every for check in m.caught_by}
-    assert set(CHECKS) - caught == set()
-    assert len({m.name for m in every}) == len(every) >= 80

@@ -1,7 +1,7 @@
 """Broken models: each mutant breaks one thing, and the checks named beside it must fail on it.
 
-A check that passes on its mutant proves nothing. The checks are the very functions that the other tests run, here on
-fixed records. Mutants live in `test_mutants_*.py`, by the room that they break.
+A check that passes on a broken model proves nothing. The checks are the functions that the other tests run, here on
+fixed records. The mutants are grouped by the part that they break; `tests/models/test_mutants.py` runs them all.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from test_models_attention import (
+from torch import Tensor
+
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.models import plans
+from ehrsequencing.models.attention import AttentionPlan, Block
+from helpers.attention_checks import (
     check_codes_plan,
     check_reach,
     check_same_code_same_score,
@@ -19,12 +24,20 @@ from test_models_attention import (
     check_window,
     sightings,
 )
-from test_models_invariance import (
+from helpers.likelihood_checks import (
+    check_extremes,
+    check_horizon_integrates,
+    check_late_hazard_is_kept_apart,
+    check_risk,
+    check_visit_enumerated,
+)
+from helpers.model_checks import (
     check_causality,
     check_code_order,
     check_code_order_counts,
     check_composition,
     check_empty,
+    check_equals_reference,
     check_flat_contract,
     check_future_gradient,
     check_pads,
@@ -32,19 +45,7 @@ from test_models_invariance import (
     check_queries,
     check_query_sees_the_past,
 )
-from test_models_reference import MODELS, check_equals_reference, make_model
-from test_models_survival import (
-    check_extremes,
-    check_horizon_integrates,
-    check_late_hazard_is_kept_apart,
-    check_risk,
-    check_visit_enumerated,
-)
-from torch import Tensor
-
-from ehrsequencing.batch import VisitBatch
-from ehrsequencing.models import plans
-from ehrsequencing.models.attention import AttentionPlan, Block
+from helpers.models import MODELS, make_model
 from helpers.strategies import sample_records
 
 SAMPLE = sample_records(lengths=(7, 0, 1, 8, 3))
@@ -146,11 +147,6 @@ class Mutants(list[Mutant]):
             return apply
 
         return register
-
-    def cases(self) -> pytest.MarkDecorator:
-        """One test case a mutant and check."""
-        pairs = [pytest.param(m, c, id=f"{m.name}-{c}") for m in self for c in m.caught_by]
-        return pytest.mark.parametrize(("broken", "check"), pairs)
 
 
 def assert_caught(broken: Mutant, check: str, patch: Patch) -> None:
