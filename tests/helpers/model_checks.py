@@ -13,17 +13,7 @@ from ehrsequencing.batch import VisitBatch
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from helpers.models import MODELS, code_table, code_table_name
-from helpers.strategies import (
-    NAN,
-    NUMBERS,
-    VOCAB,
-    Padded,
-    Records,
-    Subject,
-    Visit,
-    pack,
-    pad,
-)
+from helpers.strategies import NAN, NUMBERS, VOCAB, Padded, Records, Subject, Visit, pack, pad
 from reference.flat import flat_logits
 from reference.likelihood import reference_nll
 from reference.padded import reference_logits

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 from ehrsequencing.config import load_study
@@ -33,7 +35,7 @@ def train(prepared: Path, out: Path, *settings: str, resume: bool = False) -> No
 
 
 class Interrupted(Exception):
-    pass
+    """Stops a training run from its progress callback."""
 
 
 def is_saving(out: Path) -> bool:
@@ -62,8 +64,9 @@ def kill_and_resume(prepared: Path, out: Path, *settings: str, kills: int, seed:
     return killed
 
 
-def _raise_at(stop_at: int):  # type: ignore[no-untyped-def]
-    calls = iter(range(1, 10**9))
+def raise_at(stop_at: int) -> Callable[[object], None]:
+    """Return a progress callback that raises `Interrupted` at its nth call."""
+    calls = count(1)
 
     def stop(_: object) -> None:
         if next(calls) == stop_at:

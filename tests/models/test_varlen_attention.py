@@ -218,7 +218,7 @@ def test_other_shapes(settings: dict[str, int], head: str, on_gpu: None) -> None
 
 @pytest.mark.parametrize("kind", ["query", "transformer", "cls"])
 def test_half_precision_attention_stays_near_float32(kind: str, monkeypatch: Patch) -> None:
-    """The bounds of bf16 mode with attention in float32 (`test_models_numerics`), with all of attention rounded."""
+    """The bounds of bf16 mode with attention in float32 (`test_numerics`), with all of attention rounded."""
     model = make_model(**MODELS[kind], dim=32).float()
     batch = pack(sample_records(lengths=(9, 1, 14, 6)), dtype=torch.float32)
     logits, gradients = outputs_and_gradients(model, batch)

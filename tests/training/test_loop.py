@@ -23,7 +23,7 @@ from ehrsequencing.training.loop import BEGUN, Trainer
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from helpers.audit import broken_set, load, save
 from helpers.simulate import busy_world
-from helpers.training import TINY, Interrupted, _raise_at, kill_and_resume, losses, train, weights
+from helpers.training import TINY, Interrupted, kill_and_resume, losses, raise_at, train, weights
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +46,8 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     sim_prepared: Path, reference: Path, tmp_path: Path, stop_at: int
 ) -> None:
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
-    count = 0
-
-    def stop(_: object) -> None:
-        nonlocal count
-        count += 1
-        if count == stop_at:
-            raise Interrupted
-
     with pytest.raises(Interrupted):
-        trainer.fit(on_progress=stop)
+        trainer.fit(on_progress=raise_at(stop_at))
     torch.rand(stop_at)  # whatever else has used the random numbers meanwhile
     train(sim_prepared, tmp_path / "run", resume=True)
     assert weights(tmp_path / "run") == weights(reference)
@@ -85,7 +77,7 @@ def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
         train(sim_prepared, reference)
     stopped = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
     with pytest.raises(Interrupted):
-        stopped.fit(on_progress=_raise_at(5))
+        stopped.fit(on_progress=raise_at(5))
     with pytest.raises(EhrseqError, match="other settings"):
         train(sim_prepared, tmp_path / "run", "model.dropout=0.3", resume=True)
     train(sim_prepared, tmp_path / "run", "training.patience=9", resume=True)  # on the allow-list
@@ -96,7 +88,7 @@ def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(
 ) -> None:
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
     with pytest.raises(Interrupted):
-        trainer.fit(on_progress=_raise_at(10))
+        trainer.fit(on_progress=raise_at(10))
     names = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
     assert len(names) == 2
     for name in names:
@@ -169,7 +161,7 @@ def test_a_run_knows_the_data_that_it_was_trained_on(
         train(prepared, reference, resume=True)
     stopped = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
     with pytest.raises(Interrupted):
-        stopped.fit(on_progress=_raise_at(1))
+        stopped.fit(on_progress=raise_at(1))
     with pytest.raises(EhrseqError, match=rf"was started with other data \(what differs: {part}\)"):
         train(prepared, tmp_path / "run", resume=True)
     moved = Path(shutil.copytree(sim_prepared, tmp_path / "moved"))
@@ -196,7 +188,7 @@ def test_no_checkpoint_is_made_soon_after_another(
     study = load_study(None, [*TINY, f"training.checkpoint_seconds={seconds}"])
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
     saved = []
-    stop = _raise_at(5)
+    stop = raise_at(5)
 
     def second_passes(progress: object) -> None:
         clock[0] += 1.0

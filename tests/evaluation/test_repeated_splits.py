@@ -32,6 +32,7 @@ from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
 from helpers.command_line import ehrseq, refused
+from helpers.training import Interrupted
 
 QUICK = EvaluationConfig(baselines="none", bootstrap=0)
 T_975 = {1: 12.7062047364, 2: 4.3026527297, 4: 2.7764451052, 24: 2.0638985616}  # of a printed table
@@ -179,9 +180,6 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
 ) -> None:
     other = tmp_path / "run"
     shutil.copytree(run, other, ignore=shutil.ignore_patterns("splits"))
-
-    class Interrupted(Exception):
-        pass
 
     def stop(done: int, total: int, what: str) -> None:
         if done == 1 and "training" in what:
