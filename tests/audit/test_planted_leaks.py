@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 import ehrsequencing.records.encoding as encoding_room
 import ehrsequencing.records.vocabulary_fit as fit_room
@@ -59,6 +60,22 @@ def planted(*found_by: str) -> Callable[[Make], Make]:
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_set(tmp_path_factory.mktemp("hospital"), hospital_rows())
+
+
+def subject_of_rows(rows: Path) -> NDArray[np.int64]:
+    """Return the place of each row's subject among the split's subjects, from the stored arrays of a task."""
+    per_subject = np.diff(load(rows, "row_offsets"))
+    return np.repeat(np.arange(len(per_subject)), per_subject)
+
+
+def assemble_with(
+    folder: Path, patch: pytest.MonkeyPatch, owner: object, name: str, change: Callable[..., Any], *settings: str
+) -> Path:
+    """Prepare and assemble a run while one function of the preparation is replaced."""
+    with patch.context() as during:
+        during.setattr(owner, name, change)
+        prepared = make_set(folder, hospital_rows(), *settings)
+    return assemble(prepared, folder / "run")
 
 
 # ---- models that look ahead ------------------------------------------------------------------------------------------
@@ -148,7 +165,7 @@ def into_the_newest_visit(folder: Path, *, token: int) -> None:
     for split in SPLITS:
         visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
         codes, first = load(visits, "codes"), load(visits, "visit_offsets")
-        owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
+        owner = subject_of_rows(rows)
         chosen = np.flatnonzero((load(rows, "cause") == 1) & ~load(rows, "is_query"))
         newest = load(visits, "subject_offsets")[owner[chosen]] + load(rows, "visits_before")[chosen] - 1
         codes[first[newest]] = token
@@ -207,10 +224,7 @@ def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: p
         visits = group(*arguments, **settings)
         return replace(visits, end_us=visits.start_us)
 
-    with patch.context() as during:
-        during.setattr(encoding_room, "group_visits", early)
-        prepared = make_set(tmp, hospital_rows())
-    return assemble(prepared, tmp / "run")
+    return assemble_with(tmp, patch, encoding_room, "group_visits", early)
 
 
 @planted("stamps")
@@ -220,7 +234,7 @@ def visits_seen_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPa
     def change(folder: Path) -> None:
         for split in SPLITS:
             visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
-            owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
+            owner = subject_of_rows(rows)
             seen, start = load(rows, "visits_before"), load(visits, "start_us")
             following = load(visits, "subject_offsets")[owner] + seen
             exists = following < load(visits, "subject_offsets")[owner + 1]
@@ -249,10 +263,7 @@ def summaries_that_look_ahead(honest: Path, tmp: Path, patch: pytest.MonkeyPatch
     def ahead(*arguments: Any, query_us: Any, **settings: Any) -> Any:
         return summarise(*arguments, query_us=query_us + 200 * DAY_US, **settings)
 
-    with patch.context() as during:
-        during.setattr(encoding_room, "summarise", ahead)
-        prepared = make_set(tmp, hospital_rows())
-    return assemble(prepared, tmp / "run")
+    return assemble_with(tmp, patch, encoding_room, "summarise", ahead)
 
 
 @planted("tokens_in_records")
@@ -263,7 +274,7 @@ def static_code_made_from_the_outcome(honest: Path, tmp: Path, patch: pytest.Mon
         index = Prepared(honest).vocabulary.index
         for split in SPLITS:
             visits, rows = folder / "visits" / split, folder / "tasks" / "hospital" / split
-            owner = np.repeat(np.arange(len(load(rows, "row_offsets")) - 1), np.diff(load(rows, "row_offsets")))
+            owner = subject_of_rows(rows)
             static = load(visits, "static_codes")
             marked = np.unique(owner[load(rows, "cause") == 1])
             static[:] = index["SEX//F"]
@@ -285,10 +296,7 @@ def rows_after_censoring(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> 
         np.maximum.at(end, subject[timed], events.time_us[timed])
         return end[owner]
 
-    with patch.context() as during:
-        during.setattr(CohortBuilder, "_censoring", last)
-        prepared = make_set(tmp, hospital_rows())
-    return assemble(prepared, tmp / "run")
+    return assemble_with(tmp, patch, CohortBuilder, "_censoring", last)
 
 
 @planted("labels_in_records")
@@ -378,10 +386,9 @@ def people_in_two_splits(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> 
 @planted("vocabulary_refit", "tokens_of_training")
 def vocabulary_of_everyone(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     update = VocabularyFit.update
-    with patch.context() as during:
-        during.setattr(VocabularyFit, "update", lambda self, e, s, training: update(self, e, s, training | True))
-        prepared = make_set(tmp, hospital_rows())
-    return assemble(prepared, tmp / "run")
+    return assemble_with(
+        tmp, patch, VocabularyFit, "update", lambda self, e, s, training: update(self, e, s, training | True)
+    )
 
 
 def with_scales_of_everyone(tmp: Path, patch: pytest.MonkeyPatch, *settings: str) -> Path:
@@ -395,10 +402,7 @@ def with_scales_of_everyone(tmp: Path, patch: pytest.MonkeyPatch, *settings: str
         update(self, events, subject, is_training | True)
         self.subjects = self.honest.subjects
 
-    with patch.context() as during:
-        during.setattr(VocabularyFit, "update", leaky)
-        prepared = make_set(tmp, hospital_rows(), *settings)
-    return assemble(prepared, tmp / "run")
+    return assemble_with(tmp, patch, VocabularyFit, "update", leaky, *settings)
 
 
 @planted("vocabulary_refit")

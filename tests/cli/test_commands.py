@@ -9,23 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from helpers.command_line import ehrseq, refused
+from helpers.command_line import TASK, ehrseq, refused
 from helpers.meds import record, write_meds
-
-TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     rows = [row for s in range(40) for row in record(s, "0 A, 3 B=2, 9 A, 20 C" + (", 30 MEDS_DEATH" if s % 3 else ""))]
     return write_meds(tmp_path / "data", rows)
-
-
-@pytest.fixture
-def task(tmp_path: Path) -> Path:
-    path = tmp_path / "task.yaml"
-    path.write_text(TASK)
-    return path
 
 
 def test_help_names_every_command_without_the_heavy_imports() -> None:

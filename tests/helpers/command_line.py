@@ -1,9 +1,11 @@
-"""Runs `ehrseq` within the test's process."""
+"""Runs `ehrseq` within the test's process, and a task file that most commands accept."""
 
 from click.testing import Result
 from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
+
+TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
 
 
 def ehrseq(*arguments: object) -> Result:

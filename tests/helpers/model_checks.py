@@ -13,7 +13,7 @@ from ehrsequencing.batch import VisitBatch
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from helpers.models import MODELS, code_table, code_table_name
-from helpers.strategies import NAN, NUMBERS, VOCAB, Padded, Records, Subject, Visit, pack, pad
+from helpers.strategies import NAN, NUMBERS, VOCAB, Padded, Records, Subject, Visit, pack, pad, sample_records
 from reference.flat import flat_logits
 from reference.likelihood import reference_nll
 from reference.padded import reference_logits
@@ -271,3 +271,12 @@ def check_empty(model: SurvivalModel, subjects: Records) -> None:
     with_empty = [s for subject in subjects for s in (Subject((), subject.static), subject, Subject())]
     for mine, other in zip(answers(model, with_empty)[1::3], answers(model, subjects), strict=True):
         same(mine, other, 1e-11, "empty subjects")
+
+
+def check_changes_in_training_only(model: SurvivalModel) -> None:
+    """Answers of a model that drops parts of the record at random are still in evaluation and move in training."""
+    batch = pack(sample_records())
+    still = model(batch)
+    assert torch.equal(model(batch), still)
+    model.train()
+    assert not torch.equal(model(batch), still)

@@ -1,4 +1,4 @@
-"""A small Synthea export with its defects counted, and its files."""
+"""A small Synthea export whose defects the tests count, and the writer of its CSV files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ NEW = {
 }
 
 
-def write(
+def write_tables(
     tables: dict[str, str], folder: Path, *, change: Callable[[str], bytes] = str.encode, end: str = "csv"
 ) -> Path:
     folder.mkdir(parents=True)

@@ -10,26 +10,19 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.files import read_csv_lines
 from ehrsequencing.readers.synthea import import_synthea
+from helpers.command_line import ehrseq
 from helpers.omop import SMALL, Tables, write_csv, write_duckdb
+from helpers.synthea import write_tables
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
 from ehrsequencing.readers.omop import import_omop
 
 DAYS = [f"2010-{1 + i // 28:02d}-{1 + i % 28:02d}" for i in range(300)]
-
-
-def write(folder: Path, tables: dict[str, str]) -> Path:
-    folder.mkdir(parents=True)
-    for name, text in tables.items():
-        (folder / f"{name}.csv").write_text(text)
-    return folder
 
 
 def lines(header: str, rows: list[str]) -> str:
@@ -56,10 +49,6 @@ def account(out: Path) -> dict[str, Any]:
 
 def balanced(rows: dict[str, Any]) -> bool:
     return all(t["rows_in"] == t["rows_out"] + sum(d["rows"] for d in t["dropped"]) for t in rows.values())
-
-
-def call(*words: Any) -> Any:
-    return CliRunner().invoke(app, ["import", *map(str, words)])
 
 
 def test_every_row_of_a_small_database_is_accounted_for(tmp_path: Path) -> None:
@@ -89,7 +78,7 @@ def test_rows_of_a_database_are_counted_without_a_place(tmp_path: Path) -> None:
 
 def test_a_stray_quote_in_a_file_without_quotes_loses_nothing(tmp_path: Path) -> None:
     rows = conditions(note=lambda i: '"10 mg' if i == 5 else "x")
-    import_omop(str(write(tmp_path / "csv", omop_tables(rows))), tmp_path / "meds")
+    import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
     made = account(tmp_path / "meds")["condition_occurrence"]
     assert (made["rows_in"], made["rows_out"]) == (300, 300)
 
@@ -99,8 +88,8 @@ def quoted(i: int) -> str:
 
 
 def test_a_stray_quote_among_quotes_is_counted_and_warned_about(tmp_path: Path) -> None:
-    source = write(tmp_path / "csv", omop_tables(conditions(note=quoted)))
-    result = call("omop", source, tmp_path / "meds")
+    source = write_tables(omop_tables(conditions(note=quoted)), tmp_path / "csv")
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
     assert result.exit_code == 0, result.output
     rows = account(tmp_path / "meds")
     assert balanced(rows)
@@ -122,8 +111,10 @@ SYNTHEA = {
 
 def test_a_stray_quote_in_synthea_is_counted_and_warned_about(tmp_path: Path) -> None:
     rows = [f"{DAYS[i]},p{i % 20},e{i % 20},44054006,{quoted(i)}" for i in range(300)]
-    source = write(tmp_path / "csv", SYNTHEA | {"conditions": lines("START,PATIENT,ENCOUNTER,CODE,DESCRIPTION", rows)})
-    result = call("synthea", source, tmp_path / "meds")
+    source = write_tables(
+        SYNTHEA | {"conditions": lines("START,PATIENT,ENCOUNTER,CODE,DESCRIPTION", rows)}, tmp_path / "csv"
+    )
+    result = ehrseq("import", "synthea", source, tmp_path / "meds")
     assert result.exit_code == 0, result.output
     made = account(tmp_path / "meds")["conditions"]
     assert made["rows_in"] == 300
@@ -136,7 +127,7 @@ def test_a_stray_quote_in_synthea_is_counted_and_warned_about(tmp_path: Path) ->
 def test_a_small_loss_is_reported_without_a_warning(tmp_path: Path) -> None:
     rows = conditions()
     rows[7] = "3,201826,,x"
-    result = call("omop", write(tmp_path / "csv", omop_tables(rows)), tmp_path / "meds")
+    result = ehrseq("import", "omop", write_tables(omop_tables(rows), tmp_path / "csv"), tmp_path / "meds")
     assert result.exit_code == 0
     assert "warning" not in result.output
     assert "dropped from condition_occurrence: 1 of 300 rows (condition_start_date: no readable date; " in result.output
@@ -144,8 +135,8 @@ def test_a_small_loss_is_reported_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_table_that_loses_all_its_rows_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "csv", omop_tables(conditions(), deaths=["77,2012-01-01,x", "78,2012-01-01,x"]))
-    result = call("omop", source, tmp_path / "meds")
+    source = write_tables(omop_tables(conditions(), deaths=["77,2012-01-01,x", "78,2012-01-01,x"]), tmp_path / "csv")
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
     assert result.exit_code == 2
     assert "death.csv: all 2 rows would be dropped (column person_id: the table of persons lacks" in result.output
     assert not (tmp_path / "meds").exists()
@@ -154,7 +145,7 @@ def test_a_table_that_loses_all_its_rows_is_refused(tmp_path: Path) -> None:
 def test_lines_with_another_number_of_fields_are_counted(tmp_path: Path) -> None:
     rows = conditions()
     rows[10:12] = ["1,201826", "1,201826,2010-01-01,SECRET,SECRET"]
-    import_omop(str(write(tmp_path / "csv", omop_tables(rows))), tmp_path / "meds")
+    import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
     made = account(tmp_path / "meds")["condition_occurrence"]
     assert (made["rows_in"], made["rows_out"]) == (300, 298)
     assert made["dropped"][0]["example"] == {"file": "condition_occurrence.csv", "line": 12}
@@ -225,7 +216,7 @@ def test_two_files_of_a_table_are_refused(tmp_path: Path) -> None:
     (source / "PERSON.csv.gz").write_bytes(b"\x1f\x8b")
     with pytest.raises(EhrseqError, match=r"PERSON\.csv\.gz and person\.csv both hold the table person"):
         import_omop(str(source), tmp_path / "meds")
-    other = write(tmp_path / "synthea", SYNTHEA)
+    other = write_tables(SYNTHEA, tmp_path / "synthea")
     (other / "patients.csv.gz").write_bytes(b"\x1f\x8b")
     with pytest.raises(EhrseqError, match=r"patients\.csv and patients\.csv\.gz both hold the table patients"):
         import_synthea(other, tmp_path / "meds")
@@ -246,7 +237,7 @@ def test_two_files_of_a_table_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     source = write_csv({n: rows for n, rows in SMALL.items() if n != "death"}, tmp_path / "csv")
     (source / name).write_bytes(content)
-    result = call("omop", source, tmp_path / "meds")
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
     assert result.exit_code == 2
     assert f"{name}: {said}" in result.output
     assert len(result.output.strip().splitlines()) == 1
@@ -254,7 +245,7 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("content", [b"PAR1\x00\x00PAR1", b"PK\x03\x04", b"\x1f\x8b\x08\x00"])
 def test_synthea_names_a_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
-    source = write(tmp_path / "csv", SYNTHEA)
+    source = write_tables(SYNTHEA, tmp_path / "csv")
     (source / "conditions.csv").write_bytes(content)
     with pytest.raises(EhrseqError, match=r"conditions\.csv: holds .*, not CSV"):
         import_synthea(source, tmp_path / "meds")
@@ -263,7 +254,7 @@ def test_synthea_names_a_file_of_another_kind(tmp_path: Path, content: bytes) ->
 def test_names_instead_of_numbers_of_persons_are_refused(tmp_path: Path) -> None:
     tables = omop_tables(conditions())
     tables["person"] = lines("person_id,year_of_birth", ["1,1950", "SECRET-A,1950", "SECRET-B,1950"])
-    result = call("omop", write(tmp_path / "csv", tables), tmp_path / "meds")
+    result = ehrseq("import", "omop", write_tables(tables, tmp_path / "csv"), tmp_path / "meds")
     assert result.exit_code == 2
     assert (
         "person.csv: column person_id holds text instead of whole numbers (2 ids, the first in row 2)" in result.output

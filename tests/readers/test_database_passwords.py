@@ -8,10 +8,9 @@ from urllib.parse import quote
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
+from helpers.command_line import ehrseq
 from helpers.omop import SMALL, postgres_server, write_postgres
 
 pytest.importorskip("ibis", reason="needs the extra omop")
@@ -52,7 +51,7 @@ def test_no_message_holds_the_password(tmp_path: Path, shape: str, password: str
         links += [e for e in (error.__cause__, error.__context__) if e is not None]
         assert "Xq7zW" not in repr(error) + str(error)
     for words in ([source, str(tmp_path / "meds")], [str(tmp_path), source]):
-        result = CliRunner().invoke(app, ["import", "omop", *words])
+        result = ehrseq("import", "omop", *words)
         assert result.exit_code == 2
         assert "Xq7zW" not in result.output
     assert not list(tmp_path.iterdir())
@@ -91,9 +90,9 @@ def test_a_real_server_with_an_awkward_password(tmp_path: Path, tmp_path_factory
         with psycopg.connect(url) as connection:
             connection.execute(f"ALTER USER omop PASSWORD '{password}'")
         given_url = url.replace("omop@", f"omop:{password}@") + "?schema=public"
-        result = CliRunner().invoke(app, ["import", "omop", given_url, str(tmp_path / "meds")])
+        result = ehrseq("import", "omop", given_url, tmp_path / "meds")
         assert result.exit_code == 0, result.output
-        wrong = CliRunner().invoke(app, ["import", "omop", f"{given_url}_absent", str(tmp_path / "other")])
+        wrong = ehrseq("import", "omop", f"{given_url}_absent", tmp_path / "other")
     assert wrong.exit_code == 2
     assert "Xq7zW" not in result.output + wrong.output
     assert not any(b"Xq7zW" in path.read_bytes() for path in (tmp_path / "meds").rglob("*") if path.is_file())

@@ -9,15 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import ImportConfig, load_import
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.dates import count_dates, date_column
 from ehrsequencing.readers.synthea import import_synthea
 from ehrsequencing.readers.text import parse_times
 from helpers import omop
+from helpers.command_line import ehrseq
+from helpers.meds import written
 from helpers.omop import SMALL, Tables, postgres_server, write_csv, write_parquet, write_postgres
 
 pytest.importorskip("ibis", reason="needs the extra omop")
@@ -39,15 +39,6 @@ def rewritten(tables: Tables, format: str) -> Tables:
         return moment.strftime(FORMATS[format] + (" %H:%M:%S" if key in TIMES else ""))
 
     return {name: [{k: cell(k, v) for k, v in row.items()} for row in rows] for name, rows in tables.items()}
-
-
-def written(out: Path) -> dict[str, bytes]:
-    files = [p for p in out.rglob("*") if p.is_file() and p.name not in ("manifest.json", "import_report.json")]
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in files}
-
-
-def call(*words: Any) -> Any:
-    return CliRunner().invoke(app, ["import", *map(str, words)])
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +71,13 @@ AMBIGUOUS = {"person": SMALL["person"], "death": [{"person_id": 1, "death_date":
 
 def test_an_ambiguous_column_is_refused_and_the_setting_decides(tmp_path: Path) -> None:
     source = write_csv(AMBIGUOUS, tmp_path / "csv")
-    result = call("omop", source, tmp_path / "meds")
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
     assert result.exit_code == 2
     assert "death.csv, column death_date" in result.output
     assert "import.dates=dmy" in result.output
     assert "03/04" not in result.output
     for order, day in (("dmy", date(2013, 4, 3)), ("mdy", date(2013, 3, 4))):
-        assert call("omop", source, tmp_path / order, f"import.dates={order}").exit_code == 0
+        assert ehrseq("import", "omop", source, tmp_path / order, f"import.dates={order}").exit_code == 0
         rows = [r for p in (tmp_path / order / "data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
         assert [r["time"].date() for r in rows if r["code"] == "MEDS_DEATH"] == [day]
 
@@ -128,7 +119,7 @@ def test_unknown_settings_of_an_import_are_refused(tmp_path: Path) -> None:
     for text in ("import.dates=ydm", "import.nothing=1", "visits.by=window"):
         with pytest.raises(EhrseqError):
             load_import([text])
-        assert call("omop", write_csv(SMALL, tmp_path / text), tmp_path / "meds", text).exit_code == 2
+        assert ehrseq("import", "omop", write_csv(SMALL, tmp_path / text), tmp_path / "meds", text).exit_code == 2
 
 
 @given(st.lists(st.dates(date(1900, 1, 1), date(2100, 1, 1)), min_size=1), st.sampled_from(sorted(FORMATS)))
@@ -224,7 +215,7 @@ def test_headers_that_are_expressions_are_mapped_and_said(tmp_path: Path, header
     ],
 )
 def test_a_date_column_that_cannot_be_found_is_refused_by_name(tmp_path: Path, header: str, said: str) -> None:
-    result = call("omop", gibleed(header, tmp_path / "csv"), tmp_path / "meds")
+    result = ehrseq("import", "omop", gibleed(header, tmp_path / "csv"), tmp_path / "meds")
     assert result.exit_code == 2
     assert f"procedure_occurrence.csv: {'column' if 'coalesce' in header else 'has no'}" in result.output
     assert said in result.output
@@ -246,7 +237,7 @@ def test_unreadable_cells_of_a_column_are_counted(tmp_path: Path, format: str) -
     days = [(date(2010, 1, 1) + timedelta(days=3 * i)).strftime(format) for i in range(9)] + ["SECRET"]
     rows = [{"person_id": 1, "condition_concept_id": i, "condition_start_date": day} for i, day in enumerate(days)]
     tables: Tables = {"person": SMALL["person"], "condition_occurrence": rows}
-    result = call("omop", write_csv(tables, tmp_path / "csv"), tmp_path / "meds")
+    result = ehrseq("import", "omop", write_csv(tables, tmp_path / "csv"), tmp_path / "meds")
     assert result.exit_code == 0
     assert "1 of 10 dates in column condition_start_date" in result.stderr
     assert "SECRET" not in result.output

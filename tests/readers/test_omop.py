@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from meds import schema as meds
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.rows import Role
+from helpers.command_line import ehrseq
+from helpers.meds import written
 from helpers.omop import (
     SMALL,
     Tables,
@@ -44,12 +44,6 @@ def meds_rows(out: Path) -> list[Row]:
     columns = ("subject_id", "time", "code", "numeric_value", "text_value", "encounter_id")
     rows = [row for table in tables for row in zip(*(table[c].to_pylist() for c in columns), strict=True)]
     return sorted(rows, key=lambda row: row[0])  # stable: a subject's rows stay as they were written
-
-
-def written(out: Path) -> dict[str, bytes]:
-    """The bytes of the data and metadata, without the report that names the source's tables."""
-    files = [p for p in out.rglob("*") if p.is_file() and p.name not in ("manifest.json", "import_report.json")]
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in files}
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +208,7 @@ def _nobody(source: Path) -> None:
 def test_broken_sources_are_refused_in_one_line(tmp_path: Path, break_it: Callable[[Path], None]) -> None:
     source = write_csv(SMALL, tmp_path / "csv")
     break_it(source)
-    result = CliRunner().invoke(app, ["import", "omop", str(source), str(tmp_path / "meds")])
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
     assert result.exit_code == 2, result.output
     assert len(result.output.strip().splitlines()) == 1
     assert "SECRET" not in result.output
@@ -341,9 +335,7 @@ def test_mimic_demo_against_a_plain_reading(real_data: Path, tmp_path: Path) -> 
             expected.add((int(row["person_id"]), time, code))
     assert expected <= {row[:3] for row in rows}
     assert len(expected) > 10_000
-    check = CliRunner().invoke(
-        app, ["check", str(tmp_path / "meds"), "visits.by=encounter", "visits.column=encounter_id"]
-    )
+    check = ehrseq("check", tmp_path / "meds", "visits.by=encounter", "visits.column=encounter_id")
     assert check.exit_code == 0, check.output
 
 

@@ -15,9 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers import settle as rules
 from ehrsequencing.readers.meds_out import FLUSH_ROWS
@@ -25,7 +23,9 @@ from ehrsequencing.readers.rows import Role, rows_schema
 from ehrsequencing.readers.settle import settle
 from ehrsequencing.readers.synthea import import_synthea, subject_ids
 from ehrsequencing.records.events import DAY_US, SECOND_US
-from helpers.synthea import NEW, write
+from helpers.command_line import ehrseq
+from helpers.meds import written
+from helpers.synthea import NEW, write_tables
 
 OLD_HEADERS = {"Id": "ID", "START": "DATE", "ENCOUNTERCLASS": "CLASS", "STOP": "UNTIL"}
 Row = tuple[Any, ...]
@@ -38,11 +38,6 @@ def meds_rows(out: Path) -> list[Row]:
     return sorted(rows, key=lambda row: row[0])
 
 
-def written(out: Path) -> dict[str, bytes]:
-    files = [p for p in out.rglob("*") if p.is_file() and p.name not in ("manifest.json", "import_report.json")]
-    return {p.relative_to(out).as_posix(): p.read_bytes() for p in files}
-
-
 def at(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
@@ -52,7 +47,7 @@ def number(name: str) -> int:
 
 
 def test_rows_counted_by_hand(tmp_path: Path) -> None:
-    report = import_synthea(write(NEW, tmp_path / "csv"), tmp_path / "meds")
+    report = import_synthea(write_tables(NEW, tmp_path / "csv"), tmp_path / "meds")
     rows = meds_rows(tmp_path / "meds")
     assert [row[1:] for row in rows if row[0] == number("anna")] == [
         (None, "ETHNICITY//hispanic", None, None, None),
@@ -92,7 +87,7 @@ def test_rows_counted_by_hand(tmp_path: Path) -> None:
 
 
 def test_names_and_numbers_of_patients_stay_behind(tmp_path: Path) -> None:
-    import_synthea(write(NEW, tmp_path / "csv"), tmp_path / "meds")
+    import_synthea(write_tables(NEW, tmp_path / "csv"), tmp_path / "meds")
     ids = pq.read_table(tmp_path / "meds" / "metadata" / "subject_ids.parquet").to_pylist()
     assert {row["source_id"]: row["subject_id"] for row in ids} == {name: number(name) for name in ("anna", "ben")}
     assert not any(b"SECRET" in path.read_bytes() for path in (tmp_path / "meds").rglob("*") if path.is_file())
@@ -110,8 +105,8 @@ def test_names_and_numbers_of_patients_stay_behind(tmp_path: Path) -> None:
 )
 def test_the_same_bytes_from_every_kind_of_file(tmp_path: Path, change: Callable[[str], bytes], end: str) -> None:
     tables = NEW | {"conditions": NEW["conditions"].replace("\nso", " so")}  # its line break would become CRLF, too
-    import_synthea(write(tables, tmp_path / "plain"), tmp_path / "one")
-    import_synthea(write(tables, tmp_path / "other", change=change, end=end), tmp_path / "two")
+    import_synthea(write_tables(tables, tmp_path / "plain"), tmp_path / "one")
+    import_synthea(write_tables(tables, tmp_path / "other", change=change, end=end), tmp_path / "two")
     assert written(tmp_path / "one") == written(tmp_path / "two")
 
 
@@ -120,7 +115,7 @@ def test_old_headers_and_missing_tables(tmp_path: Path) -> None:
     for name in ("patients", "encounters", "conditions"):
         header, _, lines = NEW[name].partition("\n")
         old[name] = ",".join(OLD_HEADERS.get(word, word) for word in header.split(",")) + "\n" + lines
-    report = import_synthea(write(old, tmp_path / "csv"), tmp_path / "meds")
+    report = import_synthea(write_tables(old, tmp_path / "csv"), tmp_path / "meds")
     assert "observations" in report.missing
     codes = [row[2] for row in meds_rows(tmp_path / "meds")]
     assert codes.count("ENCOUNTER//unknown") == 2
@@ -153,9 +148,9 @@ def _nobody(source: Path) -> None:
 
 @pytest.mark.parametrize("break_it", [_no_patients, _no_patient_column, _not_text, _truncated, _nobody])
 def test_broken_sources_are_refused_in_one_line(tmp_path: Path, break_it: Callable[[Path], None]) -> None:
-    source = write(NEW, tmp_path / "csv")
+    source = write_tables(NEW, tmp_path / "csv")
     break_it(source)
-    result = CliRunner().invoke(app, ["import", "synthea", str(source), str(tmp_path / "meds")])
+    result = ehrseq("import", "synthea", source, tmp_path / "meds")
     assert result.exit_code == 2, result.output
     assert len(result.output.strip().splitlines()) == 1
     assert "SECRET" not in result.output
@@ -163,7 +158,7 @@ def test_broken_sources_are_refused_in_one_line(tmp_path: Path, break_it: Callab
 
 
 def test_a_failed_import_leaves_the_earlier_one(tmp_path: Path) -> None:
-    source = write(NEW, tmp_path / "csv")
+    source = write_tables(NEW, tmp_path / "csv")
     import_synthea(source, tmp_path / "meds")
     before = written(tmp_path / "meds")
     _not_text(source)
@@ -174,7 +169,7 @@ def test_a_failed_import_leaves_the_earlier_one(tmp_path: Path) -> None:
 
 def test_small_spills_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert FLUSH_ROWS > 1
-    import_synthea(write(NEW, tmp_path / "csv"), tmp_path / "one")
+    import_synthea(write_tables(NEW, tmp_path / "csv"), tmp_path / "one")
     monkeypatch.setattr("ehrsequencing.readers.meds_out.FLUSH_ROWS", 1)  # every block spilled, every bucket a shard
     report = import_synthea(tmp_path / "csv", tmp_path / "two")
     assert report.shards == 2
@@ -183,17 +178,16 @@ def test_small_spills_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["synthea_csv_unmc", "synthea_csv_ohdsi27"])
 def test_real_exports_go_all_the_way(real_data: Path, tmp_path: Path, name: str) -> None:
-    call = CliRunner().invoke
     task = "name: death\nindex: {first_visit: true}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y, 5y]\n"
     (tmp_path / "task.yaml").write_text(task)
-    words = ["--task", str(tmp_path / "task.yaml"), "visits.by=encounter", "visits.column=encounter_id"]
-    meds_folder = str(tmp_path / "meds")
+    words = ["--task", tmp_path / "task.yaml", "visits.by=encounter", "visits.column=encounter_id"]
+    meds_folder = tmp_path / "meds"
     for line in (
-        ["import", "synthea", str(real_data / name), meds_folder],
+        ["import", "synthea", real_data / name, meds_folder],
         ["check", meds_folder, *words],
-        ["prepare", meds_folder, "--out", str(tmp_path / "prepared"), *words],
+        ["prepare", meds_folder, "--out", tmp_path / "prepared", *words],
     ):
-        result = call(app, line)
+        result = ehrseq(*line)
         assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "meds" / "metadata" / "import_report.json").read_text())
     for table, account in report["rows"].items():

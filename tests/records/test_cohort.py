@@ -5,7 +5,6 @@ drawn tables, `test_cohort_mutants.py` breaks the oracle's rules one by one, `te
 say beyond index, outcome and censoring.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,6 @@ from helpers.meds import CODES, LABS, SPLITS, Row, everything, load_arrays, reco
 from reference.records import Records, Summary
 
 HAND = HandMade(HAND_COUNTED)
-
-
-@pytest.fixture(scope="module")
-def hand_store() -> Iterator[Path]:
-    with HAND.prepared() as store:
-        yield store
 
 
 @pytest.mark.parametrize("subject", range(len(HAND_COUNTED)), ids=[case[0] for case in HAND_COUNTED])

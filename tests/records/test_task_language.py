@@ -6,7 +6,7 @@ tasks that were written before there was any of this.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from helpers.cohorts import (
     Q,
     V,
     a_task,
+    broken_rules,
     check_arrays,
     check_attrition,
     differences,
@@ -206,12 +207,6 @@ CASES: list[Case] = [
 HAND = HandMade(CASES)
 
 
-@pytest.fixture(scope="module")
-def hand_store() -> Iterator[Path]:
-    with HAND.prepared() as store:
-        yield store
-
-
 @pytest.mark.parametrize("subject", range(len(CASES)), ids=[case[0] for case in CASES])
 def test_oracle_and_store_agree_with_hand_counts(subject: int, hand_store: Path) -> None:
     task, expected = HAND.task(subject), HAND.count(subject)
@@ -357,11 +352,7 @@ class PredictsTheFirstEventOnly(Records):
         return False
 
 
-MUTANTS = [
-    kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, Records) and kind is not Records
-]
+MUTANTS = broken_rules(globals())
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[kind.__name__ for kind in MUTANTS])

@@ -10,13 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from meds import schema as meds
 from pydantic import ValidationError
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import read_settings, validated
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.codes import CodeTable
+from helpers.command_line import ehrseq
 from helpers.simulate import brute_prediction_times
 
 KNOBS = SimulationConfig.model_fields
@@ -43,7 +42,7 @@ def test_what_is_no_number_is_refused_by_name(knob: str, value: str) -> None:
 
 
 def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["simulate", str(tmp_path / "out"), "pair_effect=.nan"])
+    done = ehrseq("simulate", tmp_path / "out", "pair_effect=.nan")
     assert done.exit_code == 2
     assert done.stderr.strip() == (
         "ehrseq: settings: pair_effect: Input should be a finite number (correct this setting)"

@@ -8,14 +8,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.build import build_model
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.training.loop import Trainer
+from helpers.command_line import ehrseq
 
 Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, and its risks
 SHORT = ("training.epochs=1", "training.min_steps=4", "training.warmup_steps=1", "training.learning_rate=0.01")
@@ -54,7 +53,7 @@ def train_and_predict(variant: str, prepared: Path, data: Path, folder: Path) ->
     run, out = folder / "run", folder / "p.parquet"
     for command in (["train", prepared, "--out", run, *settings(variant)],
                     ["predict", run, data, "--at", "last", "--out", out]):  # fmt: skip
-        done = CliRunner().invoke(app, [str(part) for part in command])
+        done = ehrseq(*command)
         assert done.exit_code == 0, done.output
     return ModelConfig.model_validate_json((run / "config.json").read_text()), pq.read_table(out)["risk"].to_numpy()
 
@@ -119,7 +118,7 @@ def test_frozen_embeddings_stay_as_they_were(
 
 def test_a_setting_that_the_data_cannot_answer_is_refused_in_one_line(sim_prepared: Path, tmp_path: Path) -> None:
     """The visit head knows one cause; the simulated task has a competing one."""
-    done = CliRunner().invoke(app, ["train", str(sim_prepared), "--out", str(tmp_path / "r"), "model.head=visit"])
+    done = ehrseq("train", sim_prepared, "--out", tmp_path / "r", "model.head=visit")
     assert done.exit_code == 2
     assert "head=visit takes one cause" in done.stderr
 
@@ -144,7 +143,7 @@ def test_evaluate_reads_types_as_training_did(
     run, prepared = tmp_path / "run", one_cause if "visit" in variant else sim_prepared
     for command in (["train", prepared, "--out", run, *settings(variant)],
                     ["evaluate", run, "--baselines", "none", "evaluation.bootstrap=0"]):  # fmt: skip
-        done = CliRunner().invoke(app, [str(part) for part in command])
+        done = ehrseq(*command)
         assert done.exit_code == 0, done.output
     assert "ehrsequencing" in (run / "metrics.json").read_text()
 
