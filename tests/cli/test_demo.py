@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.cli.app import demo
+from ehrsequencing.cli import demo
 from ehrsequencing.errors import EhrseqError
 
 
@@ -85,9 +85,7 @@ def test_a_demo_that_is_killed_at_random_moments_ends_as_one_that_is_not(
     started = time.monotonic()
     expected = run_demo(tmp_path / "whole", print)
     seconds = 1.5 * (time.monotonic() - started) + 5  # imports included
-    script = (
-        f"from ehrsequencing import demo; demo.SETTINGS = {settings}; from ehrsequencing.cli.app import main; main()"
-    )
+    script = f"from ehrsequencing.cli import demo, main; demo.SETTINGS = {settings}; main()"
     command = [sys.executable, "-c", script, "demo", "--out", str(tmp_path / "killed"), "--subjects", "300"]
     draw = random.Random(1)
     for _ in range(12):

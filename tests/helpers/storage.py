@@ -36,7 +36,7 @@ def make_set(folder: Path, content: bytes, *, then: Callable[[], None] = lambda:
 
 def in_a_process(call: str) -> tuple[list[str], dict[str, str]]:
     """Command and environment that call one of these functions in a fresh process, which may fork and be killed."""
-    command = [sys.executable, "-c", f"import sys; from pathlib import Path; from storage_helpers import *; {call}"]
+    command = [sys.executable, "-c", f"import sys; from pathlib import Path; from helpers.storage import *; {call}"]
     return command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
