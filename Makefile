@@ -27,7 +27,7 @@ test-all: .venv/dev
 
 # Broken models: each breaks one thing, and a test must see it.
 mutants: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/models/test_mutants_*.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/models/test_mutants.py
 
 check: .venv/dev
 	$(BIN)/ruff check $(SOURCES)

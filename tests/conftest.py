@@ -87,7 +87,7 @@ def dead() -> int:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many of the broken models (`test_mutants_*.py`) every check beside them has caught."""
+    """How many of the broken models (`test_mutants.py`) every check beside them has caught."""
     caught: dict[str, bool] = {}
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.getreports(outcome):

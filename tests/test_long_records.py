@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_models_reference import make_model
 from torch import Tensor
 
 from ehrsequencing.arrays import offsets
@@ -29,6 +28,7 @@ from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
 from ehrsequencing.training.loop import Trainer
+from helpers.models import make_model
 from helpers.strategies import CODE_TYPES, VOCAB
 
 Arrays = tuple[Timelines, TaskRows]

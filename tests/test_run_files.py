@@ -5,12 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, saved_audit
 from ehrsequencing.storage import MANIFEST, RUN_NEEDS, read_json, write_json
+from helpers.command_line import ehrseq
 
 OTHERS = ("metrics.json", "report.html", "audit.json", "history.jsonl", RECALIBRATION)
 
@@ -26,10 +26,6 @@ def run(sim_run: Path, tmp_path: Path) -> Path:
     add_to_run(run, "metrics.json", lambda path: write_json(path, {}))
     add_to_run(run, "report.html", lambda path: path.write_text("page") and None)
     return run
-
-
-def ehrseq(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def delete(path: Path) -> None:

@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
-from typer.testing import CliRunner
 
 from ehrsequencing.audit.audit import CHECKS, audit
 from ehrsequencing.audit.data import AuditData, Finding
 from ehrsequencing.audit.shuffled import _deal, shuffled_labels
 from ehrsequencing.audit.source import follow_up
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import EvaluationConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -43,6 +40,7 @@ from helpers.audit import (
     task,
     verdicts,
 )
+from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, SPLITS, STARTS, record, us, write_meds
 
 SOURCE_CHECKS = {
@@ -65,10 +63,6 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(honest: Path, tmp_path: Path) -> Path:
     return assemble(honest, tmp_path / "run")
-
-
-def ehrseq(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 # ---- clean cohorts of many kinds: no false alarm ---------------------------------------------------------------------

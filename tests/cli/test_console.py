@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 from ehrsequencing.cli import console
 from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
+from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
 
-TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
 MAIN = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()"]
 
 
@@ -23,13 +23,6 @@ MAIN = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()"]
 def data(tmp_path: Path) -> Path:
     rows = [row for s in range(12) for row in record(s, "0 A, 3 B=2, 9 A" + (", 30 MEDS_DEATH" if s % 3 else ""))]
     return write_meds(tmp_path / "data", rows)
-
-
-@pytest.fixture
-def task(tmp_path: Path) -> Path:
-    path = tmp_path / "task.yaml"
-    path.write_text(TASK)
-    return path
 
 
 def failing(error: BaseException) -> Result:
@@ -71,13 +64,13 @@ def test_an_unexpected_error_of_a_command_is_3_and_debug_shows_the_traceback(
         raise ZeroDivisionError("4711")
 
     monkeypatch.setattr("ehrsequencing.records.check.check_data", crash)
-    done = CliRunner().invoke(app, ["check", str(data)])
+    done = ehrseq("check", data)
     assert done.exit_code == 3
     assert done.stderr.splitlines() == [
         "ehrseq: unexpected ZeroDivisionError in app.py, line "
         f"{done.stderr.split('line ')[1].split(' ')[0]} (run again with --debug; please report it)"
     ]
-    done = CliRunner().invoke(app, ["check", str(data), "--debug"])
+    done = ehrseq("check", data, "--debug")
     assert done.exit_code == 3
     assert "Traceback" in done.stderr
 
@@ -137,7 +130,7 @@ def test_control_characters_never_reach_the_terminal(task: Path, tmp_path: Path)
     rows = [row for s in range(12) for row in record(s, "0 A, 3 DIS\x1b[2JCHAR\x1b]0;title\x07\u202eGE")]
     data = write_meds(tmp_path / "escapes", rows)
     task.write_text(TASK.replace("MEDS_DEATH", "DISCHARGED"))
-    done = CliRunner().invoke(app, ["prepare", str(data), "--task", str(task), "--out", str(tmp_path / "set")])
+    done = ehrseq("prepare", data, "--task", task, "--out", tmp_path / "set")
     assert done.exit_code == 2
     assert "DISCHARGE?" in done.stderr or "DISCHARGE)" in done.stderr  # what comes close is suggested
     assert not {"\x1b", "\x07", "\u202e"} & set(done.output)
@@ -168,7 +161,7 @@ def test_an_output_that_cannot_be_made_is_one_line_and_touches_nothing(
         pytest.skip("a file may be replaced by a file")
     monkeypatch.chdir(tmp_path)
     before = snapshot(tmp_path)
-    done = CliRunner().invoke(app, [str(a) for a in arguments[command]])
+    done = ehrseq(*arguments[command])
     assert done.exit_code == 2, done.output
     assert len([line for line in done.stderr.splitlines() if line.startswith("ehrseq: ")]) == 1
     assert snapshot(tmp_path) == before

@@ -9,23 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import Result
-from test_readers_synthea import NEW, write
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.run import Run
 from ehrsequencing.storage import MANIFEST, PREDICTIONS, is_parquet_of, read_json
+from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv
 from helpers.storage import everything
+from helpers.synthea import NEW, write_tables
 
-TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
 QUICK = ("evaluation.bootstrap=0", "--baselines", "none")
-
-
-def ehrseq(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def refused(folder: Path, *arguments: object) -> str:
@@ -55,7 +48,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
     return {
         "prepare": write_meds(tmp_path / "in" / "meds", rows),
         "omop": write_csv(SMALL, tmp_path / "in" / "omop"),
-        "synthea": write(NEW, tmp_path / "in" / "synthea"),
+        "synthea": write_tables(NEW, tmp_path / "in" / "synthea"),
     }
 
 

@@ -5,21 +5,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import PRESETS, BadText, StudyConfig, TaskConfig, load_study, parse_json, validated
 from ehrsequencing.config.commands import COMMANDS
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.storage import read_json, read_json_lines
+from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
-
-TASK = "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y]\n"
 
 
 def refused(*arguments: object) -> str:
     """Run a command that must fail: exit 2 and one line."""
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    done = ehrseq(*arguments)
     assert done.exit_code == 2, done.output
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("ehrseq: ")
@@ -256,7 +253,7 @@ def test_one_study_file_goes_through_every_command(sim_data: Path, tmp_path: Pat
     study.write_text(yaml.safe_dump(sections))
 
     def do(*arguments: object) -> None:
-        done = CliRunner().invoke(app, [str(a) for a in arguments])
+        done = ehrseq(*arguments)
         assert done.exit_code == 0, done.output
 
     do("prepare", sim_data, "--config", study, "--out", prepared)
@@ -275,4 +272,4 @@ def test_a_task_in_the_settings_and_another_by_name_are_not_both_taken(data: Pat
     study.write_text(yaml.safe_dump({"task": yaml.safe_load(TASK) | {"blanking": "9d"}}))
     assert "--task: the settings hold the task 't'" in refused("check", data, "--task", task, "--config", study)
     study.write_text(yaml.safe_dump({"task": yaml.safe_load(TASK)}))
-    assert CliRunner().invoke(app, ["check", str(data), "--task", str(task), "--config", str(study)]).exit_code == 0
+    assert ehrseq("check", data, "--task", task, "--config", study).exit_code == 0

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from test_cli import ehrseq, refused
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
@@ -22,6 +21,7 @@ from ehrsequencing.records.timelines import joined
 from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
+from helpers.command_line import ehrseq, refused
 
 QUICK = EvaluationConfig(baselines="none", bootstrap=20)
 Change = Callable[[pa.Table], pa.Table]

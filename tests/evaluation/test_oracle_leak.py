@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -29,6 +27,7 @@ from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
+from helpers.command_line import ehrseq
 
 FUTURES, EXACT = (4, 16, 128), 384
 EFFECTS = (
@@ -165,7 +164,7 @@ def evaluated(folder: Path, prepared: Path, *, epochs: int) -> tuple[str, dict[s
         ],
     )  # fmt: skip
     Trainer(Prepared(prepared), "simulated", folder, study=study).fit()
-    done = CliRunner().invoke(app, ["evaluate", str(folder), "evaluation.baselines=none", "evaluation.bootstrap=0"])
+    done = ehrseq("evaluate", folder, "evaluation.baselines=none", "evaluation.bootstrap=0")
     assert done.exit_code == 0, done.output
     return done.stdout, json.loads((folder / "metrics.json").read_text()), (folder / "report.html").read_text()
 

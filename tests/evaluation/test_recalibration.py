@@ -7,7 +7,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from test_models_reference import make_model
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.errors import EhrseqError
@@ -25,28 +24,9 @@ from ehrsequencing.models.survival import horizon_nll
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
+from helpers.known_hazards import EDGES, Floats, world
+from helpers.models import make_model
 from helpers.strategies import pack, sample_records
-
-EDGES = (100.0, 400.0)
-Floats = NDArray[np.float64]
-
-
-def world(n: int, *, seed: int) -> tuple[Floats, Floats, NDArray[np.int64], Floats]:
-    """True log-hazards (n, 2, 3) of two causes, and durations, causes and entries drawn from them."""
-    rng = np.random.default_rng(seed)
-    eta = np.log([2e-3, 1e-3])[None, :, None] + rng.normal(0, 0.8, (n, 2, 1)) + rng.normal(0, 0.3, (n, 2, 3))
-    total, entry = np.exp(eta).sum(1), rng.choice([0.0, 30.0], n)
-    left, now, duration = rng.exponential(size=n), entry.copy(), np.full(n, np.inf)
-    for k, stop in enumerate((*EDGES, np.inf)):  # spend the unit exponential bin by bin
-        days = np.where(np.isfinite(stop - now), np.maximum(stop - now, 0), np.inf)
-        ends = np.isinf(duration) & (left < total[:, k] * days)
-        duration[ends] = now[ends] + left[ends] / total[ends, k]
-        left, now = left - total[:, k] * np.minimum(days, 1e12), np.maximum(now, stop)
-    censoring = entry + rng.uniform(50, 1500, n)
-    bins = np.searchsorted(EDGES, duration, side="right")
-    share = np.exp(eta[np.arange(n), 0, bins]) / total[np.arange(n), bins]
-    cause = np.where(duration > censoring, 0, np.where(rng.random(n) < share, 1, 2))
-    return eta, np.minimum(duration, censoring), cause, entry
 
 
 def nll(eta: Floats, duration: Floats, cause: NDArray[np.int64], entry: Floats) -> float:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from ehrsequencing.cli.app import app
+from helpers import command_line
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
 FIRST_ID, START = 912_000_100, us("2019-03-17")
@@ -36,7 +36,7 @@ def write_clean(folder: Path) -> Path:
 
 def ehrseq(*arguments: object) -> Result:
     """Run a command. Whatever it does, it shows no traceback, no patient and leaves no temporary file."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = command_line.ehrseq(*arguments)
     assert result.exit_code in (0, 1, 2), result.stderr  # 3 is an error that nobody expected
     for canary in CANARIES:
         assert canary not in result.output, canary

@@ -237,3 +237,9 @@ def data_sets(draw: st.DrawFn) -> tuple[list[Row], dict[int, str]]:
         random.Random(draw(st.integers(0, 99))).shuffle(rows)
     present = {row.subject for row in rows}
     return rows, {subject: split for subject, split in splits.items() if subject in present}
+
+
+def written(out: Path) -> dict[str, bytes]:
+    """The bytes of the data and metadata, without the report that names the source's tables."""
+    files = [p for p in out.rglob("*") if p.is_file() and p.name not in ("manifest.json", "import_report.json")]
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in files}

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
-from test_cli import ehrseq
 
+from helpers.command_line import ehrseq
 from helpers.omop import Tables, write_csv
 
 pytest.importorskip("ibis", reason="needs the extra omop")

@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.run import Run
 from ehrsequencing.storage import MANIFEST, read_json, write_json, write_manifest
+from helpers import command_line
 from helpers.bad_inputs import (
     CANARIES,
     FIRST_ID,
@@ -391,7 +390,7 @@ def test_flipped_bytes_of_foreign_parquet_never_show_a_traceback(data: Path, fil
         spoiled = bytearray(raw)
         spoiled[position] ^= 0x11
         (data / file).write_bytes(spoiled)
-        outcomes.append(CliRunner().invoke(app, ["check", str(data)]))
+        outcomes.append(command_line.ehrseq("check", data))
     assert {result.exit_code for result in outcomes} == {0, 2}
 
 

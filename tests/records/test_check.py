@@ -11,13 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.records.check import TaskCheck, _Spread, check_data, format_check
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.storage import MANIFEST, read_json
+from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
 START = us("2020-01-01")
@@ -29,10 +28,6 @@ TASK: dict[str, Any] = {
     "censoring": {"code": "END"},
     "horizons": ["10d", "30d", "1y"],
 }
-
-
-def ehrseq(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def task_of(**changes: Any) -> TaskConfig:

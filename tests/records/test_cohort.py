@@ -1,11 +1,10 @@
 """Cohorts in the prepared store against plain loops over raw rows: who, from when, which event, after how long.
 
-Hand-counted records: the oracle and the store must both agree with the hand. `test_cohort_drawn.py` compares them on
+Hand-counted records: the oracle and the store must both agree with the hand. `test_drawn_cohorts.py` compares them on
 drawn tables, `test_cohort_mutants.py` breaks the oracle's rules one by one, `test_task_language.py` adds what tasks can
 say beyond index, outcome and censoring.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ import pytest
 from ehrsequencing.records.prepared import prepare
 from helpers.cohorts import (
     EVERYTHING,
-    Case,
     HandMade,
-    Q,
-    V,
     a_task,
     check_arrays,
     check_attrition,
@@ -29,214 +25,11 @@ from helpers.cohorts import (
     stored_cohort,
     study,
 )
+from helpers.hand_counted import HAND_COUNTED
 from helpers.meds import CODES, LABS, SPLITS, Row, everything, load_arrays, record, stored_subjects, us, write_meds
 from reference.records import Records, Summary
 
-HAND_COUNTED: list[Case] = [
-    ("plain", {}, "0 A, 1 IDX, 2.5 A, 2.75 B, 4 OUT, 5 A", [(1, 1, Q, 3, 1), (1, 2.75, V, 1.25, 1)]),
-    ("event ends its visit", {}, "1 IDX, 3 A, 3.25 OUT", [(1, 1, Q, 2.25, 1)]),
-    ("event within a visit", {}, "1 IDX, 3 A, 3.25 OUT, 3.5 B", [(1, 1, Q, 2.25, 1)]),
-    ("event at a visit's only moment", {}, "1 IDX, 3 A, 3 OUT, 4 B", [(1, 1, Q, 2, 1)]),
-    ("index within a visit", {}, "1 A, 1.25 IDX, 1.5 A, 4 OUT", [(1.25, 1.25, Q, 2.75, 1), (1.25, 1.5, V, 2.5, 1)]),
-    ("record's end censors", {}, "1 IDX, 2 A, 3 A", [(1, 1, Q, 2, 0), (1, 2, V, 1, 0)]),
-    ("record's end, ignored code", {}, "1 IDX, 2 A, 3 IGN", [(1, 1, Q, 2, 0), (1, 2, V, 1, 0)]),
-    ("record's end, death", {}, "1 IDX, 2 A, 3 MEDS_DEATH, 4 OUT", [(1, 1, Q, 2, 0), (1, 2, V, 1, 0)]),
-    (
-        "death is no visit end",
-        {"censoring": {"dataset_end": True}},
-        "1 IDX, 2 A, 2.5 MEDS_DEATH",
-        [(1, 1, Q, 1.5, 0), (1, 2, V, 0.5, 0)],
-    ),
-    (
-        "death at the index, by a date",
-        {"index": {"date": "2020-02-28"}, "censoring": {"dataset_end": True}},
-        "0 A, 1 MEDS_DEATH",
-        [],
-    ),
-    ("death before the date", {"censoring": {"date": "2020-03-09"}}, "1 IDX, 3 MEDS_DEATH", [(1, 1, Q, 2, 0)]),
-    ("event at death", {"competing": {"c": "MEDS_DEATH"}}, "1 IDX, 3 MEDS_DEATH, 3 OUT", [(1, 1, Q, 2, 1)]),
-    ("index is all there is", {}, "1 IDX", []),
-    ("index at the record's end", {}, "0 A, 1 IDX, 1 A", []),
-    ("no index", {}, "0 A, 1 OUT", []),
-    ("no event left", {}, "-9 MEDS_BIRTH, - A", []),
-    (
-        "only a birth",
-        {"index": {"age": "50y"}, "censoring": {"dataset_end": True}},
-        "-18263 MEDS_BIRTH",
-        [(-0.5, -0.5, Q, 100.5, 0)],
-    ),
-    ("event twice", {}, "1 IDX, 2 OUT, 3 A, 4 OUT", [(1, 1, Q, 1, 1)]),
-    ("same row twice", {}, "1 IDX, 1 IDX, 2 A, 2 A, 3 OUT", [(1, 1, Q, 2, 1), (1, 2, V, 1, 1)]),
-    ("prevalent", {}, "0 OUT, 1 IDX, 2 A, 3 OUT", []),
-    ("prevalent at the index", {}, "1 IDX, 1 OUT, 2 A, 3 OUT", []),
-    ("prevalent competing cause", {"competing": {"c": "COMP"}}, "0 COMP, 1 IDX, 2 A, 3 OUT", []),
-    (
-        "death at midnight",
-        {"outcome": {"death": "MEDS_DEATH"}},
-        "1 IDX, 2.5 A, 3 MEDS_DEATH, 3.5 B",
-        [(1, 1, Q, 2, 1), (1, 2.5, V, 0.5, 1)],
-    ),
-    (
-        "death at the midnight of a visit",
-        {"outcome": {"death": "MEDS_DEATH"}},
-        "1 IDX, 2 A, 3 A, 3 MEDS_DEATH, 3.5 B, 3.6 OUT",
-        [(1, 1, Q, 2, 1), (1, 2, V, 1, 1)],
-    ),
-    (
-        "death at the index's midnight",
-        {"outcome": {"death": "MEDS_DEATH"}, "censoring": {"dataset_end": True}},
-        "0.5 A, 1 MEDS_DEATH, 1 IDX, 1.5 A",
-        [],
-    ),
-    (
-        "causes at one instant",
-        {"outcome": {"a": "OUT", "b": "OUT2"}, "competing": {"c": "COMP"}, "censoring": {"code": "CENS"}},
-        "1 IDX, 3 CENS, 3 COMP, 3 OUT2, 3 A",
-        [(1, 1, Q, 2, 2)],
-    ),
-    (
-        "two outcomes at one instant",
-        {"outcome": {"b": "OUT2", "a": "OUT"}, "competing": {"c": "COMP"}},
-        "1 IDX, 2 A, 3 OUT, 3 OUT2",
-        [(1, 1, Q, 2, 1), (1, 2, V, 1, 1)],
-    ),
-    (
-        "competing first",
-        {"competing": {"c": ["COMP", "MEDS_DEATH"]}},
-        "1 IDX, 2 COMP, 3 OUT, 4 MEDS_DEATH",
-        [(1, 1, Q, 1, 2)],
-    ),
-    ("event after censoring", {"censoring": {"code": "CENS"}}, "1 IDX, 2 CENS, 3 OUT", [(1, 1, Q, 1, 0)]),
-    ("event at censoring", {"censoring": {"code": "CENS"}}, "1 IDX, 2 CENS, 2 OUT", [(1, 1, Q, 1, 1)]),
-    (
-        "censoring before the index",
-        {"censoring": {"code": "CENS"}},
-        "0 CENS, 1 IDX, 2 A, 3 A",
-        [(1, 1, Q, 2, 0), (1, 2, V, 1, 0)],
-    ),
-    ("censoring at the index", {"censoring": {"code": "CENS"}}, "1 CENS, 1 IDX, 2 A, 3 OUT", []),
-    ("and no other index instead", {"censoring": {"code": "CENS"}}, "1 CENS, 1 IDX, 2 IDX, 3 A, 4 CENS", []),
-    ("censoring in a visit", {"censoring": {"code": "CENS"}}, "1 IDX, 2 A, 2.5 CENS, 2.75 A", [(1, 1, Q, 1.5, 0)]),
-    (
-        "censoring makes no visit end",
-        {"censoring": {"code": "CENS"}},
-        "1 IDX, 2 A, 2.5 CENS",
-        [(1, 1, Q, 1.5, 0), (1, 2, V, 0.5, 0)],
-    ),
-    (
-        "date after the event",
-        {"censoring": {"date": "2020-03-02"}},
-        "1 IDX, 2 A, 3 OUT",
-        [(1, 1, Q, 2, 1), (1, 2, V, 1, 1)],
-    ),
-    ("date of the event", {"censoring": {"date": "2020-03-02"}}, "1 IDX, 4 OUT", [(1, 1, Q, 3, 1)]),
-    ("date before the event", {"censoring": {"date": "2020-03-01 12:00"}}, "1 IDX, 3.5 A, 4 OUT", [(1, 1, Q, 2.5, 0)]),
-    ("date of the index", {"censoring": {"date": "2020-02-28"}}, "1 IDX, 2 OUT", []),
-    ("data set's end", {"censoring": {"dataset_end": True}}, "1 IDX, 2 A", [(1, 1, Q, 99, 0), (1, 2, V, 98, 0)]),
-    (
-        "first visit",
-        {"index": {"first_visit": True}},
-        "0 A, 0.5 B, 1 A, 2 OUT",
-        [(0.5, 0.5, Q, 1.5, 1), (0.5, 1, V, 1, 1)],
-    ),
-    (
-        "first visit, silent codes before",
-        {"index": {"first_visit": True}, "censoring": {"code": "CENS"}},
-        "0 IGN, 0.25 CENS, 1 A, 1.5 IGN, 2 OUT",
-        [(1, 1, Q, 1, 1)],
-    ),
-    ("event in the first visit", {"index": {"first_visit": True}}, "0 A, 0.5 OUT, 0.75 B, 1 A, 2 OUT", []),
-    (
-        "age",
-        {"index": {"age": "50y"}},
-        "-18261 MEDS_BIRTH, 1 A, 2 A, 3 OUT",
-        [(1.5, 1.5, Q, 1.5, 1), (1.5, 2, V, 1, 1)],
-    ),
-    ("age, no birth", {"index": {"age": "50y"}}, "1 A, 2 A, 3 OUT", []),
-    (
-        "age before the first visit",
-        {"index": {"age": "1y"}},
-        "-365.25 MEDS_BIRTH, 2 A, 3 OUT",
-        [(0, 0, Q, 3, 1), (0, 2, V, 1, 1)],
-    ),
-    (
-        "date before the first visit",
-        {"index": {"date": "2020-02-27"}},
-        "2 A, 3 OUT",
-        [(0, 0, Q, 3, 1), (0, 2, V, 1, 1)],
-    ),
-    ("date after the record", {"index": {"date": "2020-02-28"}}, "0 A", []),
-    (
-        "after",
-        {"index": {"code": "IDX", "after": "48h"}},
-        "0.25 IDX, 1 A, 4 A, 5 OUT",
-        [(2.25, 2.25, Q, 2.75, 1), (2.25, 4, V, 1, 1)],
-    ),
-    ("event before `after` is over", {"index": {"code": "IDX", "after": "48h"}}, "1 IDX, 2 OUT, 4 A, 5 OUT", []),
-    ("event as `after` is over", {"index": {"code": "IDX", "after": "48h"}}, "1 IDX, 3 OUT, 4 A, 5 OUT", []),
-    ("visit as `after` is over", {"index": {"code": "IDX", "after": "48h"}}, "1 IDX, 3 A, 5 OUT", [(3, 3, Q, 2, 1)]),
-    ("first of two", {}, "1 IDX, 2 IDX, 3 OUT", [(1, 1, Q, 2, 1), (1, 2, V, 1, 1)]),
-    (
-        "every",
-        {"index": {"code": "IDX", "which": "every"}},
-        "1 IDX, 2 A, 3 IDX, 4 A, 5 OUT",
-        [(1, 1, Q, 4, 1), (1, 2, V, 3, 1), (3, 3, Q, 2, 1), (3, 4, V, 1, 1)],
-    ),
-    (
-        "every, event between",
-        {"index": {"code": "IDX", "which": "every"}},
-        "1 IDX, 2 OUT, 3 IDX, 4 A, 5 OUT",
-        [(1, 1, Q, 1, 1)],
-    ),
-    (
-        "every, landmark past the next index",
-        {"index": {"code": "IDX", "which": "every"}, "landmarks": ["0d", "3d"]},
-        "1 IDX, 2 IDX, 9 OUT",
-        [(1, 1, Q, 8, 1), (2, 2, Q, 7, 1), (2, 4, Q, 5, 1), (2, 5, Q, 4, 1)],
-    ),
-    (
-        "every, censored in between",
-        {"index": {"code": "IDX", "which": "every"}, "censoring": {"code": "CENS"}},
-        "1 IDX, 2 CENS, 3 A, 4 IDX, 5 A, 6 CENS, 7 OUT",
-        [(1, 1, Q, 1, 0), (4, 4, Q, 2, 0), (4, 5, V, 1, 0)],
-    ),
-    (
-        "every, censored at the second",
-        {"index": {"code": "IDX", "which": "every"}, "censoring": {"code": "CENS"}},
-        "1 IDX, 2 A, 3 CENS, 3 IDX, 4 A, 6 IDX, 7 OUT",
-        [(1, 1, Q, 2, 0), (1, 2, V, 1, 0), (6, 6, Q, 1, 1)],
-    ),
-    (
-        "landmarks",
-        {"landmarks": ["0d", "36h", "2d", "7d", "8d"]},
-        "1 IDX, 3 A, 8 OUT",
-        [(1, 1, Q, 7, 1), (1, 2.5, Q, 5.5, 1), (1, 3, Q, 5, 1)],
-    ),
-    ("landmark at censoring", {"landmarks": ["2d"]}, "1 IDX, 3 A", [(1, 1, Q, 2, 0)]),
-    ("blanking", {"blanking": "2d"}, "1 IDX, 3.75 A, 4 A, 5 A, 6 OUT", [(1, 1, Q, 5, 1), (1, 3.75, V, 2.25, 1)]),
-    ("blanking, just not", {"blanking": "36h"}, "1 IDX, 4 A, 6 OUT", [(1, 1, Q, 5, 1), (1, 4, V, 2, 1)]),
-    ("blanking eats all", {"blanking": "36h"}, "1 IDX, 2 A, 2.5 A", []),
-    ("patterns", {"outcome": {"dx": "DX//*"}}, "1 IDX, 2 A, 3 DX//2", [(1, 1, Q, 2, 1), (1, 2, V, 1, 1)]),
-    (
-        "pattern list",
-        {"outcome": {"dx": ["OUT2", "re:DX//[12]"]}},
-        "1 IDX, 2 A, 3 DX//2, 4 OUT2",
-        [(1, 1, Q, 2, 1), (1, 2, V, 1, 1)],
-    ),
-    (
-        "descent",
-        {"outcome": {"dx": "under:ROOT"}},
-        "1 IDX, 2 A, 3 DX//2, 4 DX//1",
-        [(1, 1, Q, 3, 1), (1, 2, V, 2, 1), (1, 3, V, 1, 1)],
-    ),
-]
 HAND = HandMade(HAND_COUNTED)
-
-
-@pytest.fixture(scope="module")
-def hand_store() -> Iterator[Path]:
-    with HAND.prepared() as store:
-        yield store
 
 
 @pytest.mark.parametrize("subject", range(len(HAND_COUNTED)), ids=[case[0] for case in HAND_COUNTED])

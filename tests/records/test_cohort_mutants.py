@@ -1,24 +1,17 @@
 """Rules of cohorts, broken one by one: every broken oracle must differ from the store on the hand-counted records."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cohort import HAND_COUNTED
 
 from ehrsequencing.config import TaskConfig
-from helpers.cohorts import HandMade, differences
+from helpers.cohorts import HandMade, broken_rules, differences
+from helpers.hand_counted import HAND_COUNTED
 from helpers.meds import HOUR_US, Row
 from reference.records import Records, Visit
 
 HAND = HandMade(HAND_COUNTED)
-
-
-@pytest.fixture(scope="module")
-def hand_store() -> Iterator[Path]:
-    with HAND.prepared() as store:
-        yield store
 
 
 class PredictsAtTheEvent(Records):
@@ -172,11 +165,7 @@ class ClimbsOneStep(Records):
         return ancestor in self.parents.get(code, ())
 
 
-MUTANTS = [
-    kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, Records) and kind is not Records
-]
+MUTANTS = broken_rules(globals())
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[kind.__name__ for kind in MUTANTS])

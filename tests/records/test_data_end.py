@@ -11,10 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from ehrsequencing.audit.source import Source
-from ehrsequencing.cli.app import app
 from ehrsequencing.config import TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import prepared as prepared_module
@@ -25,6 +23,7 @@ from ehrsequencing.records.meds import MedsReader, SplitLookup
 from ehrsequencing.records.parallel import ShardWork
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.storage import MANIFEST, read_json
+from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
 START, LATE = us("2015-01-01"), us("2099-12-31")
@@ -215,7 +214,7 @@ def test_check_names_the_late_rows(tmp_path: Path) -> None:
     task.write_text(
         "name: t\nindex: {code: A}\noutcome: {death: MEDS_DEATH}\ncensoring: {dataset_end: true}\nhorizons: [30d]\n"
     )
-    said = CliRunner().invoke(app, ["check", str(data), "--task", str(task)]).output
+    said = ehrseq("check", data, "--task", task).output
     assert "3 rows of 2 subjects, in 2051 to 2100, after 12,673 days without any row: they do not move" in said
     assert "2099-12-31" not in said
     known = found.tasks[0].attrition["events"]
@@ -273,7 +272,7 @@ def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Pat
         "name: t\nindex: {age: 50y}\noutcome: {death: MEDS_DEATH}\ncensoring: {dataset_end: true}\nhorizons: [60d]\n"
         "landmarks: [0d, 30d]\n"
     )
-    said = CliRunner().invoke(app, ["check", str(data), "--task", str(tmp_path / "task.yaml")]).output
+    said = ehrseq("check", data, "--task", tmp_path / "task.yaml").output
     assert "3  of 4 subjects asked at the index have no record before; 2 have their first one only later" in said
     assert "2  of 4 subjects asked 30d after the index have no record before; 1 have their first one only later" in said
 

@@ -6,7 +6,7 @@ tasks that were written before there was any of this.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cohort_drawn import tasks
 
 from ehrsequencing.config import HistoryCode, TaskConfig, load_study, load_task, validated
 from ehrsequencing.errors import EhrseqError
@@ -29,12 +28,14 @@ from helpers.cohorts import (
     Q,
     V,
     a_task,
+    broken_rules,
     check_arrays,
     check_attrition,
     differences,
     stored_cohort,
     study,
 )
+from helpers.drawn_tasks import tasks
 from helpers.meds import DAY_US, HOUR_US, SPLITS, Row, load_arrays, record, token_names, us, write_meds
 from reference.records import Records
 
@@ -206,12 +207,6 @@ CASES: list[Case] = [
 HAND = HandMade(CASES)
 
 
-@pytest.fixture(scope="module")
-def hand_store() -> Iterator[Path]:
-    with HAND.prepared() as store:
-        yield store
-
-
 @pytest.mark.parametrize("subject", range(len(CASES)), ids=[case[0] for case in CASES])
 def test_oracle_and_store_agree_with_hand_counts(subject: int, hand_store: Path) -> None:
     task, expected = HAND.task(subject), HAND.count(subject)
@@ -357,11 +352,7 @@ class PredictsTheFirstEventOnly(Records):
         return False
 
 
-MUTANTS = [
-    kind
-    for kind in list(globals().values())
-    if isinstance(kind, type) and issubclass(kind, Records) and kind is not Records
-]
+MUTANTS = broken_rules(globals())
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[kind.__name__ for kind in MUTANTS])

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from test_models_reference import make_model
 
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.config import load_study
@@ -22,6 +21,7 @@ from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
 from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, task, verdicts
 from helpers.meds import HOUR_US, Row, scratch, write_meds
+from helpers.models import make_model
 
 LANDMARKS = ["0d", "8h", "40d", "180d"]  # visits of several days: many a landmark lies in one
 KINDS: dict[str, dict[str, Any]] = {

@@ -4,7 +4,7 @@ Two models of a fair implementer of the seed documents: hierarchical on (B, V, C
 pads masked. They take each fast path that padded tensors offer (one matrix product for q, k and v,
 `scaled_dot_product_attention`, causal attention without a mask because pads stand last, no mask at all where nothing is
 padded), and hold the parameters of the packed models under the same names, so that they load the same weights and must
-give the same numbers (`tests/test_bench_engine.py`). Unlike the other references they are written for speed.
+give the same numbers (`tests/bench/test_bench_engine.py`). Unlike the other references they are written for speed.
 """
 
 import math

@@ -6,7 +6,6 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -28,48 +27,7 @@ from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.svg import Estimate
 from ehrsequencing.reporting.wording import METRICS, duration
 from helpers.metrics_json import MODELS, ORACLE, WIDE, YEAR, complete, example
-
-
-class Page(HTMLParser):
-    """Checks nesting while it collects tags, attributes and text."""
-
-    VOID = frozenset({"meta", "link", "br", "img"})
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str, str]] = []
-        self.words: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-
-def svgs(html: str) -> list[ElementTree.Element]:
-    return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)]
-
+from helpers.report_page import Page, only_small_ones, svgs
 
 # ---------------------------------------------------------------------------------------------------------- the page
 
@@ -300,11 +258,6 @@ def narrowest(counts: dict[Any, Count], texts: dict[Any, str], reach: int) -> in
     seen = list(worlds(counts, texts, reach))
     small = [count for count in counts.values() if 1 <= count.value <= 10]
     return min((len({sum(w[g] for g in count.groups) for w in seen}) for count in small), default=99)
-
-
-def only_small_ones(counts: dict[Any, Count]) -> dict[Any, str]:
-    """The broken mutant: small counts hidden, everything else printed."""
-    return {key: "<11" if 1 <= count.value <= 10 else str(count.value) for key, count in counts.items()}
 
 
 def table(parts: list[int], extra: frozenset[str] = frozenset()) -> dict[Any, Count]:

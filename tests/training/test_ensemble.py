@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_models_reference import make_model
-from test_training import Interrupted, kill_and_resume, losses, train, weights
 from torch import Tensor
 
 from ehrsequencing.audit.audit import audit
@@ -22,7 +20,9 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_manifest
 from ehrsequencing.training.loop import Progress, Trainer, resampled
+from helpers.models import make_model
 from helpers.strategies import VOCAB, pack, sample_records
+from helpers.training import Interrupted, kill_and_resume, losses, train, weights
 
 TRIO = "training.members=3"
 
@@ -215,9 +215,8 @@ def test_a_stopped_ensemble_goes_on_to_the_same_bytes(
 
 @pytest.fixture
 def tiny_trio() -> StudyConfig:
-    from test_training import TINY
-
     from ehrsequencing.config import load_study
+    from helpers.training import TINY
 
     return load_study(None, [*TINY, TRIO])
 

@@ -9,8 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from test_models_varlen import check_no_wait
-from test_training import TINY
 from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
@@ -21,7 +19,9 @@ from ehrsequencing.training import masked_codes
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.masked_codes import BesideHazards, MaskedCodes, MaskedVisits, mask_codes
+from helpers.no_wait import check_no_wait
 from helpers.strategies import CODE_TYPES, VOCAB, Records, Subject, Visit, pack, records, sample_records
+from helpers.training import TINY
 
 ENCODERS: list[dict[str, Any]] = [
     {}, {"scorer": "bottleneck"}, {"visit_encoder": "mean"}, {"visit_encoder": "transformer", "visit_pool": "cls"},

@@ -1,0 +1,156 @@
+"""The command line as a user meets it: quick help, one-line errors, nothing half-written, the whole way."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from helpers.command_line import TASK, ehrseq, refused
+from helpers.meds import record, write_meds
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rows = [row for s in range(40) for row in record(s, "0 A, 3 B=2, 9 A, 20 C" + (", 30 MEDS_DEATH" if s % 3 else ""))]
+    return write_meds(tmp_path / "data", rows)
+
+
+def test_help_names_every_command_without_the_heavy_imports() -> None:
+    done = ehrseq("--help")
+    assert done.exit_code == 0
+    for command in ("demo", "simulate", "check", "prepare", "train", "evaluate", "predict"):
+        assert command in done.stdout
+        assert ehrseq(command, "--help").exit_code == 0
+    heavy = "[m for m in ('torch', 'pyarrow', 'sklearn', 'pydantic') if m in sys.modules]"
+    command = [sys.executable, "-c", f"import sys, ehrsequencing.cli.app; print({heavy})"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def rewrite(data: Path, change) -> None:  # type: ignore[no-untyped-def]
+    for path in (data / "data").rglob("*.parquet"):
+        pq.write_table(change(pq.read_table(path)), path)
+
+
+def with_column(name: str, values: object):  # type: ignore[no-untyped-def]
+    return lambda table: table.set_column(table.column_names.index(name), name, values(table))
+
+
+BROKEN = {
+    "no subject_id": (lambda t: t.drop_columns(["subject_id"]), "subject_id"),
+    "no code": (lambda t: t.drop_columns(["code"]), "'code'"),
+    "no time": (lambda t: t.drop_columns(["time"]), "'time'"),
+    "string id": (with_column("subject_id", lambda t: t["subject_id"].cast(pa.string())), "subject_id"),
+    "float id": (with_column("subject_id", lambda t: t["subject_id"].cast(pa.float64())), "subject_id"),
+    "null id": (with_column("subject_id", lambda t: pa.nulls(len(t), pa.int64())), "no subject_id"),
+    "null code": (with_column("code", lambda t: pa.nulls(len(t), pa.string())), "no code"),
+    "empty code": (with_column("code", lambda t: pa.array([""] * len(t))), "blank"),
+    "line break in a code": (with_column("code", lambda t: pa.array(["A\nB"] * len(t))), "line break"),
+    "string time": (with_column("time", lambda t: t["time"].cast(pa.string())), "'time'"),
+    "time zone": (with_column("time", lambda t: t["time"].cast(pa.timestamp("us", "UTC"))), "'time'"),
+    "list code": (with_column("code", lambda t: pa.array([["A"]] * len(t))), "'code'"),
+    "no rows": (lambda t: t.slice(0, 0), "no subject"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_data_is_one_line_and_leaves_nothing(data: Path, task: Path, tmp_path: Path, kind: str) -> None:
+    change, word = BROKEN[kind]
+    rewrite(data, change)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    assert word in refused("prepare", data, "--task", task, "--out", tmp_path / "set")
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+    assert word in refused("check", data, "--task", task)
+
+
+@pytest.mark.parametrize("damage", ["missing", "zero bytes", "truncated", "empty folder"])
+def test_unreadable_data_is_one_line(data: Path, task: Path, tmp_path: Path, damage: str) -> None:
+    shard = next((data / "data").rglob("*.parquet"))
+    if damage == "zero bytes":
+        shard.write_bytes(b"")
+    elif damage == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-40])
+    elif damage == "empty folder":
+        shard.unlink()
+    else:
+        data = tmp_path / "nowhere"
+    assert str(data) in refused("prepare", data, "--task", task, "--out", tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_task_that_matches_nothing_names_codes_that_come_close(data: Path, task: Path, tmp_path: Path) -> None:
+    task.write_text(TASK.replace("{code: A}", "{code: MEDS_DETH}").replace("MEDS_DEATH", "b"))
+    message = refused("prepare", data, "--task", task, "--out", tmp_path / "set")
+    assert "index.code" in message
+    assert "MEDS_DETH" in message
+    assert "MEDS_DEATH" in message
+    assert not (tmp_path / "set").exists()
+
+
+def test_no_event_of_interest_prepares_but_does_not_train(data: Path, task: Path, tmp_path: Path) -> None:
+    task.write_text(TASK.replace("MEDS_DEATH", "Z//never"))
+    assert "Z//never" in refused("prepare", data, "--task", task, "--out", tmp_path / "set")
+    rewrite(data, lambda t: t.filter(pa.compute.not_equal(t["code"], "MEDS_DEATH")))
+    task.write_text(TASK)
+    assert ehrseq("prepare", data, "--task", task, "--out", tmp_path / "set").exit_code == 0
+    assert "no event of interest" in refused("train", tmp_path / "set", "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_settings_and_wrong_folders_are_named(data: Path, task: Path, tmp_path: Path) -> None:
+    out = ("--out", tmp_path / "set")
+    assert "visits.bye" in refused("prepare", data, "visits.bye=day", "--task", task, *out)
+    assert "task.yml" in refused("prepare", data, "--task", tmp_path / "task.yml", *out)
+    assert "not a prepared data set" in refused("train", data, "--out", tmp_path / "run")
+    assert "not a finished run" in refused("evaluate", data)
+    assert "not a finished run" in refused("predict", data, data)
+    done = ehrseq("prepare", data, "--task", task, *out, "visits.bye=day", "--debug")
+    assert done.exit_code == 2
+    assert "Traceback" in done.stderr
+
+
+def test_from_records_to_a_report(sim_data: Path, tmp_path: Path) -> None:
+    """The whole way from the shell, on simulated data."""
+    prepared, run = tmp_path / "a" / "prepared", tmp_path / "b" / "run"
+    done = ehrseq("check", sim_data, "--task", sim_data / "task.yaml")
+    assert done.exit_code == 0, done.stderr
+    assert "prediction times" in done.stdout
+    done = ehrseq("prepare", sim_data, "--task", sim_data / "task.yaml", "--out", prepared)
+    assert done.exit_code == 0, done.output
+    tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1")
+    done = ehrseq("train", prepared, "--task", "simulated", "--out", run, *tiny)
+    assert done.exit_code == 0, done.stderr
+    done = ehrseq("evaluate", run, "evaluation.bootstrap=20")
+    assert done.exit_code == 0, done.stderr
+    assert "report.html" in done.stdout
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["models"][0] == "ehrsequencing"
+    assert len(metrics["models"]) == 6  # four baselines, and the truth
+    assert metrics["oracle"]["nll_oracle"] < metrics["oracle"]["nll_null"]
+    assert (run / "report.html").stat().st_size > 10_000
+    out = tmp_path / "c" / "p.parquet"
+    done = ehrseq("predict", run, sim_data, "--out", out, "--at", "last", "--horizons", "90d,2y")
+    assert done.exit_code == 0, done.stderr
+    assert "of the rows have a code that the run does not know" in done.stdout
+    assert pq.read_table(out).num_rows > 0
+
+
+@pytest.mark.parametrize("mode", ["interpolate", "bins", "none"])
+def test_every_value_mode_goes_to_predictions(sim_data: Path, tmp_path: Path, mode: str) -> None:
+    prepared, run = tmp_path / "prepared", tmp_path / "run"
+    task = ("--task", sim_data / "task.yaml")
+    assert ehrseq("prepare", sim_data, *task, "--out", prepared, f"values.mode={mode}").exit_code == 0
+    tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "model.visit_encoder=mean")
+    done = ehrseq("train", prepared, "--out", run, *tiny)
+    assert done.exit_code == 0, done.stderr
+    out = tmp_path / "p.parquet"
+    assert ehrseq("predict", run, sim_data, "--out", out, "--at", "last").exit_code == 0
+    risk = pq.read_table(out)["risk"].to_pylist()
+    assert all(0 <= r <= 1 for r in risk)
+    assert len(set(risk)) > 100
+    tokens = json.loads((prepared / "vocabulary.json").read_text())["tokens"]
+    assert any(t.startswith("LAB//") and t.endswith("//Q3") for t in tokens) == (mode == "bins")
+    assert any(t.startswith("LAST//") for t in tokens) == (mode != "none")

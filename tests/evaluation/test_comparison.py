@@ -1,0 +1,322 @@
+"""Estimates, differences and curves of one scope: twins by repeated rows, hand counts, and what must be undefined."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation import comparison as comparison_module
+from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
+from ehrsequencing.evaluation.curves import decision_rows, share_as_large, smooth_rows, spread_thresholds
+from ehrsequencing.evaluation.estimates import (
+    ANY_CAUSE,
+    cause_metrics,
+    difference_rows,
+    estimate,
+    metric_rows,
+    nll_row,
+    scope_estimates,
+)
+from ehrsequencing.evaluation.tables import censoring, follow_up
+from ehrsequencing.metrics.bootstrap import percentile_interval
+from ehrsequencing.metrics.calibration import calibration_intercept_slope
+from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, median_follow_up_days
+from ehrsequencing.metrics.decision import decision_curve
+from ehrsequencing.metrics.definitions import brier, metric_table, table_of_rows, wolbers_c
+from ehrsequencing.metrics.outcomes import ScoredRows
+from helpers.comparison import CAUSES, HORIZONS, world
+
+
+def repeated(scope: Comparison, draw: np.ndarray) -> Comparison:
+    """The rows of one resample, each as often as its subject was drawn, as plain rows."""
+    place = np.repeat(np.arange(len(scope)), draw[scope.subject])
+    part = {name: values[place] for name, values in scope.risk.items()}
+    return Comparison(
+        scope.landmark_days, scope.subject[place], scope.duration_days[place], scope.cause[place],
+        scope.horizons_days, part, draw_subjects(1, 0, 0),
+    )  # fmt: skip
+
+
+# ---- estimates and differences --------------------------------------------------------------------------------------
+
+
+def test_every_estimate_of_a_resample_is_that_of_its_rows_repeated() -> None:
+    scope = world(0, 130, resamples=4, rows_each=2)
+    assert not scope.too_few().any()
+    found = estimate(scope, "right", cause_metrics)
+    for r, draw in enumerate(scope.draws):
+        plain = estimate(repeated(scope, draw), "right", cause_metrics)
+        for name, one in found.items():
+            np.testing.assert_allclose(one.samples[r], plain[name].value, atol=1e-8, err_msg=name)
+
+
+def test_differences_are_paired() -> None:
+    scope = world(1, 150, resamples=200)
+    estimates = scope_estimates(scope, CAUSES)
+    rows = difference_rows(scope, estimates, ours="right", rivals=["dull"])
+    assert {(row["cause"], row["metric"]) for row in rows} == {
+        (cause, metric) for cause in (*CAUSES, ANY_CAUSE) for metric in ("c", "auc", "ipa", "brier")
+    }
+    whole = {
+        model: metric_table(scope.duration_days, scope.cause, risk, HORIZONS) for model, risk in scope.risk.items()
+    }
+    samples = []
+    for draw in scope.draws:
+        part = repeated(scope, draw)
+        a, b = (metric_table(part.duration_days, part.cause, part.risk[m], HORIZONS) for m in ("right", "dull"))
+        samples.append(a["brier"] - b["brier"])
+    low, high = percentile_interval(np.array(samples))
+    for h, horizon in enumerate(HORIZONS):
+        (row,) = [
+            r for r in rows if (r["cause"], r["metric"], r["horizon_days"]) == ("outcome", "brier", float(horizon))
+        ]
+        assert row["model"] == "dull"
+        assert row["value"] == pytest.approx(whole["right"]["brier"][0, h] - whole["dull"]["brier"][0, h])
+        assert row["low"] == pytest.approx(low[0, h])
+        assert row["high"] == pytest.approx(high[0, h])
+        # The mutant that draws other subjects for the rival has a far wider interval.
+        a, b = estimates["outcome"]["right"]["brier"], estimates["outcome"]["dull"]["brier"]
+        apart = a.minus(replace(b, samples=np.roll(b.samples, 1, axis=0))).interval()
+        assert apart[1][0, h] - apart[0][0, h] > 2 * (row["high"] - row["low"])
+
+
+def test_any_cause_is_the_table_of_the_causes_as_one() -> None:
+    scope = world(2, 120)
+    rows = metric_rows(scope, scope_estimates(scope, CAUSES))
+    merged = metric_table(
+        scope.duration_days, (scope.cause > 0).astype(int), scope.risk["dull"].sum(axis=1, keepdims=True), HORIZONS
+    )
+    for h, horizon in enumerate(HORIZONS):
+        for short, name in (("c", "wolbers_c"), ("auc", "auc"), ("brier", "brier"), ("oe", "observed_over_expected")):
+            (row,) = [
+                r for r in rows
+                if (r["model"], r["cause"], r["metric"], r["horizon_days"]) == ("dull", ANY_CAUSE, short, horizon)
+            ]  # fmt: skip
+            assert row["value"] == pytest.approx(merged[name][0, h])
+            assert row["low"] is None
+
+
+def test_slopes_do_not_depend_on_where_the_fit_begins() -> None:
+    scope = world(3, 200, resamples=30)
+    weights = np.concatenate(list(scope.blocks()))
+    together = calibration_intercept_slope(scope.scored("dull", weights=weights))
+    alone = [calibration_intercept_slope(scope.scored("dull", weights=w[None])) for w in weights]
+    for k in range(2):
+        np.testing.assert_allclose(together[k], np.concatenate([one[k] for one in alone]), atol=1e-9)
+
+
+def test_without_an_event_there_is_no_interval() -> None:
+    scope = world(4, 80, resamples=50)
+    early = scope.cause * (scope.duration_days > 200)  # nobody is seen to have an event by the first horizon
+    scope = replace(scope, cause=early.astype(np.int64))
+    found = estimate(scope, "right", table_of_rows)["brier"]
+    low, high = found.interval()
+    assert np.isfinite(found.value).all()
+    assert np.isnan(low[:, 0]).all()
+    assert np.isnan(high[:, 0]).all()
+    assert np.isfinite(low[0, 1])
+
+
+def test_many_rows_get_fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = world(5, 40, resamples=300)
+    assert sum(len(block) for block in scope.blocks()) == 300
+    monkeypatch.setattr(comparison_module, "MOST_DRAWN", 40 * 150)
+    monkeypatch.setattr(comparison_module, "BLOCK_ELEMENTS", 40 * 7)
+    assert sum(len(block) for block in scope.blocks()) == 150
+    np.testing.assert_array_equal(np.concatenate(list(scope.blocks())), scope.draws[:150])
+    monkeypatch.setattr(comparison_module, "MOST_DRAWN", 1)
+    assert sum(len(block) for block in scope.blocks()) == comparison_module.FEWEST_RESAMPLES
+
+
+def test_nll_interval_by_repeated_rows() -> None:
+    scope = world(6, 50, resamples=60, rows_each=2)
+    nll = np.random.default_rng(0).normal(size=len(scope))
+    nll[3] = np.nan
+    row = nll_row(scope, nll, model="right", cause="outcome")
+    samples = [np.nanmean(np.repeat(nll, draw[scope.subject])) for draw in scope.draws]
+    assert row["value"] == pytest.approx(np.nanmean(nll))
+    assert (row["low"], row["high"]) == pytest.approx(percentile_interval(np.array(samples)))
+
+
+# ---- curves ---------------------------------------------------------------------------------------------------------
+
+
+def test_right_risks_pass_against_chance_and_wrong_ones_do_not() -> None:
+    scope = world(8, 1500)
+    off = np.clip(1.7 * scope.risk["right"], 0, 0.95)
+    scope = replace(scope, risk={"right": scope.risk["right"], "off": off})
+    curves, metrics = smooth_rows(scope, CAUSES, models=["right", "off"], seed=0)
+    found = {
+        (r["model"], r["metric"]): r["value"] for r in metrics if (r["cause"], r["horizon_days"]) == ("outcome", 600)
+    }
+    assert found["right", "ks_p"] > 0.05
+    assert found["right", "ici"] < found["right", "ici_null"]
+    assert found["off", "ks_p"] == pytest.approx(1 / 201)
+    assert found["off", "ici"] > found["off", "ici_null"]
+    (curve,) = [c for c in curves if (c["model"], c["cause"], c["horizon_days"]) == ("off", "outcome", 600)]
+    middle = len(curve["predicted"]) // 2
+    assert curve["observed"][middle] == pytest.approx(curve["predicted"][middle] / 1.7, abs=0.06)
+    assert curve["n"] == 1500
+    assert curve["events"] == int(((scope.cause == 1) & (scope.duration_days <= 600)).sum())
+    assert all(x is None for x in curve["low"])
+
+
+def test_bands_of_a_smooth_curve_hold_it() -> None:
+    scope = world(9, 300, resamples=60)
+    curves, metrics = smooth_rows(replace(scope, landmark_days=None), CAUSES, models=["right"], seed=0)
+    for curve in curves:
+        inside = [lo <= x <= hi for lo, x, hi in zip(curve["low"], curve["observed"], curve["high"], strict=True)]
+        assert np.mean(inside) > 0.9
+    names = {row["metric"] for row in metrics}
+    assert names == {"ici", "e50", "e90", "ks"}  # a subject has many rows: no comparison with chance
+
+
+@given(st.integers(0, 10_000))
+def test_p_of_the_largest_and_of_the_smallest(seed: int) -> None:
+    samples = np.random.default_rng(seed).random((19, 1))
+    assert share_as_large(samples, samples.max(axis=0) + 1)[0] == pytest.approx(1 / 20)
+    assert share_as_large(samples, samples.min(axis=0))[0] == pytest.approx(1)
+    assert np.isnan(share_as_large(samples, np.array([np.nan]))[0])
+    assert np.isnan(share_as_large(samples * np.nan, np.array([0.5]))[0])
+
+
+def test_net_benefit_by_hand() -> None:
+    """Of ten followed to the end four have the event; at 1 in 5, six are flagged, three with it; all 6 times."""
+    duration, cause = np.r_[np.full(4, 50.0), np.full(6, 100.0)], np.r_[np.ones(4, int), np.zeros(6, int)]
+    risk = np.array([0.9, 0.5, 0.3, 0.1, 0.4, 0.25, 0.2, 0.1, 0.1, 0.05])[:, None, None]
+    duration, cause, risk = np.tile(duration, 6), np.tile(cause, 6), np.tile(risk, (6, 1, 1))
+    scope = Comparison(0.0, np.arange(60), duration, cause, np.array([80.0]), {"m": risk}, draw_subjects(60, 100, 0))
+    (row,) = decision_rows(scope, ["outcome"], models=["m"], thresholds=[0.2, 0.6])
+    assert row["net_benefit"] == pytest.approx([3 / 10 - 3 / 10 * 0.25, 1 / 10])
+    assert row["treat_all"] == pytest.approx([4 / 10 - 6 / 10 * 0.25, 4 / 10 - 6 / 10 * 1.5])
+    assert row["low"][0] <= row["net_benefit"][0] <= row["high"][0]
+    assert (row["n"], row["events"]) == (60, 24)
+
+
+def test_thresholds_of_each_cell_are_those_of_the_cell_alone() -> None:
+    scope = world(10, 90)
+    thresholds = np.array([[[0.1, 0.2], [0.3, 0.4]], [[0.05, 0.1], [0.15, 0.2]]])
+    together = decision_curve(scope.scored("right"), thresholds)
+    for e, h in np.ndindex(2, 2):
+        alone = decision_curve(scope.scored("right"), thresholds[e, h])
+        np.testing.assert_array_equal(together.net_benefit[e, h], alone.net_benefit[e, h])
+        np.testing.assert_array_equal(together.treat_all[e, h], alone.treat_all[e, h])
+    rows = decision_rows(scope, CAUSES, models=["right", "dull"], thresholds=())
+    for mine, other in zip(rows[:4], rows[4:], strict=True):
+        assert mine["thresholds"] == other["thresholds"]
+        assert mine["low"] is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_spread_thresholds_are_thresholds(risks: list[float]) -> None:
+    at = spread_thresholds(np.array(risks))
+    assert ((at > 0) & (at < 1)).all()
+    assert (np.diff(at) > 0).all()
+
+
+# ---- censoring ------------------------------------------------------------------------------------------------------
+
+
+def test_smallest_g_by_hand_and_the_note() -> None:
+    """Twenty rows, one censored every ten days, the last followed on: G(t−) = (20 − k) / 20."""
+    duration, cause = np.arange(10.0, 210.0, 10.0), np.zeros(20, int)
+    scope = Comparison(
+        None, np.arange(20), duration, cause, np.array([50.0, 195.0]), {"m": np.full((20, 1, 2), 0.1)},
+        draw_subjects(20, 0, 0),
+    )  # fmt: skip
+    found = censoring([scope], model="kaplan-meier")
+    assert [row["g"] for row in found["smallest_g"]] == pytest.approx([16 / 20, 1 / 20])
+    assert "1 of 2" in found["note"]
+    assert "5.0%" in found["note"]
+    assert "stands for 20" in found["note"]
+    assert censoring([replace(scope, horizons_days=np.array([50.0, 60.0]))], model="kaplan-meier")["note"] == ""
+
+
+def test_follow_up_by_repeated_rows() -> None:
+    scope = world(11, 100, resamples=100)
+    found = follow_up(scope)
+    parts = [repeated(scope, draw) for draw in scope.draws]
+    samples = [float(median_follow_up_days(part.duration_days, part.cause)) for part in parts]
+    assert found["median_days"] == float(median_follow_up_days(scope.duration_days, scope.cause))
+    assert (found["low"], found["high"]) == pytest.approx(percentile_interval(np.array(samples)))
+
+
+def row_censoring(scope: Comparison, factor: np.ndarray) -> RowCensoring:
+    g = censoring_survival(scope.duration_days, scope.cause)
+    hazard = -np.log(np.maximum(g.values, 1e-12))
+    return RowCensoring(StepFunction(g.times_days, hazard), factor)
+
+
+def test_one_g_for_each_row_is_one_g_for_all_where_they_agree() -> None:
+    scope = world(12, 120, resamples=5, horizons=np.array([200.0, 500.0]))
+    each = row_censoring(scope, np.ones(len(scope)))
+    common = replace(scope, censoring=censoring_survival(scope.duration_days, scope.cause))
+    mine, theirs = (estimate(part, "dull", cause_metrics) for part in (replace(scope, censoring=each), common))
+    for name in mine:
+        np.testing.assert_allclose(mine[name].value, theirs[name].value, atol=1e-9, err_msg=name)
+        if name not in ("oe", "ipa"):  # those divide by Aalen–Johansen of the resample, or by the weighted share
+            np.testing.assert_allclose(mine[name].samples, theirs[name].samples, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_g_for_each_row_against_plain_loops(seed: int) -> None:
+    scope = world(seed, 40)
+    factor = np.random.default_rng(seed).uniform(0.3, 1.5, size=40)
+    each = row_censoring(scope, factor)
+    rows = ScoredRows.of(scope.duration_days, scope.cause, scope.risk["dull"], HORIZONS, censoring=each)
+    score, concordance, days = brier(rows), wolbers_c(rows), each.cumulative_hazard
+    duration, cause, risk = scope.duration_days, scope.cause, scope.risk["dull"]
+
+    def g(j: int, t: float) -> float:
+        return float(np.exp(-factor[j] * days.before(t)))
+
+    for e, h in np.ndindex(2, 2):
+        t, total, wins, pairs = HORIZONS[h], 0.0, 0.0, 0.0
+        for i in range(40):
+            if cause[i] > 0 and duration[i] <= t:
+                total += ((cause[i] == e + 1) - risk[i, e, h]) ** 2 / g(i, duration[i])
+            elif duration[i] >= t:
+                total += risk[i, e, h] ** 2 / g(i, t)
+            if cause[i] != e + 1 or duration[i] > t:
+                continue
+            for j in range(40):
+                later = duration[j] > duration[i] or (duration[j] == duration[i] and cause[j] == 0)
+                beaten = cause[j] > 0 and cause[j] != e + 1 and duration[j] <= duration[i]
+                if not (later or beaten):
+                    continue
+                weight = 1 / g(i, duration[i]) / g(j, min(duration[i], duration[j]))
+                pairs += weight
+                wins += weight * ((risk[i, e, h] > risk[j, e, h]) + 0.5 * (risk[i, e, h] == risk[j, e, h]))
+        assert score[e, h] == pytest.approx(total / 40)
+        assert concordance[e, h] == pytest.approx(wins / pairs)
+        # The mutant that weighs everybody alike is seen.
+        assert brier(scope.scored("dull"))[e, h] != pytest.approx(total / 40, rel=1e-6)
+
+
+def test_g_of_other_rows_is_refused() -> None:
+    scope = world(14, 30)
+    with pytest.raises(EhrseqError, match="not one curve per row"):
+        replace(scope, censoring=row_censoring(scope, np.ones(29))).scored("right")
+
+
+def test_chance_is_simulated_where_each_row_has_its_own_g() -> None:
+    scope = world(15, 800)
+    each = replace(scope, censoring=row_censoring(scope, np.ones(len(scope))))
+    for part in (scope, each):
+        metrics = smooth_rows(part, CAUSES, models=["right"], seed=0)[1]
+        found = {m["metric"]: m["value"] for m in metrics if (m["cause"], m["horizon_days"]) == ("outcome", 200)}
+        assert found["ks_p"] > 0.02
+        assert 0 < found["ici_null"] < 0.1
+
+
+def test_some_rows_keep_their_own_g() -> None:
+    scope = world(13, 60)
+    factor = np.linspace(0.2, 2.0, 60)
+    inside = np.arange(60) % 3 == 0
+    part = replace(scope, censoring=row_censoring(scope, factor)).among(inside)
+    assert isinstance(part.censoring, RowCensoring)
+    np.testing.assert_array_equal(part.censoring.factor, factor[inside])
+    assert len(part) == 20

@@ -1,0 +1,242 @@
+"""Repeated splits: the corrected interval against its formula, cells counted by hand, and a resumable command."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.fit import Fitted
+from ehrsequencing.config import EvaluationConfig, TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation import repeated_splits as module
+from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.repeated_splits import (
+    Place,
+    Split,
+    cell_means,
+    corrected_interval,
+    repeated_splits,
+    saved_splits,
+    summarise,
+)
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.run import Run
+from helpers.command_line import ehrseq, refused
+from helpers.training import Interrupted
+
+QUICK = EvaluationConfig(baselines="none", bootstrap=0)
+T_975 = {1: 12.7062047364, 2: 4.3026527297, 4: 2.7764451052, 24: 2.0638985616}  # of a printed table
+
+
+# ---- the interval ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 25])
+@given(data=st.data())
+def test_the_interval_is_that_of_nadeau_and_bengio(count: int, data: st.DataObject) -> None:
+    values = data.draw(st.lists(st.floats(-5, 5), min_size=count, max_size=count))
+    train, test = data.draw(st.integers(1, 1000)), data.draw(st.integers(1, 1000))
+    mean, low, high = corrected_interval(values, test / train)
+    expected = sum(values) / count
+    variance = sum((value - expected) ** 2 for value in values) / (count - 1)
+    half = T_975[count - 1] * math.sqrt((1 / count + test / train) * variance)
+    assert mean == pytest.approx(expected, abs=1e-9)
+    assert (low, high) == pytest.approx((expected - half, expected + half), abs=1e-6)
+
+
+def test_mutants_of_the_interval_would_be_seen() -> None:
+    values = np.random.default_rng(0).normal(size=25)
+    _, low, high = corrected_interval(values, 0.25)
+    half, s2 = (high - low) / 2, values.var(ddof=1)
+    for name, wrong in {
+        "plain": math.sqrt(s2 / 25), "inverted ratio": math.sqrt((1 / 25 + 4) * s2),
+        "variance with J": math.sqrt((1 / 25 + 0.25) * values.var()),
+    }.items():  # fmt: skip
+        assert abs(T_975[24] * wrong - half) > 1e-3, name
+    assert abs(1.96 * math.sqrt((1 / 25 + 0.25) * s2) - half) > 1e-3  # normal for t
+
+
+def test_undefined_splits() -> None:
+    assert np.isnan(corrected_interval([np.nan, np.nan], 0.25)).all()
+    assert np.isnan(corrected_interval([1.0] * 9 + [np.nan], 0.25)).all()  # one in ten is too many
+    mean, low, high = corrected_interval([1.0, 3.0] * 12 + [np.nan], 0.25)
+    assert mean == 2.0
+    assert (low, high) == corrected_interval([1.0, 3.0] * 12, 0.25)[1:]
+    mean, low, high = corrected_interval([1.0], 0.25)
+    assert mean == 1.0
+    assert np.isnan([low, high]).all()
+
+
+def test_the_corrected_interval_covers_where_the_plain_one_does_not() -> None:
+    """The mean of a normal variable, 100 draws of it, measured on 25 random fifths of them."""
+    rng, covered, plain = np.random.default_rng(5), 0, 0
+    for _ in range(400):
+        data = rng.normal(size=100)
+        means = np.array([rng.permutation(data)[:20].mean() for _ in range(25)])
+        _, low, high = corrected_interval(means, 20 / 80)
+        covered += low <= 0 <= high
+        half = T_975[24] * math.sqrt(means.var(ddof=1) / 25)
+        plain += abs(means.mean()) <= half
+    assert covered / 400 > 0.92
+    assert plain / 400 < 0.75
+
+
+# ---- cells -----------------------------------------------------------------------------------------------------------
+
+
+def test_cells_counted_by_hand() -> None:
+    values = {
+        Place(OURS, 0.0, "death", 30.0, "c"): 0.8, Place("Cox", 0.0, "death", 30.0, "c"): 0.7,
+        Place(OURS, 0.0, "death", 90.0, "c"): 0.6, Place("Cox", 0.0, "death", 90.0, "c"): np.nan,
+        Place(OURS, 1.0, "death", 30.0, "c"): 0.9, Place("Cox", 1.0, "death", 30.0, "c"): 0.5,
+        Place(OURS, 0.0, "death", None, "ibs"): 0.1, Place("Cox", 0.0, "death", None, "ibs"): 0.2,
+    }  # fmt: skip
+    found = cell_means(values)
+    assert found == {
+        Place(OURS, None, "death", None, "c"): pytest.approx(0.85),  # the cell that Cox lacks counts for nobody
+        Place("Cox", None, "death", None, "c"): pytest.approx(0.60),
+    }
+    splits = [
+        Split(seed, 80, 20, {Place(OURS, None, "d", None, "c"): ours, Place("Cox", None, "d", None, "c"): cox})
+        for seed, ours, cox in ((1, 0.8, 0.7), (2, 0.9, 0.6), (3, 0.7, 0.65))
+    ]
+    table = summarise(splits)
+    assert [row["model"] for row in table["rows"]] == [OURS, "Cox"]
+    (difference,) = table["differences"]
+    assert difference["model"] == "Cox"
+    assert difference["values"] == pytest.approx([0.1, 0.3, 0.05])
+    # mean .15, s² = .0175, t_2 = 4.3027: ± 4.3027 · sqrt((1/3 + 1/4) · .0175)
+    assert difference["low"] == pytest.approx(0.15 - 0.43473, abs=1e-4)
+    assert difference["high"] == pytest.approx(0.15 + 0.43473, abs=1e-4)
+    # paired, not the interval of two independent means
+    assert difference["high"] - difference["low"] != pytest.approx(table["rows"][0]["high"] - table["rows"][0]["low"])
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(sim_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the run: its splits are written into it."""
+    out = tmp_path_factory.mktemp("splits") / "run"
+    shutil.copytree(sim_run, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def table(run: Path) -> dict[str, object]:
+    return repeated_splits(run, splits=3, settings=QUICK)
+
+
+def test_each_split_is_the_whole_way_anew(
+    run: Path, table: dict[str, object], sim_data: Path, sim_prepared: Path, tmp_path: Path
+) -> None:
+    assert table["seeds"] == [1234, 1235, 1236]
+    store, one = Prepared(sim_prepared), Run(run)
+    sets = []
+    for number, seed in enumerate((1234, 1235, 1236)):
+        study = module._study_of(one, store, seed)
+        prepare(sim_data, tmp_path / str(seed), study=study, tasks=[one.task])
+        again, folder = Prepared(tmp_path / str(seed)), run / "splits" / f"seed-{seed}"
+        assert not (folder / "prepared").exists()
+        parts = {s: set(np.asarray(again.timelines(s).subject_id).tolist()) for s in ("train", "tuning", "held_out")}
+        assert sum(map(len, parts.values())) == 300
+        assert len(set().union(*parts.values())) == 300
+        sets.append(parts["held_out"])
+        assert table["held_out_subjects"][number] <= len(parts["held_out"])
+        member = Run(folder / "run")
+        assert member.vocabulary.digest == again.vocabulary.digest  # fitted anew
+        assert member.manifest["labels"] != one.manifest["labels"]
+        assert member.study.training == one.study.training
+        rows = Evaluation(
+            member, Population.of_split(again, member.task, "held_out"), prepared=again, settings=QUICK,
+            train_censoring=True,
+        ).metric_rows()  # fmt: skip
+        stored = json.loads((folder / "rows.json").read_text())
+        assert stored["metrics"] == rows
+        values = Split.of(stored).values
+        for row in table["rows"]:
+            keys = ("model", "landmark_days", "cause", "horizon_days", "metric")
+            value = values.get(Place(*(row[key] for key in keys)), np.nan)
+            assert row["values"][number] == (None if np.isnan(value) else value)
+    sizes = [len(s) for s in sets]
+    assert 0.1 * 300 < min(sizes) <= max(sizes) < 0.3 * 300
+    shifted = {i + 1 for i in sets[1]}
+    assert len(shifted & sets[0]) < 0.6 * min(sizes)  # not one pattern moved along the ids
+
+
+def test_finished_splits_are_kept_and_interrupted_ones_go_on(
+    run: Path, table: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "run"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("splits"))
+
+    def stop(done: int, total: int, what: str) -> None:
+        if done == 1 and "training" in what:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        repeated_splits(other, splits=3, settings=QUICK, progress=stop)
+    assert saved_splits(other) is None
+    assert (other / "splits" / "seed-1234" / "rows.json").is_file()
+    before = (other / "splits" / "seed-1234" / "rows.json").stat().st_mtime_ns
+    assert repeated_splits(other, splits=3, settings=QUICK) == table
+    assert (other / "splits" / "seed-1234" / "rows.json").stat().st_mtime_ns == before
+
+    def nothing_to_do(*arguments: object, **options: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(module, "prepare", nothing_to_do)
+    monkeypatch.setattr(module, "Trainer", nothing_to_do)
+    assert repeated_splits(run, splits=3, settings=QUICK) == table
+    assert saved_splits(run) == table
+    two = repeated_splits(run, splits=2, settings=QUICK.model_copy(update={"bootstrap": 7}))
+    assert two["seeds"] == [1234, 1235]
+    with pytest.raises(AssertionError):  # other baselines are other numbers
+        repeated_splits(run, splits=2, settings=QUICK.model_copy(update={"baselines": "fast"}))
+
+
+def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskConfig, tmp_path: Path) -> None:
+    prepare(sim_data, tmp_path / "set", study=Run(run).study, tasks=[sim_task])
+    with pytest.raises(EhrseqError, match="not what this run was trained on"):
+        repeated_splits(run, splits=2, prepared=tmp_path / "set")
+    with pytest.raises(EhrseqError, match="needs two"):
+        repeated_splits(run, splits=1)
+    with pytest.raises(EhrseqError, match="is no seed"):
+        repeated_splits(run, splits=2, first_seed=-1)
+    with pytest.raises(EhrseqError, match="records have moved"):
+        repeated_splits(run, splits=2, data=tmp_path / "nowhere")
+    with pytest.raises(EhrseqError, match="prepared set has moved"):
+        repeated_splits(run, splits=2, prepared=tmp_path / "nowhere")
+
+
+@pytest.mark.slow
+def test_from_the_shell_with_baselines(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quick(
+        kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, edges_days: Any, **_: object
+    ) -> list[Fitted]:
+        return [] if kind == "none" else [Fitted(AgeAndSex(task, vocabulary, train, edges_days=edges_days), 1.0)]
+
+    monkeypatch.setattr("ehrsequencing.evaluation.evaluate.fit_baselines", quick)
+    done = ehrseq("evaluate", run, "--splits", 2, "--split-seed", 7, "evaluation.bootstrap=0")
+    assert done.exit_code == 0, done.output
+    found = json.loads((run / "metrics.json").read_text())["repeated_splits"]
+    assert found["seeds"] == [7, 8]
+    rivals = {row["model"] for row in found["differences"]}
+    assert rivals == {"age + sex"}
+    assert {row["metric"] for row in found["differences"]} == {"c", "auc", "brier", "ipa", "nll"}
+    Run(run)
+    done = ehrseq("evaluate", run, "evaluation.bootstrap=0", "--baselines", "none")  # they stay with the run
+    assert done.exit_code == 0, done.output
+    assert json.loads((run / "metrics.json").read_text())["repeated_splits"] == found
+    assert "needs two" in refused("evaluate", run, "--splits", 1, "evaluation.bootstrap=0", "--baselines", "none")

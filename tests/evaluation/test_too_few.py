@@ -1,0 +1,184 @@
+"""Too few subjects or events: no interval, no verdict, anywhere; and every interval holds its estimate."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.evaluation import curves
+from ehrsequencing.evaluation.comparison import OURS, Comparison
+from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
+from ehrsequencing.evaluation.estimates import (
+    difference_rows,
+    integrated_brier_rows,
+    metric_rows,
+    nll_row,
+    scope_estimates,
+)
+from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
+from ehrsequencing.evaluation.subgroups import subgroup_rows
+from ehrsequencing.evaluation.tables import at_risk, follow_up
+from ehrsequencing.metrics.bootstrap import interval_around
+from ehrsequencing.metrics.minimum_counts import BIASED, TOO_FEW
+from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.terminal import metric_lines
+from helpers.comparison import CAUSES, HORIZONS, world
+
+
+@pytest.fixture(autouse=True)
+def _few_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "SIMULATIONS", 20)
+
+
+def judged(seed: int, n: int, *, resamples: int = 12, rows_each: int = 1) -> Comparison:
+    """Ours knows the risks, the rival little of them, the third gives everybody the same."""
+    scope = world(seed, n, resamples=resamples, rows_each=rows_each)
+    right, dull = scope.risk["right"], scope.risk["dull"]
+    same = np.broadcast_to(right.mean(axis=0), right.shape).copy()
+    landmark = None if rows_each > 1 else 0.0
+    return replace(scope, landmark_days=landmark, risk={OURS: right, "rival": dull, "same for all": same})
+
+
+def all_rows(scope: Comparison) -> list[dict[str, Any]]:
+    """Every row of `metrics` and `differences` of one scope."""
+    estimates = scope_estimates(scope, CAUSES)
+    nll = np.random.default_rng(0).exponential(size=len(scope))
+    return [
+        *metric_rows(scope, estimates), *integrated_brier_rows(scope, CAUSES),
+        *difference_rows(scope, estimates, ours=OURS, rivals=["rival", "same for all"]),
+        *smooth_rows(scope, CAUSES, models=[OURS, "same for all"], seed=0)[1],
+        nll_row(scope, nll, model=OURS, cause=CAUSES[0]),
+    ]  # fmt: skip
+
+
+def counted(scope: Comparison, cause: str, horizon: float | None) -> int:
+    """Subjects with the event by the horizon, by a plain loop."""
+    numbers = {name: {number} for number, name in enumerate(CAUSES, start=1)}
+    wanted = numbers.get(cause, {1, 2})
+    rows = zip(scope.subject, scope.duration_days, scope.cause, strict=True)
+    return len({int(s) for s, days, which in rows if which in wanted and days <= (horizon or HORIZONS[-1])})
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10_000), st.integers(1, 130), st.sampled_from([1, 3]))
+@example(3, 1, 1)
+@example(0, 49, 1)
+@example(1, 120, 1)
+def test_intervals_hold_their_estimates_and_want_enough_events(seed: int, n: int, rows_each: int) -> None:
+    scope = judged(seed, n, rows_each=rows_each)
+    rows = all_rows(scope)
+    for row in rows:
+        where = row["model"], row["cause"], row["horizon_days"], row["metric"]
+        if row["low"] is not None:
+            assert row["low"] <= row["value"] <= row["high"], where
+            assert row["reason"] is None
+        if row["metric"] != "nll":
+            assert row["events"] == counted(scope, row["cause"], row["horizon_days"]), where
+        assert row["subjects"] == n
+        few = n < 50 or row["events"] < 10
+        assert (row["reason"] == TOO_FEW) == few, where
+        if few:
+            assert row["low"] is row["high"] is None, where
+    if n > 100:
+        assert any(row["low"] is not None for row in rows)
+
+
+def test_curves_subgroups_and_follow_up_hold_their_estimates_too() -> None:
+    scope = judged(2, 150, resamples=20)
+    drawn = smooth_rows(scope, CAUSES, models=[OURS], seed=0)[0]
+    drawn += decision_rows(scope, CAUSES, models=[OURS], thresholds=[0.1, 0.2])
+    banded = 0
+    for row in drawn:
+        values = row.get("observed") or row.get("net_benefit")
+        for low, value, high in zip(row["low"] or [], values, row["high"] or [], strict=False):
+            if low is not None:
+                assert row["events"] >= 10
+                assert low <= value <= high
+                banded += 1
+    assert banded
+    level = np.where(np.arange(150) < 40, "few", "many")
+    for row in subgroup_rows(scope, {"kind": level}, CAUSES, model=OURS):
+        for name in ("oe", "auc", "brier"):
+            found = row[name]
+            few = row["level"] == "few" or row["events"] < 10
+            assert (found["reason"] == TOO_FEW) == few
+            assert found["low"] is None if few else found["low"] <= found["value"] <= found["high"]
+    median = follow_up(scope)
+    assert median["low"] <= median["median_days"] <= median["high"]
+    alone = follow_up(judged(2, 49))
+    assert (alone["low"], alone["reason"]) == (None, TOO_FEW)
+
+
+def test_an_estimate_outside_of_its_resamples_has_no_interval() -> None:
+    samples = np.linspace(1.0, 2.0, 101)
+    low, high = interval_around([0.5, 1.5, 1.025 - 1e-12], np.stack([samples] * 3, axis=1))
+    assert np.isnan([low[0], high[0]]).all()
+    assert low[1] == pytest.approx(1.025)
+    assert low[2] == 1.025 - 1e-12  # sums in another order are no bias
+    scope = judged(1, 120, resamples=60)
+    one = scope_estimates(scope, CAUSES)["outcome"][OURS]["c"]
+    moved = replace(one, value=one.value - 1.0)
+    assert one.reason((0, 1)) is None
+    assert moved.reason((0, 1)) == BIASED
+
+
+def test_distances_from_the_diagonal_have_no_interval() -> None:
+    """Right risks of 300: every resample is farther from the diagonal than the rows, and those than the truth, 0."""
+    scope = judged(5, 300, resamples=40)
+    rows = smooth_rows(scope, CAUSES, models=[OURS], seed=0)[1]
+    for metric in ("ici", "e50", "e90"):
+        values = [row for row in rows if row["metric"] == metric]
+        assert values
+        assert all(row["low"] is row["high"] is None for row in values)
+
+
+def metrics_of(scope: Comparison) -> dict[str, Any]:
+    """As much of `metrics.json` as words and terminal need."""
+    estimates = scope_estimates(scope, CAUSES)
+    return {
+        "models": list(scope.risk), "causes": list(CAUSES), "horizons_days": HORIZONS.tolist(),
+        "metrics": [*metric_rows(scope, estimates), nll_row(scope, np.ones(len(scope)), model=OURS, cause="outcome")],
+        "differences": difference_rows(scope, estimates, ours=OURS, rivals=list(scope.risk)[1:]),
+        "at_risk": [at_risk(scope, CAUSES)],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 4, 49])
+def test_nobody_is_better_by_a_handful(n: int) -> None:
+    """Ours puts the only pair right, the rival puts it wrong: C 1.000 (1.000 to 1.000) against 0, once "better"."""
+    scope = judged(0, n, resamples=50)
+    scope = replace(scope, duration_days=np.arange(1.0, n + 1), cause=np.arange(n) % 2)
+    risk = np.linspace(0.9, 0.1, n)[:, None, None] * np.full((1, 2, 2), 0.5)
+    metrics = metrics_of(replace(scope, risk={OURS: risk, "rival": risk[::-1].copy()}))
+    scores, lines = Scores(metrics), metric_lines(metrics)
+    text = "\n".join([*lines, scores.compared(), scores.how_well(), scores.not_for()])
+    assert "better" not in text
+    assert "WORSE" not in text
+    assert "1.000" not in text
+    assert TOO_FEW in text
+    assert "nothing is compared" in text
+    assert "too few subjects or events" in scores.compared()
+    assert scores.best((0.0, "outcome", float(HORIZONS[-1])), "c") is None
+    assert all(row["low"] is None and row["reason"] == TOO_FEW for row in metrics["differences"])
+
+
+@pytest.mark.parametrize(("events", "subjects", "few"), [(1, 40, True), (8, 40, False), (8, 3, True)])
+def test_random_splits_that_judge_too_few_compare_nothing(events: int, subjects: int, few: bool) -> None:
+    """Ten splits of a fifth judge .89 of the cohort, which has five times the events and subjects of one of them."""
+    places = [Place(model, 0.0, "d", 365.0, "c") for model in (OURS, "Cox")]
+    means = [replace(place, landmark_days=None, horizon_days=None) for place in places]
+    splits = [
+        Split(
+            seed, 160, 40, dict(zip([*places, *means], [0.9, 0.7 - 0.001 * seed] * 2, strict=True)),
+            dict.fromkeys(places, (events, subjects)),
+        )
+        for seed in range(10)
+    ]  # fmt: skip
+    found = summarise(splits)
+    for row in [*found["rows"], *found["differences"]]:
+        assert (row["reason"] == TOO_FEW) == few
+        assert (row["low"] is None) == few
+        assert row["mean"] is not None

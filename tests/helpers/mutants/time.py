@@ -1,0 +1,349 @@
+"""Mutants of time signals, of the LSTM, and of the flat model's tokens."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.models import behrt, embeddings, rotary, timeline
+from ehrsequencing.models.base import SurvivalModel
+from helpers.mutants import Mutants, Patch
+
+mutant = MUTANTS = Mutants()
+
+# ---- when ------------------------------------------------------------------------------------------------------------
+
+
+def visit_indices(patch: Patch, make: Callable[[VisitBatch], Tensor]) -> None:
+    """Look up another visit index (and nothing else: a first visit stays one)."""
+    forward = embeddings.VisitTimeEmbedding.forward
+
+    def wrong(self: embeddings.VisitTimeEmbedding, u: Tensor, batch: VisitBatch) -> Tensor:
+        position = self.position
+        assert position is not None
+        return forward(self, u, batch) - position(batch.visit_index) + position(make(batch))
+
+    patch.setattr(embeddings.VisitTimeEmbedding, "forward", wrong)
+
+
+@mutant("reference", "queries")
+def queries_count_as_visits(patch: Patch) -> None:
+    visit_indices(patch, lambda b: torch.arange(b.n_visits) - b.subject_offsets[b.subject_of_visit])
+
+
+@mutant("reference", "composition")
+def visit_ids_are_not_restarted(patch: Patch) -> None:
+    visit_indices(patch, lambda b: (~b.is_query).long().cumsum(0) - (~b.is_query).long())
+
+
+@mutant("reference", "causality", "prefix")
+def visits_are_counted_from_the_last(patch: Patch) -> None:
+    visit_indices(patch, lambda b: b.visits_per_subject[b.subject_of_visit] - 1 - b.visit_index)
+
+
+@mutant("reference: short window")
+def visit_ids_restart_in_each_window(patch: Patch) -> None:
+    visit_indices(patch, lambda b: b.visit_index % 3)
+
+
+def days(patch: Patch, change: Callable[[VisitBatch, Tensor], Tensor]) -> None:
+    """`change(batch, right)` → the days that rotary attention counts."""
+    right = rotary.days_since_first
+    patch.setattr(rotary, "days_since_first", lambda batch: change(batch, right(batch)))
+
+
+@mutant("reference")
+def rotary_days_are_gaps(patch: Patch) -> None:
+    days(patch, lambda batch, _: batch.delta_days.double())
+
+
+@mutant("reference")
+def rotary_days_of_queries_are_the_last_visits(patch: Patch) -> None:
+    days(patch, lambda batch, right: right - batch.delta_days.double() * batch.is_query)
+
+
+@mutant("reference", "queries")
+def rotary_days_go_on_after_a_query(patch: Patch) -> None:
+    def wrong(batch: VisitBatch, _: Tensor) -> Tensor:
+        total = batch.delta_days.double().cumsum(0)
+        return total - total[batch.subject_offsets[:-1][batch.subject_of_visit]]
+
+    days(patch, wrong)
+
+
+@mutant("reference")
+def rotary_turns_queries_only(patch: Patch) -> None:
+    call = rotary.Rotation.__call__
+
+    def wrong(self: rotary.Rotation, x: Tensor, *, heads: int) -> Tensor:
+        q, k = x.chunk(2, dim=1)
+        return torch.cat([call(self, q, heads=heads // 2), k], 1)
+
+    patch.setattr(rotary.Rotation, "__call__", wrong)
+
+
+@mutant("reference", "causality", "prefix")
+def rotary_days_are_counted_in_record_lengths(patch: Patch) -> None:
+    def wrong(batch: VisitBatch, right: Tensor) -> Tensor:
+        last = batch.subject_offsets[1:][batch.subject_of_visit] - 1
+        return right / (1 + right[last])
+
+    days(patch, wrong)
+
+
+def sinusoid(patch: Patch, change: Callable[..., Tensor]) -> None:
+    """`change(right, place)` → the vectors, where `right(place)` are the right ones in float64."""
+    forward = embeddings.SinusoidalPositionalEncoding.forward
+
+    def wrong(self: embeddings.SinusoidalPositionalEncoding, place: Tensor, *, dtype: torch.dtype) -> Tensor:
+        return change(lambda p: forward(self, p, dtype=torch.float64), place).to(dtype)
+
+    patch.setattr(embeddings.SinusoidalPositionalEncoding, "forward", wrong)
+
+
+@mutant("reference: sinusoidal", "reference: flat sinusoidal")
+def sines_stand_before_cosines(patch: Patch) -> None:
+    sinusoid(patch, lambda right, place: torch.cat([right(place)[:, 0::2], right(place)[:, 1::2]], 1))
+
+
+@mutant("reference: sinusoidal", "reference: flat sinusoidal")
+def the_sinusoid_is_not_scaled(patch: Patch) -> None:
+    sinusoid(patch, lambda right, place: right(place) * 2)  # √(d/2) for d = 8
+
+
+@mutant("reference: sinusoidal", "reference: flat sinusoidal")
+def the_sinusoid_starts_at_one(patch: Patch) -> None:
+    sinusoid(patch, lambda right, place: right(place + 1))
+
+
+@mutant("reference: sinusoidal")
+def the_sinusoid_saturates(patch: Patch) -> None:
+    sinusoid(patch, lambda right, place: right(place.clamp(max=2)))
+
+
+@mutant("reference", "causality", "prefix", "reference: the seeds")
+def gaps_are_those_to_the_next_visit(patch: Patch) -> None:
+    """Also what Δt looks like where a truncation has shifted the visits beside it."""
+    forward = embeddings.DeltaTEmbedding.forward
+    patch.setattr(embeddings.DeltaTEmbedding, "forward", lambda self, days, first: forward(self, days.roll(-1), first))
+
+
+@mutant("reference: the seeds")
+def linear_gap_bins_are_rounded(patch: Patch) -> None:
+    forward = embeddings.DeltaTEmbedding.forward
+
+    def rounded(self: embeddings.DeltaTEmbedding, days: Tensor, first: Tensor) -> Tensor:
+        return forward(self, days + self.bin_days / 2, first)
+
+    patch.setattr(embeddings.DeltaTEmbedding, "forward", rounded)
+
+
+def gaps(patch: Patch, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+    bins = embeddings.gap_bins
+    patch.setattr(embeddings, "gap_bins", lambda days, first: bins(*change(days, first)))
+
+
+@mutant("reference")
+def gap_edges_belong_to_the_bin_below(patch: Patch) -> None:
+    gaps(patch, lambda days, first: ((days - 1e-9).clamp(min=0), first))
+
+
+@mutant("reference")
+def the_first_visit_has_a_gap_of_zero(patch: Patch) -> None:
+    gaps(patch, lambda days, first: (days.masked_fill(first, 0), first & False))
+
+
+@mutant("reference", "reference: flat")
+def an_unknown_age_is_zero(patch: Patch) -> None:
+    bins = embeddings.age_bins
+    patch.setattr(embeddings, "age_bins", lambda age, **kwargs: bins(age.nan_to_num(0.0), **kwargs))
+
+
+@mutant("reference", "query sees the past")
+def a_query_is_not_told_from_a_visit(patch: Patch) -> None:
+    def same(self: embeddings.VisitTimeEmbedding, u: Tensor, batch: VisitBatch) -> Tensor:
+        return forward(self, u, batch) - batch.is_query.unsqueeze(1) * self.query
+
+    forward = embeddings.VisitTimeEmbedding.forward
+    patch.setattr(embeddings.VisitTimeEmbedding, "forward", same)
+
+
+# ---- the LSTM --------------------------------------------------------------------------------------------------------
+
+
+def lstm(patch: Patch, change: Callable[[Callable[..., Tensor], Tensor, VisitBatch], Tensor]) -> None:
+    """`change(right, x, batch)` → states, where `right(x, batch)` is the right timeline."""
+    forward = timeline.LSTMTimeline.forward
+    patch.setattr(
+        timeline.LSTMTimeline, "forward", lambda self, x, batch: change(lambda *a: forward(self, *a), x, batch)
+    )
+
+
+def all_real(batch: VisitBatch, **changes: Tensor) -> VisitBatch:
+    return replace(batch, is_query=torch.zeros_like(batch.is_query), **changes)
+
+
+@mutant("reference: lstm", "queries: lstm", "future gradient: lstm")
+def state_leaks_from_a_query(patch: Patch) -> None:
+    lstm(patch, lambda right, x, batch: right(x, all_real(batch)))
+
+
+@mutant("reference: lstm", "causality: lstm", "future gradient: lstm", "prefix: lstm")
+def the_lstm_reads_backwards(patch: Patch) -> None:
+    lstm(patch, lambda right, x, batch: right(x.flip(0), flipped(batch)).flip(0))
+
+
+def flipped(batch: VisitBatch) -> VisitBatch:
+    offsets = batch.subject_offsets[-1] - batch.subject_offsets.flip(0)
+    return replace(batch, subject_offsets=offsets, is_query=batch.is_query.flip(0), static_offsets=offsets * 0,
+                   static_codes=batch.static_codes[:0])  # fmt: skip
+
+
+@mutant("reference: lstm", "composition: lstm")
+def the_state_of_the_neighbour_goes_on(patch: Patch) -> None:
+    """One long subject instead of many."""
+
+    def joined(right: Callable[..., Tensor], x: Tensor, batch: VisitBatch) -> Tensor:
+        offsets = batch.subject_offsets.clone()
+        offsets[1:] = offsets[-1]
+        return right(x, replace(batch, subject_offsets=offsets))
+
+    lstm(patch, joined)
+
+
+@mutant("reference: lstm")
+def a_query_starts_afresh(patch: Patch) -> None:
+    def afresh(right: Callable[..., Tensor], x: Tensor, batch: VisitBatch) -> Tensor:
+        alone = torch.arange(len(x) + 1)
+        lonely = replace(batch, subject_offsets=alone, static_offsets=alone * 0, static_codes=batch.static_codes[:0])
+        return torch.where(batch.is_query.unsqueeze(1), right(x, lonely), right(x, batch))
+
+    lstm(patch, afresh)
+
+
+@mutant("reference: lstm", "query sees the past: lstm", "future gradient: lstm")
+def a_query_gets_the_state_before_it(patch: Patch) -> None:
+    def before(right: Callable[..., Tensor], x: Tensor, batch: VisitBatch) -> Tensor:
+        z = right(x, batch)
+        previous = torch.cat([torch.zeros_like(z[:1]), z[:-1]])
+        first = batch.visit_index == 0
+        return torch.where((batch.is_query & ~first).unsqueeze(1), previous, z)
+
+    lstm(patch, before)
+
+
+@mutant("reference: lstm")
+def gates_are_in_another_order(patch: Patch) -> None:
+    cell = timeline._cell
+
+    def reordered(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        i, f, g, o = gates.chunk(4, 1)
+        return cell(torch.cat([f, i, g, o], 1), c)
+
+    patch.setattr(timeline, "_cell", reordered)
+
+
+# ---- tokens of the flat model ----------------------------------------------------------------------------------------
+
+
+def tokens(patch: Patch, change: Callable[[embeddings.Tokens, VisitBatch], embeddings.Tokens]) -> None:
+    right = embeddings.Tokens.of
+    patch.setattr(embeddings.Tokens, "of", lambda batch: change(right(batch), batch))
+
+
+@mutant("reference: flat", "reference: flat sinusoidal")
+def positions_restart_in_each_visit(patch: Patch) -> None:
+    tokens(patch, lambda t, batch: replace(t, place=torch.arange(len(t.row)) - t.offsets[t.row]))
+
+
+@mutant("reference: flat", "composition: flat")
+def positions_go_on_over_subjects(patch: Patch) -> None:
+    tokens(patch, lambda t, batch: replace(t, place=torch.arange(len(t.row))))
+
+
+@mutant("reference: flat", "queries: flat")
+def tokens_of_queries_take_positions(patch: Patch) -> None:
+    def counted(t: embeddings.Tokens, batch: VisitBatch) -> embeddings.Tokens:
+        first = t.offsets[batch.subject_offsets[batch.subject_of_visit[t.row]]]
+        return replace(t, place=torch.arange(len(t.row)) - first)
+
+    tokens(patch, counted)
+
+
+@mutant("code order counts: flat", "reference: flat")
+def tokens_of_a_visit_share_a_position(patch: Patch) -> None:
+    tokens(patch, lambda t, batch: replace(t, place=t.place[t.offsets[:-1]][t.row]))
+
+
+@mutant("reference: flat")
+def the_marker_of_a_query_is_empty(patch: Patch) -> None:
+    tokens(patch, lambda t, batch: replace(t, is_query_marker=torch.zeros_like(t.is_query_marker)))
+
+
+@mutant("reference: flat", "composition: flat")
+def codes_stand_in_the_next_codes_token(patch: Patch) -> None:
+    """A marker keeps its place; codes do not."""
+    tokens(patch, lambda t, batch: replace(t, of_code=t.of_code.roll(1)))
+
+
+def flat_visit_ids(patch: Patch, make: Callable[[VisitBatch], Tensor]) -> None:
+    forward = embeddings.BEHRTEmbedding.forward
+
+    def wrong(self: embeddings.BEHRTEmbedding, batch: VisitBatch, t: embeddings.Tokens) -> Tensor:
+        other = replace(batch)
+        other.__dict__["visit_index"] = make(batch)
+        return forward(self, other, t)
+
+    patch.setattr(embeddings.BEHRTEmbedding, "forward", wrong)
+
+
+@mutant("reference: flat", "composition: flat")
+def flat_visit_ids_are_not_restarted(patch: Patch) -> None:
+    flat_visit_ids(patch, lambda b: (~b.is_query).long().cumsum(0) - (~b.is_query).long())
+
+
+@mutant("reference: flat", "queries: flat")
+def queries_take_visit_ids(patch: Patch) -> None:
+    flat_visit_ids(patch, lambda b: torch.arange(b.n_visits) - b.subject_offsets[b.subject_of_visit])
+
+
+def aggregated(patch: Patch, change: Callable[[Tensor, embeddings.Tokens], Tensor]) -> None:
+    patch.setattr(behrt.BEHRTForSurvival, "aggregate_visits", staticmethod(change))
+
+
+@mutant("reference: flat")
+def visits_are_summed_not_averaged(patch: Patch) -> None:
+    right = behrt.BEHRTForSurvival.aggregate_visits
+    aggregated(patch, lambda states, t: right(states, t) * t.offsets.diff().unsqueeze(1))
+
+
+@mutant("reference: flat", "composition: flat")
+def visits_are_averaged_over_the_longest(patch: Patch) -> None:
+    right = behrt.BEHRTForSurvival.aggregate_visits
+
+    def padded(states: Tensor, t: embeddings.Tokens) -> Tensor:
+        counts = t.offsets.diff()
+        return right(states, t) * (counts / max([1, *counts.tolist()])).unsqueeze(1)
+
+    aggregated(patch, padded)
+
+
+@mutant("reference: flat", "causality: flat", "future gradient: flat", "prefix: flat")
+def visits_take_the_next_ones_first_token(patch: Patch) -> None:
+    right = behrt.BEHRTForSurvival.aggregate_visits
+
+    def shifted(states: Tensor, t: embeddings.Tokens) -> Tensor:
+        return right(states.roll(-1, 0), t)
+
+    aggregated(patch, shifted)
+
+
+# ---- the wide head ---------------------------------------------------------------------------------------------------
+
+
+@mutant("reference: wide", "reference: code types", "reference: flat sinusoidal")
+def the_wide_head_looks_at_the_states(patch: Patch) -> None:
+    logits = SurvivalModel._logits
+    patch.setattr(SurvivalModel, "_logits", lambda self, z, batch, *, wide: logits(self, z, batch, wide=z))

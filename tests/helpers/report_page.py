@@ -1,0 +1,54 @@
+"""Reads the report's page: tags, text and figures; and the wrong way to hide small counts."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from typing import Any
+
+from ehrsequencing.reporting.disclosure.small_counts import Count
+
+
+class Page(HTMLParser):
+    """Checks nesting while it collects tags, attributes and text."""
+
+    VOID = frozenset({"meta", "link", "br", "img"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def svgs(html: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)]
+
+
+def only_small_ones(counts: dict[Any, Count]) -> dict[Any, str]:
+    """The broken mutant: small counts hidden, everything else printed."""
+    return {key: "<11" if 1 <= count.value <= 10 else str(count.value) for key, count in counts.items()}

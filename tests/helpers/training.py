@@ -1,0 +1,75 @@
+"""Tiny runs to train, stop, kill, resume and compare."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from ehrsequencing.config import load_study
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.loop import BEGUN, Trainer
+
+TINY = (
+    *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=3", "training.min_steps=6"),
+    *("training.checkpoint_steps=2", "training.checkpoint_seconds=0"),
+)
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model.safetensors").read_bytes()
+
+
+def losses(run: Path) -> list[tuple[float, float]]:
+    rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    return [(row["train_nll"], row["tuning_nll"]) for row in rows]
+
+
+def train(prepared: Path, out: Path, *settings: str, resume: bool = False) -> None:
+    Trainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *settings])).fit(resume=resume)
+
+
+class Interrupted(Exception):
+    """Stops a training run from its progress callback."""
+
+
+def is_saving(out: Path) -> bool:
+    return any(path.name != BEGUN for path in out.glob("checkpoints/*"))
+
+
+def kill_and_resume(prepared: Path, out: Path, *settings: str, kills: int, seed: int) -> int:
+    """Start `ehrseq train --resume` again and again, killing it at random moments; returns how often it was killed."""
+    command = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()", "train", str(prepared), *TINY]
+    command += ["--task", "simulated", "--out", str(out), "--resume", "training.checkpoint_steps=1", *settings]
+    draw, killed = random.Random(seed), 0
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    while killed < kills:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not is_saving(out) and time.monotonic() < deadline:
+            time.sleep(0.005)  # the imports take longest: wait for the first sign of a checkpoint
+        time.sleep(draw.uniform(0, 0.15))
+        if process.poll() is not None:
+            assert process.returncode == 0
+            return killed
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed += 1
+    assert subprocess.run(command, capture_output=True, env=environment, check=False).returncode == 0
+    return killed
+
+
+def raise_at(stop_at: int) -> Callable[[object], None]:
+    """Return a progress callback that raises `Interrupted` at its nth call."""
+    calls = count(1)
+
+    def stop(_: object) -> None:
+        if next(calls) == stop_at:
+            raise Interrupted
+
+    return stop

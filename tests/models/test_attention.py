@@ -1,0 +1,146 @@
+"""Who sees whom: the three plans against plain loops, the window, the reach, and the importance of codes."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models import plans
+from helpers.attention_checks import (
+    any_reach,
+    check_codes_plan,
+    check_reach,
+    check_same_code_same_score,
+    check_tokens_plan,
+    check_visits_plan,
+    check_weights,
+    check_window,
+)
+from helpers.model_checks import FEW
+from helpers.models import ENCODERS, make_model
+from helpers.strategies import Records, Subject, Visit, pack, records, sample_records
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(records(), any_reach, st.booleans())
+def test_visits_plan(subjects: Records, window: int, bidirectional: bool) -> None:
+    check_visits_plan(subjects, window, bidirectional=bidirectional)
+
+
+@FEW
+@given(records(), any_reach, st.booleans())
+def test_tokens_plan(subjects: Records, max_tokens: int, bidirectional: bool) -> None:
+    check_tokens_plan(subjects, max_tokens, bidirectional=bidirectional)
+
+
+@FEW
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 17, 40]), max_size=12))
+def test_codes_plan(sizes: list[int]) -> None:
+    check_codes_plan(sizes)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("check", [check_visits_plan, check_tokens_plan])
+def test_plans_of_long_subjects(check: Callable[..., None], bidirectional: bool) -> None:
+    """More rows than one chunk, beside short ones."""
+    check(sample_records(3, lengths=(40, 1, 23, 2, 0)), 6, bidirectional=bidirectional)
+    subject = Subject(tuple(Visit(is_query=i % 50 == 7) for i in range(600)))
+    check([subject], 300, bidirectional=bidirectional)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("rows", ["visits", "tokens"])
+def test_cost_is_linear_in_the_length_of_a_subject(rows: str, bidirectional: bool) -> None:
+    scores = []
+    for visits in (10_000, 20_000):
+        batch = pack([Subject((Visit(),) * visits)])
+        if rows == "visits":
+            plan = plans.visits_plan(batch, window=512, bidirectional=bidirectional)
+        else:
+            one_each = torch.arange(visits + 1)
+            plan = plans.tokens_plan(batch, one_each, max_tokens=512, bidirectional=bidirectional)
+        scores.append(sum(b.groups * b.query_length * b.key_length for b in plan.blocks))
+        assert scores[-1] < visits * 512 * 3
+        assert all(b.mask is None or b.mask.numel() < visits * 512 * 3 for b in plan.blocks)
+    assert scores[1] < 2.2 * scores[0]
+
+
+def test_a_plan_has_few_blocks_and_little_padding() -> None:
+    rng = random.Random(6)
+    lengths = [max(1, min(400, round(rng.lognormvariate(2.5, 1.1)))) for _ in range(128)]
+    batch = pack([Subject((Visit(),) * n) for n in lengths])
+    one_each = torch.arange(batch.n_visits + 1)
+    for plan in (
+        plans.visits_plan(batch, window=512),
+        plans.tokens_plan(batch, one_each, max_tokens=512),
+        plans.codes_plan(batch.subject_offsets),
+    ):
+        assert len(plan.blocks) <= 12
+        assert len(plan.query_rows) <= 1.5 * batch.n_visits
+        assert sorted(plan.query_rows[plan.answer_slot].tolist()) == list(range(batch.n_visits))
+
+
+# ---- the window, and the reach of the flat model ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 100])
+def test_window(window: int) -> None:
+    check_window(window=window)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 7, 9, 100])
+def test_reach(max_tokens: int) -> None:
+    check_reach(max_tokens=max_tokens)
+
+
+# ---- importance weights ----------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(records(), st.sampled_from(["query", "bottleneck"]))
+def test_weights(subjects: Records, scorer: str) -> None:
+    check_weights(make_model(scorer=scorer), subjects)
+
+
+@pytest.mark.parametrize("scorer", ["query", "bottleneck"])
+def test_the_same_code_has_the_same_score_in_any_slot(scorer: str) -> None:
+    check_same_code_same_score(make_model(scorer=scorer))
+    with pytest.raises(AssertionError):
+        check_same_code_same_score(make_model(scorer=scorer, code_position=True))
+
+
+@pytest.mark.parametrize(("scorer", "last"), [("query", "q"), ("bottleneck", "W2.weight")])
+def test_scores_far_apart_stay_finite(scorer: str, last: str) -> None:
+    model = make_model(scorer=scorer)
+    with torch.no_grad():
+        model.get_parameter(f"visit_encoder.pooling.{last}").mul_(1e5)
+    batch = pack(sample_records())
+    _, alpha = model.visit_encoder.pooling(model.code_embedding(batch), batch, return_weights=True)
+    assert alpha.isfinite().all()
+    assert alpha.max() == 1.0
+
+
+# ---- what a configuration asks of the batch --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [*ENCODERS.values(), {"architecture": "flat"}], ids=str)
+def test_code_types_are_asked_for(settings: dict[str, object]) -> None:
+    model, batch = make_model(**settings, code_types=True), pack(sample_records())
+    with pytest.raises(EhrseqError, match="code_types"):
+        model(replace(batch, code_types=None))
+    assert batch.code_types is not None
+    with pytest.raises(EhrseqError, match="types outside the model's 4"):
+        model(replace(batch, code_types=batch.code_types + 4))
+
+
+def test_an_lstm_reads_forward_only() -> None:
+    with pytest.raises(ValidationError, match="attention must be causal"):
+        make_model(timeline="lstm", attention="bidirectional")

@@ -1,0 +1,167 @@
+"""What must not move the model's output, and what must. Each `check_*` is also run on broken models (the mutants)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.model_checks import (
+    FEW,
+    any_model,
+    check_causality,
+    check_code_order,
+    check_code_order_counts,
+    check_composition,
+    check_empty,
+    check_flat_contract,
+    check_future_gradient,
+    check_pads,
+    check_prefix,
+    check_queries,
+    check_query_sees_the_past,
+    every_model,
+)
+from helpers.models import ENCODERS, MODELS, make_model
+from helpers.strategies import Records, Subject, Visit, pack, records, sample_records
+
+SETS = [name for name in MODELS if not name.startswith("flat")]  # models whose visits are sets of codes
+
+
+# ---- codes of a visit are a set --------------------------------------------------------------------------------------
+
+
+@FEW
+@given(records(), st.sampled_from(SETS))
+def test_order_of_codes(subjects: Records, kind: str) -> None:
+    check_code_order(make_model(**MODELS[kind]), subjects)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_order_of_codes_counts_where_they_have_a_place(encoder: str) -> None:
+    """An encoder that is linear in the codes sees two codes' places as one sum; the others see who stands where."""
+    model = make_model(**ENCODERS[encoder], code_position=True)
+    if encoder in {"mean", "sum", "scaled_sum"}:
+        check_code_order(model, sample_records())
+    else:
+        check_code_order_counts(model)
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal"])
+def test_order_of_codes_counts_in_the_flat_model(position: str) -> None:
+    check_code_order_counts(make_model(architecture="flat", position=position))
+    check_code_order(make_model(architecture="flat", position="none"), sample_records())  # the places alone tell
+
+
+# ---- what shares the batch -------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(records(), any_model)
+def test_batch_composition(subjects: Records, kind: str) -> None:
+    check_composition(make_model(**MODELS[kind]), subjects)
+
+
+LONG = [{}, {"max_visits": 37}, {"timeline": "lstm"}, {"visit_encoder": "transformer"}]
+LONG_FLAT = [{"architecture": "flat", "max_tokens": reach} for reach in (37, 400)]
+
+
+@pytest.mark.parametrize("settings", [*LONG, *LONG_FLAT], ids=str)
+def test_beside_a_very_long_subject(settings: dict[str, object]) -> None:
+    check_composition(make_model(**settings).float(), sample_records(lengths=(4, 1100, 1, 9)), tolerance=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [*LONG, *LONG_FLAT], ids=str)
+def test_beside_a_subject_of_ten_thousand_visits(settings: dict[str, object]) -> None:
+    check_composition(make_model(**settings).float(), sample_records(lengths=(4, 10_000, 1, 9)), tolerance=1e-5)
+
+
+# ---- pads ------------------------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(records(), any_model)
+def test_pads(subjects: Records, kind: str) -> None:
+    check_pads(make_model(**MODELS[kind]), subjects)
+
+
+@FEW
+@given(records(), st.sampled_from([name for name in MODELS if not MODELS[name].get("code_types")]))
+def test_the_flat_contract_says_what_the_padded_one_says(subjects: Records, kind: str) -> None:
+    check_flat_contract(make_model(**MODELS[kind]), subjects)
+
+
+# ---- the future ------------------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(records(max_subjects=2), any_model)
+def test_causality(subjects: Records, kind: str) -> None:
+    check_causality(make_model(**MODELS[kind]), subjects)
+
+
+@every_model
+def test_causality_on_the_sample(kind: str) -> None:
+    model = make_model(**MODELS[kind])
+    check_causality(model, sample_records(lengths=(9, 1, 6)))
+    check_causality(model.float(), sample_records(lengths=(9, 1, 6)), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*SETS, "flat", "flat sinusoidal"])
+def test_gradient_to_the_future_is_exactly_zero(kind: str) -> None:
+    settings = {**MODELS[kind], "max_visits": 512}
+    check_future_gradient(make_model(**settings))
+    check_future_gradient(make_model(**{**settings, "values": "none"}).float())
+
+
+@FEW
+@given(records(max_subjects=2), any_model)
+def test_prefix(subjects: Records, kind: str) -> None:
+    check_prefix(make_model(**MODELS[kind]), subjects)
+
+
+# ---- queries ---------------------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(records(max_subjects=2), any_model)
+def test_queries(subjects: Records, kind: str) -> None:
+    check_queries(make_model(**MODELS[kind]), subjects)
+
+
+@every_model
+def test_queries_on_the_sample(kind: str) -> None:
+    check_queries(make_model(**MODELS[kind]), sample_records(lengths=(6, 0, 1)))
+
+
+@pytest.mark.parametrize("settings", [{"max_visits": 3}, {"architecture": "flat", "max_tokens": 9}], ids=str)
+def test_queries_beside_bidirectional_attention(settings: dict[str, object]) -> None:
+    check_queries(make_model(**settings, attention="bidirectional"), sample_records(lengths=(6, 0, 1)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeline": "lstm"}, {"architecture": "flat"}], ids=str)
+def test_a_query_sees_the_past(settings: dict[str, object]) -> None:
+    check_query_sees_the_past(make_model(**settings))
+    if "timeline" not in settings:
+        check_query_sees_the_past(make_model(**settings, attention="bidirectional"))
+
+
+# ---- empty things ----------------------------------------------------------------------------------------------------
+
+
+@FEW
+@given(records(), any_model)
+def test_empty(subjects: Records, kind: str) -> None:
+    check_empty(make_model(**MODELS[kind]), subjects)
+
+
+@pytest.mark.parametrize("subjects", [[], [Subject()], [Subject((Visit(),))], [Subject((Visit(is_query=True),))]])
+@every_model
+def test_next_to_nothing(subjects: Records, kind: str) -> None:
+    for attention in ("causal", "bidirectional") if kind != "lstm" else ("causal",):
+        model = make_model(**{**MODELS[kind], "attention": attention})
+        logits = model(pack(subjects))
+        assert len(logits) == sum(len(s.visits) for s in subjects)
+        assert logits.isfinite().all()
+        logits.sum().backward()
+        if attention == "causal":
+            assert model.loss(pack(subjects)).isfinite()

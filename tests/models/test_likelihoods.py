@@ -1,0 +1,296 @@
+"""Likelihoods against enumeration and integration, risks against their definition, extremes, and impossible labels."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll, visit_nll_terms
+from helpers.likelihood_checks import (
+    EDGES,
+    check_extremes,
+    check_horizon_integrates,
+    check_late_hazard_is_kept_apart,
+    check_risk,
+    check_visit_enumerated,
+    column,
+    log_hazards,
+)
+from helpers.models import make_model
+from helpers.strategies import Subject, Visit, pack, sample_records
+from reference.likelihood import horizon_term
+
+seeds = st.integers(0, 10_000)
+
+
+# ---- the `visit` head ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds)
+def test_visit_nll_is_the_enumerated_likelihood(seed: int) -> None:
+    check_visit_enumerated(seed)
+
+
+def test_visit_nll_of_several_subjects() -> None:
+    """At-risk rows may have gaps (queries, blanking); a subject never at risk adds 0; rows not at risk may be NaN."""
+    logits = torch.tensor([0.3, float("nan"), -1.0, 0.7, 2.0, float("nan")], requires_grad=True)
+    at_risk = torch.tensor([True, False, True, True, True, False])
+    cause = torch.tensor([0, 0, 1, 0, 0, 0])
+    offsets = torch.tensor([0, 3, 3, 5, 6])
+    nll = visit_nll(logits, at_risk, cause=cause, subject_offsets=offsets)
+    h = torch.sigmoid(logits.detach())
+    expected = torch.stack([-(1 - h[0]).log() - h[2].log(), torch.tensor(0.0), -(1 - h[3]).log(), torch.tensor(0.0)])
+    torch.testing.assert_close(nll, expected)
+    (gradient,) = torch.autograd.grad(nll.sum(), logits)
+    torch.testing.assert_close(gradient, torch.stack([h[0], *h.new_zeros(1), h[2] - 1, h[3], *h.new_zeros(2)]))
+
+
+def test_visit_nll_gradcheck() -> None:
+    at_risk = torch.tensor([True, True, False, True, True, True])
+    cause = torch.tensor([0, 1, 0, 0, 0, 0])
+    offsets = torch.tensor([0, 3, 6])
+    logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x: visit_nll(x, at_risk, cause=cause, subject_offsets=offsets), logits, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize(
+    ("at_risk", "cause", "message"),
+    [
+        ([1, 1, 1], [0, 1, 0], "not the subject's last at risk"),
+        ([1, 1, 0], [0, 0, 1], "not at risk"),
+        ([1, 1, 1], [0, 0, 2], "causes 0 and 1"),
+        ([1, 1, 1], [0, 0, -1], "causes 0 and 1"),
+        ([1, 1], [0, 0], "one entry a visit"),
+    ],
+)
+def test_visit_nll_refuses_impossible_labels(at_risk: list[int], cause: list[int], message: str) -> None:
+    with pytest.raises(EhrseqError, match=message):
+        visit_nll(
+            torch.zeros(3),
+            torch.tensor(at_risk, dtype=torch.bool),
+            cause=torch.tensor(cause),
+            subject_offsets=torch.tensor([0, 3]),
+        )
+
+
+# ---- the `horizon` head ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(seeds, st.sampled_from([0.0, 7.0, 10.0, 12.0]), st.sampled_from([13.0, 30.0, 77.0, 365.25, 5000.0]))
+def test_horizon_nll_is_the_sum_bin_by_bin(seed: int, entry: float, stop: float) -> None:
+    logits = log_hazards(seed)
+    for cause in (0, 1, 2):
+        found = horizon_nll(
+            logits, EDGES, duration_days=column(stop), cause=torch.tensor([cause]), entry_days=column(entry)
+        )
+        expected = horizon_term(logits[0], EDGES, entry, stop, cause)
+        torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds, st.sampled_from([0.0, 4.0, 10.0]), st.sampled_from([11.0, 30.0, 200.0, 500.0]))
+def test_horizon_likelihood_integrates_to_one(seed: int, start: float, stop: float) -> None:
+    check_horizon_integrates(seed, start, stop)
+
+
+def test_horizon_nll_gradcheck() -> None:
+    labels = {
+        "duration_days": column(3.0, 10.0, 400.0, 31.0),
+        "cause": torch.tensor([0, 1, 2, 2]),
+        "entry_days": column(0.0, 7.0, 7.0, 0.0),
+    }
+    logits = log_hazards(0, rows=4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: horizon_nll(x, EDGES, **labels), logits, atol=1e-8)
+    assert torch.autograd.gradcheck(
+        lambda x: cumulative_incidence(x, EDGES, horizons_days=[5.0, 30.0, 999.0], start_days=2.0), logits, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"duration_days": column(7.0, 9.0)}, "duration_days: must be finite and above the entry"),
+        ({"duration_days": column(-1.0, 9.0), "entry_days": None}, "duration_days"),
+        ({"duration_days": column(0.0, 9.0), "entry_days": None}, "duration_days"),
+        ({"duration_days": column(float("nan"), 9.0)}, "duration_days"),
+        ({"duration_days": column(float("inf"), 9.0)}, "duration_days"),
+        ({"duration_days": column(9.0)}, "one entry a prediction time"),
+        ({"entry_days": column(-1.0, 0.0)}, "entry_days: must not be negative"),
+        ({"entry_days": column(float("nan"), 0.0)}, "entry_days"),
+        ({"cause": torch.tensor([3, 0])}, "cause: must be 0 or one of 2"),
+        ({"cause": torch.tensor([-1, 0])}, "cause"),
+    ],
+)
+def test_horizon_nll_refuses_impossible_labels(changes: dict[str, Tensor], message: str) -> None:
+    labels = {"duration_days": column(8.0, 9.0), "cause": torch.tensor([0, 2]), "entry_days": column(7.0, 0.0)}
+    horizon_nll(log_hazards(0, rows=2), EDGES, **labels)
+    with pytest.raises(EhrseqError, match=message):
+        horizon_nll(log_hazards(0, rows=2), EDGES, **{**labels, **changes})
+
+
+def test_the_grid_must_fit_the_logits() -> None:
+    for edges in ((), EDGES[:2], (*EDGES, 999.0)):
+        with pytest.raises(EhrseqError, match="expected logits"):
+            cumulative_incidence(log_hazards(0), edges, horizons_days=[1.0])
+
+
+# ---- risk ------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(seeds)
+def test_risk(seed: int) -> None:
+    check_risk(seed)
+
+
+def test_risk_of_a_constant_hazard_by_hand() -> None:
+    """Hazards .01 and .03 a day for 100 days: S = exp(−4), split 1 : 3."""
+    logits = torch.log(column(0.01, 0.03)).view(1, 2, 1).expand(1, 2, 4)
+    risk = cumulative_incidence(logits, EDGES, horizons_days=[100.0])
+    torch.testing.assert_close(risk[0, :, 0], column(0.25, 0.75) * (1 - math.exp(-4)))
+
+
+@pytest.mark.parametrize(
+    ("horizons", "start", "where"),
+    [
+        ([0.0], None, "horizons_days"),
+        ([-3.0], None, "horizons_days"),
+        ([float("nan")], None, "horizons_days"),
+        ([float("inf")], None, "horizons_days"),
+        ([1.0], -1.0, "start_days"),
+        ([1.0], float("nan"), "start_days"),
+        ([1.0], torch.zeros(3), "start_days"),
+    ],
+)
+def test_risk_refuses(horizons: list[float], start: float | Tensor | None, where: str) -> None:
+    with pytest.raises(EhrseqError, match=where):
+        cumulative_incidence(log_hazards(0), EDGES, horizons_days=horizons, start_days=start)
+
+
+# ---- extremes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [8.0, 20.0, 60.0, 100.0])
+def test_extreme_logits(size: float, dtype: torch.dtype) -> None:
+    check_extremes(size, dtype)
+
+
+@pytest.mark.parametrize("late", [5.0, 40.0, 100.0])
+def test_a_late_hazard_is_kept_apart(late: float) -> None:
+    check_late_hazard_is_kept_apart(late)
+
+
+def test_an_event_at_an_edge_counts_in_the_bin_that_ends_there() -> None:
+    """Its exposure lies there, and metrics count it as an event by that horizon."""
+    logits = torch.tensor([[[-1.0, -3.0]]], dtype=torch.float64)
+    found = horizon_nll(
+        logits.expand(2, 1, 2), [5.0], duration_days=column(5.0, 5.0 + 1e-9), cause=torch.tensor([1, 1])
+    )
+    at_edge, after = 5 * math.exp(-1) + 1, 5 * math.exp(-1) + 3
+    torch.testing.assert_close(found, column(at_edge, after))
+
+
+# ---- the head and the model's use of the losses ----------------------------------------------------------------------
+
+
+def test_bias_starts_at_the_cohorts_own_hazards() -> None:
+    """Where the hidden layer is silent, the head gives `hazards`; at events / exposure the NLL's gradient is 0."""
+    generator = torch.Generator().manual_seed(0)
+    duration = torch.rand(500, generator=generator, dtype=torch.float64) * 900 + 1
+    cause = torch.randint(0, 3, (500,), generator=generator)
+    edges = [0.0, *EDGES, math.inf]
+    hazards = torch.zeros(2, 4, dtype=torch.float64)
+    for k, (low, high) in enumerate(pairwise(edges)):
+        days = (duration.clamp(max=high) - low).clamp(min=0).sum()
+        for e in (1, 2):
+            hazards[e - 1, k] = ((cause == e) & (duration > low) & (duration <= high)).sum() / days
+    head = make_model().head
+    torch.nn.init.zeros_(head.W2.weight)
+    head.set_bias(hazards)
+    logits = head(torch.randn(500, 8, dtype=torch.float64))
+    torch.testing.assert_close(logits[7].exp(), hazards)
+    nll = horizon_nll(logits, EDGES, duration_days=duration, cause=cause)
+    (gradient,) = torch.autograd.grad(nll.sum(), head.W2.bias)
+    assert float(gradient.abs().max()) < 1e-9
+    head.set_bias(torch.zeros(2, 4))
+    assert head.W2.bias.isfinite().all()
+    visit_head = make_model(head="visit").head
+    visit_head.set_bias(torch.tensor(0.2))
+    torch.testing.assert_close(visit_head.W2.bias.sigmoid(), column(0.2))
+    for wrong in (torch.zeros(4, 2), torch.zeros(3), torch.full((2, 4), -1.0), torch.full((2, 4), float("nan"))):
+        with pytest.raises(EhrseqError, match="set_bias"):
+            head.set_bias(wrong)
+
+
+def test_head_is_differentiable() -> None:
+    model = make_model()
+    z = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    assert isinstance(model.head, HazardHead)
+    assert torch.autograd.gradcheck(model.head, z, atol=1e-8)
+
+
+@pytest.mark.parametrize("head", ["horizon", "visit"])
+def test_loss_is_the_mean_over_labelled_prediction_times(head: str) -> None:
+    model, subjects = make_model(head=head), sample_records()
+    batch = pack(subjects, visit_labels=head == "visit")
+    assert batch.at_risk is not None
+    counted = batch.at_risk & ~batch.is_query if head == "visit" else batch.at_risk
+    nll = model.nll(batch)
+    assert nll.shape == (batch.n_visits,)
+    assert nll.isfinite().all()
+    assert (nll[~counted] == 0).all()
+    torch.testing.assert_close(model.loss(batch), nll[counted].mean())
+    torch.testing.assert_close(model.loss(batch, divisor=1000.0), nll.sum() / 1000)
+    if head == "visit":
+        assert batch.cause is not None
+        per_subject = visit_nll(
+            model(batch), counted, cause=batch.cause * counted, subject_offsets=batch.subject_offsets
+        )
+        torch.testing.assert_close(per_subject.sum(), nll.sum())
+
+
+def test_loss_without_prediction_times_is_zero_with_zero_gradient() -> None:
+    model = make_model()
+    loss = model.loss(pack([Subject((Visit(codes=(1,), numbers=(None,), at_risk=False),))]))
+    assert loss == 0
+    loss.backward()
+    assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
+
+
+def test_models_refuse_what_cannot_be_answered() -> None:
+    batch = pack(sample_records(), visit_labels=True)
+    with pytest.raises(EhrseqError, match=r"would have seen the visits after it.*causal"):
+        make_model(attention="bidirectional").loss(batch)
+    with pytest.raises(EhrseqError, match="has no days"):
+        make_model(head="visit").risk(batch, horizons_days=[30.0])
+    unlabelled = type(batch)(
+        *(getattr(batch, n) for n in ("codes", "visit_offsets", "subject_offsets", "age_years", "delta_days"))
+    )
+    with pytest.raises(EhrseqError, match="no at_risk, cause, duration_days"):
+        make_model().loss(unlabelled)
+    with pytest.raises(EhrseqError, match="no at_risk, cause"):
+        make_model(head="visit").loss(unlabelled)
+    with pytest.raises(EhrseqError, match="vocabulary of 5"):
+        make_model(vocab_size=5)(batch)
+    assert make_model().risk(unlabelled, horizons_days=[30.0]).shape == (batch.n_visits, 2, 1)
+    event_early = pack([Subject((Visit(cause=1), Visit(cause=1)))])
+    with pytest.raises(EhrseqError, match="last at risk"):
+        make_model(head="visit").loss(event_early)
+
+
+def test_terms_of_rows_not_at_risk_are_zero() -> None:
+    terms = visit_nll_terms(
+        torch.zeros(3), torch.tensor([True, False, True]), cause=torch.tensor([0, 0, 1]),
+        subject_offsets=torch.tensor([0, 3]),
+    )  # fmt: skip
+    torch.testing.assert_close(terms, torch.tensor([math.log(2), 0.0, math.log(2)]))

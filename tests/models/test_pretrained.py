@@ -1,0 +1,161 @@
+"""`save_pretrained` and `from_pretrained`: the same model again, and nothing else is ever loaded."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival as Model
+from helpers.models import MODELS, make_model
+from helpers.strategies import VOCAB, pack, sample_records
+
+SETTINGS: list[dict[str, object]] = [
+    *MODELS.values(),
+    *({**MODELS[kind], "frozen": ("age", "visit")} for kind in ("query", "flat")),
+    {"code_position": True, "timeline": "lstm", "head": "visit"},
+    {"visit_encoder": "mean", "visit_mlp": False, "values": "none", "position": "none", "head": "visit"},
+    {"wide_head": True, "values": "interpolate", "age_bin_years": 0.0, "delta_bins": "none"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_same_model_again(tmp_path: Path, settings: dict[str, object]) -> None:
+    model, batch = make_model(**settings), pack(sample_records())
+    model.train().save_pretrained(tmp_path / "a" / "run")
+    again = type(model).from_pretrained(tmp_path / "a" / "run")
+    assert again.config == model.config
+    assert not again.training
+    trained = {name: p.requires_grad for name, p in model.named_parameters()}
+    assert {name: p.requires_grad for name, p in again.named_parameters()} == trained
+    assert torch.equal(again(batch).nan_to_num(), model.eval()(batch).nan_to_num())
+    again.double()(batch).nan_to_num().sum().backward()
+    assert sorted(p.name for p in (tmp_path / "a" / "run").iterdir()) == ["config.json", "model.safetensors"]
+    again.save_pretrained(tmp_path / "a" / "run")  # over a file that may still be mapped
+    assert load_file(tmp_path / "a" / "run" / "model.safetensors").keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("settings", [{}, {"timeline": "lstm"}, {"architecture": "flat"}], ids=str)
+@pytest.mark.parametrize("frozen", [("age",), ("visit",), ("age", "visit"), ()])
+def test_frozen_embeddings_get_no_gradient(settings: dict[str, object], frozen: tuple[str, ...]) -> None:
+    model = make_model(**settings, frozen=frozen)
+    part = "encoder.embedding" if "architecture" in settings else "visit_time_embedding"
+    visit = "visit" if "architecture" in settings else "position"
+    names = {"age": f"{part}.age.table.weight", "visit": f"{part}.{visit}.table.weight"}
+    still = {names[name] for name in frozen}
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == still
+    model.loss(pack(sample_records())).backward()
+    assert {name for name, p in model.named_parameters() if p.grad is None} == still
+    assert all((p.grad != 0).any() for p in model.parameters() if p.grad is not None)
+
+
+def test_a_folder_of_the_other_architecture(tmp_path: Path) -> None:
+    make_model(architecture="flat").save_pretrained(tmp_path)
+    with pytest.raises(EhrseqError, match=r"'hierarchical', the configuration says 'flat'"):
+        Model.from_pretrained(tmp_path)
+
+
+def saved(folder: Path) -> Path:
+    make_model().save_pretrained(folder)
+    return folder
+
+
+def test_a_missing_folder_or_file(tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match=r"config\.json: cannot be read"):
+        Model.from_pretrained(tmp_path / "nowhere")
+    (saved(tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(EhrseqError, match=r"model\.safetensors: cannot be read"):
+        Model.from_pretrained(tmp_path)
+
+
+class Bomb:
+    """A pickle that leaves a trace where it is loaded."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return open, ("executed", "w")  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 100, -1])
+def test_truncated_or_foreign_weights(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = saved(tmp_path) / "model.safetensors"
+    whole = weights.read_bytes()
+    for data in (whole[:size], pickle.dumps(Bomb())[:size], b"\xff" * 8 + whole, b"PK\x03\x04" + whole):
+        weights.write_bytes(data)
+        with pytest.raises(EhrseqError, match=r"model\.safetensors: is not a safetensors file"):
+            Model.from_pretrained(tmp_path)
+    torch.save({"a": torch.zeros(1)}, weights)
+    with pytest.raises(EhrseqError, match="is not a safetensors file"):
+        Model.from_pretrained(tmp_path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_weights_of_another_model(tmp_path: Path) -> None:
+    tensors = load_file(saved(tmp_path) / "model.safetensors")
+
+    def refused(message: str, changes: dict[str, torch.Tensor | None]) -> None:
+        changed = {name: t for name, t in {**tensors, **changes}.items() if t is not None}
+        save_file(changed, tmp_path / "model.safetensors")
+        with pytest.raises(EhrseqError, match=message):
+            Model.from_pretrained(tmp_path)
+
+    name = "timeline.layers.0.out.weight"
+    refused(f"has no tensor {name}", {name: None})
+    refused("unknown tensor 'stranger'", {"stranger": torch.zeros(1)})
+    refused(rf"{name}: expected float of shape \(8, 8\), got torch.float32 \(8, 4\)", {name: torch.zeros(8, 4)})
+    refused(name, {name: torch.zeros(8, 8, dtype=torch.int64)})
+    refused(name, {name: torch.zeros(8, 8, dtype=torch.float16)})
+    refused("not every weight is finite", {name: torch.full((8, 8), float("nan"))})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "must hold a mapping"),
+        ('{"dim": 8, "dim": 16}', "has the key 'dim' twice"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('{"vocab_size": 12, "dims": 8}', "unknown setting 'dims'"),
+        ('{"vocab_size": 0}', "vocab_size"),
+        ('{"architecture": "flat"}', "architecture"),
+        ('{"layers": 1000000000}', "fewer tensors than the configuration has layers"),
+        ('{"vocab_size": 1000000000000}', "expected float of shape"),
+        ('{"vocab_size": 10000000000000000000}', "describes no possible model"),
+        ('{"age_bin_years": 1e-300}', "describes no possible model"),
+        ('{"edges_days": [1.0, Infinity]}', "edges_days.1: .*finite"),
+        ('{"edges_days": [NaN]}', "edges_days.0: .*finite"),
+    ],
+)
+def test_hostile_configuration(tmp_path: Path, text: str, message: str) -> None:
+    (saved(tmp_path) / "config.json").write_text(text)
+    with pytest.raises(EhrseqError, match=message):
+        Model.from_pretrained(tmp_path)
+
+
+def test_config_is_readable_json(tmp_path: Path) -> None:
+    config = json.loads((saved(tmp_path) / "config.json").read_text())
+    assert config["vocab_size"] == VOCAB
+    assert ModelConfig.model_validate(config) == make_model().config
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EhrseqError, match="cannot be written"):
+        make_model().save_pretrained(tmp_path / "file" / "run")
+
+
+def test_a_failed_write_keeps_the_old_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (saved(tmp_path) / "model.safetensors").read_bytes()
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ehrsequencing.temporaries.os.fsync", no_space)
+    with pytest.raises(EhrseqError, match="No space left"):
+        make_model(seed=1).save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]

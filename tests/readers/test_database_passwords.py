@@ -1,0 +1,99 @@
+"""A password in the URL of a database never reaches a message, a traceback or a file."""
+
+import json
+import traceback
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.errors import EhrseqError
+from helpers.command_line import ehrseq
+from helpers.omop import SMALL, postgres_server, write_postgres
+
+pytest.importorskip("ibis", reason="needs the extra omop")
+
+from ehrsequencing.readers.omop import import_omop
+from ehrsequencing.readers.omop_url import connect, public_name
+
+# A core that stands in no message, between characters that break parsers.
+odd = st.text(st.sampled_from("/#?@[]:%&=+;' \\\"$aZ0é"), max_size=5)
+passwords = st.tuples(odd, odd).map(lambda around: f"{around[0]}Xq7zW{around[1]}")
+SHAPES = {
+    "url": "postgres://me:{raw}@127.0.0.1:1/cdm",
+    "encoded": "postgresql://me:{encoded}@127.0.0.1:1/cdm?schema=x",
+    "no port": "postgres://me:{raw}@127.0.0.1:{raw}/cdm",
+    "query": "postgres://127.0.0.1:1/cdm?user=me&password={raw}",
+    "one slash": "postgres:/me:{raw}@127.0.0.1/cdm",
+    "no scheme": "me:{raw}@127.0.0.1/cdm",
+    "DSN": "host=127.0.0.1 port=1 user=me password={raw}",
+    "DuckDB": "duckdb://me:{raw}@cdm.duckdb",
+    "unknown": "what{raw}://me:{raw}@host/cdm",
+    "another": "mysql://me:{raw}@127.0.0.1:1/cdm",
+    "password only": "{raw}://",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@given(password=passwords)
+@example(password="pa/ss#Xq7zW?@[")
+@example(password="Xq7zW%41%zz")
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_message_holds_the_password(tmp_path: Path, shape: str, password: str) -> None:
+    source = SHAPES[shape].format(raw=password, encoded=quote(password, safe=""))
+    with pytest.raises(EhrseqError) as caught:
+        import_omop(source, tmp_path / "meds")
+    assert "Xq7zW" not in "".join(traceback.format_exception(caught.value))
+    links: list[BaseException] = [caught.value]
+    for error in links:
+        links += [e for e in (error.__cause__, error.__context__) if e is not None]
+        assert "Xq7zW" not in repr(error) + str(error)
+    for words in ([source, str(tmp_path / "meds")], [str(tmp_path), source]):
+        result = ehrseq("import", "omop", *words)
+        assert result.exit_code == 2
+        assert "Xq7zW" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@given(password=passwords, encoded=st.booleans())
+@settings(max_examples=200)
+def test_the_driver_gets_host_and_password_apart(password: str, encoded: bool) -> None:
+    import ibis
+
+    given_to = {}
+    text = quote(password, safe="") if encoded else password.replace("%", "%25")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ibis.postgres, "connect", lambda **words: given_to.update(words))
+        connect(f"postgres://me:{text}@db.example.org:5433/cdm?schema=omop")
+    assert given_to == {
+        "user": "me", "password": password, "host": "db.example.org", "port": 5433, "database": "cdm",
+        "schema": "omop",
+    }  # fmt: skip
+
+
+def test_paths_keep_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "me@host=1"
+    folder.mkdir()
+    assert public_name(str(folder)) == str(folder)
+    assert public_name("data/omop") == "data/omop"
+    with pytest.raises(EhrseqError, match="data/absent: is not a folder"):
+        import_omop("data/absent", tmp_path / "meds")
+
+
+def test_a_real_server_with_an_awkward_password(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    psycopg = pytest.importorskip("psycopg", reason="needs the extra postgres")
+    password = "pa/ss#Xq7zW?@["
+    with postgres_server(tmp_path_factory.mktemp("server")) as url:
+        write_postgres(SMALL, url)
+        with psycopg.connect(url) as connection:
+            connection.execute(f"ALTER USER omop PASSWORD '{password}'")
+        given_url = url.replace("omop@", f"omop:{password}@") + "?schema=public"
+        result = ehrseq("import", "omop", given_url, tmp_path / "meds")
+        assert result.exit_code == 0, result.output
+        wrong = ehrseq("import", "omop", f"{given_url}_absent", tmp_path / "other")
+    assert wrong.exit_code == 2
+    assert "Xq7zW" not in result.output + wrong.output
+    assert not any(b"Xq7zW" in path.read_bytes() for path in (tmp_path / "meds").rglob("*") if path.is_file())
+    assert json.loads((tmp_path / "meds" / "metadata" / "import_report.json").read_text())["source"] == "omop"

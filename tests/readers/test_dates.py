@@ -1,0 +1,254 @@
+"""Dates of an import: one order over the whole column or none, headers that are expressions, zones, missing columns."""
+
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ehrsequencing.config import ImportConfig, load_import
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.dates import count_dates, date_column
+from ehrsequencing.readers.synthea import import_synthea
+from ehrsequencing.readers.text import parse_times
+from helpers import omop
+from helpers.command_line import ehrseq
+from helpers.meds import written
+from helpers.omop import SMALL, Tables, postgres_server, write_csv, write_parquet, write_postgres
+
+pytest.importorskip("ibis", reason="needs the extra omop")
+
+from ehrsequencing.readers.omop import import_omop
+
+FORMATS = {"ymd": "%Y-%m-%d", "compact": "%Y%m%d", "dmy": "%d/%m/%Y", "mdy": "%m/%d/%Y", "german": "%d.%m.%Y"}
+DATES = {"death_date", "condition_start_date", "measurement_date"}
+TIMES = {"death_datetime", "condition_start_datetime", "measurement_datetime"}
+
+
+def rewritten(tables: Tables, format: str) -> Tables:
+    """All dates of some tables in another format; each column gets a day after the twelfth."""
+
+    def cell(key: str, value: Any) -> Any:
+        if value is None or key not in DATES | TIMES:
+            return value
+        moment = datetime.fromisoformat(value) + timedelta(days=20)
+        return moment.strftime(FORMATS[format] + (" %H:%M:%S" if key in TIMES else ""))
+
+    return {name: [{k: cell(k, v) for k, v in row.items()} for row in rows] for name, rows in tables.items()}
+
+
+@pytest.fixture(scope="module")
+def iso(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("iso")
+    import_omop(str(write_csv(rewritten(SMALL, "ymd"), folder / "csv")), folder / "meds")
+    return written(folder / "meds")
+
+
+@pytest.mark.parametrize("format", ["compact", "dmy", "mdy"])
+def test_the_same_bytes_from_dates_in_any_order(iso: dict[str, bytes], tmp_path: Path, format: str) -> None:
+    import_omop(str(write_csv(rewritten(SMALL, format), tmp_path / "other")), tmp_path / "meds")
+    assert written(tmp_path / "meds") == iso
+
+
+def test_the_same_bytes_from_text_in_postgresql(
+    iso: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("psycopg", reason="needs the extra postgres")
+    for kind in ("_date", "_datetime"):
+        monkeypatch.setitem(omop.TYPES, kind, "TEXT")
+    folder = tmp_path_factory.mktemp("server")
+    with postgres_server(folder) as url:
+        import_omop(write_postgres(rewritten(SMALL, "dmy"), url), folder / "meds")
+    assert written(folder / "meds") == iso
+
+
+AMBIGUOUS = {"person": SMALL["person"], "death": [{"person_id": 1, "death_date": "03/04/2013"}]}
+
+
+def test_an_ambiguous_column_is_refused_and_the_setting_decides(tmp_path: Path) -> None:
+    source = write_csv(AMBIGUOUS, tmp_path / "csv")
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
+    assert result.exit_code == 2
+    assert "death.csv, column death_date" in result.output
+    assert "import.dates=dmy" in result.output
+    assert "03/04" not in result.output
+    for order, day in (("dmy", date(2013, 4, 3)), ("mdy", date(2013, 3, 4))):
+        assert ehrseq("import", "omop", source, tmp_path / order, f"import.dates={order}").exit_code == 0
+        rows = [r for p in (tmp_path / order / "data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+        assert [r["time"].date() for r in rows if r["code"] == "MEDS_DEATH"] == [day]
+
+
+def test_mixed_and_unreadable_columns_are_refused(tmp_path: Path) -> None:
+    for name, texts, said in (
+        ("mixed", ["13/04/2013", "04/13/2013"], "written in several ways"),
+        ("words", ["SECRET", "SECRET2"], "none of its dates can be read"),
+        ("epoch", ["1.2e9", "1.3e9"], "none of its dates can be read"),
+    ):
+        deaths = [{"person_id": i, "death_date": text} for i, text in enumerate(texts, start=1)]
+        source = write_csv({"person": SMALL["person"], "death": deaths}, tmp_path / name)
+        with pytest.raises(EhrseqError, match=said) as caught:
+            import_omop(str(source), tmp_path / "meds")
+        assert "column death_date" in str(caught.value)
+        assert "SECRET" not in str(caught.value)
+
+
+def test_synthea_reads_dates_in_any_order(tmp_path: Path) -> None:
+    def write(folder: Path, format: str) -> Path:
+        folder.mkdir()
+        day = lambda text: date.fromisoformat(text).strftime(FORMATS[format])  # noqa: E731
+        patients = f"Id,BIRTHDATE,DEATHDATE,GENDER\na,{day('1950-03-21')},{day('2012-07-31')},F\n"
+        encounters = f"Id,START,STOP,PATIENT,CODE\ne,{day('2010-02-13')},{day('2010-02-14')},a,1\n"
+        (folder / "patients.csv").write_text(patients)
+        (folder / "encounters.csv").write_text(encounters)
+        return folder
+
+    for format in FORMATS:
+        import_synthea(write(tmp_path / format, format), tmp_path / f"{format}-meds")
+    assert all(written(tmp_path / f"{format}-meds") == written(tmp_path / "ymd-meds") for format in FORMATS)
+    (tmp_path / "dmy" / "encounters.csv").write_text("Id,START,PATIENT,CODE\ne,02/03/2010,a,1\n")
+    with pytest.raises(EhrseqError, match=r"encounters\.csv, column START.*import\.dates=dmy"):
+        import_synthea(tmp_path / "dmy", tmp_path / "meds")
+    import_synthea(tmp_path / "dmy", tmp_path / "meds", settings=ImportConfig(dates="mdy"))
+
+
+def test_unknown_settings_of_an_import_are_refused(tmp_path: Path) -> None:
+    for text in ("import.dates=ydm", "import.nothing=1", "visits.by=window"):
+        with pytest.raises(EhrseqError):
+            load_import([text])
+        assert ehrseq("import", "omop", write_csv(SMALL, tmp_path / text), tmp_path / "meds", text).exit_code == 2
+
+
+@given(st.lists(st.dates(date(1900, 1, 1), date(2100, 1, 1)), min_size=1), st.sampled_from(sorted(FORMATS)))
+def test_a_column_is_read_right_or_refused(days: list[date], format: str) -> None:
+    text = pa.chunked_array([[day.strftime(FORMATS[format]) for day in days]])
+    try:
+        how = date_column(count_dates(text), None, where="x")
+    except EhrseqError:
+        assert all(day.day <= 12 for day in days)
+        assert format in ("dmy", "mdy", "german")
+        return
+    assert [t.date() for t in parse_times(text, how).to_pylist()] == days
+    assert how.unreadable == 0
+
+
+@given(st.datetimes(datetime(1950, 1, 1), datetime(2050, 1, 1)), st.integers(-14 * 60, 14 * 60))
+def test_a_zone_is_the_same_instant(utc: datetime, minutes: int) -> None:
+    utc = utc.replace(microsecond=0)
+    sign, (hours, rest) = "-" if minutes < 0 else "+", divmod(abs(minutes), 60)
+    clock = (utc + timedelta(minutes=minutes)).isoformat()
+    texts = [f"{clock}{sign}{hours:02d}:{rest:02d}", f"{clock}.123{sign}{hours:02d}{rest:02d}", f"{utc.isoformat()}Z"]
+    assert parse_times(pa.chunked_array([texts])).to_pylist() == [utc] * 3
+
+
+ZONED = [
+    {"person_id": 1, "condition_concept_id": 77, "condition_start_datetime": text}
+    for text in ("2010-05-05T10:00:00+02:00", "2010-05-05T23:30:00-05:00", "2010-01-01T00:00:00Z")
+]
+
+
+def test_the_same_instants_from_csv_and_parquet(tmp_path: Path) -> None:
+    """Text with zones, Parquet with zones, and Parquet in a zone of its own are the same bytes."""
+    person = {"person": SMALL["person"]}
+    import_omop(str(write_csv({**person, "condition_occurrence": ZONED}, tmp_path / "csv")), tmp_path / "one")
+    instants = [datetime.fromisoformat(str(row["condition_start_datetime"])) for row in ZONED]
+    for zone in ("UTC", "America/New_York"):
+        source = write_parquet(person, tmp_path / zone.replace("/", "-"))
+        table = {
+            "person_id": [1, 1, 1],
+            "condition_concept_id": [77, 77, 77],
+            "condition_start_datetime": pa.array(instants, pa.timestamp("us", zone)),
+        }
+        pq.write_table(pa.table(table), source / "condition_occurrence.parquet")
+        import_omop(str(source), tmp_path / f"{source.name}-meds")
+        assert written(tmp_path / f"{source.name}-meds") == written(tmp_path / "one")
+    rows = [r for p in (tmp_path / "one" / "data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    times = {r["time"] for r in rows if r["code"] == "OMOP//77"}
+    assert {datetime(2010, 5, 5, 8), datetime(2010, 5, 6, 4, 30)} < times
+
+
+def test_offsets_in_one_row_leave_the_others_alone(tmp_path: Path) -> None:
+    """A named zone in a row must not move its neighbours."""
+    texts = ["2010-05-05 10:00:00 Europe/Berlin", "2010-05-05 11:00:00", "2010-05-05 12:00:00+00", "2010-05-05 13:00"]
+    rows = [{"person_id": 1, "condition_concept_id": 77, "condition_start_datetime": text} for text in texts]
+    tables: Tables = {"person": SMALL["person"], "condition_occurrence": rows}
+    import_omop(str(write_csv(tables, tmp_path / "csv")), tmp_path / "meds")
+    made = [r for p in (tmp_path / "meds" / "data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    assert {r["time"].hour for r in made if r["code"] == "OMOP//77"} == {11, 12, 13}
+
+
+def gibleed(header: str, folder: Path) -> Path:
+    source = write_csv({"person": SMALL["person"]}, folder)
+    rows = "".join(f"{i},1,77,2010-05-{i + 10}\n" for i in range(9))
+    text = f"procedure_occurrence_id,person_id,procedure_concept_id,{header}\n{rows}"
+    (source / "procedure_occurrence.csv").write_text(text)
+    return source
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "\"date(procedure_date,'unixepoch')\"",
+        "\"DATE(PROCEDURE_DATETIME, 'unixepoch')\"",
+        "date(procedure_date,'unixepoch')",
+        "strftime('%Y procedure_datetime' procedure_date)",
+        " Procedure_Date ",
+    ],
+)
+def test_headers_that_are_expressions_are_mapped_and_said(tmp_path: Path, header: str) -> None:
+    import_omop(str(gibleed("procedure_date", tmp_path / "plain")), tmp_path / "one")
+    report = import_omop(str(gibleed(header, tmp_path / "csv")), tmp_path / "two")
+    assert written(tmp_path / "one") == written(tmp_path / "two")
+    said = any("was read as procedure_date" in note for note in report.notes)
+    assert said == ("(" in header)
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ('"coalesce(procedure_datetime,procedure_date)"', "names procedure_date and procedure_datetime"),
+        ("when_done", "has no column procedure_date or procedure_datetime"),
+        ("\"date(day_done,'unixepoch')\"", "has no column procedure_date or procedure_datetime"),
+    ],
+)
+def test_a_date_column_that_cannot_be_found_is_refused_by_name(tmp_path: Path, header: str, said: str) -> None:
+    result = ehrseq("import", "omop", gibleed(header, tmp_path / "csv"), tmp_path / "meds")
+    assert result.exit_code == 2
+    assert f"procedure_occurrence.csv: {'column' if 'coalesce' in header else 'has no'}" in result.output
+    assert said in result.output
+
+
+def test_a_renamed_column_is_named_with_what_was_found(tmp_path: Path) -> None:
+    source = gibleed("procedure_day_date", tmp_path / "csv")
+    with pytest.raises(EhrseqError, match="found: procedure_day_date") as caught:
+        import_omop(str(source), tmp_path / "meds")
+    assert "rename the column that holds it to procedure_date" in str(caught.value)
+    text = (source / "procedure_occurrence.csv").read_text().replace("procedure_concept_id", "procedure_code")
+    (source / "procedure_occurrence.csv").write_text(text.replace("procedure_day_date", "procedure_date"))
+    with pytest.raises(EhrseqError, match="has no column procedure_concept_id"):
+        import_omop(str(source), tmp_path / "meds")
+
+
+@pytest.mark.parametrize("format", ["%d/%m/%Y", "%m/%d/%Y"])
+def test_unreadable_cells_of_a_column_are_counted(tmp_path: Path, format: str) -> None:
+    days = [(date(2010, 1, 1) + timedelta(days=3 * i)).strftime(format) for i in range(9)] + ["SECRET"]
+    rows = [{"person_id": 1, "condition_concept_id": i, "condition_start_date": day} for i, day in enumerate(days)]
+    tables: Tables = {"person": SMALL["person"], "condition_occurrence": rows}
+    result = ehrseq("import", "omop", write_csv(tables, tmp_path / "csv"), tmp_path / "meds")
+    assert result.exit_code == 0
+    assert "1 of 10 dates in column condition_start_date" in result.stderr
+    assert "SECRET" not in result.output
+
+
+@given(st.data())
+def test_no_order_is_chosen_by_majority(data: st.DataObject) -> None:
+    """One row that only fits the other order refuses the column, however many rows fit the first."""
+    days = data.draw(st.lists(st.dates(date(2000, 1, 13), date(2020, 12, 31)), min_size=3))
+    days = [day for day in days if day.day > 12]
+    assume(len(days) > 1)
+    texts = [day.strftime("%d/%m/%Y") for day in days[1:]] + [days[0].strftime("%m/%d/%Y")]
+    with pytest.raises(EhrseqError, match="several ways"):
+        date_column(count_dates(pa.chunked_array([texts])), None, where="x")

@@ -1,0 +1,280 @@
+"""No row of a source vanishes unseen: rows in = rows out + rows dropped, each with a reason and a place."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.files import read_csv_lines
+from ehrsequencing.readers.synthea import import_synthea
+from helpers.command_line import ehrseq
+from helpers.omop import SMALL, Tables, write_csv, write_duckdb
+from helpers.synthea import write_tables
+
+pytest.importorskip("ibis", reason="needs the extra omop")
+
+from ehrsequencing.readers.omop import import_omop
+
+DAYS = [f"2010-{1 + i // 28:02d}-{1 + i % 28:02d}" for i in range(300)]
+
+
+def lines(header: str, rows: list[str]) -> str:
+    return "\n".join([header, *rows]) + "\n"
+
+
+def omop_tables(conditions: list[str], *, deaths: list[str] | None = None) -> dict[str, str]:
+    """Twenty persons with conditions, and deaths if there are any."""
+    tables = {
+        "person": lines("person_id,year_of_birth,gender_concept_id", [f"{i},1950,8507" for i in range(20)]),
+        "condition_occurrence": lines("person_id,condition_concept_id,condition_start_date,note", conditions),
+    }
+    return tables | ({"death": lines("person_id,death_date,note", deaths)} if deaths else {})
+
+
+def conditions(n: int = 300, *, note: Callable[[int], str] = lambda i: "x") -> list[str]:
+    return [f"{i % 20},201826,{DAYS[i]},{note(i)}" for i in range(n)]
+
+
+def account(out: Path) -> dict[str, Any]:
+    rows: dict[str, Any] = json.loads((out / "metadata" / "import_report.json").read_text())["rows"]
+    return rows
+
+
+def balanced(rows: dict[str, Any]) -> bool:
+    return all(t["rows_in"] == t["rows_out"] + sum(d["rows"] for d in t["dropped"]) for t in rows.values())
+
+
+def test_every_row_of_a_small_database_is_accounted_for(tmp_path: Path) -> None:
+    import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")
+    rows = account(tmp_path / "meds")
+    assert balanced(rows)
+    assert rows["condition_occurrence"]["rows_in"] == 8
+    assert rows["condition_occurrence"]["rows_out"] == 4
+    file = "condition_occurrence.csv"
+    dates = "condition_start_datetime or condition_start_date"
+    assert rows["condition_occurrence"]["dropped"] == [
+        {"reason": "duplicates", "column": None, "rows": 1, "example": {"file": file, "row": 4}},
+        {"reason": "no_person", "column": "person_id", "rows": 1, "example": {"file": file, "row": 7}},
+        {"reason": "no_time", "column": dates, "rows": 1, "example": {"file": file, "row": 8}},
+        {"reason": "unknown_person", "column": "person_id", "rows": 1, "example": {"file": file, "row": 6}},
+    ]
+    merged = [d for d in rows["observation_period"]["dropped"] if d["reason"] == "overlapping_periods"]
+    assert [d["rows"] for d in merged] == [1]
+
+
+def test_rows_of_a_database_are_counted_without_a_place(tmp_path: Path) -> None:
+    import_omop(write_duckdb(SMALL, tmp_path / "cdm.duckdb"), tmp_path / "meds")
+    rows = account(tmp_path / "meds")
+    assert balanced(rows)
+    assert {d["example"] for d in rows["condition_occurrence"]["dropped"]} == {None}
+
+
+def test_a_stray_quote_in_a_file_without_quotes_loses_nothing(tmp_path: Path) -> None:
+    rows = conditions(note=lambda i: '"10 mg' if i == 5 else "x")
+    import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
+    made = account(tmp_path / "meds")["condition_occurrence"]
+    assert (made["rows_in"], made["rows_out"]) == (300, 300)
+
+
+def quoted(i: int) -> str:
+    return '"a ""b"", c"' if i % 7 == 0 and i < 200 else '"10 mg' if i == 250 else "x"
+
+
+def test_a_stray_quote_among_quotes_is_counted_and_warned_about(tmp_path: Path) -> None:
+    source = write_tables(omop_tables(conditions(note=quoted)), tmp_path / "csv")
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
+    assert result.exit_code == 0, result.output
+    rows = account(tmp_path / "meds")
+    assert balanced(rows)
+    made = rows["condition_occurrence"]
+    assert made["rows_in"] == 300
+    (lost,) = made["dropped"]
+    assert lost["reason"] == "malformed_line"
+    assert lost["rows"] > 15
+    assert lost["example"] == {"file": "condition_occurrence.csv", "line": 252}
+    assert f"warning: {lost['rows']} of 300 rows of condition_occurrence" in result.stderr
+    assert "10 mg" not in result.output
+
+
+SYNTHEA = {
+    "patients": lines("Id,BIRTHDATE,DEATHDATE,GENDER", [f"p{i},1950-01-01,,F" for i in range(20)]),
+    "encounters": lines("Id,START,STOP,PATIENT,CODE", [f"e{i},2010-01-01,,p{i},1" for i in range(20)]),
+}
+
+
+def test_a_stray_quote_in_synthea_is_counted_and_warned_about(tmp_path: Path) -> None:
+    rows = [f"{DAYS[i]},p{i % 20},e{i % 20},44054006,{quoted(i)}" for i in range(300)]
+    source = write_tables(
+        SYNTHEA | {"conditions": lines("START,PATIENT,ENCOUNTER,CODE,DESCRIPTION", rows)}, tmp_path / "csv"
+    )
+    result = ehrseq("import", "synthea", source, tmp_path / "meds")
+    assert result.exit_code == 0, result.output
+    made = account(tmp_path / "meds")["conditions"]
+    assert made["rows_in"] == 300
+    lost = {d["reason"]: d for d in made["dropped"]}["malformed_line"]
+    assert lost["rows"] > 15
+    assert "of 300 rows of conditions" in result.stderr
+    assert balanced(account(tmp_path / "meds"))
+
+
+def test_a_small_loss_is_reported_without_a_warning(tmp_path: Path) -> None:
+    rows = conditions()
+    rows[7] = "3,201826,,x"
+    result = ehrseq("import", "omop", write_tables(omop_tables(rows), tmp_path / "csv"), tmp_path / "meds")
+    assert result.exit_code == 0
+    assert "warning" not in result.output
+    assert "dropped from condition_occurrence: 1 of 300 rows (condition_start_date: no readable date; " in result.output
+    assert "first: condition_occurrence.csv, row 8)" in result.output
+
+
+def test_a_table_that_loses_all_its_rows_is_refused(tmp_path: Path) -> None:
+    source = write_tables(omop_tables(conditions(), deaths=["77,2012-01-01,x", "78,2012-01-01,x"]), tmp_path / "csv")
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
+    assert result.exit_code == 2
+    assert "death.csv: all 2 rows would be dropped (column person_id: the table of persons lacks" in result.output
+    assert not (tmp_path / "meds").exists()
+
+
+def test_lines_with_another_number_of_fields_are_counted(tmp_path: Path) -> None:
+    rows = conditions()
+    rows[10:12] = ["1,201826", "1,201826,2010-01-01,SECRET,SECRET"]
+    import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
+    made = account(tmp_path / "meds")["condition_occurrence"]
+    assert (made["rows_in"], made["rows_out"]) == (300, 298)
+    assert made["dropped"][0]["example"] == {"file": "condition_occurrence.csv", "line": 12}
+
+
+plain_cells, broken_cells = (st.text(st.sampled_from(letters), max_size=6) for letters in ('ab,"\t ', 'ab"\n '))
+
+
+@given(st.lists(st.tuples(plain_cells, plain_cells | broken_cells, plain_cells), min_size=1, max_size=20))
+@settings(max_examples=40, deadline=None)
+def test_well_formed_files_lose_nothing(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> None:
+    """What Python's csv module writes: DuckDB reads every row, and the lines show as many rows as there are."""
+    import duckdb
+
+    path = tmp_path_factory.mktemp("csv") / "x.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        writer.writerows([("one", "two", "three"), *rows])
+    found = read_csv_lines(path)
+    sql = (
+        "SELECT count(*) FROM read_csv(?, header=true, auto_detect=false, delim=',', quote=?, escape=?, "
+        "columns={'one': 'VARCHAR', 'two': 'VARCHAR', 'three': 'VARCHAR'}, store_rejects=true)"
+    )
+    assert duckdb.sql(sql, params=[str(path), found.quote, found.escape]).fetchall() == [(len(rows),)]
+    assert found.rows_in(len(rows), 0) == len(rows)
+
+
+OPEN_ENDS = ["2099-12-31", "2999-12-31", "9999-12-31"]
+
+
+@pytest.mark.parametrize("end", OPEN_ENDS)
+def test_open_ends_make_no_rows_in_the_future(tmp_path: Path, end: str) -> None:
+    visit = dict(SMALL["visit_occurrence"][0]) | {"visit_end_date": end, "visit_end_datetime": None}
+    period = dict(SMALL["observation_period"][2]) | {"observation_period_end_date": end}
+    tables: Tables = {**SMALL, "visit_occurrence": [visit], "observation_period": [period]}
+    report = import_omop(str(write_csv(tables, tmp_path / "csv")), tmp_path / "meds")
+    assert report.counts["open_end"] == 2
+    made = [r for p in (tmp_path / "meds" / "data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    assert max(r["time"].year for r in made if r["time"] is not None) == 2013
+    codes = {r["code"] for r in made}
+    assert "OBSERVATION_PERIOD_START" in codes
+    assert not codes & {"OBSERVATION_PERIOD_END", "Visit//IP//END"}
+    assert balanced(account(tmp_path / "meds"))
+
+
+def shifted(tables: Tables, years: int) -> Tables:
+    """All dates so many years later."""
+
+    def later(value: Any) -> Any:
+        return f"{int(value[:4]) + years}{value[4:]}" if isinstance(value, str) and value[:2] == "20" else value
+
+    return {name: [{key: later(value) for key, value in row.items()} for row in rows] for name, rows in tables.items()}
+
+
+def test_shifted_records_keep_their_ends_and_a_wrong_date_opens_none(tmp_path: Path) -> None:
+    report = import_omop(str(write_csv(shifted(SMALL, 150), tmp_path / "shifted")), tmp_path / "one")
+    assert report.counts["open_end"] == 0
+    wrong = dict(SMALL["condition_occurrence"][2]) | {"condition_start_datetime": "2098-01-01 10:00:00"}
+    visit = dict(SMALL["visit_occurrence"][0]) | {"visit_end_date": "2099-12-31", "visit_end_datetime": None}
+    tables = {**SMALL, "visit_occurrence": [visit]}
+    tables["condition_occurrence"] = [*SMALL["condition_occurrence"], wrong]
+    report = import_omop(str(write_csv(tables, tmp_path / "wrong")), tmp_path / "two")
+    assert report.counts["open_end"] == 1
+
+
+def test_two_files_of_a_table_are_refused(tmp_path: Path) -> None:
+    source = write_csv(SMALL, tmp_path / "omop")
+    (source / "PERSON.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(EhrseqError, match=r"PERSON\.csv\.gz and person\.csv both hold the table person"):
+        import_omop(str(source), tmp_path / "meds")
+    other = write_tables(SYNTHEA, tmp_path / "synthea")
+    (other / "patients.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(EhrseqError, match=r"patients\.csv and patients\.csv\.gz both hold the table patients"):
+        import_synthea(other, tmp_path / "meds")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("death.parquet", b"person_id,death_date\n1,2010-01-01\n", "holds no Parquet"),
+        ("death.csv.gz", b"person_id,death_date\n1,2010-01-01\n", "holds no gzip"),
+        ("death.csv", b"PAR1\x00\x00\x00\x00PAR1", "holds Parquet, not CSV"),
+        ("death.csv", b"\x1f\x8b\x08\x00", "holds gzip, not CSV"),
+        ("death.csv", b"PK\x03\x04\x00\x00", "holds a zip archive or a spreadsheet, not CSV"),
+        ("death.parquet", b"PAR1 and then nothing of it", "cannot be read"),
+        ("death.csv", b"<html><body>Log in</body></html>\n", "has none of the columns of death"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    source = write_csv({n: rows for n, rows in SMALL.items() if n != "death"}, tmp_path / "csv")
+    (source / name).write_bytes(content)
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
+    assert result.exit_code == 2
+    assert f"{name}: {said}" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [b"PAR1\x00\x00PAR1", b"PK\x03\x04", b"\x1f\x8b\x08\x00"])
+def test_synthea_names_a_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
+    source = write_tables(SYNTHEA, tmp_path / "csv")
+    (source / "conditions.csv").write_bytes(content)
+    with pytest.raises(EhrseqError, match=r"conditions\.csv: holds .*, not CSV"):
+        import_synthea(source, tmp_path / "meds")
+
+
+def test_names_instead_of_numbers_of_persons_are_refused(tmp_path: Path) -> None:
+    tables = omop_tables(conditions())
+    tables["person"] = lines("person_id,year_of_birth", ["1,1950", "SECRET-A,1950", "SECRET-B,1950"])
+    result = ehrseq("import", "omop", write_tables(tables, tmp_path / "csv"), tmp_path / "meds")
+    assert result.exit_code == 2
+    assert (
+        "person.csv: column person_id holds text instead of whole numbers (2 ids, the first in row 2)" in result.output
+    )
+    assert "number the persons" in result.output
+    assert "SECRET" not in result.output
+
+
+def test_sex_is_known_without_concepts_and_no_family_is_mixed(tmp_path: Path) -> None:
+    persons = [
+        {"person_id": i, "year_of_birth": 1950, "gender_concept_id": g, "race_concept_id": 8527,
+         "ethnicity_concept_id": 38003563}
+        for i, g in enumerate([8507, 8532])
+    ]  # fmt: skip
+    events = [{"person_id": i, "condition_concept_id": 77, "condition_start_date": "2010-01-01"} for i in range(2)]
+    tables: Tables = {"person": persons, "condition_occurrence": events}
+    import_omop(str(write_csv(tables, tmp_path / "csv")), tmp_path / "meds")
+    made = [r for p in (tmp_path / "meds" / "data").rglob("*.parquet") for r in pq.read_table(p).to_pylist()]
+    static = {(r["subject_id"], r["code"]) for r in made if r["time"] is None}
+    others = {(i, code) for i in range(2) for code in ("Race//8527", "Ethnicity//38003563")}
+    assert static == {(0, "Gender//M"), (1, "Gender//F")} | others
+    facts = {r["code"]: r["description"] for r in pq.read_table(tmp_path / "meds/metadata/codes.parquet").to_pylist()}
+    assert facts["Gender//F"] == "FEMALE"

@@ -1,0 +1,343 @@
+"""OMOP → MEDS: one result whatever holds the tables, every rule counted, and a way back from simulated records."""
+
+import csv
+import gzip
+import json
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from meds import schema as meds
+
+from ehrsequencing.config import load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.rows import Role
+from helpers.command_line import ehrseq
+from helpers.meds import written
+from helpers.omop import (
+    SMALL,
+    Tables,
+    copy_to_postgres,
+    postgres_server,
+    write_csv,
+    write_duckdb,
+    write_parquet,
+    write_postgres,
+)
+
+pytest.importorskip("ibis", reason="needs the extra omop")
+
+from ehrsequencing.readers.omop import import_omop
+
+Row = tuple[Any, ...]
+
+
+def meds_rows(out: Path) -> list[Row]:
+    """All rows of a data set as subject, time, code, number, text, encounter, in the order of subjects and files."""
+    tables = [pq.read_table(path) for path in sorted((out / "data").rglob("*.parquet"))]
+    columns = ("subject_id", "time", "code", "numeric_value", "text_value", "encounter_id")
+    rows = [row for table in tables for row in zip(*(table[c].to_pylist() for c in columns), strict=True)]
+    return sorted(rows, key=lambda row: row[0])  # stable: a subject's rows stay as they were written
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    import_omop(str(write_csv(SMALL, folder / "csv")), folder / "meds")
+    return folder / "meds"
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def test_rows_counted_by_hand(small: Path) -> None:
+    hba1c = "LOINC//4548-4"
+    assert meds_rows(small) == [
+        (-2, at("1960-01-01"), "MEDS_BIRTH", None, None, None),
+        (-2, at("2011-02-02 06:30"), f"{hba1c}//SNOMED//10828004", None, None, None),
+        (-2, at("2011-05-05 10:00"), "OMOP//0//CONDITION", None, None, None),
+        (-2, at("2013-07-01 23:59:59"), "MEDS_DEATH", None, None, None),
+        (1, None, "Gender//F", None, None, None),
+        (1, at("1950-03-01"), "MEDS_BIRTH", None, None, None),
+        (1, at("2010-01-01"), "OBSERVATION_PERIOD_START", None, None, None),
+        (1, at("2010-02-01 08:00"), "Visit//IP", None, None, 10),
+        (1, at("2010-02-01 23:59:59"), "SNOMED//44054006", None, None, 10),
+        (1, at("2010-02-02 06:30"), f"{hba1c}//%", 7.25, None, 10),
+        (1, at("2010-02-02 06:30"), f"{hba1c}//mmol/mol", 53.0, None, 10),
+        (1, at("2010-02-03 12:00"), "SNOMED//44054006", None, None, 10),
+        (1, at("2010-02-03 12:00"), "Visit//IP//END", None, None, 10),
+        (1, at("2010-05-05 10:00"), "OMOP//77", None, None, None),
+        (1, at("2010-12-31 23:59:59"), "OBSERVATION_PERIOD_END", None, None, None),
+        (1, at("2012-01-01"), "OBSERVATION_PERIOD_START", None, None, None),
+        (1, at("2012-02-01 23:59:59"), "OBSERVATION_PERIOD_END", None, None, None),
+    ]
+
+
+def test_every_rule_is_counted(small: Path) -> None:
+    report = json.loads((small / "metadata" / "import_report.json").read_text())
+    assert {name: rule["rows"] for name, rule in report["rules"].items()} == {
+        "date_only": 3,  # two conditions and a death
+        "dangling_encounter": 3,  # 999 twice, and another person's visit
+        "duplicates": 1,
+        "negative_ids": 1,
+        "no_person": 1,
+        "no_time": 1,
+        "overlapping_periods": 1,
+        "unknown_person": 1,
+        "unmapped": 1,
+    }
+    assert report["tables"]["condition_occurrence"] == 8
+    assert "device_exposure" in report["missing"]
+    assert report["written"] == {"subjects": 2, "rows": 17, "codes": 13, "shards": report["written"]["shards"]}
+
+
+def test_codes_have_descriptions_and_ancestors(small: Path) -> None:
+    table = pq.read_table(small / "metadata" / "codes.parquet")
+    meds.CodeMetadataSchema.validate(table)
+    facts = {row["code"]: (row["description"], row["parent_codes"]) for row in table.to_pylist()}
+    assert facts["SNOMED//44054006"] == ("Diabetes 2", ["SNOMED//73211009"])
+    assert facts["SNOMED//73211009"] == ("Diabetes", ["SNOMED//64572001"])  # not met: an ancestor
+    assert facts["SNOMED//64572001"] == ("Disease", None)
+    assert facts["LOINC//4548-4//%"] == ("HbA1c", ["LOINC//4548-4"])
+    assert facts["Visit//IP//END"] == ("Inpatient Visit", ["Visit//IP"])
+
+
+def test_the_files_are_valid_meds(small: Path) -> None:
+    for path in (small / "data").rglob("*.parquet"):
+        meds.DataSchema.validate(pq.read_table(path))
+    meds.SubjectSplitSchema.validate(pq.read_table(small / "metadata" / "subject_splits.parquet"))
+    meds.DatasetMetadataSchema.validate(json.loads((small / "metadata" / "dataset.json").read_text()))
+    assert {p.name for p in small.iterdir()} == {"data", "metadata", "manifest.json"}
+
+
+STORES: dict[str, Callable[[Tables, Path], Path | str]] = {
+    "upper-case headers": lambda t, f: write_csv(t, f, upper=True),
+    "gz": lambda t, f: write_csv(t, f, gz=True),
+    "tabs": lambda t, f: write_csv(t, f, delimiter="\t"),
+    "parquet": write_parquet,
+    "duckdb": lambda t, f: write_duckdb(t, f.with_suffix(".duckdb")),
+    "rows backwards": lambda t, f: write_csv({name: rows[::-1] for name, rows in t.items()}, f),
+}
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_the_same_bytes_from_every_store(small: Path, tmp_path: Path, store: str) -> None:
+    import_omop(str(STORES[store](SMALL, tmp_path / "source")), tmp_path / "meds")
+    assert written(tmp_path / "meds") == written(small)
+
+
+def test_the_same_bytes_from_postgresql(small: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("psycopg", reason="needs the extra postgres")
+    folder = tmp_path_factory.mktemp("server")
+    with postgres_server(folder) as url:
+        import_omop(write_postgres(SMALL, url), folder / "meds")
+    assert written(folder / "meds") == written(small)
+
+
+@pytest.mark.slow
+def test_mimic_demo_the_same_bytes_from_postgresql(
+    real_data: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pytest.importorskip("psycopg", reason="needs the extra postgres")
+    source = real_data / "mimic4_demo_omop"
+    import_omop(str(source), tmp_path / "files")
+    with postgres_server(tmp_path_factory.mktemp("server")) as url:
+        import_omop(copy_to_postgres(source, url), tmp_path / "database")
+    assert written(tmp_path / "files") == written(tmp_path / "database")
+
+
+def test_a_changed_row_changes_the_bytes(small: Path, tmp_path: Path) -> None:
+    changed = {**SMALL, "death": [{**SMALL["death"][0], "death_date": "2013-07-02"}]}
+    import_omop(str(write_csv(changed, tmp_path / "csv")), tmp_path / "meds")
+    assert written(tmp_path / "meds") != written(small)
+
+
+@pytest.mark.parametrize("left", [("person", "condition_occurrence"), tuple(n for n in SMALL if n != "concept")])
+def test_missing_tables_are_noted(tmp_path: Path, left: tuple[str, ...]) -> None:
+    report = import_omop(str(write_csv({name: SMALL[name] for name in left}, tmp_path / "csv")), tmp_path / "meds")
+    assert set(SMALL) - set(left) <= set(report.missing)
+    codes = {row[2] for row in meds_rows(tmp_path / "meds")}
+    assert "OMOP//201826" in codes
+    assert "Gender//F" in codes  # known without a row in concept
+
+
+def test_hidden_marks_in_concept_codes_are_fixed(tmp_path: Path) -> None:
+    concepts = [{**c, "concept_code": "44054006 \n x "} if c["concept_id"] == 201826 else c for c in SMALL["concept"]]
+    import_omop(str(write_csv({**SMALL, "concept": concepts}, tmp_path / "csv")), tmp_path / "meds")
+    facts = {r["code"]: r for r in pq.read_table(tmp_path / "meds" / "metadata" / "codes.parquet").to_pylist()}
+    assert facts["SNOMED//44054006 x"]["parent_codes"] == ["SNOMED//73211009"]
+
+
+def _break_line(source: Path) -> None:
+    with open(source / "condition_occurrence.csv", "a") as file:
+        file.write("SECRET,1,2,3,4,5,6,7,8\n")
+
+
+def _break_encoding(source: Path) -> None:
+    with open(source / "measurement.csv", "ab") as file:
+        file.write(b'SECRET,\xff\xfe,"x\n')
+
+
+def _truncate(source: Path) -> None:
+    data = gzip.compress((source / "death.csv").read_bytes() * 50)
+    (source / "death.csv").unlink()
+    (source / "death.csv.gz").write_bytes(data[: len(data) // 2])
+
+
+def _empty(source: Path) -> None:
+    (source / "death.csv").write_text("")
+
+
+def _no_person(source: Path) -> None:
+    (source / "person.csv").unlink()
+
+
+def _nobody(source: Path) -> None:
+    header = (source / "person.csv").read_text().splitlines()[0]
+    (source / "person.csv").write_text(header + "\n")
+
+
+@pytest.mark.parametrize("break_it", [_break_line, _break_encoding, _truncate, _empty, _no_person, _nobody])
+def test_broken_sources_are_refused_in_one_line(tmp_path: Path, break_it: Callable[[Path], None]) -> None:
+    source = write_csv(SMALL, tmp_path / "csv")
+    break_it(source)
+    result = ehrseq("import", "omop", source, tmp_path / "meds")
+    assert result.exit_code == 2, result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert "SECRET" not in result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"csv"}
+
+
+@pytest.mark.parametrize("url", ["postgres://me:PASSWORD@127.0.0.1:1/cdm", "duckdb://absent.duckdb", "what://ever"])
+def test_a_url_that_cannot_be_opened_keeps_its_password(tmp_path: Path, url: str) -> None:
+    with pytest.raises(EhrseqError) as caught:
+        import_omop(url, tmp_path / "meds")
+    assert "PASSWORD" not in str(caught.value)
+
+
+def test_without_ibis_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ibis", None)
+    with pytest.raises(EhrseqError, match=r"ehrsequencing\[omop\]"):
+        import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")
+
+
+def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "meds").mkdir()
+    (tmp_path / "meds" / "mine.txt").write_text("mine")
+    with pytest.raises(EhrseqError, match="not empty"):
+        import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")
+    assert (tmp_path / "meds" / "mine.txt").read_text() == "mine"
+
+
+def test_simulated_records_come_back(sim_data: Path, tmp_path: Path) -> None:
+    """MEDS → OMOP → MEDS gives the same rows; and so the same cohort, labels and visits."""
+    from ehrsequencing.records.prepared import prepare
+
+    table = pa.concat_tables([pq.read_table(p) for p in sorted((sim_data / "data").rglob("*.parquet"))])
+    rows = [tuple(r[c] for c in ("subject_id", "time", "code", "numeric_value")) for r in table.to_pylist()]
+    rows = [(s, t, c if "//" in c or c.startswith("MEDS_") else f"SIM//{c}", v) for s, t, c, v in rows]
+    # A follow-up that ends at midnight would be read as a date.
+    rows = [(s, t.replace(minute=7) if c == "SIM//END_OF_FOLLOWUP" else t, c, v) for s, t, c, v in rows]
+    import_omop(str(write_csv(as_omop(rows), tmp_path / "csv")), tmp_path / "back")
+    got = [row[:4] for row in meds_rows(tmp_path / "back")]
+    assert sorted(got, key=repr) == sorted(set(rows), key=repr)
+
+    (tmp_path / "direct" / "data").mkdir(parents=True)
+    columns = zip(*rows, strict=True)
+    made = pa.table(dict(zip(("subject_id", "time", "code", "numeric_value"), map(list, columns), strict=True)))
+    pq.write_table(meds.DataSchema.align(made), tmp_path / "direct" / "data" / "0.parquet")
+    text = (sim_data / "task.yaml").read_text()
+    for name in ("ENROLLMENT", "END_OF_FOLLOWUP"):
+        text = text.replace(name, f"SIM//{name}")
+    (tmp_path / "task.yaml").write_text(text)
+    for name in ("back", "direct"):
+        task, study = load_task(tmp_path / "task.yaml"), load_study(None, ["vocabulary.min_subjects=2"])
+        prepare(tmp_path / name, tmp_path / f"prepared-{name}", study=study, tasks=[task])
+    one, two = (tmp_path / f"prepared-{name}" for name in ("back", "direct"))
+    assert pq.read_table(one / "tasks/simulated/cohort.parquet") == pq.read_table(
+        two / "tasks/simulated/cohort.parquet"
+    )
+    for path in sorted(two.rglob("*.npy")):
+        other = one / path.relative_to(two)
+        np.testing.assert_array_equal(np.load(path), np.load(other), err_msg=path.name)
+
+
+def as_omop(rows: list[Row]) -> Tables:
+    """OMOP tables that say what these MEDS rows say."""
+    codes = sorted({code for _, _, code, _ in rows if not code.startswith("MEDS_")})
+    number = {code: 1000 + i for i, code in enumerate(codes)}
+    gender = {s: number[c] for s, t, c, _ in rows if t is None}
+    timed = [(s, t, c, v) for s, t, c, v in rows if t is not None]
+    named = [(s, t, number[c], v) for s, t, c, v in timed if c in number]
+    return {
+        "person": [
+            {"person_id": s, "gender_concept_id": gender.get(s), "birth_datetime": t}
+            for s, t, c, _ in timed
+            if c == "MEDS_BIRTH"
+        ],
+        "death": [{"person_id": s, "death_datetime": t} for s, t, c, _ in timed if c == "MEDS_DEATH"],
+        "procedure_occurrence": [
+            {"person_id": s, "procedure_concept_id": c, "procedure_datetime": t} for s, t, c, v in named if v is None
+        ],
+        "measurement": [
+            {"person_id": s, "measurement_concept_id": c, "measurement_datetime": t, "value_as_number": v}
+            for s, t, c, v in named
+            if v is not None
+        ],
+        "concept": [
+            {"concept_id": i, "vocabulary_id": c.partition("//")[0], "concept_code": c.partition("//")[2]}
+            for c, i in number.items()
+        ],
+    }
+
+
+def test_mimic_demo_against_a_plain_reading(real_data: Path, tmp_path: Path) -> None:
+    """The real demo: subjects, births, deaths, and each table's distinct rows as Python's csv module reads them."""
+    source = real_data / "mimic4_demo_omop"
+    report = import_omop(str(source), tmp_path / "meds")
+    rows = meds_rows(tmp_path / "meds")
+
+    def plain(name: str) -> list[dict[str, str]]:
+        with gzip.open(source / f"{name}.csv.gz", "rt", newline="") as file:
+            return list(csv.DictReader(file))
+
+    assert {row[0] for row in rows} == {int(person["person_id"]) for person in plain("person")}
+    assert sum(row[2] == "MEDS_DEATH" for row in rows) == len(plain("death"))
+    assert report.missing == ["measurement", "observation", "concept_ancestor"]
+    assert report.tables["drug_exposure"] == len(plain("drug_exposure"))
+    for name, account in report.account.tables.items():
+        table = account.as_json()
+        assert table["rows_in"] == table["rows_out"] + sum(d["rows"] for d in table["dropped"])
+        assert {d["reason"] for d in table["dropped"]} <= {"duplicates"}
+        assert table["rows_in"] == report.tables.get(name, table["rows_in"])
+    assert report.warnings() == []
+    assert {"Gender//F", "Gender//M", "Race//8527"} <= {row[2] for row in rows if row[1] is None}
+    named = {
+        c["concept_id"]: f"{c['vocabulary_id']}//{' '.join(c['concept_code'].split())}" for c in plain("2b_concept")
+    }
+    expected = set()
+    for name, concept in (("drug_exposure", "drug"), ("device_exposure", "device")):
+        stem = f"{name}_start"
+        for row in plain(name):
+            time = at(row[f"{stem}_datetime"])
+            if (time.hour, time.minute, time.second) == (0, 0, 0):
+                continue
+            chosen = [row[f"{concept}{kind}_concept_id"] for kind in ("", "_source")]
+            chosen = [c for c in chosen if c not in ("", "0")] or [""]
+            code = named.get(chosen[0], f"OMOP//{chosen[0]}") if chosen[0] else f"OMOP//0//{concept.upper()}"
+            expected.add((int(row["person_id"]), time, code))
+    assert expected <= {row[:3] for row in rows}
+    assert len(expected) > 10_000
+    check = ehrseq("check", tmp_path / "meds", "visits.by=encounter", "visits.column=encounter_id")
+    assert check.exit_code == 0, check.output
+
+
+def test_roles_are_numbered_for_storage() -> None:
+    assert max(Role) < 128

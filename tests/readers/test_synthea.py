@@ -1,0 +1,334 @@
+"""Synthea → MEDS: exports of several ages, every rule counted, all the way to a prepared set; and the rules."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers import settle as rules
+from ehrsequencing.readers.meds_out import FLUSH_ROWS
+from ehrsequencing.readers.rows import Role, rows_schema
+from ehrsequencing.readers.settle import settle
+from ehrsequencing.readers.synthea import import_synthea, subject_ids
+from ehrsequencing.records.events import DAY_US, SECOND_US
+from helpers.command_line import ehrseq
+from helpers.meds import written
+from helpers.synthea import NEW, write_tables
+
+OLD_HEADERS = {"Id": "ID", "START": "DATE", "ENCOUNTERCLASS": "CLASS", "STOP": "UNTIL"}
+Row = tuple[Any, ...]
+
+
+def meds_rows(out: Path) -> list[Row]:
+    tables = [pq.read_table(path) for path in sorted((out / "data").rglob("*.parquet"))]
+    columns = ("subject_id", "time", "code", "numeric_value", "text_value", "encounter_id")
+    rows = [row for table in tables for row in zip(*(table[c].to_pylist() for c in columns), strict=True)]
+    return sorted(rows, key=lambda row: row[0])
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def number(name: str) -> int:
+    return int(subject_ids(pa.chunked_array([[name]]))[0].as_py())
+
+
+def test_rows_counted_by_hand(tmp_path: Path) -> None:
+    report = import_synthea(write_tables(NEW, tmp_path / "csv"), tmp_path / "meds")
+    rows = meds_rows(tmp_path / "meds")
+    assert [row[1:] for row in rows if row[0] == number("anna")] == [
+        (None, "ETHNICITY//hispanic", None, None, None),
+        (None, "GENDER//F", None, None, None),
+        (None, "RACE//white", None, None, None),
+        (at("1950-03-01"), "MEDS_BIRTH", None, None, None),
+        (at("2010-02-01 08:00"), "ENCOUNTER//ambulatory", None, None, "e1"),
+        (at("2010-02-01 08:00"), "SNOMED//185345009", None, None, "e1"),
+        (at("2010-02-01 08:05"), "LOINC//4548-4//%", 7.25, None, "e1"),
+        (at("2010-02-01 08:05"), "LOINC//55555-5//12345", None, "12345", "e1"),
+        (at("2010-02-01 08:05"), "LOINC//72166-2//Never smoker", None, "Never smoker", "e1"),
+        (at("2010-02-01 08:15"), "ENCOUNTER//ambulatory//END", None, None, "e1"),
+        (at("2010-02-01 08:15"), "SNOMED//44054006", None, None, "e1"),
+        (at("2010-05-01 23:59:59"), "SNOMED//44054006", None, None, None),
+    ]
+    assert [row[1:] for row in rows if row[0] == number("ben")] == [
+        (None, "GENDER//M", None, None, None),
+        (None, "RACE//black", None, None, None),
+        (at("1960-05-05"), "MEDS_BIRTH", None, None, None),
+        (at("2011-02-01 08:00"), "ENCOUNTER//inpatient", None, None, "e2"),
+        (at("2011-02-01 08:00"), "SNOMED//185347001", None, None, "e2"),
+        (at("2011-02-01 09:00"), "RxNorm//314076", None, None, "e2"),
+        (at("2012-07-01 23:59:59"), "MEDS_DEATH", None, None, None),
+    ]
+    assert {name: n for name, n in report.counts.items() if n} == {
+        "dangling_encounter": 1,
+        "date_only": 3,  # two conditions and a death
+        "end_before_start": 1,
+        "malformed_line": 1,
+        "no_time": 1,
+        "unknown_person": 1,
+    }
+    facts = {r["code"]: r for r in pq.read_table(tmp_path / "meds" / "metadata" / "codes.parquet").to_pylist()}
+    assert facts["LOINC//4548-4//%"]["parent_codes"] == ["LOINC//4548-4"]
+    assert facts["LOINC//4548-4"]["description"] == "HbA1c"
+    assert facts["ENCOUNTER//ambulatory//END"]["parent_codes"] == ["ENCOUNTER//ambulatory"]
+
+
+def test_names_and_numbers_of_patients_stay_behind(tmp_path: Path) -> None:
+    import_synthea(write_tables(NEW, tmp_path / "csv"), tmp_path / "meds")
+    ids = pq.read_table(tmp_path / "meds" / "metadata" / "subject_ids.parquet").to_pylist()
+    assert {row["source_id"]: row["subject_id"] for row in ids} == {name: number(name) for name in ("anna", "ben")}
+    assert not any(b"SECRET" in path.read_bytes() for path in (tmp_path / "meds").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        (lambda text: gzip.compress(text.encode()), "csv.gz"),
+        (lambda text: text.replace("\n", "\r\n").encode(), "csv"),
+        (lambda text: b"\xef\xbb\xbf" + text.encode(), "CSV"),
+        (lambda text: text.partition("\n")[0].lower().encode() + b"\n" + text.partition("\n")[2].encode(), "csv"),
+    ],
+    ids=["gz", "CRLF", "byte order mark", "lower-case header"],
+)
+def test_the_same_bytes_from_every_kind_of_file(tmp_path: Path, change: Callable[[str], bytes], end: str) -> None:
+    tables = NEW | {"conditions": NEW["conditions"].replace("\nso", " so")}  # its line break would become CRLF, too
+    import_synthea(write_tables(tables, tmp_path / "plain"), tmp_path / "one")
+    import_synthea(write_tables(tables, tmp_path / "other", change=change, end=end), tmp_path / "two")
+    assert written(tmp_path / "one") == written(tmp_path / "two")
+
+
+def test_old_headers_and_missing_tables(tmp_path: Path) -> None:
+    old = {}
+    for name in ("patients", "encounters", "conditions"):
+        header, _, lines = NEW[name].partition("\n")
+        old[name] = ",".join(OLD_HEADERS.get(word, word) for word in header.split(",")) + "\n" + lines
+    report = import_synthea(write_tables(old, tmp_path / "csv"), tmp_path / "meds")
+    assert "observations" in report.missing
+    codes = [row[2] for row in meds_rows(tmp_path / "meds")]
+    assert codes.count("ENCOUNTER//unknown") == 2
+    assert not any(code.endswith("//END") for code in codes)
+    # Without an end, an encounter lasts for the rest of its day.
+    assert (at("2010-02-01 23:59:59"), "SNOMED//44054006") in {row[1:3] for row in meds_rows(tmp_path / "meds")}
+
+
+def _no_patients(source: Path) -> None:
+    (source / "patients.csv").unlink()
+
+
+def _no_patient_column(source: Path) -> None:
+    (source / "conditions.csv").write_text("START,CODE\n2010-01-01,SECRET\n")
+
+
+def _not_text(source: Path) -> None:
+    (source / "conditions.csv").write_bytes(b"START,PATIENT,CODE\n2010-01-01,SECRET,\xff\xfe\n")
+
+
+def _truncated(source: Path) -> None:
+    (source / "conditions.csv").unlink()
+    data = gzip.compress(NEW["conditions"].encode() * 100)
+    (source / "conditions.csv.gz").write_bytes(data[: len(data) // 2])
+
+
+def _nobody(source: Path) -> None:
+    (source / "patients.csv").write_text(NEW["patients"].partition("\n")[0] + "\n")
+
+
+@pytest.mark.parametrize("break_it", [_no_patients, _no_patient_column, _not_text, _truncated, _nobody])
+def test_broken_sources_are_refused_in_one_line(tmp_path: Path, break_it: Callable[[Path], None]) -> None:
+    source = write_tables(NEW, tmp_path / "csv")
+    break_it(source)
+    result = ehrseq("import", "synthea", source, tmp_path / "meds")
+    assert result.exit_code == 2, result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert "SECRET" not in result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"csv"}
+
+
+def test_a_failed_import_leaves_the_earlier_one(tmp_path: Path) -> None:
+    source = write_tables(NEW, tmp_path / "csv")
+    import_synthea(source, tmp_path / "meds")
+    before = written(tmp_path / "meds")
+    _not_text(source)
+    with pytest.raises(EhrseqError):
+        import_synthea(source, tmp_path / "meds")
+    assert written(tmp_path / "meds") == before
+
+
+def test_small_spills_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FLUSH_ROWS > 1
+    import_synthea(write_tables(NEW, tmp_path / "csv"), tmp_path / "one")
+    monkeypatch.setattr("ehrsequencing.readers.meds_out.FLUSH_ROWS", 1)  # every block spilled, every bucket a shard
+    report = import_synthea(tmp_path / "csv", tmp_path / "two")
+    assert report.shards == 2
+    assert sorted(meds_rows(tmp_path / "one"), key=repr) == sorted(meds_rows(tmp_path / "two"), key=repr)
+
+
+@pytest.mark.parametrize("name", ["synthea_csv_unmc", "synthea_csv_ohdsi27"])
+def test_real_exports_go_all_the_way(real_data: Path, tmp_path: Path, name: str) -> None:
+    task = "name: death\nindex: {first_visit: true}\noutcome: {death: MEDS_DEATH}\nhorizons: [1y, 5y]\n"
+    (tmp_path / "task.yaml").write_text(task)
+    words = ["--task", tmp_path / "task.yaml", "visits.by=encounter", "visits.column=encounter_id"]
+    meds_folder = tmp_path / "meds"
+    for line in (
+        ["import", "synthea", real_data / name, meds_folder],
+        ["check", meds_folder, *words],
+        ["prepare", meds_folder, "--out", tmp_path / "prepared", *words],
+    ):
+        result = ehrseq(*line)
+        assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "meds" / "metadata" / "import_report.json").read_text())
+    for table, account in report["rows"].items():
+        assert account["rows_in"] == account["rows_out"] + sum(d["rows"] for d in account["dropped"])
+        assert {d["reason"] for d in account["dropped"]} <= {"duplicates"}
+        assert account["rows_in"] == report["tables"][table]
+    assert report["written"]["subjects"] == {"synthea_csv_unmc": 111, "synthea_csv_ohdsi27": 27}[name]
+
+
+# The rules, on rows that Hypothesis draws
+
+START_US = 14_610 * DAY_US  # 2010-01-01
+CODES = ("A", "B")
+
+
+ROLES = (Role.EVENT, Role.EVENT, Role.VISIT, Role.SPAN, Role.OBSERVED, Role.DEATH, Role.PERSON)
+
+
+def moment(day: int, hour: int = 0) -> int:
+    return START_US + day * DAY_US + hour * 3_600 * SECOND_US
+
+
+@st.composite
+def drawn_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Rows of up to three subjects within a month, many of them at midnight, with few encounters to fall into."""
+    clocks = st.sampled_from([0, 0, 7, 15])
+    moments = st.builds(lambda day, hour: moment(day, hour), st.integers(0, 30), clocks)
+    rows: list[dict[str, Any]] = []
+    for _ in range(draw(st.integers(1, 25))):
+        role = draw(st.sampled_from(ROLES))
+        ends = role in (Role.VISIT, Role.SPAN, Role.OBSERVED)
+        code = {Role.DEATH: "MEDS_DEATH", Role.PERSON: "MEDS_BIRTH"}.get(role, draw(st.sampled_from(CODES)))
+        rows.append(
+            {
+                "subject_id": draw(st.integers(1, 3)),
+                "role": int(role),
+                "time": draw(moments) - (20_000 * DAY_US if role is Role.PERSON else 0),
+                "end": draw(st.none() | moments) if ends else None,
+                "code": code,
+                "encounter_id": draw(st.sampled_from([None, 1, 2]))
+                if role is not Role.VISIT
+                else draw(st.integers(1, 2)),
+            }
+        )
+    return rows
+
+
+def as_rows(rows: list[dict[str, Any]]) -> pa.Table:
+    schema = rows_schema(pa.int64())
+    plain = pa.schema([f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in schema])
+    full = [{name: row.get(name) for name in schema.names} for row in rows]
+    return pa.Table.from_pylist(full, schema=plain).cast(schema)
+
+
+@given(drawn_rows(), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_order_of_rows_never_matters(rows: list[dict[str, Any]], random: Any) -> None:
+    shuffled = list(rows)
+    random.shuffle(shuffled)
+    counts, others = Counter[str](), Counter[str]()
+    assert settle(as_rows(rows), counts).equals(settle(as_rows(shuffled), others))
+    assert counts == others
+
+
+@given(drawn_rows())
+@settings(max_examples=60)
+def test_subjects_are_settled_one_by_one(rows: list[dict[str, Any]]) -> None:
+    alone = [settle(as_rows([r for r in rows if r["subject_id"] == s]), Counter()) for s in (1, 2, 3)]
+    assert settle(as_rows(rows), Counter()).equals(pa.concat_tables(alone).combine_chunks())
+
+
+@given(drawn_rows())
+@settings(max_examples=100)
+def test_dates_never_come_early(rows: list[dict[str, Any]]) -> None:
+    """An event keeps its clock; a bare date lies on its day, not before the end of the visit or of the day."""
+    made = settle(as_rows([r for r in rows if r["role"] in (Role.EVENT, Role.PERSON)]), Counter()).to_pylist()
+    got = {
+        (r["subject_id"], r["code"], round((r["time"] - datetime(1970, 1, 1)) / timedelta(microseconds=1)))
+        for r in made
+    }
+    persons = {r["subject_id"] for r in rows if r["role"] == Role.PERSON}
+    for row in rows:
+        if row["role"] == Role.EVENT and row["subject_id"] in persons:
+            bare = row["time"] % DAY_US == 0
+            expected = row["time"] + (DAY_US - SECOND_US if bare else 0)
+            assert (row["subject_id"], row["code"], expected) in got
+
+
+@given(drawn_rows())
+@settings(max_examples=100)
+def test_observation_periods_against_days(rows: list[dict[str, Any]]) -> None:
+    """Periods of whole days: merged starts and ends are the edges of the set of days covered."""
+    periods = [r | {"time": r["time"] // DAY_US * DAY_US} for r in rows if r["role"] == Role.OBSERVED]
+    periods = [r | {"end": None if r["end"] is None else r["end"] // DAY_US * DAY_US} for r in periods]
+    persons = [{"subject_id": s, "role": int(Role.PERSON), "code": "MEDS_BIRTH"} for s in (1, 2, 3)]
+    covered = np.zeros((4, 40), dtype=bool)
+    for r in periods:
+        first = (r["time"] - START_US) // DAY_US
+        last = first if r["end"] is None or r["end"] < r["time"] else (r["end"] - START_US) // DAY_US
+        covered[r["subject_id"], first : last + 1] = True
+    expected = set()
+    for s, day in zip(*np.nonzero(covered), strict=True):
+        if day == 0 or not covered[s, day - 1]:
+            expected.add((s, START_US + day * DAY_US, rules.PERIOD_START))
+        if not covered[s, day + 1]:
+            expected.add((s, START_US + (day + 1) * DAY_US - SECOND_US, rules.PERIOD_END))
+    made = settle(as_rows([*persons, *periods]), Counter())
+    got = set(
+        zip(
+            made["subject_id"].to_pylist(),
+            made["time"].cast(pa.int64()).to_pylist(),
+            made["code"].to_pylist(),
+            strict=True,
+        )
+    )
+    assert got == expected
+
+
+def test_mutants_of_the_rules_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dates left at midnight, and no sorting, fail the properties above on rows that Hypothesis would find."""
+    person = {"subject_id": 1, "role": int(Role.PERSON), "code": "MEDS_BIRTH", "time": moment(-20_000)}
+    events = [{"subject_id": 1, "role": int(Role.EVENT), "code": c, "time": moment(d)} for c, d in (("B", 2), ("A", 1))]
+    period = {"subject_id": 1, "role": int(Role.OBSERVED), "code": "A", "time": moment(1), "end": moment(2)}
+
+    def dates() -> None:
+        test_dates_never_come_early.hypothesis.inner_test([person, *events])
+
+    def days() -> None:
+        test_observation_periods_against_days.hypothesis.inner_test([period])
+
+    def order() -> None:
+        backwards = SimpleNamespace(shuffle=lambda rows: rows.reverse())
+        test_order_of_rows_never_matters.hypothesis.inner_test([person, *events], backwards)
+
+    for check, name, mutant in (
+        (dates, "_end_of_day", lambda time_us, counts=None: time_us),
+        (days, "_end_of_day", lambda time_us, counts=None: time_us),
+        (order, "_sorted", lambda made: made),
+    ):
+        check()
+        with monkeypatch.context() as patch:
+            patch.setattr(rules, name, mutant)
+            with pytest.raises(AssertionError):
+                check()

@@ -1,0 +1,386 @@
+"""The report as a decision document: honest words, figures that give nobody away, and pages of older runs."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.reporting import curves, panels, tables
+from ehrsequencing.reporting.disclosure import counts as published
+from ehrsequencing.reporting.disclosure.counts import publish
+from ehrsequencing.reporting.disclosure.small_counts import Count, hide_small, people
+from ehrsequencing.reporting.report import _LATER, render
+from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.tables import rough_rate
+from ehrsequencing.reporting.terminal import metric_lines
+from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
+from helpers.report_page import Page, svgs
+
+# ---------------------------------------------------------------------------------------------------------- the words
+
+
+def compared(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.85)) -> Scores:
+    """Ours and two baselines, the second of which tuning subjects find most likely, though its C may be lower."""
+    models = ["ours", "first", "second"]
+    place = {"landmark_days": 0.0, "cause": "death", "horizon_days": YEAR, "metric": "c"}
+    rows = [{"model": m, **place, "value": v, "low": v - 0.1, "high": v + 0.1} for m, v in zip(models, c, strict=True)]
+    gaps = [{"model": m, **place, "value": (low + high) / 2, "low": low, "high": high} for m in models[1:]]
+    return Scores({"models": models, "causes": ["death"], "horizons_days": [YEAR], "metrics": rows,
+                   "differences": gaps, "strongest": "second"})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words", "reason_to_leave"),
+    [
+        (0.001, 0.03, "better than second", True),
+        (-0.03, -0.001, "WORSE than second", False),
+        (-0.019, 0.019, "level with second", False),
+        (-0.019, 0.021, "no better than second", False),
+    ],
+)
+def test_verdict_rests_on_the_paired_difference(low: float, high: float, words: str, reason_to_leave: bool) -> None:
+    scores = compared(low, high)
+    assert scores.strongest() == "second"  # by likelihood, not by its place in the list
+    assert "the strongest of them (by likelihood on the tuning subjects)" in scores.compared()
+    assert f"Ranking: {words} (difference" in scores.compared()
+    assert ("Not as a reason to leave second" in scores.not_for()) != reason_to_leave
+
+
+def test_strongest_baseline_is_the_one_named_everywhere_and_never_the_truth() -> None:
+    for c in ((0.8, 0.9, 0.7), (0.8, 0.7, 0.9)):  # C does not choose
+        scores = compared(0, 1, c=c)
+        assert scores.strongest() == "second"
+        assert [name for _, name, _ in scores.headline()["horizons"][0][1]] == ["ours", "second"]
+    older = Scores({**scores.m, "strongest": None})
+    assert older.strongest() == "first"  # runs that did not choose: the first of the list
+    truth = Scores({**scores.m, "oracle": {"name": "second"}})
+    assert truth.strongest() == "first"
+
+
+def test_the_page_and_the_terminal_tell_the_likelihood_of_every_model() -> None:
+    metrics = complete(**WIDE)
+    rivals, landmark = MODELS[1:], metrics["landmarks_days"][0]
+    metrics["strongest"] = rivals[1]
+    metrics["metrics"] = [row for row in metrics["metrics"] if row["metric"] != "nll"]
+    for k, name in enumerate(MODELS):
+        place = {"model": name, "landmark_days": landmark, "cause": metrics["causes"][0], "horizon_days": None}
+        metrics["metrics"].append({**place, "metric": "nll", "value": 2.0 + k / 10, "low": 1.0, "high": 3.0})
+        if k:
+            gap = {"metric": "nll", "value": -k / 10, "low": -k / 10 - 0.05, "high": -k / 10 + 0.05}
+            metrics["differences"].append({**place, **gap})
+    lines = metric_lines(metrics)
+    assert f"against {rivals[1]}, the strongest baseline" in "\n".join(lines)
+    for k, name in enumerate(rivals, start=1):
+        (line,) = (text for text in lines if text.startswith(f"NLL of {name}, "))
+        assert f"{2 + k / 10:.4f}, ours against it {-k / 10:+.4f}" in line
+        assert line.endswith("better")  # lower is better
+    text = Page(render(metrics)).text
+    assert f"Likelihood (NLL): better than {rivals[1]} (difference -0.2000" in text
+    assert "difference in NLL (left: ours is better)" in text
+
+
+def test_summary_counts_cells_won_and_lost() -> None:
+    metrics = complete(subjects=20000, **WIDE)  # so many that nothing is withheld
+    for k, gap in enumerate(row for row in metrics["differences"] if row["model"] == MODELS[1] and row["metric"] == "c"
+                            and row["cause"] == "death"):  # fmt: skip
+        gap.update([{"low": 0.01, "high": 0.02}, {"low": -0.02, "high": -0.01}, {"low": -0.1, "high": 0.1}][k % 3])
+    text = Page(render(metrics)).text
+    assert "over all 6 combinations of landmark and horizon: better in 2, worse in 2, not told apart in 2" in text
+
+
+def test_summary_says_what_whom_when_and_warns() -> None:
+    metrics = complete(**WIDE)
+    text = Page(render(metrics)).text
+    headings = ("What was predicted", "For whom", "When", "How well", "Compared with what", "Not to be used for")
+    places = [text.index(heading, text.index("Summary What was predicted")) for heading in headings]
+    assert places == sorted(places)
+    assert "Asked 1 year and 3 years after the index" in text
+    assert "The splits overlap" not in text
+    metrics["checks"]["split_overlap"]["shared_subjects"] = 3
+    text = Page(render(metrics)).text
+    assert "The splits overlap" in text
+    assert "THERE ARE SOME" in text
+    assert "3 subjects are" not in text
+
+
+def test_external_validation_is_announced_with_its_size() -> None:
+    metrics = complete(subjects=6000)
+    judged = metrics["data"]["subjects"]["held_out"]
+    metrics["external"] = {"data": "another hospital", "subjects": judged, "unknown_token_rate": 0.231}
+    text = Page(render(metrics)).text
+    assert f"External validation on another hospital ( {judged:,} subjects)" in text.replace("(", "( ")
+    assert "23.1% of the recorded codes have no token" in text
+    metrics["external"]["subjects"] = 7
+    assert "(<11 subjects)" in Page(render(metrics)).text
+
+
+# ------------------------------------------------------------------------------------------------- older, barer runs
+
+
+def test_older_runs_still_make_a_page_that_says_what_it_lacks() -> None:
+    text = Page(render(example(**WIDE))).text
+    for words in (
+        "Differences to the baselines were not computed", "No decision curve was computed", "No subgroup was evaluated",
+        "The inputs were not counted", "Censoring was not described", "These checks are not in this evaluation",
+    ):  # fmt: skip
+        assert words in text
+    assert text.count("not in this evaluation") >= 6  # in the checklist
+
+
+@pytest.mark.parametrize("name", _LATER)
+@pytest.mark.parametrize("left", [None, "absent"])
+def test_any_part_may_be_missing(name: str, left: str | None) -> None:
+    metrics = complete(subjects=3000)
+    metrics.pop(name, None) if left else metrics.update({name: None})
+    Page(render(metrics))
+
+
+def test_parts_may_be_empty_and_undefined() -> None:
+    metrics = complete(subjects=3000, **WIDE)
+    for row in metrics["smooth_calibration"]:
+        row.update(low=[None] * len(row["low"]), high=[None] * len(row["high"]))
+    for row in metrics["decision"]:
+        row.update(low=None, high=None, net_benefit=[None] * len(row["thresholds"]))
+    for row in metrics["subgroups"]:
+        row.update(oe={"value": None, "low": None, "high": None}, auc=None)
+    for row in metrics["differences"]:
+        row.update(value=None, low=None, high=None)
+    metrics["inputs"]["drift"][0]["smd"] = metrics["inputs"]["drift"][1]["train"] = None
+    metrics["checks"].update(events_per_parameter=None, parameters=None, seeds=None, members=None, audit=None)
+    metrics["instability"].update(mape=None, points=[])
+    metrics["follow_up"][0].update(median_days=None, low=None, high=None)
+    Page(render(metrics))
+    for name in ("differences", "smooth_calibration", "decision", "subgroups", "follow_up"):
+        metrics[name] = []
+    metrics["inputs"] = {"by_split": {}, "drift": []}
+    metrics["repeated_splits"].update(rows=[], differences=[])
+    Page(render(metrics))
+
+
+@pytest.mark.parametrize("oe", [0.9, [0.9] * 3, {str(h): 0.9 for h in WIDE["horizons"]}, {"value": 0.9, "low": 0.8}])
+def test_recalibration_is_read_in_every_shape(oe: Any) -> None:
+    metrics = complete(**WIDE)
+    metrics["recalibration"]["before"] = {cause: {"oe": oe, "slope": 0.8, "intercept": 0.1} for cause in ("death",)}
+    found = tables.recalibration(metrics)
+    assert found is not None
+    before = {words: value for cause, words, value, _ in found["rows"] if cause == "death"}
+    assert before["slope"] == "0.80"
+    assert "0.90" in {value for words, value in before.items() if words.startswith("O/E")}
+
+
+@pytest.mark.parametrize("told", [True, False, None])
+def test_a_correction_at_the_end_of_training_is_told(told: bool | None) -> None:
+    metrics = complete(**WIDE)
+    metrics.pop("recalibrated_in_training")
+    metrics |= {} if told is None else {"recalibrated_in_training": told}
+    assert ("Training ended with a small correction" in render(metrics)) == bool(told)
+
+
+# ------------------------------------------------------------------------------------------- nobody can be worked out
+
+
+def two_cuts(sizes: list[int], older: list[int]) -> tuple[dict[Any, Count], list[tuple[Any, Any]]]:
+    """A total and its levels by sex and by age: two cuts of the same people, each a sum of its own groups."""
+    total = sum(sizes)
+    sex = {f"sex {k}": Count(n, frozenset({("sex", k)})) for k, n in enumerate(sizes)}
+    age = {f"age {k}": Count(n, frozenset({("age", k)})) for k, n in enumerate(older)}
+    whole = {"total": Count(total, frozenset(("sex", k) for k in range(len(sizes))))}
+    link = (frozenset(("sex", k) for k in range(len(sizes))), frozenset(("age", k) for k in range(len(older))))
+    return {**whole, **sex, **age}, [link]
+
+
+def agrees(total: np.ndarray, text: str) -> np.ndarray:
+    if text == "hidden":
+        return np.ones_like(total, dtype=bool)
+    if text == "<11":
+        return (total >= 1) & (total <= 10)
+    number = int(text.lstrip("≥").replace(",", ""))
+    return total >= number if text[0] == "≥" else total == number
+
+
+def narrowest(counts: dict[Any, Count], links: list[tuple[Any, Any]], texts: dict[Any, str], reach: int) -> int:
+    """A brute-force reader who knows that both cuts are of the same people: values left for a small count."""
+    groups = sorted({group for count in counts.values() for group in count.groups})
+    world = dict(zip(groups, np.meshgrid(*[np.arange(reach + 1)] * len(groups), indexing="ij"), strict=True))
+    possible = np.ones((reach + 1,) * len(groups), dtype=bool)
+    for a, b in links:
+        possible &= sum(world[g] for g in a) == sum(world[g] for g in b)
+    for key, count in counts.items():
+        possible &= agrees(sum(world[g] for g in count.groups), texts[key])
+    small = [count for count in counts.values() if 1 <= count.value <= 10]
+    return min((len(np.unique(sum(world[g] for g in c.groups)[possible])) for c in small), default=99)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 15), min_size=2, max_size=2), st.floats(0, 1))
+def test_no_small_count_can_be_worked_out_across_two_cuts(sizes: list[int], share: float) -> None:
+    first = round(share * sum(sizes))
+    counts, links = two_cuts(sizes, [first, sum(sizes) - first])
+    assert narrowest(counts, links, hide_small(counts, links=links), reach=30) >= 5
+
+
+def test_forgetting_that_the_cuts_are_of_the_same_people_is_caught() -> None:
+    counts, links = two_cuts([5, 25], [15, 15])
+    del counts["total"]  # which nobody printed, but the ages give it away
+    assert narrowest(counts, links, hide_small(counts), reach=30) == 1  # the broken mutant: 30 - 25
+    assert narrowest(counts, links, hide_small(counts, links=links), reach=30) >= 5
+
+
+def test_subgroups_that_do_not_fit_are_not_printed() -> None:
+    metrics = complete(subjects=3000)
+    published.subgroup_rows(metrics)[0]["events"] += 5000
+    texts = publish(metrics)
+    assert not [key for key in texts if key[0] == "group"]
+    assert texts["subjects", "held_out"].replace(",", "").isdigit()
+    Page(render(metrics))
+
+
+def test_subgroups_may_overlap_or_leave_people_out() -> None:
+    metrics = complete(subjects=3000)
+    without = [row for row in metrics["subgroups"] if row["level"] != "WHITE"]
+    twice = [*metrics["subgroups"], *({**row, "level": f"{row['level']} again"} for row in metrics["subgroups"])]
+    for rows in (without, twice):
+        texts = publish({**metrics, "subgroups": rows})
+        numbers = [text for key, text in texts.items() if key[0] == "group" and text.replace(",", "").isdigit()]
+        assert numbers
+        assert not [text for text in numbers if 1 <= int(text.replace(",", "")) <= 10]
+
+
+def test_metrics_of_small_subgroups_are_not_shown() -> None:
+    metrics = complete(subjects=700, **WIDE)
+    seen = 0
+    shown = publish(metrics)
+    for place in tables.subgroups(metrics, Scores(metrics), shown):
+        for group, levels in place["families"].items():
+            for level in levels:
+                row = next(r for r in published.subgroup_rows(metrics)
+                           if (r["group"], r["level"]) == (group, level["name"]))  # fmt: skip
+                if level["auc"].value is not None:
+                    seen += 1
+                    assert people(level["events"]) >= 11
+                elif min(row["events"], row["n"] - row["events"]) >= 11:
+                    assert level["events"][0] in "<≥h"
+    assert seen
+
+
+@given(st.integers(11, 4000), st.integers(1, 10))
+def test_a_share_of_people_does_not_tell_how_many(n: int, few: int) -> None:
+    for count in (few, n - few):
+        text = rough_rate(count / n, n)
+        assert sum(rough_rate(k / n, n) == text for k in range(min(n, 30) + 1)) >= 5 or count > 30
+        alike = sum(rough_rate(k / n, n) == text for k in range(max(0, n - 30), n + 1))
+        assert alike >= 5 or count < n - 30
+
+
+def test_exact_shares_would_tell() -> None:
+    alike = sum(f"{k / 300:.4f}" == f"{7 / 300:.4f}" for k in range(31))  # the broken mutant
+    assert alike == 1
+
+
+def test_drift_of_rare_codes_is_told_roughly() -> None:
+    metrics = complete(subjects=2000)
+    metrics["inputs"]["drift"] = [{"feature": "rare", "train": 0.002, "judged": 4 / 300, "smd": 0.1234}]
+    found = tables.inputs(metrics, publish(metrics))
+    assert found is not None
+    rare = found["drift"][0]
+    assert rare["means"] == ["<1%", "<5%"]
+    assert rare["words"] == "+0.1"
+    assert "+0.12" not in str(rare["bar"])
+
+
+@pytest.mark.parametrize("subjects", [700, 5000])
+def test_decision_curves_are_rounded_and_stop_before_few_are_left(subjects: int) -> None:
+    metrics = complete(subjects=subjects)
+    for row in metrics["decision"]:
+        last = panels._highest_threshold(metrics, row)
+        curve = panels._net_benefit(row, 0, last)
+        assert len(curve.x) > 2
+        assert max(curve.x) <= last
+        people = [value * row["n"] / 5 for value in (*curve.y, *curve.low, *curve.high)]
+        assert people == pytest.approx([round(p) for p in people], abs=1e-6)
+        shape = next(s for s in metrics["risk_distribution"] if s["horizon_days"] == row["horizon_days"])
+        counts = [sum(some) for some in zip(shape["event"], shape["no_event"], shape["unknown"], strict=True)]
+        assert sum(n for n, edge in zip(counts, shape["edges"], strict=False) if edge >= last - 1e-9) >= 11
+
+
+def test_decision_curves_of_few_events_are_not_drawn() -> None:
+    metrics = complete(subjects=120)
+    drawn = panels.decisions(metrics, MODELS, publish(metrics))
+    few = [
+        min(row["events"], row["n"] - row["events"]) < 11 for row in metrics["decision"] if row["model"] == MODELS[0]
+    ]
+    assert any(few)
+    assert all(panel.figure is None for panel, small in zip(drawn, few, strict=True) if small)
+
+
+def test_instability_is_drawn_for_groups_of_eleven(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = complete(subjects=2000)
+    groups: list[Any] = []
+    monkeypatch.setattr(curves, "instability", lambda spreads, title: groups.extend(spreads) or "<svg></svg>")
+    points = metrics["instability"]["points"]
+    tables.instability(metrics)
+    assert 1 < len(groups) <= len(points) // 11
+    mean = sum(p["risk"] for p in points) / len(points)
+    assert min(g.risk for g in groups) < mean < max(g.risk for g in groups)
+    groups.clear()
+    metrics["instability"]["points"] = points[:10]
+    tables.instability(metrics)
+    assert groups == []
+
+
+def test_events_per_parameter_do_not_tell_withheld_events() -> None:
+    metrics = complete(subjects=3000)
+    shown = publish(metrics)
+    exact = tables.checks(metrics, shown)
+    hidden = tables.checks(metrics, {**shown, ("events", "train", "death"): "≥11"})
+    assert exact is not None
+    assert hidden is not None
+    assert exact["per_parameter"] == "one event for every 238 parameters"
+    assert hidden["per_parameter"] == "one event for less than every 1,000 parameters"
+
+
+# --------------------------------------------------------------------------------------------------------- the figures
+
+
+def test_every_section_and_curve_says_how_many() -> None:
+    html = render(complete(subjects=9000, **WIDE))
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", html, flags=re.DOTALL)
+    place = [caption for caption in captions if "after the index" in caption]
+    assert len(place) > 30
+    assert all("n\u00a0" in caption for caption in place)
+    for svg in svgs(html):
+        if (svg.findtext("title") or "").startswith(("C of", "IPA of", "Difference in")):
+            assert "n\u00a0" in (svg.findtext("desc") or "")
+
+
+def test_calibration_curve_passes_through_its_points() -> None:
+    metrics = complete(subjects=9000)
+    panel = panels.calibrations(metrics, Scores(metrics), publish(metrics))[0]
+    assert panel.figure is not None
+    assert str(panel.figure).count("<polyline") == 2  # ours and one baseline
+    assert str(panel.figure).count('class="band"') == 1
+    assert "no more than chance" in panel.note
+    for row in metrics["metrics"]:
+        if row["metric"] == "ici_null":
+            row["value"] = 0.0001
+    panel = panels.calibrations(metrics, Scores(metrics), publish(metrics))[0]
+    assert panel.note.endswith(": more than chance.")
+
+
+# -------------------------------------------------------------------------------------------------------- the terminal
+
+
+def test_terminal_is_short_and_names_the_difference() -> None:
+    metrics = complete(**WIDE)
+    lines = metric_lines(metrics)
+    against = [line for line in lines if line.startswith("  against")]
+    assert len(against) == 6
+    assert all(line.startswith(f"  against {MODELS[1]}: C +") for line in against)
+    assert re.search(r"\(.0\.\d{3} to .0\.\d{3}\) (better|no better|level|WORSE)", against[0])
+    assert not [line for line in lines if line.startswith("transplant within")]
+    assert lines[-1] == "transplant, any cause: in the report and in metrics.json"
+    assert len(lines) < 70
+    assert not [line for line in metric_lines(example(**WIDE)) if "against" in line]

@@ -1,0 +1,161 @@
+"""The knobs: what is no number is refused by name, zero is a world like any other, and memory stays flat."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from meds import schema as meds
+from pydantic import ValidationError
+
+from ehrsequencing.config import read_settings, validated
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.simulate.codes import CodeTable
+from helpers.command_line import ehrseq
+from helpers.simulate import brute_prediction_times
+
+KNOBS = SimulationConfig.model_fields
+NEVER_ZERO = {
+    "follow_up_min_years",
+    "follow_up_max_years",
+    "stay_days",
+    "pairs",
+    "decay_half_life_days",
+    "truth_futures",
+}
+ZERO = [knob for knob in KNOBS if knob not in NEVER_ZERO]
+QUICK = {"truth_futures": 4, "follow_up_min_years": 2.0, "follow_up_max_years": 3.0}
+
+
+# --- What is no number ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
+@pytest.mark.parametrize("knob", KNOBS)
+def test_what_is_no_number_is_refused_by_name(knob: str, value: str) -> None:
+    with pytest.raises(EhrseqError, match=f"settings: {knob}: .*finite number"):
+        validated(SimulationConfig, read_settings(None, [f"{knob}={value}"]), where="settings")
+
+
+def test_the_command_refuses_in_one_line_and_writes_nothing(tmp_path: Path) -> None:
+    done = ehrseq("simulate", tmp_path / "out", "pair_effect=.nan")
+    assert done.exit_code == 2
+    assert done.stderr.strip() == (
+        "ehrseq: settings: pair_effect: Input should be a finite number (correct this setting)"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("effect", [knob for knob in KNOBS if knob.endswith("_effect")])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_effects_overflow_nowhere_and_larger_ones_are_refused(
+    effect: str, sign: int, tmp_path: Path
+) -> None:
+    """Warnings are errors here: an overflow would be one."""
+    bound = max(
+        at.ge if sign < 0 else at.le for at in KNOBS[effect].metadata if hasattr(at, "ge" if sign < 0 else "le")
+    )
+    with pytest.raises(ValidationError, match=effect):
+        SimulationConfig.model_validate({effect: 1.001 * bound})
+    config = SimulationConfig.model_validate({**QUICK, effect: bound})
+    simulate(tmp_path / "out", subjects=20, seed=0, truth="all", config=config)
+    assert np.isfinite(pq.read_table(tmp_path / "out" / "truth.parquet")["risk"].to_numpy()).all()
+
+
+def test_the_documentation_lists_every_knob_with_its_default_and_range() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) … ([^|]+) \|", text, re.MULTILINE)
+    expected = []
+    for knob, field in KNOBS.items():
+        low, high = (next(getattr(at, end) for at in field.metadata if hasattr(at, end)) for end in ("ge", "le"))
+        expected.append((knob, str(field.default), str(low).replace("-", "−"), str(high)))
+    assert listed == expected
+
+
+# --- Zero -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("knob", [*ZERO, "all of them"])
+def test_a_knob_at_zero_gives_a_valid_simulation(knob: str, tmp_path: Path) -> None:
+    out, zero = tmp_path / "out", dict.fromkeys(ZERO if knob == "all of them" else [knob], 0)
+    simulate(out, subjects=20, seed=0, truth="all", config=SimulationConfig.model_validate({**QUICK, **zero}))
+
+    codes = pq.read_table(out / meds.code_metadata_filepath)
+    meds.CodeMetadataSchema.validate(codes)
+    meds.SubjectSplitSchema.validate(pq.read_table(out / meds.subject_splits_filepath))
+    for shard in (out / "data").glob("*/*.parquet"):
+        events = pq.read_table(shard)
+        meds.DataSchema.validate(events)
+        assert set(events["code"].to_pylist()) <= set(codes["code"].to_pylist())
+
+    truth = pq.read_table(out / "truth.parquet")
+    rows = list(zip(truth["subject_id"].to_pylist(), truth["prediction_time"].to_pylist(), strict=True))
+    assert list(dict.fromkeys(rows)) == brute_prediction_times(out)
+    risk = truth["risk"].to_numpy().reshape(-1, 2, len(rows) // len(set(rows)) // 2)
+    assert (risk >= 0).all()
+    assert (risk.sum(axis=1) <= 1).all()
+    hazard = pq.read_table(out / "truth_hazards.parquet")["hazard"].to_numpy()
+    assert (hazard >= 0).all()
+    assert np.isfinite(hazard).all()
+    assert np.isfinite(pq.read_table(out / "truth_mechanisms.parquet")["log_hazard_ratio"].to_numpy()).all()
+    if knob == "all of them":
+        assert not hazard.any()
+
+
+@pytest.mark.parametrize("knob", sorted(NEVER_ZERO))
+def test_what_cannot_be_zero_says_so(knob: str) -> None:
+    with pytest.raises(ValidationError, match=knob):
+        SimulationConfig.model_validate({knob: 0})
+
+
+def test_a_code_table_that_is_no_meds_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = CodeTable.ontology
+
+    def without_a_code(codes: CodeTable) -> dict[str, list[object]]:
+        return {**right(codes), "code": [None, *right(codes)["code"][1:]]}
+
+    monkeypatch.setattr(CodeTable, "ontology", without_a_code)
+    with pytest.raises(Exception, match=r"no nulls.*code"):
+        simulate(tmp_path / "out", subjects=5, seed=0, config=SimulationConfig.model_validate(QUICK))
+    assert not (tmp_path / "out").exists()
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+_PEAK = """
+import sys
+from pathlib import Path
+from ehrsequencing.simulate import SimulationConfig, dataset, simulate
+
+kept, add = [], dataset._ShardWriter.add
+if sys.argv[3] == "keeps":
+    dataset._ShardWriter.add = lambda writer, ids, events: (kept.append(events), add(writer, ids, events))
+world = dict(visits_per_year=0.3, follow_up_min_years=1, follow_up_max_years=2, history_max_years=0)
+config = SimulationConfig(truth_futures=4, background_per_visit=30, **world)
+simulate(Path(sys.argv[1]), subjects=int(sys.argv[2]), seed=0, config=config)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads a process's peak memory from /proc")
+def test_memory_does_not_grow_with_the_number_of_subjects(tmp_path: Path) -> None:
+    """Ten times the subjects, less than 1.15 times the peak; keeping the rows would show.
+
+    The peak is VmHWM: a child's `ru_maxrss` also remembers the process that it was forked from.
+    """
+
+    def peak_kib(subjects: int, mode: str) -> int:
+        out = tmp_path / f"{subjects} {mode}"
+        command = [sys.executable, "-c", _PEAK, str(out), str(subjects), mode]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        assert pq.read_metadata(out / meds.subject_splits_filepath).num_rows == subjects
+        return int(done.stdout)
+
+    few = peak_kib(2_000, "writes")
+    assert peak_kib(20_000, "writes") < 1.15 * few
+    assert peak_kib(20_000, "keeps") > 1.2 * few

@@ -1,0 +1,314 @@
+"""Training: determinism, interruption, refusals, and that it learns."""
+
+import itertools
+import resource
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ehrsequencing.audit.audit import audit
+from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.run import Run
+from ehrsequencing.simulate import simulate
+from ehrsequencing.storage import read_manifest
+from ehrsequencing.training import loop
+from ehrsequencing.training.checkpoint import ExponentialMovingAverage
+from ehrsequencing.training.loop import BEGUN, Trainer
+from ehrsequencing.training.optimizer import learning_rate, make_optimizer
+from helpers.audit import broken_set, load, save
+from helpers.simulate import busy_world
+from helpers.training import TINY, Interrupted, kill_and_resume, losses, raise_at, train, weights
+
+
+@pytest.fixture(scope="module")
+def reference(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("reference") / "run"
+    train(sim_prepared, out)
+    return out
+
+
+def test_same_seed_same_bytes_and_another_seed_other_bytes(sim_prepared: Path, reference: Path, tmp_path: Path) -> None:
+    train(sim_prepared, tmp_path / "again")
+    assert weights(tmp_path / "again") == weights(reference)
+    assert losses(tmp_path / "again") == losses(reference)
+    train(sim_prepared, tmp_path / "other", "training.seed=1")
+    assert weights(tmp_path / "other") != weights(reference)
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 7, 11])
+def test_a_stopped_run_goes_on_to_the_same_bytes(
+    sim_prepared: Path, reference: Path, tmp_path: Path, stop_at: int
+) -> None:
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    with pytest.raises(Interrupted):
+        trainer.fit(on_progress=raise_at(stop_at))
+    torch.rand(stop_at)  # whatever else has used the random numbers meanwhile
+    train(sim_prepared, tmp_path / "run", resume=True)
+    assert weights(tmp_path / "run") == weights(reference)
+    assert losses(tmp_path / "run") == losses(reference)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_to_the_same_bytes(
+    sim_prepared: Path, reference: Path, tmp_path: Path, kills: int
+) -> None:
+    assert kill_and_resume(sim_prepared, tmp_path / "run", kills=kills, seed=kills) >= 1
+    assert weights(tmp_path / "run") == weights(reference)
+    assert losses(tmp_path / "run") == losses(reference)
+    assert not list((tmp_path / "run").rglob(".tmp-*"))
+    Run(tmp_path / "run")
+
+
+def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
+    sim_prepared: Path, reference: Path, tmp_path: Path
+) -> None:
+    before = weights(reference)
+    train(sim_prepared, reference, resume=True)
+    assert weights(reference) == before
+    with pytest.raises(EhrseqError, match="other settings"):
+        train(sim_prepared, reference, "training.learning_rate=0.1", resume=True)
+    with pytest.raises(EhrseqError, match="not empty"):
+        train(sim_prepared, reference)
+    stopped = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    with pytest.raises(Interrupted):
+        stopped.fit(on_progress=raise_at(5))
+    with pytest.raises(EhrseqError, match="other settings"):
+        train(sim_prepared, tmp_path / "run", "model.dropout=0.3", resume=True)
+    train(sim_prepared, tmp_path / "run", "training.patience=9", resume=True)  # on the allow-list
+
+
+def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(
+    sim_prepared: Path, reference: Path, tmp_path: Path
+) -> None:
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    with pytest.raises(Interrupted):
+        trainer.fit(on_progress=raise_at(10))
+    names = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert len(names) == 2
+    for name in names:
+        data = bytearray((name / "state.safetensors").read_bytes())
+        data[len(data) // 2] ^= 1
+        (name / "state.safetensors").write_bytes(bytes(data))
+        if name == names[0]:
+            good = (name / "state.safetensors", bytes(data[:]))
+    with pytest.raises(EhrseqError, match="damaged"):
+        train(sim_prepared, tmp_path / "run", resume=True)
+    repaired = bytearray(good[1])
+    repaired[len(repaired) // 2] ^= 1
+    good[0].write_bytes(bytes(repaired))
+    train(sim_prepared, tmp_path / "run", resume=True)
+    assert weights(tmp_path / "run") == weights(reference)
+
+
+def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(
+    sim_prepared: Path, reference: Path, tmp_path: Path
+) -> None:
+    """The system itself refuses to write more than a few bytes to a file, once there is a checkpoint."""
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    checkpoints, before = tmp_path / "run" / "checkpoints", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk(_: object) -> None:
+        if list(checkpoints.glob("step-*")):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+
+    try:
+        with pytest.raises(EhrseqError, match="cannot be written"):
+            trainer.fit(on_progress=fill_the_disk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (last,) = checkpoints.glob("step-*")
+    read_manifest(last, what="a checkpoint")
+    assert {path.name for path in checkpoints.iterdir()} == {BEGUN, last.name}
+    train(sim_prepared, tmp_path / "run", resume=True)
+    assert weights(tmp_path / "run") == weights(reference)
+
+
+OTHER_ARRAYS = {
+    "codes": "codes",
+    "static_codes": "codes",
+    "values": "values",
+    "age_years": "visits",
+    "subject_id": "visits",
+}
+
+
+@pytest.fixture(params=OTHER_ARRAYS)
+def other(request: pytest.FixtureRequest, sim_prepared: Path, tmp_path: Path) -> tuple[Path, str]:
+    """A prepared set with the same vocabulary and labels, and other data; and what differs."""
+
+    def change(folder: Path) -> None:
+        array = load(folder / "visits" / "tuning", request.param)
+        save(folder / "visits" / "tuning", request.param, array[::-1])
+
+    return broken_set(sim_prepared, tmp_path / "other", change), OTHER_ARRAYS[request.param]
+
+
+def test_a_run_knows_the_data_that_it_was_trained_on(
+    sim_prepared: Path, reference: Path, tmp_path: Path, other: tuple[Path, str]
+) -> None:
+    prepared, part = other
+    with pytest.raises(EhrseqError, match=rf"not what this run was trained on \(what differs: {part}\)"):
+        evaluate(reference, prepared=prepared)
+    with pytest.raises(EhrseqError, match=rf"not what this run was trained on \(what differs: {part}\)"):
+        audit(reference, prepared=prepared)
+    with pytest.raises(EhrseqError, match=rf"finished run made with other data \(what differs: {part}\)"):
+        train(prepared, reference, resume=True)
+    stopped = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
+    with pytest.raises(Interrupted):
+        stopped.fit(on_progress=raise_at(1))
+    with pytest.raises(EhrseqError, match=rf"was started with other data \(what differs: {part}\)"):
+        train(prepared, tmp_path / "run", resume=True)
+    moved = Path(shutil.copytree(sim_prepared, tmp_path / "moved"))
+    train(moved, reference, resume=True)  # the same data elsewhere is the same data
+
+
+def test_checkpoints_of_somebody_else_stay_in_a_finished_run(
+    sim_prepared: Path, reference: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(reference, tmp_path / "run"))
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "mine.txt").write_text("mine")
+    train(sim_prepared, run, resume=True)
+    assert (run / "checkpoints" / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0, 2), (15, 0), (3, 1)])
+def test_no_checkpoint_is_made_soon_after_another(
+    sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int
+) -> None:
+    """Six steps, a second each, with a checkpoint every second one: it waits for the seconds that were asked for."""
+    clock = [0.0]
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    study = load_study(None, [*TINY, f"training.checkpoint_seconds={seconds}"])
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
+    saved = []
+    stop = raise_at(5)
+
+    def second_passes(progress: object) -> None:
+        clock[0] += 1.0
+        saved.append(len(list((tmp_path / "run").glob("checkpoints/step-*"))))
+        stop(progress)
+
+    with pytest.raises(Interrupted):
+        trainer.fit(on_progress=second_passes)
+    assert saved[-1] == expected
+
+
+def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tmp_path: Path) -> None:
+    plain = busy_world(
+        outcome_per_year=0.1, chronic_conditions=2, chronic_prevalence=0.4, chronic_effect=2.0, pair_effect=0.0,
+        truth_futures=4,
+    )  # fmt: skip
+    simulate(tmp_path / "data", subjects=600, seed=1, config=plain)
+    task = load_task(tmp_path / "data" / "task.yaml")
+    prepare(tmp_path / "data", tmp_path / "set", study=tiny_study, tasks=[task])
+    study = load_study(None, ["model.size=small", "training.epochs=12", "training.warmup_steps=10"])
+    trainer = Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=study)
+    start = trainer.tuning_nll(trainer.model)
+    trainer.fit()
+    history = losses(tmp_path / "run")
+    assert min(tuning for _, tuning in history) < start - 0.05
+    assert history[-1][0] < history[0][0]
+
+
+def test_no_event_of_interest_is_refused_and_leaves_nothing(
+    sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Prepared.rows
+
+    def without_events(self: Prepared, task: str, split: str) -> object:
+        found = rows(self, task, split)
+        object.__setattr__(found, "cause", np.zeros(len(found), np.int8))
+        return found
+
+    monkeypatch.setattr(Prepared, "rows", without_events)
+    with pytest.raises(EhrseqError, match="no event of interest"):
+        Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=tiny_study)
+    assert not (tmp_path / "run").exists()
+
+
+def test_visit_head_with_competing_causes_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="one cause"):
+        train(sim_prepared, tmp_path / "run", "model.head=visit")
+
+
+def test_bidirectional_training_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="visits after it"):
+        train(sim_prepared, tmp_path / "run", "model.attention=bidirectional")
+
+
+def test_bf16_trains_close_to_float32(sim_prepared: Path, reference: Path, tmp_path: Path) -> None:
+    train(sim_prepared, tmp_path / "run", "training.precision=bf16")
+    assert losses(tmp_path / "run")[-1][1] == pytest.approx(losses(reference)[-1][1], rel=0.02)
+
+
+@pytest.mark.parametrize("warmup", [4, 10])
+def test_averaged_weights_follow_their_recursion(warmup: int) -> None:
+    model, averaged = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    average = ExponentialMovingAverage(model, averaged, decay=0.9, warmup=warmup)
+    expected = averaged.weight.detach().clone()
+    for step in range(1, 40):
+        torch.nn.init.normal_(model.weight)
+        decay = min(0.9, (1 + step) / (warmup + step))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+        average.update(step)
+    torch.testing.assert_close(averaged.weight.detach(), expected)
+
+
+@pytest.mark.parametrize("steps", [100, 1_000, 10_000, 20_000])
+def test_averaged_weights_are_those_of_the_last_quarter_however_long_the_run(steps: int) -> None:
+    """Weight (1 + t)/(4 + t) at step t: what came before a share f of the run has about f³ of the average."""
+    settings = TrainingConfig()
+    model, averaged = torch.nn.Linear(1, 1, bias=False).double(), torch.nn.Linear(1, 1, bias=False).double()
+    average = ExponentialMovingAverage(model, averaged, decay=settings.ema, warmup=settings.ema_warmup)
+    for step in range(1, steps + 1):
+        torch.nn.init.constant_(model.weight, float(step > 0.75 * steps))  # 1 in the last quarter, 0 before
+        average.update(step)
+    assert averaged.weight.item() == pytest.approx(1 - 0.75**3, abs=0.02)
+
+
+def test_learning_rate_warms_up_and_a_cosine_ends_at_zero() -> None:
+    constant, cosine = TrainingConfig(warmup_steps=10), TrainingConfig(warmup_steps=10, schedule="cosine")
+    rates = [learning_rate(constant, step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(constant.learning_rate / 10)
+    assert set(rates[10:]) == {constant.learning_rate}
+    rates = [learning_rate(cosine, step, 100) for step in range(101)]
+    assert rates[10] == pytest.approx(cosine.learning_rate)
+    assert rates[100] == pytest.approx(0, abs=1e-12)
+    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
+
+
+def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:
+    model = Run(sim_run).model
+    optimizer = make_optimizer(model, TrainingConfig(weight_decay=0.5))
+    decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert {name for name, p in model.named_parameters() if id(p) in decayed} == linear
+    assert all("bias" not in name and "norm" not in name for name in linear)
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("decay_steps", "steps_per_epoch", "expected"),
+    [(300, 150, 0.5), (300, 300, 0.5), (300, 1200, 0.125), (None, 1200, 0.5)],
+)
+def test_weights_forget_over_as_many_epochs_whatever_their_steps(
+    sim_run: Path, decay_steps: int | None, steps_per_epoch: float, expected: float
+) -> None:
+    settings = TrainingConfig(weight_decay=0.5, decay_steps=decay_steps)
+    optimizer = make_optimizer(Run(sim_run).model, settings, steps_per_epoch=steps_per_epoch)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [expected, 0.0]
+
+
+def test_a_trainer_counts_the_steps_of_its_epochs(sim_prepared: Path, tmp_path: Path) -> None:
+    study = StudyConfig(training=TrainingConfig(subjects_per_step=2, decay_steps=10, min_steps=1))
+    trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
+    steps = len(trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=2))
+    assert steps > 20
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == pytest.approx(10 / steps, rel=0.03)

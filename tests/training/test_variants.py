@@ -1,0 +1,163 @@
+"""Every variant of every part, by configuration alone: `ehrseq train` fits it and `ehrseq predict` reads it back."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_study
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.build import build_model
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.training.loop import Trainer
+from helpers.command_line import ehrseq
+
+Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, and its risks
+SHORT = ("training.epochs=1", "training.min_steps=4", "training.warmup_steps=1", "training.learning_rate=0.01")
+TINY = ("model.dim=8", "model.heads=2", "model.layers=1")
+VARIANTS = (
+    "visit_encoder=mean", "visit_encoder=transformer", "visit_encoder=transformer visit_pool=cls visit_layers=2",
+    "visit_encoder=sum", "visit_encoder=scaled_sum", "visit_encoder=max", "scorer=bottleneck", "visit_mlp=false",
+    "timeline=lstm", "layers=2 timeline=lstm", "wide_head=true", "head=visit", "head=visit architecture=flat",
+    "position=sinusoidal", "position=none", "code_position=true", "code_types=true", "age_bin_years=0",
+    "age_bin_years=1", "delta_bins=linear", "delta_bins=linear delta_bin_days=30 delta_top_days=1826.25",
+    "delta_bins=none", "max_visits=2", "frozen=[age,visit]", "architecture=flat",
+    "architecture=flat max_tokens=6", "architecture=flat position=sinusoidal code_types=true wide_head=true",
+    "architecture=flat frozen=[age,visit]", "preset=small_cohort", "preset=medium_cohort",
+    "preset=domain_shift", "preset=domain_shift architecture=flat dim=16",
+)  # fmt: skip
+
+
+def settings(variant: str) -> list[str]:
+    """As on the command line; a preset brings its own size."""
+    own = [part if part.startswith("preset=") else f"model.{part}" for part in variant.split()]
+    return [*SHORT, *(() if "preset=" in variant else TINY), *own]
+
+
+@pytest.fixture(scope="module")
+def one_cause(
+    sim_data: Path, sim_task: TaskConfig, tiny_study: StudyConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The simulated set again, for the visit head: death is no competing cause but ends the record."""
+    out = tmp_path_factory.mktemp("one_cause") / "set"
+    prepare(sim_data, out, study=tiny_study, tasks=[sim_task.model_copy(update={"competing": {}})])
+    return out
+
+
+def train_and_predict(variant: str, prepared: Path, data: Path, folder: Path) -> Answer:
+    """Both commands as a user types them, at each subject's newest moment."""
+    run, out = folder / "run", folder / "p.parquet"
+    for command in (["train", prepared, "--out", run, *settings(variant)],
+                    ["predict", run, data, "--at", "last", "--out", out]):  # fmt: skip
+        done = ehrseq(*command)
+        assert done.exit_code == 0, done.output
+    return ModelConfig.model_validate_json((run / "config.json").read_text()), pq.read_table(out)["risk"].to_numpy()
+
+
+@pytest.fixture(scope="module")
+def default(sim_prepared: Path, sim_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    return train_and_predict("", sim_prepared, sim_data, tmp_path_factory.mktemp("default"))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_trains_and_predicts_by_configuration(
+    variant: str,
+    default: Answer,
+    sim_prepared: Path,
+    one_cause: Path,
+    sim_data: Path,
+    tmp_path: Path,
+) -> None:
+    visit_head = "head=visit" in variant
+    config, risk = train_and_predict(variant, one_cause if visit_head else sim_prepared, sim_data, tmp_path)
+    assert len(risk) > 100
+    assert np.isfinite(risk).all()
+    assert ((risk >= 0) & (risk <= 1)).all()
+    assert len(np.unique(risk)) > len(risk) / 10  # subjects differ
+    asked = load_study(None, settings(variant)).model
+    for name in {*asked.model_fields_set, *(part.partition("=")[0] for part in variant.split())} - {"preset"}:
+        assert getattr(config, name) == getattr(asked, name), name
+    if not visit_head:
+        assert not np.array_equal(risk, default[1])  # a setting that nobody reads would leave the risks as they were
+        curves = risk.reshape(-1, config.causes, 4)
+        assert (np.diff(curves, axis=2) >= -1e-6).all()
+        assert curves[:, :, -1].sum(1).max() <= 1 + 1e-6
+
+
+AGE, INDEX = "visit_time_embedding.age.table.weight", "visit_time_embedding.position.table.weight"
+FLAT_AGE, FLAT_VISIT = "encoder.embedding.age.table.weight", "encoder.embedding.visit.table.weight"
+
+
+@pytest.mark.parametrize(
+    ("variant", "kept", "learned"),
+    [
+        ("", (), (AGE, INDEX)),
+        ("frozen=[age]", (AGE,), (INDEX,)),
+        ("frozen=[visit]", (INDEX,), (AGE,)),
+        ("architecture=flat", (), (FLAT_AGE, FLAT_VISIT)),
+        ("architecture=flat frozen=[age,visit]", (FLAT_AGE, FLAT_VISIT), ("encoder.embedding.position.table.weight",)),
+        ("preset=domain_shift model.size=small", (AGE,), ("visit_time_embedding.delta.table.weight",)),
+    ],
+)
+def test_frozen_embeddings_stay_as_they_were(
+    variant: str, kept: tuple[str, ...], learned: tuple[str, ...], sim_prepared: Path, tmp_path: Path
+) -> None:
+    study = load_study(None, settings(variant.replace("model.", "")))
+    Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study).fit()
+    config = ModelConfig.model_validate_json((tmp_path / "run" / "config.json").read_text())
+    torch.manual_seed(study.training.seed)
+    start, end = build_model(config).state_dict(), load_file(tmp_path / "run" / "model.safetensors")
+    assert {name: torch.equal(start[name], end[name]) for name in (*kept, *learned)} == (
+        dict.fromkeys(kept, True) | dict.fromkeys(learned, False)
+    )
+
+
+def test_a_setting_that_the_data_cannot_answer_is_refused_in_one_line(sim_prepared: Path, tmp_path: Path) -> None:
+    """The visit head knows one cause; the simulated task has a competing one."""
+    done = ehrseq("train", sim_prepared, "--out", tmp_path / "r", "model.head=visit")
+    assert done.exit_code == 2
+    assert "head=visit takes one cause" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["interpolate", "bins", "none"])
+def test_every_way_of_numbers_trains_and_predicts(
+    mode: str, default: Answer, sim_data: Path, sim_task: TaskConfig, tmp_path: Path
+) -> None:
+    """What a number becomes is decided when the data is prepared; the model follows."""
+    study = load_study(None, [f"values.mode={mode}", "values.bins=3"])
+    prepare(sim_data, tmp_path / "set", study=study, tasks=[sim_task])
+    config, risk = train_and_predict("code_types=true", tmp_path / "set", sim_data, tmp_path)
+    assert (config.values, config.value_bins) == ("interpolate" if mode == "interpolate" else "none", 3)
+    assert np.isfinite(risk).all()
+    assert not np.array_equal(risk, default[1])
+
+
+@pytest.mark.parametrize("variant", ["architecture=flat code_types=true", "head=visit code_types=true timeline=lstm"])
+def test_evaluate_reads_types_as_training_did(
+    variant: str, sim_prepared: Path, one_cause: Path, tmp_path: Path
+) -> None:
+    run, prepared = tmp_path / "run", one_cause if "visit" in variant else sim_prepared
+    for command in (["train", prepared, "--out", run, *settings(variant)],
+                    ["evaluate", run, "--baselines", "none", "evaluation.bootstrap=0"]):  # fmt: skip
+        done = ehrseq(*command)
+        assert done.exit_code == 0, done.output
+    assert "ehrsequencing" in (run / "metrics.json").read_text()
+
+
+@pytest.mark.parametrize("setting", ["values=none", "value_bins=7", "vocab_size=9", "causes=3", "edges_days=[5.0]"])
+def test_what_the_data_decides_is_not_for_the_model_to_say(setting: str, sim_prepared: Path, tmp_path: Path) -> None:
+    study = load_study(None, [*SHORT, *TINY, f"model.{setting}"])
+    with pytest.raises(EhrseqError, match=f"model.{setting.partition('=')[0]}.*decided by the prepared data"):
+        Trainer(Prepared(sim_prepared), Prepared(sim_prepared).only_task(), tmp_path / "run", study=study)
+
+
+def test_a_recorded_study_can_train_again(sim_run: Path, sim_prepared: Path, tmp_path: Path) -> None:
+    study = load_study(sim_run / "config.yaml")
+    assert study.model.edges_days
+    assert (
+        Trainer(Prepared(sim_prepared), Prepared(sim_prepared).only_task(), tmp_path, study=study).config == study.model
+    )
