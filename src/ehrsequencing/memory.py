@@ -1,8 +1,8 @@
 """Keep freed memory: a long command asks for the same large blocks again and again.
 
-By default glibc returns a large freed block to the system, which fills the next one with zeros, page by page. Training on
-PhysioNet 2012 spends 6 s in the system for 46 s of its own; with the memory kept, 2 s. `predict` is left as it is: it
-would gain 2 s of 13, and its peak memory would grow by .4 to 1.3 GiB.
+By default glibc returns a large freed block to the system, which fills the next one with zeros, page by page. Training
+on PhysioNet 2012 spends 6 s in the system for 46 s of its own; with the memory kept, 2 s. `predict` is left as it is:
+it would gain 2 s of 13, and its peak memory would grow by .4 to 1.3 GiB.
 """
 
 import ctypes
