@@ -10,6 +10,7 @@ from ehrsequencing.cli.console import bar, errors, say, stages, training_bar
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.importing import import_app
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from ehrsequencing.config import StudyConfig
@@ -59,6 +60,7 @@ def demo(
 ) -> None:
     """Simulate records, train on them, evaluate, and write the report."""
     with errors(debug):
+        keep_freed_memory()
         from ehrsequencing.cli.demo import run_demo
 
         run_demo(out, subjects=subjects, seed=seed, say=say, bar=bar, training_bar=training_bar)
@@ -162,6 +164,7 @@ def train(
 ) -> None:
     """Fit a model; early stop on the tuning split."""
     with errors(debug):
+        keep_freed_memory()
         study = _study(config, overrides, "train")
         from ehrsequencing.config import refuse_changes, refuse_other_task
         from ehrsequencing.records.prepared import Prepared
@@ -205,6 +208,7 @@ def evaluate(
     On a split of its own data, or with --data on data that it has never seen.
     """
     with errors(debug):
+        keep_freed_memory()
         given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
         given += ["evaluation.recalibrate=true"] if recalibrate else []
         external = data is not None and splits is None
