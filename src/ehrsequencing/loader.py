@@ -24,7 +24,7 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.reach import Part as Part
 from ehrsequencing.models.reach import Reach as Reach
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 
 MAX_VISIT_CODES = 16_384  # in one visit, where codes attend to one another: time and memory grow with the square
 _SCAN = 1_000_000  # visits looked at together
@@ -53,8 +53,7 @@ class SubjectLoader:
     Subjects without a prediction time are left out, and so are visits after a subject's last one: nothing may see them.
 
     Args:
-        timelines: Visits of the split.
-        rows: The task's prediction times in the same split.
+        records: Visits and prediction times of the split.
         queries: True for the `horizon` head. False for the `visit` head: queries are left out, a query that falls on
             a visit's end becomes that visit's row, and only a subject's last row carries its cause.
         code_types: (V,) type of each token; None where the model has no embedding for it.
@@ -63,15 +62,15 @@ class SubjectLoader:
 
     def __init__(
         self,
-        timelines: Timelines,
-        rows: TaskRows,
+        records: TaskRecords,
         *,
         queries: bool = True,
         code_types: Ints | None = None,
         reach: Reach | None = None,
     ) -> None:
-        self.timelines, self.rows, self.queries, self.reach = timelines, rows, queries, reach
+        self.timelines, self.rows, self.queries, self.reach = records.timelines, records.rows, queries, reach
         self.code_types = None if code_types is None else torch.from_numpy(code_types)
+        timelines, rows = records.timelines, records.rows
         offsets = rows.row_offsets
         self.subjects = np.flatnonzero(np.diff(offsets) > 0)
         last = offsets[self.subjects + 1] - 1
@@ -103,15 +102,13 @@ class SubjectLoader:
         self.n_visits[self.subjects] = seen_by_others
 
     @classmethod
-    def of_model(
-        cls, config: ModelConfig, timelines: Timelines, rows: TaskRows, *, code_types: Ints | None = None
-    ) -> "SubjectLoader":
+    def of_model(cls, config: ModelConfig, records: TaskRecords, *, code_types: Ints | None = None) -> "SubjectLoader":
         """The batches that a model wants.
 
         Raises:
             EhrseqError: A visit has more codes than this kind of model can relate to one another.
         """
-        loader = cls(timelines, rows, queries=config.head == "horizon", code_types=code_types, reach=Reach.of(config))
+        loader = cls(records, queries=config.head == "horizon", code_types=code_types, reach=Reach.of(config))
         if config.architecture == "flat" or config.visit_encoder == "transformer":
             loader._refuse_huge_visits()
         return loader

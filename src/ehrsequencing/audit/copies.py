@@ -13,7 +13,7 @@ from ehrsequencing.audit.data import AuditData
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.predict import VISIT_BUDGET
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from ehrsequencing.records.timelines import TaskRecords
 
 MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuous
 MAX_CUTS = 12  # prediction times per subject, drawn at random
@@ -42,7 +42,7 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
         data: The audited run.
         share: In how many ways the budget of tokens is shared.
     """
-    timelines, rows = data.people, data.asked
+    timelines, rows = data.asked.timelines, data.asked.rows
     visits, first = timelines.subject_offsets, rows.row_offsets
     cost = np.diff(timelines.visit_offsets[visits]).astype(np.float64)
     if data.model.config.architecture == "flat":  # every token looks at every other
@@ -68,8 +68,7 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
 class Copies:
     """Copies of subjects, and which of their visits, codes and rows stand after the cut."""
 
-    timelines: Timelines
-    rows: TaskRows
+    records: TaskRecords
     later_visit: Bools
     later_code: Bools  # of later visits, and of a visit that the cut lies in
     later_row: Bools
@@ -87,7 +86,7 @@ def copy_subjects(
         rows_after: Whether the subject's own later prediction times stay (their visits must then stay too).
         end: Whether a query after everything makes the loader read all of it.
     """
-    timelines, rows = data.people, data.asked
+    timelines, rows = data.asked.timelines, data.asked.rows
     visit_ids, row_ids = list[Ints](), list[Ints]()
     for cut in chosen:
         visit_ids.append(np.r_[np.arange(cut.first_visit, cut.first_visit + cut.past_visits), visits_after(cut)])
@@ -100,7 +99,7 @@ def copy_subjects(
         np.concatenate(row_ids),
     )
     codes, visit_offsets = ragged(timelines.visit_offsets, visits)
-    people = take_timelines(timelines, subjects)
+    people = timelines.take(subjects)
     place = _places(n_visits)
     made = replace(
         people, subject_offsets=np.r_[0, np.cumsum(n_visits)], visit_offsets=visit_offsets,
@@ -109,7 +108,7 @@ def copy_subjects(
     )  # fmt: skip
     past = np.array([cut.past_visits for cut in chosen])
     later_row = row > np.repeat([cut.row for cut in chosen], n_rows)
-    asked = take_rows(one_owner(rows), row)
+    asked = rows.select(row, np.r_[0, np.cumsum(n_rows)])
     last = np.cumsum(n_rows) - 1
     if end:
         later_row[last] = True
@@ -120,19 +119,13 @@ def copy_subjects(
         unfinished[last] = 0
         moment[last] = np.maximum(moment[last], int(made.end_us.max(initial=0))) + DAY_US
         asked = replace(asked, visits_before=seen, is_query=is_query, prediction_us=moment, unfinished_codes=unfinished)
-    asked = replace(asked, row_offsets=np.r_[0, np.cumsum(n_rows)])
     later_visit = place >= np.repeat(past, n_visits)
     shown = np.diff(visit_offsets)  # of each visit's codes
     known = np.array([int(rows.unfinished_codes[cut.row]) for cut in chosen])
     shown[(made.subject_offsets[:-1] + past - 1)[known > 0]] = known[known > 0]
     shown[later_visit] = 0
     later_code = _places(np.diff(visit_offsets)) >= np.repeat(shown, np.diff(visit_offsets))
-    return Copies(made, asked, later_visit, later_code, later_row)
-
-
-def one_owner(rows: TaskRows) -> TaskRows:
-    """The same rows, each its own subject, so that `take_rows` takes rows."""
-    return replace(rows, row_offsets=np.arange(len(rows) + 1))
+    return Copies(TaskRecords(made, asked), later_visit, later_code, later_row)
 
 
 def _places(lengths: Ints) -> Ints:
@@ -145,7 +138,7 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
 
     Half of the tokens become random ones, and nothing else stays.
     """
-    old, asked = copies.timelines, copies.rows
+    old, asked = copies.records.timelines, copies.records.rows
     visit = ~copies.later_visit if past else copies.later_visit
     row = ~copies.later_row if past else copies.later_row
     token = ~copies.later_code if past else copies.later_code
@@ -172,7 +165,7 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
         age_years=other(asked.age_years, row, rng.uniform(0, 120, r)),
         delta_days=other(asked.delta_days, row, rng.exponential(100, r)),
     )  # fmt: skip
-    return replace(copies, timelines=timelines, rows=rows)
+    return replace(copies, records=TaskRecords(timelines, rows))
 
 
 def _scramble(
@@ -185,9 +178,9 @@ def _scramble(
     values[number] = rng.normal(size=(int(number.sum()), 2))
 
 
-def answers(data: AuditData, timelines: Timelines, rows: TaskRows) -> Floats:
+def answers(data: AuditData, records: TaskRecords) -> Floats:
     """(R, ·) logits at every row, through the loader and the model, as predictions are made; NaN without an answer."""
-    loader = SubjectLoader(timelines, rows, queries=not data.run.is_visit_head, code_types=data.run.code_types)
+    loader = SubjectLoader(records, queries=not data.run.is_visit_head, code_types=data.run.code_types)
     out: Floats | None = None
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
@@ -195,9 +188,9 @@ def answers(data: AuditData, timelines: Timelines, rows: TaskRows) -> Floats:
                 data.model(step.batch).double().flatten(1) if not data.run.is_visit_head else data.model(step.batch)
             )
             found = logits.double().view(len(logits), -1).numpy()
-            out = np.full((len(rows), found.shape[1]), np.nan) if out is None else out
+            out = np.full((len(records), found.shape[1]), np.nan) if out is None else out
             out[step.rows] = found[step.positions]
-    return out if out is not None else np.full((len(rows), 1), np.nan)
+    return out if out is not None else np.full((len(records), 1), np.nan)
 
 
 def movement(before: Floats, after: Floats) -> Floats:
@@ -216,8 +209,8 @@ def reacts(data: AuditData) -> bool:
         chosen = cuts(data, share=8)
         dropped = copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False)
         past = noisy(data, dropped, data.rng(14), past=True)
-        before = answers(data, dropped.timelines, dropped.rows)
-        data.reaction = float(movement(before, answers(data, past.timelines, past.rows)).max(initial=0.0))
+        before = answers(data, dropped.records)
+        data.reaction = float(movement(before, answers(data, past.records)).max(initial=0.0))
     return data.reaction >= MOVES
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ehrsequencing.arrays import Ints, Ints32
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, Timelines
 
 BY_CHANCE = 0.01  # pairs that unrelated people may form in the whole data set
 MOST_COMPARED = 500  # shared timelines of two splits whose chance is worked out, drawn at random
@@ -43,11 +43,11 @@ class _People:
     gap_s: Ints
 
     @classmethod
-    def of(cls, timelines: Timelines, rows: TaskRows) -> "_People":
+    def of(cls, records: TaskRecords) -> "_People":
+        timelines, rows = records.timelines, records.rows
         offsets, start = timelines.subject_offsets, timelines.start_us
-        owner = np.repeat(np.arange(len(timelines)), np.diff(offsets))
         end = timelines.end_us
-        first = offsets[:-1][owner]
+        first = offsets[:-1][timelines.owner]
         codes = _sums(_mixed(timelines.codes), timelines.visit_offsets)
         since = _mixed((start - start[first]) // SECOND_US) + _mixed((end - start) // SECOND_US + 1)
         whole = _sums(_mixed(codes + since), offsets)
@@ -78,7 +78,7 @@ def _sums(numbers: Hashes, offsets: Ints) -> Hashes:
 
 def duplicate_timelines(data: AuditData) -> Finding:
     """People of one split whose whole timeline somebody of another split has, too."""
-    people = {split: _People.of(data.timelines[split], data.rows[split]) for split in SPLITS}
+    people = {split: _People.of(data.records[split]) for split in SPLITS}
     common = _Common(data, people)
     tested = {"subjects": sum(len(some.subject) for some in people.values())}
     pairs = [("held_out", "train"), ("tuning", "train"), ("held_out", "tuning")]

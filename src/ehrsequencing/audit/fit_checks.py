@@ -31,26 +31,23 @@ def tokens_of_training(data: AuditData) -> Finding:
     """Every token has enough training subjects in the prepared timelines."""
     vocabulary, needed = data.vocabulary, data.prepared.study.vocabulary.min_subjects
     counts = np.zeros(len(vocabulary), dtype=np.int64)
-    pairs = np.unique(_tokens_of_subjects(data.timelines["train"], data.base_token), axis=1)
+    pairs = np.unique(_tokens_of_subjects(data.records["train"].timelines, data.base_token), axis=1)
     np.add.at(counts, pairs[0], 1)
     plain = data.base_token == np.arange(len(vocabulary))
     plain &= ~vocabulary.is_unknown(np.arange(len(vocabulary), dtype=np.int32))
     few = int((plain & (counts < needed)).sum())
     return judge(
         few, of=int(plain.sum()), what=f"codes have a token that fewer than {needed} training subjects have",
-        tested={"codes": int(plain.sum()), "training subjects": len(data.timelines["train"])},
+        tested={"codes": int(plain.sum()), "training subjects": len(data.records["train"].timelines)},
         clean=f"at least {needed} training subjects have every code with a token",
     )  # fmt: skip
 
 
 def _tokens_of_subjects(timelines: Timelines, base: Ints) -> Ints:
     """(2, ·) plain token and subject of every code, static ones too."""
-    everyone = np.arange(len(timelines))
-    visits = np.repeat(everyone, np.diff(timelines.subject_offsets))
-    of_code = np.repeat(visits, np.diff(timelines.visit_offsets))
-    of_static = np.repeat(everyone, np.diff(timelines.static_offsets))
+    of_code = np.repeat(timelines.owner, np.diff(timelines.visit_offsets))
     codes = np.r_[timelines.codes, timelines.static_codes]
-    return np.stack([base[codes], np.r_[of_code, of_static]])
+    return np.stack([base[codes], np.r_[of_code, timelines.static_owner]])
 
 
 def vocabulary_refit(data: AuditData) -> Finding:
@@ -85,7 +82,7 @@ def grid(data: AuditData) -> Finding:
     if data.run.is_visit_head:
         return Finding("not_tested", "the visit head has no grid")
     used = np.array(data.model.config.edges_days)
-    tested = {"edges": len(used), "training rows": len(data.rows["train"])}
+    tested = {"edges": len(used), "training rows": len(data.records["train"])}
     if _same_edges(used, _edges(data, ("train",))):
         return Finding("passed", "the edges are those of the training durations", tested, 0.0, SAME)
     everyone = _same_edges(used, _edges(data, SPLITS))
@@ -96,9 +93,9 @@ def grid(data: AuditData) -> Finding:
 
 
 def _edges(data: AuditData, names: tuple[str, ...]) -> Floats:
-    duration = np.concatenate([data.rows[name].duration_days for name in names])
-    cause: NDArray[Any] = np.concatenate([data.rows[name].cause for name in names])
-    subject = np.concatenate([data.rows[name].subject * len(SPLITS) + k for k, name in enumerate(names)])
+    duration = np.concatenate([data.records[name].rows.duration_days for name in names])
+    cause: NDArray[Any] = np.concatenate([data.records[name].rows.cause for name in names])
+    subject = np.concatenate([data.records[name].rows.subject * len(SPLITS) + k for k, name in enumerate(names)])
     return np.array(
         grid_edges(
             duration, cause, horizons_days=data.task.horizons, bins=data.run.study.training.grid_bins, subject=subject,
@@ -119,7 +116,7 @@ def recalibration(data: AuditData) -> Finding:
     if data.run.is_visit_head:
         return Finding("not_tested", "the visit head has no hazards per day to correct")
     told = _told(data)
-    tested = {"causes": sum(len(numbers) for _, numbers in told), "tuning rows": len(data.rows["tuning"])}
+    tested = {"causes": sum(len(numbers) for _, numbers in told), "tuning rows": len(data.records["tuning"])}
     if not told:
         return Finding("not_tested", "manifest.json tells of no correction at the end of training")
     if min(float(_slope(numbers, bins=model.config.bins).min()) for model, numbers in told) < LEAST_SLOPE:
@@ -171,8 +168,9 @@ def _fitted_again(data: AuditData, model: SurvivalModel, told: Floats, names: tu
     """(E, 4) what training would have fitted on some splits, and on how many subjects with the event."""
     hazards, durations, causes, entries, owners = [], [], [], [], []
     for number, name in enumerate(names):
-        timelines, rows = data.timelines[name], data.rows[name]
-        loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=data.run.code_types)
+        records = data.records[name]
+        rows = records.rows
+        loader = SubjectLoader.of_model(model.config, records, code_types=data.run.code_types)
         chosen, eta = labelled_log_hazards(model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu"))
         hazards.append(eta.astype(np.float64))
         durations.append(rows.duration_days[chosen])

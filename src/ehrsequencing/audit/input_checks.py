@@ -8,7 +8,7 @@ from ehrsequencing.audit.source import Source
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
 
@@ -24,16 +24,16 @@ def stamps(data: AuditData) -> Finding:
     """
     late = misplaced = total = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
-        first, seen, p = _views(timelines, rows)
+        records = data.records[name]
+        timelines, rows = records.timelines, records.rows
+        first, seen, p = _views(records)
         end, start = timelines.end_us, timelines.start_us
-        owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
-        unsorted = (np.diff(owner) == 0) & (np.diff(end) < 0)
+        unsorted = (np.diff(timelines.owner) == 0) & (np.diff(end) < 0)
         late += int(unsorted.sum()) + int((start > end).sum())
         last = np.where(seen > 0, end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else STATIC, STATIC)
         beyond = first + seen > timelines.subject_offsets[rows.subject + 1]
         late += int(((last > p) | beyond).sum())
-        late += int((_inside(rows) & ~_lies_in_next_visit(timelines, rows)).sum())
+        late += int((_inside(rows) & ~_lies_in_next_visit(records)).sum())
         misplaced += int((~rows.is_query & (last != p)).sum())
         misplaced += int((rows.index_us > p).sum())
         total += len(p)
@@ -52,9 +52,10 @@ def _inside(rows: TaskRows) -> Bools:
     return np.asarray(rows.unfinished_codes > 0)
 
 
-def _lies_in_next_visit(timelines: Timelines, rows: TaskRows) -> Bools:
+def _lies_in_next_visit(records: TaskRecords) -> Bools:
     """Which rows are queries in the visit after those that had ended, and see no more codes than it has."""
-    first, seen, p = _views(timelines, rows)
+    timelines, rows = records.timelines, records.rows
+    first, seen, p = _views(records)
     following = first + seen
     out = rows.is_query & (following < timelines.subject_offsets[rows.subject + 1])
     row, visit = np.flatnonzero(out), following[out]
@@ -69,9 +70,8 @@ def tokens_in_records(data: AuditData) -> Finding:
         return no_source(data)
     unexplained = later = static = total = subjects = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
         for subject in data.sample[name].tolist():
-            found = _explain(data, data.source, timelines, rows, subject)
+            found = _explain(data, data.source, data.records[name], subject)
             subjects += 1
             unexplained, later, static, total = (
                 a + b for a, b in zip((unexplained, later, static, total), found, strict=True)
@@ -93,10 +93,9 @@ def tokens_in_records(data: AuditData) -> Finding:
     )  # fmt: skip
 
 
-def _explain(
-    data: AuditData, source: Source, timelines: Timelines, rows: TaskRows, subject: int
-) -> tuple[int, int, int, int]:
+def _explain(data: AuditData, source: Source, records: TaskRecords, subject: int) -> tuple[int, int, int, int]:
     """Tokens of one subject: without an event, with a later one only, static without a row; and how many in all."""
+    timelines, rows = records.timelines, records.rows
     events = source.records[int(timelines.subject_id[subject])]
     event, token, number = _encoded(data, source, events)
     time_us = events.time_us[event]
@@ -148,7 +147,7 @@ def summaries(data: AuditData) -> Finding:
         return no_source(data)
     wrong = total = summed = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
+        timelines, rows = data.records[name].timelines, data.records[name].rows
         for subject in data.sample[name].tolist():
             events = data.source.records[int(timelines.subject_id[subject])]
             numeric = _numeric(data, data.source, events)
@@ -211,11 +210,11 @@ def time_signals(data: AuditData) -> Finding:
     """Ages and gaps of visits and queries, computed again from the stamps."""
     wrong = total = next_gap = gaps = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
+        records = data.records[name]
+        timelines, rows = records.timelines, records.rows
         start, end = timelines.start_us, timelines.end_us
-        count = np.diff(timelines.subject_offsets)
-        birth = np.repeat(timelines.birth_us, count)
-        owner = np.repeat(np.arange(len(timelines)), count)
+        owner = timelines.owner
+        birth = timelines.birth_us[owner]
         has_previous = np.r_[False, np.diff(owner) == 0][: len(owner)]
         gap = np.zeros(len(start))
         gap[1:] = np.maximum(start[1:] - end[:-1], 0) / DAY_US
@@ -227,7 +226,7 @@ def time_signals(data: AuditData) -> Finding:
         gaps += int(bad.sum())
         wrong += int(bad.sum() + _differ(np.asarray(timelines.age_years, np.float64), _age(start, birth)).sum())
 
-        first, seen, p = _views(timelines, rows)
+        first, seen, p = _views(records)
         last = end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else p
         since = np.where(seen > 0, (p - last) / DAY_US, 0.0)
         stored, inside = np.asarray(rows.delta_days, np.float64), _inside(rows)
@@ -266,9 +265,10 @@ def outcome_in_input(data: AuditData) -> Finding:
     matches = matches[data.base_token]
     tested, bad, still = {"rows": 0}, 0, 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
-        first, seen, _ = _views(timelines, rows)
-        up_to_index = _up_to_index(timelines, rows)
+        records = data.records[name]
+        timelines, rows = records.timelines, records.rows
+        first, seen, _ = _views(records)
+        up_to_index = _up_to_index(records)
         hits = np.r_[0, np.cumsum(matches[timelines.codes])][timelines.visit_offsets]
         bad += int((hits[first + seen] > hits[np.minimum(first + up_to_index, first + seen)]).sum())
         of_static = np.r_[0, np.cumsum(matches[timelines.static_codes])][timelines.static_offsets]
@@ -290,10 +290,10 @@ def outcome_in_input(data: AuditData) -> Finding:
     )  # fmt: skip
 
 
-def _up_to_index(timelines: Timelines, rows: TaskRows) -> Ints:
+def _up_to_index(records: TaskRecords) -> Ints:
     """(R,) how many visits of each row's subject had ended by the index."""
-    owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
-    return count_at_or_before(owner, timelines.end_us, rows.subject, rows.index_us)[0]
+    timelines, rows = records.timelines, records.rows
+    return count_at_or_before(timelines.owner, timelines.end_us, rows.subject, rows.index_us)[0]
 
 
 def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatcher, named: Bools) -> Finding | None:
@@ -314,8 +314,8 @@ def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatch
         return None
     alone = total = subjects = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
-        up_to_index = _up_to_index(timelines, rows)
+        timelines, rows = data.records[name].timelines, data.records[name].rows
+        up_to_index = _up_to_index(data.records[name])
         for subject in data.sample[name].tolist():
             low, high = int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])
             start = int(timelines.subject_offsets[subject])
@@ -352,10 +352,9 @@ def _without_another_cause(
     return len(place) - sum(explained), len(place)
 
 
-def _views(timelines: Timelines, rows: TaskRows) -> tuple[Ints, Ints, Ints]:
+def _views(records: TaskRecords) -> tuple[Ints, Ints, Ints]:
     """First visit of each row's subject, how many visits the row sees, and its moment."""
-    first = timelines.subject_offsets[rows.subject]
-    return first, np.asarray(rows.visits_before, dtype=np.int64), rows.prediction_us
+    return records.first_visit, records.rows.visits_before.astype(np.int64), records.rows.prediction_us
 
 
 CHECKS = (

@@ -19,7 +19,7 @@ def same_instant(data: AuditData) -> Finding:
     """A prediction time lies before the end of its follow-up, and after any blanking."""
     bad = total = 0
     for name in SPLITS:
-        rows = data.rows[name]
+        rows = data.records[name].rows
         duration, entry = rows.duration_days, np.asarray(rows.entry_days, dtype=np.float64)
         bad += int((~(duration > 0) | ~(duration > entry)).sum())
         total += len(rows)
@@ -33,7 +33,7 @@ def labels_agree(data: AuditData) -> Finding:
     """All prediction times of one index end in the same event at the same instant."""
     bad = total = 0
     for name in SPLITS:
-        rows = data.rows[name]
+        rows = data.records[name].rows
         if not len(rows):
             continue
         index = rows.index_us
@@ -66,7 +66,7 @@ def labels_in_records(data: AuditData) -> Finding:
     bad = {"after the outcome": 0, "after the end of follow-up": 0, "with another end": 0, "with another index": 0}
     total = subjects = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
+        timelines, rows = data.records[name].timelines, data.records[name].rows
         for subject in data.sample[name].tolist():
             events = data.source.records[int(timelines.subject_id[subject])]
             recurring = len(data.task.outcome) if data.task.recurrent else 0
@@ -121,7 +121,7 @@ def _indexes(data: AuditData, source: Source, events: Events) -> set[int] | None
 
 def splits(data: AuditData) -> Finding:
     """Nobody is in two splits, or twice in one."""
-    ids = np.concatenate([data.timelines[name].subject_id for name in SPLITS])
+    ids = np.concatenate([data.records[name].timelines.subject_id for name in SPLITS])
     distinct = len(np.unique(ids))
     return judge(
         len(ids) - distinct, of=distinct, what="subjects are in more than one split, or twice in one",

@@ -16,7 +16,7 @@ from ehrsequencing.audit.data import FITTED, AuditData, Check, Finding, Verdict
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
 
 WINDOWS_DAYS = (1.0, 2.0, 7.0)
@@ -61,7 +61,7 @@ def _base_rate(data: AuditData, cause: int, days: float) -> float:
     """Rate of a cause within some days of a prediction time of an average person."""
     events = at_risk = 0.0
     for split in FITTED:
-        rows = data.rows[split]
+        rows = data.records[split].rows
         event, present = _Labels.of(rows, np.arange(len(rows))).within(cause, days)
         each = 1.0 / np.maximum(np.diff(rows.row_offsets), 1)[rows.subject]
         events, at_risk = events + float((each * event).sum()), at_risk + float((each * present).sum())
@@ -131,7 +131,7 @@ def event_after_code(data: AuditData) -> Finding:
     """The rate of each cause within 1, 2 and 7 days of the first prediction time that sees a code."""
     tokens, causes, durations = list[Ints](), list[Ints](), list[Floats]()
     for split in FITTED:
-        presence, rows = data.presence[split], data.rows[split]
+        presence, rows = data.presence[split], data.records[split].rows
         seen = presence.start < presence.stop  # one row for each person and token
         tokens.append(presence.token[seen])
         labels = _Labels.of(rows, presence.start[seen])
@@ -174,7 +174,7 @@ def _counts(token: Ints, people: Ints, found: tuple[Floats, Floats], base: float
 
 def code_before_event(data: AuditData) -> Finding:
     """Codes in the last day before many events, and seldom elsewhere; every record of a code counts, not the first."""
-    split_visits = [_Visits.of(data.timelines[split], data.rows[split]) for split in FITTED]
+    split_visits = [_Visits.of(data.records[split]) for split in FITTED]
     size, suspects, highest, able = len(data.vocabulary), list[_Suspect](), 0.0, 0
     tested = {"visits": sum(len(visits.subject) for visits in split_visits)}
     found = [_records_before(data, split_visits, number) for number in range(1, len(data.task.causes) + 1)]
@@ -220,9 +220,9 @@ class _Visits:
     with_event: dict[int, int]
 
     @classmethod
-    def of(cls, timelines: Timelines, rows: TaskRows) -> "_Visits":
-        offsets = timelines.subject_offsets
-        owner = np.repeat(np.arange(len(timelines)), np.diff(offsets))
+    def of(cls, records: TaskRecords) -> "_Visits":
+        timelines, rows = records.timelines, records.rows
+        offsets, owner = timelines.subject_offsets, timelines.owner
         place = np.arange(len(owner)) - offsets[owner]
         before, first = count_at_or_before(rows.subject, np.asarray(rows.visits_before, np.int64), owner, place)
         row = first + before

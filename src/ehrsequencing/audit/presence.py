@@ -3,14 +3,15 @@
 import numpy as np
 
 from ehrsequencing.arrays import Floats
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import count_at_or_before
 
 
 class Presence:
     """Which rows see a token: all rows of a subject after the visit that has it first; static ones always."""
 
-    def __init__(self, timelines: Timelines, rows: TaskRows) -> None:
+    def __init__(self, records: TaskRecords) -> None:
+        timelines, rows = records.timelines, records.rows
         everyone = np.arange(len(timelines))
         visits = np.diff(timelines.subject_offsets)
         place = np.arange(int(visits.sum())) - np.repeat(timelines.subject_offsets[:-1], visits)

@@ -14,7 +14,7 @@ from ehrsequencing.metrics.definitions import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, take_rows
+from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.training.loop import Trainer
 
 TOLERANCE = 0.03
@@ -50,9 +50,7 @@ class _Shuffled(Prepared):
         rows = super().rows(task, split)
         offsets = rows.row_offsets
         has = np.diff(offsets) > 0
-        one = TaskRows(**{**vars(rows), "row_offsets": np.arange(len(rows) + 1)})
-        chosen = take_rows(one, offsets[:-1][has])
-        return TaskRows(**{**vars(chosen), "row_offsets": np.r_[0, np.cumsum(has)]})
+        return rows.select(offsets[:-1][has], np.r_[0, np.cumsum(has)])
 
     @cached_property
     def _ids(self) -> dict[str, Ints]:
@@ -107,9 +105,10 @@ def _deal_and_rank(data: AuditData, *, seed: int) -> _Ranked:
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(shuffled, data.task.name, Path(folder) / "run", study=load_study(None, SMALL))
         trainer.fit()
-    model, rows = trainer.averaged.cpu().eval(), shuffled.rows(data.task.name, data.split)
+    model, records = trainer.averaged.cpu().eval(), shuffled.records(data.task.name, data.split)
+    rows = records.rows
     horizons = data.task.horizons[-1:]
-    risk = risk_of_rows(model, data.timelines[data.split], rows, horizons_days=horizons).astype(np.float64)
+    risk = risk_of_rows(model, records, horizons_days=horizons).astype(np.float64)
     outcome = (rows.duration_days, np.asarray(rows.cause, np.int64), risk, horizons)
     draws = data.rng(32).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=_RESAMPLES)
     c = wolbers_c(ScoredRows.of(*outcome))[0, 0]

@@ -10,7 +10,7 @@ from ehrsequencing.baselines.history import AGE_KNOTS_YEARS
 from ehrsequencing.baselines.piecewise import HazardModel, days_since_index
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.grid import exposure
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
 
@@ -26,18 +26,18 @@ class AgeAndSex(HazardModel):
         self,
         task: TaskConfig,
         vocabulary: Vocabulary,
-        train: tuple[Timelines, TaskRows],
+        train: TaskRecords,
         *,
         edges_days: Sequence[float],
     ) -> None:
-        super().__init__(task, train[1], edges_days)
-        tokens = np.unique(train[0].static_codes)
+        super().__init__(task, train.rows, edges_days)
+        tokens = np.unique(train.timelines.static_codes)
         sexes = [t for t in tokens.tolist() if vocabulary.tokens[t].upper().startswith(("GENDER", "SEX"))]
         self.static = sexes or tokens.tolist()
-        chosen = np.arange(len(train[1]))
-        days = exposure(self.edges, train[1].entry_days, train[1].duration_days)
-        cause = train[1].cause
-        design = self._design(*train, chosen)
+        chosen = np.arange(len(train))
+        days = exposure(self.edges, train.rows.entry_days, train.rows.duration_days)
+        cause = train.rows.cause
+        design = self._design(train, chosen)
         self.mean_age = float(np.nanmean(design[:, 0])) if np.isfinite(design[:, 0]).any() else 50.0
         x = self._filled(design)
         self.models: list[PoissonRegressor | None] = []
@@ -51,10 +51,10 @@ class AgeAndSex(HazardModel):
             model = PoissonRegressor(alpha=1e-4, solver="newton-cholesky", max_iter=200)
             self.models.append(model.fit(x[rows], events[rows] / total[rows], sample_weight=total[rows]))
 
-    def _design(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def _design(self, records: TaskRecords, chosen: Ints) -> Floats:
+        timelines, rows = records.timelines, records.rows
         age = rows.age_years[chosen].astype(np.float64)
-        owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets))
-        has = np.zeros((len(timelines), len(self.static)))
+        owner, has = timelines.static_owner, np.zeros((len(timelines), len(self.static)))
         for column, token in enumerate(self.static):
             has[owner[timelines.static_codes == token], column] = 1.0
         since = np.log1p(days_since_index(rows, chosen))
@@ -67,9 +67,9 @@ class AgeAndSex(HazardModel):
         spline = [np.maximum(age - knot, 0.0) for knot in AGE_KNOTS_YEARS]
         return np.concatenate([np.concatenate([age, *spline], axis=1) / 10.0, unknown, design[:, 1:]], axis=1)
 
-    def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins); the same in every bin."""
-        x = self._filled(self._design(timelines, rows, chosen))
+        x = self._filled(self._design(records, chosen))
         flat = np.ones(len(x))  # a cause without a training event keeps the cohort's own hazard
         factors = np.stack([flat if model is None else model.predict(x) for model in self.models], axis=1)
         return np.repeat(factors[:, :, None], len(self.edges) + 1, axis=2)

@@ -14,7 +14,7 @@ from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, histo
 from ehrsequencing.baselines.piecewise import HazardModel
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.grid import event_bin, exposure
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
 Predict = Callable[[Floats32], Floats]
@@ -87,22 +87,22 @@ class BoostedVisits(HazardModel):
         self,
         task: TaskConfig,
         vocabulary: Vocabulary,
-        train: tuple[Timelines, TaskRows],
-        tuning: tuple[Timelines, TaskRows],
+        train: TaskRecords,
+        tuning: TaskRecords,
         *,
         edges_days: Sequence[float],
         seed: int,
         trials: int = 1,
     ) -> None:
-        super().__init__(task, train[1], edges_days)
+        super().__init__(task, train.rows, edges_days)
         self.vocabulary = vocabulary
-        self.columns: FeatureSpec = fit_feature_spec(*train, vocabulary, max_pairs=MOST_PAIRS)
+        self.columns: FeatureSpec = fit_feature_spec(train, vocabulary, max_pairs=MOST_PAIRS)
         bins = len(self.edges) + 1
         self.part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins  # of each bin of the grid
         self.trials = max(1, min(trials, len(TRIALS)))
         most = max(1, MOST_CELLS // ((int(self.part_of[-1]) + 1) * (len(self.columns) + 1)))
-        fitted = np.sort(np.random.default_rng(seed).permutation(len(train[1]))[:most])
-        self.seen = len(fitted) / max(len(train[1]), 1)
+        fitted = np.sort(np.random.default_rng(seed).permutation(len(train))[:most])
+        self.seen = len(fitted) / max(len(train), 1)
         self.cuts: list[Floats32] = []
         self.models = self._fit(train, fitted, tuning, seed)
 
@@ -116,11 +116,9 @@ class BoostedVisits(HazardModel):
         last = self.part_of[event_bin(self.edges, duration)]
         return Periods(row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0))
 
-    def _fit(
-        self, train: tuple[Timelines, TaskRows], fitted: Ints, tuning: tuple[Timelines, TaskRows], seed: int
-    ) -> list[Predict | None]:
-        every = np.arange(len(tuning[1]))
-        periods, watched = self.periods(train[1], fitted), self.periods(tuning[1], every)
+    def _fit(self, train: TaskRecords, fitted: Ints, tuning: TaskRecords, seed: int) -> list[Predict | None]:
+        every = np.arange(len(tuning))
+        periods, watched = self.periods(train.rows, fitted), self.periods(tuning.rows, every)
         history = self._history(train, fitted)
         self.cuts = [feature_cuts(column, MOST_BINS) for column in history.T]
         design, watched_design = self._design(history, periods), self._design(self._history(tuning, every), watched)
@@ -145,8 +143,8 @@ class BoostedVisits(HazardModel):
             models.append(_best_iterations(max(tried, key=lambda model: float(np.max(model.validation_score_)))))
         return models
 
-    def _history(self, split: tuple[Timelines, TaskRows], chosen: Ints) -> Floats32:
-        return history_features(*split, self.vocabulary, chosen=chosen, columns=self.columns)
+    def _history(self, records: TaskRecords, chosen: Ints) -> Floats32:
+        return history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
 
     def _design(self, history: Floats32, periods: Periods) -> Floats32:
         """(P, F + 1): the number of each feature's bin (those that vary), and the part of time."""
@@ -157,12 +155,12 @@ class BoostedVisits(HazardModel):
             binned[:, place] = np.where(np.isnan(known), np.nan, np.searchsorted(self.cuts[column], known))
         return np.concatenate([binned[periods.row], periods.part.astype(np.float32)[:, None]], axis=1)
 
-    def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins)."""
         shape = (len(chosen), int(self.part_of[-1]) + 1)
         row, part = (place.ravel() for place in np.indices(shape))
         everywhere = Periods(row, part, np.empty(0), np.empty(0, np.int64))
-        design = self._design(self._history((timelines, rows), chosen), everywhere)
+        design = self._design(self._history(records, chosen), everywhere)
         parts = [np.ones(shape) if model is None else model(design).reshape(shape) for model in self.models]
         return np.stack(parts, axis=1)[:, :, self.part_of]
 

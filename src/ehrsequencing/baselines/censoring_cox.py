@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.baselines.cox import (
     CoxFit,
     CoxRegression,
@@ -23,7 +23,7 @@ from ehrsequencing.baselines.cox import (
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
 MOST_CODES = 20  # of the history, the most frequent ones: who drops out depends on few things
@@ -156,46 +156,41 @@ class HistoryCensoring:
         self,
         task: TaskConfig,
         vocabulary: Vocabulary,
-        train: tuple[Timelines, TaskRows],
-        tuning: tuple[Timelines, TaskRows],
+        train: TaskRecords,
+        tuning: TaskRecords,
         *,
         seed: int = 0,
     ) -> None:
         self.until_days, self.vocabulary, self.train, self.tuning, self.seed = (
             max(task.horizons), vocabulary, train, tuning, seed
         )  # fmt: skip
-        self.columns = fit_feature_spec(*train, vocabulary, max_codes=MOST_CODES)
+        self.columns = fit_feature_spec(train, vocabulary, max_codes=MOST_CODES)
         self._fitted: dict[float | None, tuple[LinearDesign, CensoringCox]] = {}
 
-    def of_rows(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, *, landmark_days: float | None
-    ) -> RowCensoring:
+    def of_rows(self, records: TaskRecords, chosen: Ints, *, landmark_days: float | None) -> RowCensoring:
         """G of the chosen rows of any split.
 
         Args:
-            timelines: Visits.
-            rows: Prediction times of the same subjects.
+            records: Visits and prediction times.
             chosen: (r,) row numbers, all at the landmark.
             landmark_days: The landmark; None for all prediction times together.
         """
         if landmark_days not in self._fitted:
             self._fitted[landmark_days] = self._fit(landmark_days)
         design, model = self._fitted[landmark_days]
-        return model.of_rows(design(self._features((timelines, rows), chosen)))
+        return model.of_rows(design(self._features(records, chosen)))
 
-    def _features(
-        self, split: tuple[Timelines, TaskRows], chosen: Ints
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        return history_features(*split, self.vocabulary, chosen=chosen, columns=self.columns)
+    def _features(self, records: TaskRecords, chosen: Ints) -> Floats32:
+        return history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
 
     def _fit(self, landmark_days: float | None) -> tuple[LinearDesign, CensoringCox]:
-        chosen = [self._at(split[1], landmark_days) for split in (self.train, self.tuning)]
+        chosen = [self._at(split.rows, landmark_days) for split in (self.train, self.tuning)]
         if not len(chosen[0]):  # no training subject is at risk there: all prediction times are the next best
-            chosen[0] = self._at(self.train[1], None)
+            chosen[0] = self._at(self.train.rows, None)
         history = self._features(self.train, chosen[0])
         design = LinearDesign.fit(history, self.columns)
-        train = self._rows(self.train[1], chosen[0], design(history))
-        tuning = self._rows(self.tuning[1], chosen[1], design(self._features(self.tuning, chosen[1])))
+        train = self._rows(self.train.rows, chosen[0], design(history))
+        tuning = self._rows(self.tuning.rows, chosen[1], design(self._features(self.tuning, chosen[1])))
         return design, fit_censoring_cox(train, tuning=tuning)
 
     def _at(self, rows: TaskRows, landmark_days: float | None) -> Ints:

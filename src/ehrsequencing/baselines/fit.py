@@ -23,7 +23,7 @@ from ehrsequencing.baselines.neural import FLAT, LSTM, is_variant, train_baselin
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
 
@@ -32,16 +32,14 @@ class Baseline(Protocol):
 
     name: str
 
-    def risk(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
+    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
         """Cumulative incidence (r, causes, horizons) from the chosen rows on; of any split.
 
         `start_days`: given no event for so long after the prediction time (a task's blanking).
         """
         ...
 
-    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """The model's own `horizon` likelihood (r,) of the chosen rows, by hazards constant in the bins of its grid."""
         ...
 
@@ -79,8 +77,8 @@ def fit_baselines(
     *,
     task: TaskConfig,
     vocabulary: Vocabulary,
-    train: tuple[Timelines, TaskRows],
-    tuning: tuple[Timelines, TaskRows],
+    train: TaskRecords,
+    tuning: TaskRecords,
     edges_days: Sequence[float],
     seed: int,
     trials: int | None = None,
@@ -117,14 +115,14 @@ def fit_baselines(
     fits |= {
         LandmarkCox.name: lambda: LandmarkCox(task, vocabulary, train, tuning, edges_days=edges_days, seed=seed),
         AgeAndSex.name: lambda: AgeAndSex(task, vocabulary, train, edges_days=edges_days),
-        MarginalIncidence.name: lambda: MarginalIncidence(task, train[1], edges_days=edges_days),
+        MarginalIncidence.name: lambda: MarginalIncidence(task, train.rows, edges_days=edges_days),
     }
     out: list[Fitted] = []
-    every = np.arange(len(tuning[1]))
+    every = np.arange(len(tuning))
     for name, fit in fits.items():
         progress(name)
         model = fit()
-        out.append(Fitted(model, float(model.nll(*tuning, every).mean()) if len(every) else float("nan")))
+        out.append(Fitted(model, float(model.nll(tuning, every).mean()) if len(every) else float("nan")))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)
 
 

@@ -13,7 +13,7 @@ from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.grid import cohort_hazards
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
 
 MOST_CELLS = 8_000_000  # prediction times × covariates; prediction times are drawn at random
@@ -46,45 +46,43 @@ class LandmarkCox:
         self,
         task: TaskConfig,
         vocabulary: Vocabulary,
-        train: tuple[Timelines, TaskRows],
-        tuning: tuple[Timelines, TaskRows],
+        train: TaskRecords,
+        tuning: TaskRecords,
         *,
         edges_days: Sequence[float],
         seed: int,
     ) -> None:
         self.vocabulary, self.edges = vocabulary, tuple(edges_days)
-        self.columns: FeatureSpec = fit_feature_spec(*train, vocabulary)
+        self.columns: FeatureSpec = fit_feature_spec(train, vocabulary)
         most = max(1, MOST_CELLS // (len(self.columns) + 1))
-        chosen = np.sort(np.random.default_rng(seed).permutation(len(train[1]))[:most])
-        watched = np.flatnonzero(np.any([tuning[1].at_landmark(days) for days in task.landmarks], axis=0))
-        history = self._history(*train, chosen)
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:most])
+        watched = np.flatnonzero(np.any([tuning.rows.at_landmark(days) for days in task.landmarks], axis=0))
+        history = self._history(train, chosen)
         self.design = LinearDesign.fit(history, self.columns)
-        x, watched_x = self.design(history), self.design(self._history(*tuning, watched))
+        x, watched_x = self.design(history), self.design(self._history(tuning, watched))
         self.fits: list[CoxFit | None] = []
         for number in range(1, len(task.causes) + 1):
-            rows = _rows_of(train[1], chosen, x, number)
-            judges = _rows_of(tuning[1], watched, watched_x, number)
+            rows = _rows_of(train.rows, chosen, x, number)
+            judges = _rows_of(tuning.rows, watched, watched_x, number)
             self.fits.append(choose_ridge(rows, judges) if rows.event.any() else None)
         self.base = cohort_hazards(
-            self.edges, train[1].entry_days[chosen], train[1].duration_days[chosen],
-            train[1].cause[chosen], n_causes=len(self.fits), factors=self._factors(x),
+            self.edges, train.rows.entry_days[chosen], train.rows.duration_days[chosen],
+            train.rows.cause[chosen], n_causes=len(self.fits), factors=self._factors(x),
         )  # fmt: skip
 
     def _factors(self, x: Floats) -> list[Floats | None]:
         """Per cause exp(β·z), relative to a row at the mean."""
         return [None if fit is None else np.exp(fit.log_hazard(x)) for fit in self.fits]
 
-    def _history(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats32:
-        return history_features(timelines, rows, self.vocabulary, chosen=chosen, columns=self.columns)
+    def _history(self, records: TaskRecords, chosen: Ints) -> Floats32:
+        return history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
 
-    def risk(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
+    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
         """See `Baseline`."""
         out = np.empty((len(chosen), len(self.fits), len(horizons_days)))
         for start in range(0, len(chosen), _PREDICT_ROWS):
             part = slice(start, start + _PREDICT_ROWS)
-            x = self.design(self._history(timelines, rows, chosen[part]))
+            x = self.design(self._history(records, chosen[part]))
 
             def cumulative(days: Floats, x: Floats = x) -> Floats:
                 return cox_incidence(self.fits, x, days)
@@ -92,15 +90,17 @@ class LandmarkCox:
             out[part] = conditional_risk(cumulative, horizons_days, start_days=start_days)
         return out
 
-    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
         out = np.empty(len(chosen))
         for start in range(0, len(chosen), _PREDICT_ROWS):
             part = chosen[start : start + _PREDICT_ROWS]
-            factors = self._factors(self.design(self._history(timelines, rows, part)))
+            factors = self._factors(self.design(self._history(records, part)))
             flat = np.ones(len(part))
             scale = np.stack([flat if factor is None else factor for factor in factors], axis=1)
-            out[start : start + len(part)] = nll_of_hazards(scale[:, :, None] * self.base, self.edges, rows, part)
+            out[start : start + len(part)] = nll_of_hazards(
+                scale[:, :, None] * self.base, self.edges, records.rows, part
+            )
         return out
 
 

@@ -9,7 +9,7 @@ from ehrsequencing.baselines.piecewise import days_since_index, nll_of_hazards
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
 from ehrsequencing.records.grid import cohort_hazards
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 
 class MarginalIncidence:
@@ -41,9 +41,7 @@ class MarginalIncidence:
         nearest: Ints = np.abs(since[:, None] - np.array(self.landmarks)).argmin(axis=1)
         return nearest
 
-    def risk(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
+    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
         """See `Baseline`."""
         curves = self.curves
 
@@ -51,10 +49,12 @@ class MarginalIncidence:
             return np.stack([curve.at(days) for curve in curves])
 
         answers: Floats = conditional_risk(cumulative, horizons_days, start_days=start_days)[
-            self._nearest(rows, chosen)
+            self._nearest(records.rows, chosen)
         ]
         return answers
 
-    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
-        return nll_of_hazards(np.stack(self.hazards)[self._nearest(rows, chosen)], self.edges, rows, chosen)
+        return nll_of_hazards(
+            np.stack(self.hazards)[self._nearest(records.rows, chosen)], self.edges, records.rows, chosen
+        )

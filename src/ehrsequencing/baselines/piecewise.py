@@ -18,7 +18,7 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 _PREDICT_ROWS = 20_000
 
@@ -42,17 +42,15 @@ class HazardModel(ABC):
         )  # fmt: skip
 
     @abstractmethod
-    def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins)."""
 
-    def risk(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
+    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
         """See `Baseline`."""
         out = np.empty((len(chosen), len(self.base), len(horizons_days)))
         for start in range(0, len(chosen), _PREDICT_ROWS):
             part = slice(start, start + _PREDICT_ROWS)
-            hazards = self.base * self.factor(timelines, rows, chosen[part])
+            hazards = self.base * self.factor(records, chosen[part])
 
             def cumulative(days: Floats, hazards: Floats = hazards) -> Floats:
                 return incidence(hazards, self.edges, days)
@@ -60,13 +58,13 @@ class HazardModel(ABC):
             out[part] = conditional_risk(cumulative, horizons_days, start_days=start_days)
         return out
 
-    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
         out = np.empty(len(chosen))
         for start in range(0, len(chosen), _PREDICT_ROWS):
             part = chosen[start : start + _PREDICT_ROWS]
-            hazards = self.base * self.factor(timelines, rows, part)
-            out[start : start + len(part)] = nll_of_hazards(hazards, self.edges, rows, part)
+            hazards = self.base * self.factor(records, part)
+            out[start : start + len(part)] = nll_of_hazards(hazards, self.edges, records.rows, part)
         return out
 
 

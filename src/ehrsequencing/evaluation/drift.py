@@ -8,7 +8,7 @@ import numpy as np
 from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.evaluation.tables import number
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
 MOST_ROWS = 4_000  # prediction times of each side that drift is measured on
@@ -22,12 +22,11 @@ _READABLE = {
 }  # fmt: skip
 
 
-def input_rates(timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary) -> dict[str, float | int | None]:
+def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float | int | None]:
     """How complete the inputs are: of subjects with a prediction time, what they had by their last one.
 
     Args:
-        timelines: Visits.
-        rows: Prediction times of the same subjects.
+        records: Visits and prediction times.
         vocabulary: The one that encoded them.
 
     Returns:
@@ -35,6 +34,7 @@ def input_rates(timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary) ->
         `unknown_age_rate` and `no_visit_before_rate` (of prediction times), `codes_per_visit`, `visits_per_subject`;
         None where there is nothing to divide by.
     """
+    timelines, rows = records.timelines, records.rows
     last = rows.row_offsets[1:] - 1
     asked = np.flatnonzero(np.diff(rows.row_offsets) > 0)
     first_visit = timelines.subject_offsets[asked]
@@ -73,8 +73,8 @@ def _rate(part: int, whole: int) -> float | None:
 
 
 def drift(
-    train: tuple[Timelines, TaskRows],
-    judged: tuple[Timelines, TaskRows],
+    train: TaskRecords,
+    judged: TaskRecords,
     vocabulary: Vocabulary,
     *,
     landmark_days: float,
@@ -97,13 +97,13 @@ def drift(
         At most 15 rows {feature, train, judged, smd}, the largest |smd| first; smd is None where neither side varies
         but they differ (those come first).
     """
-    columns = fit_feature_spec(*train, vocabulary, max_codes=MOST_CODES)
+    columns = fit_feature_spec(train, vocabulary, max_codes=MOST_CODES)
     sides = []
-    for timelines, rows in (train, judged):
-        at = np.flatnonzero(rows.at_landmark(landmark_days))
+    for records in (train, judged):
+        at = records.at_landmark(landmark_days)
         if len(at) > MOST_ROWS:
             at = np.sort(np.random.default_rng(seed).choice(at, MOST_ROWS, replace=False))
-        sides.append(history_features(timelines, rows, vocabulary, chosen=at, columns=columns).astype(np.float64))
+        sides.append(history_features(records, vocabulary, chosen=at, columns=columns).astype(np.float64))
     found = []
     for column, name in enumerate(columns.names):
         kind, _, code = name.partition(" ")

@@ -56,7 +56,7 @@ class Evaluation:
 
     Args:
         run: The trained run.
-        judged: Whom to judge it on.
+        population: The subjects to evaluate it on.
         prepared: The prepared set that it was trained on, where baselines are fitted; None where it is gone, and then
             there are none.
         settings: Baselines, resamples, seed.
@@ -70,30 +70,30 @@ class Evaluation:
     def __init__(
         self,
         run: Run,
-        judged: Population,
+        population: Population,
         *,
         prepared: Prepared | None,
         settings: EvaluationConfig,
         train_censoring: bool = False,
     ) -> None:
-        self.run, self.judged, self.prepared, self.settings = run, judged, prepared, settings
+        self.run, self.population, self.prepared, self.settings = run, population, prepared, settings
         self.task: TaskConfig = run.task
         if prepared is not None:
             run.require_own(prepared)
         elif train_censoring or settings.censoring == "cox":
             fix = "name the prepared set of the run, or weight by those judged"
             raise EhrseqError("the training subjects are gone", where=str(run.folder), fix=fix)
-        self.train_censoring, self.facts = train_censoring, Context(run, judged, prepared)
-        self.timelines, self.rows = judged.timelines, judged.rows
+        self.train_censoring, self.facts = train_censoring, Context(run, population, prepared)
+        self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
-            where = f"task {self.task.name}, {judged.split}"
+            where = f"task {self.task.name}, {population.split}"
             raise EhrseqError("nobody has a prediction time", where=where, fix="see ehrseq check")
         self.duration, self.cause = self.rows.duration_days, self.rows.cause.astype(np.int64)
         self.horizons = np.array(self.task.horizons)
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.grid = np.unique(np.r_[spaced, self.horizons])
         self.warnings: list[str] = []
-        self.truth = None if judged.source is None or run.is_visit_head else self._truth(judged.source)
+        self.truth = None if population.source is None or run.is_visit_head else self._truth(population.source)
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         told = settings.tuning_trials
@@ -107,7 +107,7 @@ class Evaluation:
                 f"No comparison with the truth of the simulation: it answers another task, by its {', '.join(other)}."
             )
             return None
-        return Truth.read(data, self.timelines, self.rows, causes=self.task.causes)
+        return Truth.read(data, self.records, causes=self.task.causes)
 
     # ---- what metrics.json holds -------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Evaluation:
         risks = {OURS: conditional_risk(self._risk, self.grid, start_days=start)}
         self.fitted = self._baselines(progress)
         for model in (one.model for one in self.fitted):
-            risks[model.name] = model.risk(self.timelines, self.rows, every, self.grid, start_days=start)
+            risks[model.name] = model.risk(self.records, every, self.grid, start_days=start)
         if self.truth is not None and self.truth.known.all():
             risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
         for name, risk in risks.items():
@@ -176,16 +176,14 @@ class Evaluation:
             if missing:
                 raise EhrseqError(
                     f"{missing} of {len(self.rows)} prediction times have no prediction by {name}",
-                    where=self.judged.split, fix="report this as a bug",
+                    where=self.population.split, fix="report this as a bug",
                 )  # fmt: skip
         return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
 
     def _risk(self, horizons_days: Floats) -> Floats:
         """The run's risks (R, E, H) by some horizons."""
         run = self.run
-        risk = risk_of_rows(
-            run.model, self.timelines, self.rows, horizons_days=horizons_days, code_types=run.code_types
-        )
+        risk = risk_of_rows(run.model, self.records, horizons_days=horizons_days, code_types=run.code_types)
         return risk.astype(np.float64)
 
     def _baselines(self, progress: Say) -> list[Fitted]:
@@ -193,7 +191,7 @@ class Evaluation:
             return []
         return fit_baselines(
             self.settings.baselines, task=self.task, vocabulary=self.run.vocabulary,
-            train=self.facts.arrays("train"), tuning=self.facts.arrays("tuning"), seed=self.settings.seed,
+            train=self.facts.records("train"), tuning=self.facts.records("tuning"), seed=self.settings.seed,
             edges_days=self.run.study.model.edges_days, trials=self.trials,
             run=RunToRival(self.run.folder, self.prepared, self.run.study),
             progress=lambda name: progress(f"baseline: {name}"),
@@ -213,7 +211,7 @@ class Evaluation:
                 places.append((landmark, at))
         if not any(len(at) == len(self.rows) for _, at in places):
             places.append((None, np.arange(len(self.rows))))
-        draws = draw_subjects(len(self.timelines), self.settings.bootstrap, self.settings.seed)
+        draws = draw_subjects(len(self.records.timelines), self.settings.bootstrap, self.settings.seed)
         column = np.searchsorted(self.grid, days)
         return [
             Comparison(
@@ -226,10 +224,10 @@ class Evaluation:
     def _censoring(self, landmark_days: float | None, chosen: Ints) -> StepFunction | RowCensoring | None:
         """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
         if self.settings.censoring == "cox":
-            return self._censoring_cox.of_rows(self.timelines, self.rows, chosen, landmark_days=landmark_days)
+            return self._censoring_cox.of_rows(self.records, chosen, landmark_days=landmark_days)
         if not self.train_censoring:
             return None
-        rows = self.facts.arrays("train")[1]
+        rows = self.facts.records("train").rows
         at = np.ones(len(rows), dtype=bool) if landmark_days is None else rows.at_landmark(landmark_days)
         if not at.any():
             return None
@@ -237,7 +235,7 @@ class Evaluation:
 
     @cached_property
     def _censoring_cox(self) -> HistoryCensoring:
-        train, tuning = self.facts.arrays("train"), self.facts.arrays("tuning")
+        train, tuning = self.facts.records("train"), self.facts.records("tuning")
         return HistoryCensoring(self.task, self.run.vocabulary, train, tuning, seed=self.settings.seed)
 
     def _metrics(
@@ -265,8 +263,8 @@ class Evaluation:
     def _likelihoods(self) -> dict[str, Floats]:
         """Model → (R,) negative log-likelihood of every prediction time, all on the run's own grid but the truth's."""
         every = np.arange(len(self.rows))
-        found = {OURS: nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)}
-        found |= {one.model.name: one.model.nll(self.timelines, self.rows, every) for one in self.fitted}
+        found = {OURS: nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)}
+        found |= {one.model.name: one.model.nll(self.records, every) for one in self.fitted}
         if self.truth is not None and self.truth.known.all():
             found[ORACLE] = self.truth.nll(self.rows)
         return found
@@ -280,14 +278,14 @@ class Evaluation:
         if scope.landmark_days is None:
             return []
         groups = groups_of_rows(
-            self.timelines, self.rows, self.run.vocabulary, chosen=self._rows_of(scope), kinds=self.settings.subgroups
+            self.records, self.run.vocabulary, chosen=self._rows_of(scope), kinds=self.settings.subgroups
         )
         return subgroup_rows(scope, groups, self.task.causes, model=OURS)
 
     def wanted_trajectories(self) -> int:
         """Single people's curves: those asked for; by default a few of a simulation, which has no people."""
         asked = self.settings.trajectories
-        return (SIMULATED_TRAJECTORIES if is_simulation(self.judged.source) else 0) if asked is None else asked
+        return (SIMULATED_TRAJECTORIES if is_simulation(self.population.source) else 0) if asked is None else asked
 
     # ---- words and counts --------------------------------------------------------------------------------------
 
@@ -306,7 +304,7 @@ class Evaluation:
         }  # fmt: skip
         if first is not None:
             found["instability"] = instability(
-                self.run, self.timelines, self.rows, chosen=self._rows_of(first), horizon_days=self._longest(first)
+                self.run, self.records, chosen=self._rows_of(first), horizon_days=self._longest(first)
             )
         return found
 
@@ -318,9 +316,9 @@ class Evaluation:
     def _warn(self, scopes: list[Comparison]) -> None:
         if self.prepared is not None:
             self.warnings += task_warnings(self.task, self.prepared.attrition(self.task.name))
-        if self.judged.counts["events"][self.task.causes[0]] < FEW_EVENTS:
+        if self.population.counts["events"][self.task.causes[0]] < FEW_EVENTS:
             self.warnings.append(
-                f"Fewer than {FEW_EVENTS} subjects of {self.judged.split} had the event: the intervals are wide."
+                f"Fewer than {FEW_EVENTS} subjects of {self.population.split} had the event: the intervals are wide."
             )
         asked = {scope.landmark_days for scope in scopes}
         for landmark in self.task.landmarks:
@@ -343,7 +341,7 @@ class Evaluation:
     def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None or self.prepared is None:
             return None
-        train = self.facts.arrays("train")[1]
+        train = self.facts.records("train").rows
         found = oracle_table(
             self.truth, self._risk, self.nll, self.rows, train=train, edges_days=self.run.study.model.edges_days,
             task=self.task,
@@ -353,10 +351,8 @@ class Evaluation:
 
     def _visit_head_result(self) -> dict[str, Any]:
         """The `visit` head has no calendar: only its likelihood and its mean hazard can be judged."""
-        nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
-        hazard = risk_of_rows(
-            self.run.model, self.timelines, self.rows, horizons_days=[], code_types=self.run.code_types
-        )[:, 0, 0]
+        nll = nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)
+        hazard = risk_of_rows(self.run.model, self.records, horizons_days=[], code_types=self.run.code_types)[:, 0, 0]
         answered = ~np.isnan(hazard)
         last = np.r_[np.diff(self.rows.subject) != 0, True] & (self.cause == 1)
         rows = {"nll": float(np.nanmean(nll)), "oe": float(last[answered].sum() / hazard[answered].sum())}
@@ -410,11 +406,11 @@ def evaluate(
     run = Run(run_folder)
     require_room(run_folder, "metrics.json", "report.html")
     store = run.prepared(prepared)
-    judged, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
+    population, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    result = Evaluation(run, judged, prepared=store, settings=settings).result(progress=progress)
+    result = Evaluation(run, population, prepared=store, settings=settings).result(progress=progress)
     if fitted is not None:
-        recalibration = result["recalibration"] = before_and_after(run, fitted, judged)
+        recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
     add_to_run(run_folder, "metrics.json", lambda path: write_json(path, result))
     return result

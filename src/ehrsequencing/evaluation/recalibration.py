@@ -28,7 +28,7 @@ from ehrsequencing.models.recalibrated import Recalibrated
 from ehrsequencing.predict import VISIT_BUDGET, risk_of_rows
 from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from ehrsequencing.training.hazard_regression import fit_hazards
 from ehrsequencing.training.recalibration import log_hazards as of_loader
@@ -115,36 +115,35 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
     if run.is_visit_head:
         fix = "leave out evaluation.recalibrate, or use head=horizon"
         raise EhrseqError("the visit head has no hazards per day", where="evaluation.recalibrate", fix=fix)
-    timelines, rows = prepared.timelines(FITTED_ON), prepared.rows(run.task.name, FITTED_ON)
+    records = prepared.records(run.task.name, FITTED_ON)
+    rows = records.rows
     chosen = np.flatnonzero(np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0))
-    eta = log_hazards(run.model, timelines, rows, code_types=run.code_types)[chosen]
+    eta = log_hazards(run.model, records, code_types=run.code_types)[chosen]
     return fit_recalibration(
         eta, run.model.config.edges_days, duration_days=rows.duration_days[chosen],
         cause=rows.cause[chosen], entry_days=rows.entry_days[chosen],
     )  # fmt: skip
 
 
-def log_hazards(
-    model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: Ints | None = None
-) -> Floats:
+def log_hazards(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
     """(R, causes, bins) log-hazards per day of a `horizon` model at every prediction time."""
-    out = np.empty((len(rows), model.config.causes, model.config.bins))
-    loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
+    out = np.empty((len(records), model.config.causes, model.config.bins))
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
     row, eta = of_loader(model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu"))
     out[row] = eta
     return out
 
 
-def before_and_after(run: Run, fitted: Recalibration, judged: Population) -> dict[str, Any]:
+def before_and_after(run: Run, fitted: Recalibration, population: Population) -> dict[str, Any]:
     """The `recalibration` key of `metrics.json`: calibration at the first landmark, as trained and recalibrated."""
-    rows, landmark = judged.rows, run.task.landmarks[0]
+    rows, landmark = population.records.rows, run.task.landmarks[0]
     at, horizons = np.flatnonzero(rows.at_landmark(landmark)), np.array(run.task.horizons)
     duration, cause = rows.duration_days[at], rows.cause[at].astype(np.int64)
     starts = float(run.task.blanking)
 
     def calibration(model: SurvivalModel) -> dict[str, dict[str, list[float | None]]]:
         risk = risk_of_rows(
-            model, judged.timelines, rows, horizons_days=horizons, code_types=run.code_types, start_days=starts
+            model, population.records, horizons_days=horizons, code_types=run.code_types, start_days=starts
         )
         scored = ScoredRows.of(duration, cause, risk[at].astype(np.float64), horizons)
         intercept, slope = calibration_intercept_slope(scored)
