@@ -14,9 +14,10 @@ from ehrsequencing.baselines import boosted, landmark_cox
 from ehrsequencing.baselines import fit as baselines
 from ehrsequencing.baselines import neural as trained
 from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
-from ehrsequencing.baselines.fit import Baseline, RunToRival, fit_baselines
+from ehrsequencing.baselines.fit import RunToRival, fit_baselines
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
@@ -59,14 +60,8 @@ def tuning(prepared: Prepared) -> TaskRecords:
 
 def fit(kind: type, task: TaskConfig, prepared: Prepared, train: TaskRecords, tuning: TaskRecords) -> Baseline:
     """Any of the fast baselines."""
-    vocabulary = prepared.vocabulary
-    if kind is MarginalIncidence:
-        return MarginalIncidence(task, train.rows, edges_days=EDGES)
-    if kind is AgeAndSex:
-        return AgeAndSex(task, vocabulary, train, edges_days=EDGES)
-    if kind is LandmarkCox:
-        return LandmarkCox(task, vocabulary, train, tuning, edges_days=EDGES, seed=0)
-    return BoostedVisits(task, vocabulary, train, tuning, edges_days=EDGES, seed=0)
+    made: Baseline = kind(given_to(task, prepared, train, tuning))
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +118,7 @@ def test_nobodys_duration_is_a_stored_edge(people: int, monkeypatch: pytest.Monk
 def test_periods_share_out_what_the_cohort_expects_and_every_event(
     prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:
-    model = BoostedVisits(task, prepared.vocabulary, train, tuning, edges_days=EDGES, seed=0)
+    model = BoostedVisits(given_to(task, prepared, train, tuning))
     rows = train.rows
     periods = model.periods(rows, np.arange(len(rows)))
     days = exposure(EDGES, rows.entry_days, np.asarray(rows.duration_days))
@@ -138,9 +133,11 @@ def test_periods_share_out_what_the_cohort_expects_and_every_event(
     assert set(model.periods(on_edge, np.arange(3)).part) == {0}
 
 
-def test_aalen_johansen_is_that_of_the_training_subjects_at_the_landmark(task: TaskConfig, train: TaskRecords) -> None:
+def test_aalen_johansen_is_that_of_the_training_subjects_at_the_landmark(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords
+) -> None:
     rows, days = train.rows, np.array([100.0, 500.0])
-    model = MarginalIncidence(task, rows, edges_days=EDGES)
+    model = MarginalIncidence(FittingData(task, prepared.vocabulary, train, train, EDGES))
     at = rows.at_landmark(365.25)
     expected = aalen_johansen(rows.duration_days[at], rows.cause[at].astype(np.int64), n_causes=2).at(days)
     found = model.risk(train, np.flatnonzero(at), days)
@@ -171,19 +168,21 @@ def test_the_same_seed_gives_the_same_baselines_strongest_first(
     prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     days, chosen = np.array([365.25]), np.arange(len(tuning))
-    made = [fit_baselines("fast", **given_to(task, prepared, train, tuning), seed=3) for _ in range(2)]
+    made = [fit_baselines("fast", given_to(task, prepared, train, tuning, seed=3)) for _ in range(2)]
     assert {b.model.name for b in made[0]} == {"boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"}
     said = [b.tuning_nll for b in made[0]]
     assert said == sorted(said)
     for a, b in zip(made, strict=True):
         assert a.tuning_nll == pytest.approx(a.model.nll(tuning, chosen).mean())
         np.testing.assert_array_equal(a.model.risk(tuning, chosen, days), b.model.risk(tuning, chosen, days))
-    assert fit_baselines("none", **given_to(task, prepared, train, tuning), seed=3) == []
+    assert fit_baselines("none", given_to(task, prepared, train, tuning, seed=3)) == []
 
 
-def given_to(task: TaskConfig, prepared: Prepared, train: TaskRecords, tuning: TaskRecords) -> dict[str, Any]:
+def given_to(
+    task: TaskConfig, prepared: Prepared, train: TaskRecords, tuning: TaskRecords, seed: int = 0
+) -> FittingData:
     """What every baseline is fitted to."""
-    return {"task": task, "vocabulary": prepared.vocabulary, "train": train, "tuning": tuning, "edges_days": EDGES}
+    return FittingData(task, prepared.vocabulary, train, tuning, EDGES, seed)
 
 
 def with_rows(split: TaskRecords, **columns: Any) -> TaskRecords:
@@ -210,7 +209,7 @@ def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
     fitted = without(train, 2) if missing == "event in training" else train
     watched = {"event in tuning": without(tuning, 2), "event in training": tuning}.get(missing, tuning.take(nobody))
     days, chosen = np.array([365.25, 730.5]), np.arange(len(train))
-    for fitted_one in fit_baselines("fast", **given_to(task, prepared, fitted, watched), seed=0):
+    for fitted_one in fit_baselines("fast", given_to(task, prepared, fitted, watched)):
         model = fitted_one.model
         assert np.isnan(fitted_one.tuning_nll) == (missing == "tuning subjects")
         assert np.isfinite(model.nll(train, chosen)).all()
@@ -266,9 +265,9 @@ def test_a_baselines_likelihood_is_that_of_its_hazards_bin_by_bin(
         row = np.array([r])
         if isinstance(model, MarginalIncidence):
             since = (rows.prediction_us[r] - rows.index_us[r]) / DAY_US
-            hazards = model.hazards[int(np.argmin([abs(since - days) for days in model.landmarks]))]
+            hazards = model.landmark_hazards[int(np.argmin([abs(since - days) for days in model.landmarks]))]
         elif isinstance(model, LandmarkCox):
-            x = model.design(model._history(made, row))
+            x = model.covariates(made, row)
             hazards = model.base * np.array([[math.exp(f.log_hazard(x)[0])] if f else [1.0] for f in model.fits])
         else:
             hazards = (model.base * model.factor(made, row))[0]
@@ -296,7 +295,7 @@ def test_a_grid_finer_than_the_events_leaves_every_likelihood_finite(
     edges = tuple(np.linspace(1.0, 3000.0, 400))
     n = len(tuning)
     odd = replace(tuning.rows, duration_days=np.linspace(0.5, 4000.0, n), cause=(1 + np.arange(n) % 2).astype(np.int8))
-    for one in fit_baselines("fast", **given_to(task, prepared, train, tuning) | {"edges_days": edges}, seed=0):
+    for one in fit_baselines("fast", replace(given_to(task, prepared, train, tuning), edges_days=edges)):
         assert np.isfinite(one.model.nll(replace(tuning, rows=odd), np.arange(n))).all()
 
 
@@ -330,17 +329,17 @@ def test_boosting_sees_every_prediction_time_and_tries_as_often_as_it_is_told(
         return fit_one(self, x, *args, **held)
 
     monkeypatch.setattr(boosted.HistGradientBoostingRegressor, "fit", spy)
-    made = {"task": task, "vocabulary": prepared.vocabulary, "train": train, "tuning": tuning}
-    models = {n: BoostedVisits(**made, edges_days=EDGES, seed=0, trials=n) for n in (1, 3)}
+    made = given_to(task, prepared, train, tuning)
+    models = {n: BoostedVisits(made, trials=n) for n in (1, 3)}
     assert len(seen) == (1 + 3) * len(task.causes)
     every = models[1].periods(train.rows, np.arange(len(train)))
     assert {rows for _, rows in seen} == {len(every.row)}
-    assert models[1].seen == 1.0
+    assert models[1].fitted.tolist() == list(range(len(train)))
     rows = np.arange(len(tuning))
     assert models[3].nll(tuning, rows).mean() <= models[1].nll(tuning, rows).mean() + 1e-9  # chosen by it
     monkeypatch.setattr(boosted, "MOST_CELLS", 40 * (len(models[1].columns) + 1))
-    few = BoostedVisits(**made, edges_days=EDGES, seed=0)
-    assert few.seen == pytest.approx(20 / len(train))
+    few = BoostedVisits(made)
+    assert len(few.fitted) == 20
 
 
 def test_boosting_does_without_ages_and_without_a_second_visit(
@@ -355,7 +354,7 @@ def test_boosting_does_without_ages_and_without_a_second_visit(
         )
         for split in (train, tuning)
     ]
-    model = BoostedVisits(task, prepared.vocabulary, *ageless, edges_days=EDGES, seed=0)
+    model = BoostedVisits(given_to(task, prepared, *ageless))
     assert len(model.cuts[0]) == len(model.cuts[3]) == 0  # ages, days between visits
     assert np.isfinite(model.nll(ageless[1], np.arange(len(tuning)))).all()
 
@@ -415,14 +414,14 @@ def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
 
     assert 0 < static.sum() < len(static)
     made, judges = planted(train, 1), planted(tuning, 2)
-    model = LandmarkCox(task, prepared.vocabulary, made, judges, edges_days=EDGES, seed=0)
+    model = LandmarkCox(given_to(task, prepared, made, judges))
     risk = model.risk(made, np.arange(len(made)), np.array([300.0]))[:, 0, 0]
     has = static[made.rows.subject]
     assert risk[has].mean() == pytest.approx(1 - np.exp(-300 / 250), abs=0.08)
     assert risk[~has].mean() == pytest.approx(1 - np.exp(-300 / 1000), abs=0.08)
     assert model.fits[1] is None
     monkeypatch.setattr(landmark_cox, "MOST_CELLS", 50 * (len(model.columns) + 1))
-    few = LandmarkCox(task, prepared.vocabulary, made, judges, edges_days=EDGES, seed=0)
+    few = LandmarkCox(given_to(task, prepared, made, judges))
     assert few.fits[0] is not None
     assert len(few.fits[0].baseline.times_days) <= 50
 
@@ -465,7 +464,7 @@ def test_censoring_by_history_follows_who_drops_out(
         return with_rows(split, duration_days=np.minimum(event, left), cause=cause)
 
     made, judges = dropping(train, 1), dropping(tuning, 2)
-    model = HistoryCensoring(task, prepared.vocabulary, made, judges)
+    model = HistoryCensoring(given_to(task, prepared, made, judges))
     for landmark in (0.0, None, 12345.0):  # the last: nobody is at risk there in training
         rows = judges.rows
         chosen = np.arange(len(rows)) if landmark != 0.0 else np.flatnonzero(rows.at_landmark(0.0))
@@ -514,10 +513,10 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
     tuning: TaskRecords,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    common = given_to(task, prepared, train, tuning) | {"seed": 0}
+    common = given_to(task, prepared, train, tuning)
     with pytest.raises(EhrseqError, match="need the run's own data"):
-        fit_baselines("all", **common)
-    made = {one.model.name: one for one in fit_baselines("all", run=rival(sim_run, prepared), **common)}
+        fit_baselines("all", common)
+    made = {one.model.name: one for one in fit_baselines("all", common, run=rival(sim_run, prepared))}
     assert set(made) == {"boosted visits", LSTM, FLAT, "landmark Cox", "age + sex", "Aalen–Johansen"}
     Run(sim_run)  # still a valid run
     assert sorted(p.name for p in (sim_run / "baselines").iterdir()) == ["flat-behrt", "lstm"]
@@ -535,7 +534,7 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
         assert (given[:, :, 0] == 0).all()
         assert model.risk(tuning, order[:0], days).shape == (0, 2, 2)
     manifests = {p: p.stat().st_mtime_ns for p in sim_run.glob("baselines/*/manifest.json")}
-    again = {one.model.name: one for one in fit_baselines("all", run=rival(sim_run, prepared), **common)}
+    again = {one.model.name: one for one in fit_baselines("all", common, run=rival(sim_run, prepared))}
     assert {p: p.stat().st_mtime_ns for p in manifests} == manifests  # taken, not trained again
     both = (kept[LSTM].model.risk(tuning, order, days) for kept in (made, again))
     np.testing.assert_array_equal(*both)

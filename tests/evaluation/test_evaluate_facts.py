@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.marginal import MarginalIncidence
-from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import evaluate as evaluate_module
 from ehrsequencing.evaluation.comparison import OURS, Comparison, draw_subjects
@@ -61,14 +62,9 @@ def run(sim_run: Path) -> Run:
 def cheap_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two baselines that cost nothing; the boosting is tested elsewhere."""
 
-    def fit(
-        kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, edges_days: Any, **others: Any
-    ) -> list[Any]:
+    def fit(kind: str, data: FittingData, **others: Any) -> list[Any]:
         assert kind == "fast"
-        models = (
-            AgeAndSex(task, vocabulary, train, edges_days=edges_days),
-            MarginalIncidence(task, train[1], edges_days=edges_days),
-        )
+        models = AgeAndSex(data), MarginalIncidence(data)
         return [Fitted(model, nll) for model, nll in zip(models, (1.5, 2.5), strict=True)]
 
     monkeypatch.setattr(evaluate_module, "fit_baselines", fit)

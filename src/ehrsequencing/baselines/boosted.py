@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,10 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.baselines.base import FittingData, HazardModel
 from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, history_features
-from ehrsequencing.baselines.piecewise import HazardModel
-from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.records.vocabulary import Vocabulary
 
 Predict = Callable[[Floats32], Floats]
 MOST_PAIRS = 120  # code pairs with features of their own
@@ -72,39 +70,23 @@ class BoostedVisits(HazardModel):
     the cohort's own hazard.
 
     Args:
-        task: The question.
-        vocabulary: Names of the tokens.
-        train: Visits and prediction times to fit on.
-        tuning: Of other subjects.
-        edges_days: Inner edges of the run's grid.
-        seed: Of the boosting.
+        data: What to fit; its seed is that of the boosting.
         trials: How many settings to try, at most `len(TRIALS)`.
     """
 
     name = "boosted visits"
 
-    def __init__(
-        self,
-        task: TaskConfig,
-        vocabulary: Vocabulary,
-        train: TaskRecords,
-        tuning: TaskRecords,
-        *,
-        edges_days: Sequence[float],
-        seed: int,
-        trials: int = 1,
-    ) -> None:
-        super().__init__(task, train.rows, edges_days)
-        self.vocabulary = vocabulary
-        self.columns: FeatureSpec = fit_feature_spec(train, vocabulary, max_pairs=MOST_PAIRS)
+    def __init__(self, data: FittingData, *, trials: int = 1) -> None:
+        super().__init__(data)
+        self.vocabulary, self.seed = data.vocabulary, data.seed
+        self.columns: FeatureSpec = fit_feature_spec(data.train, data.vocabulary, max_pairs=MOST_PAIRS)
         bins = len(self.edges) + 1
         self.part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins  # of each bin of the grid
         self.trials = max(1, min(trials, len(TRIALS)))
         most = max(1, MOST_CELLS // ((int(self.part_of[-1]) + 1) * (len(self.columns) + 1)))
-        fitted = np.sort(np.random.default_rng(seed).permutation(len(train))[:most])
-        self.seen = len(fitted) / max(len(train), 1)
+        self.fitted = data.draw(np.arange(len(data.train)), most)
         self.cuts: list[Floats32] = []
-        self.models = self._fit(train, fitted, tuning, seed)
+        self.models = self._fit(data.train, data.tuning)
 
     def periods(self, rows: TaskRows, chosen: Ints) -> Periods:
         """Some prediction times, cut into the parts of time in which they were at risk."""
@@ -116,28 +98,28 @@ class BoostedVisits(HazardModel):
         last = self.part_of[event_bin(self.edges, duration)]
         return Periods(row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0))
 
-    def _fit(self, train: TaskRecords, fitted: Ints, tuning: TaskRecords, seed: int) -> list[Predict | None]:
+    def _fit(self, train: TaskRecords, tuning: TaskRecords) -> list[Predict | None]:
         every = np.arange(len(tuning))
-        periods, watched = self.periods(train.rows, fitted), self.periods(tuning.rows, every)
-        history = self._history(train, fitted)
+        periods, watched = self.periods(train.rows, self.fitted), self.periods(tuning.rows, every)
+        history = self._history(train, self.fitted)
         self.cuts = [feature_cuts(column, MOST_BINS) for column in history.T]
         design, watched_design = self._design(history, periods), self._design(self._history(tuning, every), watched)
         models: list[Predict | None] = []
-        for e in range(len(self.base)):
+        for e in range(self.n_causes):
             weight, watched_weight = periods.expected[e], watched.expected[e]
             event, watched_event = periods.cause == e + 1, watched.cause == e + 1
             if not event.any():
                 models.append(None)
                 continue
             if not watched_event.any():  # a Poisson loss needs an event
-                model = _boosting(TRIALS[0] | {"max_iter": UNWATCHED_TREES}, seed, stop=False)
+                model = _boosting(TRIALS[0] | {"max_iter": UNWATCHED_TREES}, self.seed, stop=False)
                 models.append(model.fit(design, event / weight, sample_weight=weight).predict)
                 continue
             held = {
                 "X_val": watched_design, "y_val": watched_event / watched_weight, "sample_weight_val": watched_weight
             }  # fmt: skip
             tried = [
-                _boosting(settings, seed, stop=True).fit(design, event / weight, sample_weight=weight, **held)
+                _boosting(settings, self.seed, stop=True).fit(design, event / weight, sample_weight=weight, **held)
                 for settings in TRIALS[: self.trials]
             ]
             models.append(_best_iterations(max(tried, key=lambda model: float(np.max(model.validation_score_)))))

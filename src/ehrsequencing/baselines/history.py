@@ -5,7 +5,7 @@ lies in a visit, that visit's codes stamped ≤ p too, as one more visit; and no
 the subject's record, so that a row costs the same at the thousandth visit as at the first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -219,7 +219,7 @@ def _features(records: TaskRecords, vocabulary: Vocabulary, chosen: Ints, column
     out[again, 3] = part.delta_days[stop_visit[again] - 1]
     out[:, 4] = stop_visit - first_visit
     out[:, 5] = rows.is_query[chosen]
-    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = _static(part, columns)[subject]
+    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = has_static(part, columns.static_codes)[subject]
 
     def count_and_since(visit: Ints) -> Floats32:
         """(r, 2) how many of these visits (rising) a row knows, and the days since the last of them, NaN without."""
@@ -300,11 +300,11 @@ def _occurrences(part: Timelines, codes: tuple[int, ...]) -> Iterator[tuple[int,
         yield code, visit[span], value[span]
 
 
-def _static(part: Timelines, columns: FeatureSpec) -> Floats32:
-    """(S, static codes) 1 where the subject has the code."""
-    owner, out = part.static_owner, np.zeros((len(part), len(columns.static_codes)), dtype=np.float32)
-    for column, code in enumerate(columns.static_codes):
-        out[owner[part.static_codes == code], column] = 1.0
+def has_static(timelines: Timelines, codes: Sequence[int]) -> Floats32:
+    """(S, C) 1 where the subject has the static code, else 0."""
+    owner, out = timelines.static_owner, np.zeros((len(timelines), len(codes)), dtype=np.float32)
+    for column, code in enumerate(codes):
+        out[owner[timelines.static_codes == code], column] = 1.0
     return out
 
 

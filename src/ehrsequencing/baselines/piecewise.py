@@ -1,71 +1,13 @@
-"""Piecewise-constant cause-specific hazards of the baselines: on the run's own grid, with the run's own likelihood.
+"""Piecewise-constant cause-specific hazards of the baselines: their likelihood, and the risks that follow from them."""
 
-A baseline that is a hazard model multiplies the training cohort's hazards by a factor of the record,
-
-    λ_e(k | x) = base_e(k) · f_e(x, k)      k a bin of the run's grid, f_e fitted by Poisson likelihood
-
-A bin counts with the days at risk in it, so that partly observed bins are neither dropped nor taken as whole, and a
-competing event ends the exposure of every cause.
-"""
-
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.config import TaskConfig
-from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure
-from ehrsequencing.records.timelines import TaskRecords, TaskRows
-
-_PREDICT_ROWS = 20_000
-
-
-class HazardModel(ABC):
-    """Cause-specific piecewise-constant hazards, `base_e(k)` times a factor that subclasses fit.
-
-    Args:
-        task: The question.
-        rows: Training prediction times.
-        edges_days: The K − 1 inner edges of the run's grid.
-    """
-
-    name: str
-
-    def __init__(self, task: TaskConfig, rows: TaskRows, edges_days: Sequence[float]) -> None:
-        self.edges = tuple(edges_days)
-        self.base = cohort_hazards(
-            self.edges, rows.entry_days, rows.duration_days, rows.cause,
-            n_causes=len(task.causes),
-        )  # fmt: skip
-
-    @abstractmethod
-    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """The factor f, (r, causes, bins)."""
-
-    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
-        """See `Baseline`."""
-        out = np.empty((len(chosen), len(self.base), len(horizons_days)))
-        for start in range(0, len(chosen), _PREDICT_ROWS):
-            part = slice(start, start + _PREDICT_ROWS)
-            hazards = self.base * self.factor(records, chosen[part])
-
-            def cumulative(days: Floats, hazards: Floats = hazards) -> Floats:
-                return incidence(hazards, self.edges, days)
-
-            out[part] = conditional_risk(cumulative, horizons_days, start_days=start_days)
-        return out
-
-    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
-        """See `Baseline`."""
-        out = np.empty(len(chosen))
-        for start in range(0, len(chosen), _PREDICT_ROWS):
-            part = chosen[start : start + _PREDICT_ROWS]
-            hazards = self.base * self.factor(records, part)
-            out[start : start + len(part)] = nll_of_hazards(hazards, self.edges, records.rows, part)
-        return out
+from ehrsequencing.records.grid import event_bin, exposure
+from ehrsequencing.records.timelines import TaskRows
 
 
 def nll_of_hazards(hazards: Floats, edges_days: Sequence[float], rows: TaskRows, chosen: Ints) -> Floats:

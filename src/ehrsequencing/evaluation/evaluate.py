@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
@@ -189,13 +190,23 @@ class Evaluation:
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
             return []
+        rival = RunToRival(self.run.folder, self.prepared, self.run.study)
         return fit_baselines(
-            self.settings.baselines, task=self.task, vocabulary=self.run.vocabulary,
-            train=self.facts.records("train"), tuning=self.facts.records("tuning"), seed=self.settings.seed,
-            edges_days=self.run.study.model.edges_days, trials=self.trials,
-            run=RunToRival(self.run.folder, self.prepared, self.run.study),
+            self.settings.baselines,
+            self._fitting_data,
+            trials=self.trials,
+            run=rival,
             progress=lambda name: progress(f"baseline: {name}"),
-        )  # fmt: skip
+        )
+
+    @cached_property
+    def _fitting_data(self) -> FittingData:
+        train, tuning, edges = (
+            self.facts.records("train"),
+            self.facts.records("tuning"),
+            self.run.study.model.edges_days,
+        )
+        return FittingData(self.task, self.run.vocabulary, train, tuning, edges, self.settings.seed)
 
     def _at_horizons(self, risk: Floats) -> Floats:
         return risk[:, :, np.searchsorted(self.grid, self.horizons)]
@@ -235,8 +246,7 @@ class Evaluation:
 
     @cached_property
     def _censoring_cox(self) -> HistoryCensoring:
-        train, tuning = self.facts.records("train"), self.facts.records("tuning")
-        return HistoryCensoring(self.task, self.run.vocabulary, train, tuning, seed=self.settings.seed)
+        return HistoryCensoring(self._fitting_data)
 
     def _metrics(
         self, risks: Mapping[str, Floats], scopes: list[Comparison], progress: Say
