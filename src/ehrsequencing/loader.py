@@ -172,7 +172,7 @@ class SubjectLoader:
     def _size(self, subjects: Ints) -> Ints:
         """Visits and queries of each subject; where the reach counts tokens, tokens and queries."""
         if self.reach is None or not self.reach.in_tokens:
-            return np.asarray(self.cost[subjects])
+            return self.cost[subjects]
         first = self.timelines.subject_offsets[subjects]
         offsets, n_visits = self.timelines.visit_offsets, self.n_visits[subjects]
         tokens: Ints = np.maximum(offsets[first + n_visits] - offsets[first], n_visits)
@@ -219,7 +219,7 @@ class SubjectLoader:
         if not len(row):
             nothing = int(rows.row_offsets[subject])
             return [Part(subject, (0, 1), (nothing, nothing))]
-        seen = np.asarray(rows.visits_before[row], dtype=np.int64)
+        seen = rows.visits_before[row].astype(np.int64)
         codes = np.diff(self.timelines.visit_offsets[first : first + int(seen[-1]) + 1])
         tokens: Ints = np.r_[0, np.cumsum(np.maximum(codes, 1))]  # before each visit
         start: Ints = np.arange(len(tokens))
@@ -292,7 +292,7 @@ class SubjectLoader:
 
     def _ends_a_visit(self, row: Ints, first_visit: Ints) -> Bools:
         """Which rows of the task fall on the end of the last visit that they see; the subjects' first visits given."""
-        seen = np.asarray(self.rows.visits_before[row], dtype=np.int64)
+        seen = self.rows.visits_before[row].astype(np.int64)
         end_us = self.timelines.end_us[np.maximum(first_visit + seen - 1, 0)]
         return np.asarray((seen > 0) & (end_us == self.rows.prediction_us[row]))
 
@@ -308,7 +308,7 @@ class SubjectLoader:
         if not self.queries:
             own = self._ends_a_visit(row, first[row_owner])
             row, row_owner, is_query = row[own], row_owner[own], np.zeros(int(own.sum()), dtype=bool)
-        seen = np.asarray(rows.visits_before[row], dtype=np.int64) - low[row_owner] + (cut[row_owner] > 0)
+        seen = rows.visits_before[row].astype(np.int64) - low[row_owner] + (cut[row_owner] > 0)
         asked = np.flatnonzero(is_query)
 
         # A visit stands before the queries that may see it: visit i at 2(i + 1), a query that sees k visits at 2k + 1.
@@ -363,7 +363,7 @@ class SubjectLoader:
         where, row = positions[known], row[known]
         at_risk[where] = True
         duration[where], entry[where] = rows.duration_days[row], rows.entry_days[row]
-        own_cause = np.asarray(rows.cause[row], dtype=np.int64)
+        own_cause = rows.cause[row].astype(np.int64)
         if not self.queries:
             own_cause = np.where(np.r_[np.diff(owner[known]) != 0, True], own_cause, 0) if len(row) else own_cause
         cause[where] = own_cause
@@ -384,11 +384,11 @@ def _slices(start: Ints, length: Ints) -> tuple[Ints, Ints, Ints]:
     """Items of several ranges one after another, the range that each belongs to, and its rank there."""
     owner = np.repeat(np.arange(len(length)), length)
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(length) - length, length)
-    return np.asarray(start)[owner] + rank, owner, rank
+    return start[owner] + rank, owner, rank
 
 
 def _items(offsets: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     """Items of the chosen owners, one after another, and their new offsets; looks at no other owner's."""
-    start = np.asarray(offsets)[chosen]
-    length = np.asarray(offsets)[chosen + 1] - start
+    start = offsets[chosen]
+    length = offsets[chosen + 1] - start
     return _slices(start, length)[0], np.r_[0, np.cumsum(length)].astype(np.int64)

@@ -279,9 +279,12 @@ def predict(
     say(records.require_known(force=force))
     count = answered = 0
     with prediction_file(
-        out, causes=run.task.causes[: model.config.causes], horizons_days=horizons, start_days=_start_days(run),
+        out,
+        causes=run.task.causes[: model.config.causes],
+        horizons_days=horizons,
+        start_days=_start_days(run),
         banded=bool(members),
-    ) as file:  # fmt: skip
+    ) as file:
         for encoded in records.encoded(moment):
             risks = _answers(run, [model, *members], encoded, file)
             file.write(risks)

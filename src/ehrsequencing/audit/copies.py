@@ -102,10 +102,13 @@ def copy_subjects(
     people = timelines.take(subjects)
     place = _places(n_visits)
     made = replace(
-        people, subject_offsets=np.r_[0, np.cumsum(n_visits)], visit_offsets=visit_offsets,
-        codes=np.array(timelines.codes[codes]), values=np.array(timelines.values[codes]),
+        people,
+        subject_offsets=np.r_[0, np.cumsum(n_visits)],
+        visit_offsets=visit_offsets,
+        codes=np.array(timelines.codes[codes]),
+        values=np.array(timelines.values[codes]),
         **{f: np.array(getattr(timelines, f)[visits]) for f in ("start_us", "end_us", "age_years", "delta_days")},
-    )  # fmt: skip
+    )
     past = np.array([cut.past_visits for cut in chosen])
     later_row = row > np.repeat([cut.row for cut in chosen], n_rows)
     asked = rows.select(row, np.r_[0, np.cumsum(n_rows)])
@@ -154,24 +157,25 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
     n, r = len(visit), len(row)
     shift = rng.integers(1, 400, n) * DAY_US
     timelines = replace(
-        old, codes=codes, values=values,
+        old,
+        codes=codes,
+        values=values,
         age_years=other(old.age_years, visit, rng.uniform(0, 120, n)),
         delta_days=other(old.delta_days, visit, rng.exponential(100, n)),
         start_us=old.start_us + np.where(visit & (not past), shift, 0),
         end_us=old.end_us + np.where(visit & (not past), shift, 0),
-    )  # fmt: skip
+    )
     rows = replace(
-        asked, carry_codes=carry_codes, carry_values=carry_values,
+        asked,
+        carry_codes=carry_codes,
+        carry_values=carry_values,
         age_years=other(asked.age_years, row, rng.uniform(0, 120, r)),
         delta_days=other(asked.delta_days, row, rng.exponential(100, r)),
-    )  # fmt: skip
+    )
     return replace(copies, records=TaskRecords(timelines, rows))
 
 
-def _scramble(
-    data: AuditData, codes: Ints32, values: Floats32, chosen: Bools,
-    rng: np.random.Generator,
-) -> None:  # fmt: skip
+def _scramble(data: AuditData, codes: Ints32, values: Floats32, chosen: Bools, rng: np.random.Generator) -> None:
     swap = chosen & (rng.random(len(codes)) < 0.5)
     codes[swap] = rng.integers(1, max(len(data.vocabulary), 2), int(swap.sum()))
     number = chosen & ~np.isnan(values[:, 0])

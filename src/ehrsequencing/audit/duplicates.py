@@ -66,14 +66,14 @@ def _mixed(numbers: Ints | Ints32 | Hashes) -> Hashes:
     x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)))
+    return x ^ (x >> np.uint64(31))
 
 
 def _sums(numbers: Hashes, offsets: Ints) -> Hashes:
     """Sum of each owner's numbers, modulo 2**64."""
     total = np.zeros(len(numbers) + 1, dtype=np.uint64)
     np.cumsum(numbers, out=total[1:])
-    return np.asarray(total[offsets[1:]] - total[offsets[:-1]])
+    return total[offsets[1:]] - total[offsets[:-1]]
 
 
 def duplicate_timelines(data: AuditData) -> Finding:
@@ -147,7 +147,7 @@ class _Common:
 
     def _log_together(self, timelines: Timelines, visit: int) -> float:
         low, high = (int(timelines.visit_offsets[v]) for v in (visit, visit + 1))
-        tokens = np.unique(np.asarray(timelines.codes[low:high]))
+        tokens = np.unique(timelines.codes[low:high])
         return min(float(self.log_token[tokens].sum()) / 2, -float(np.log(self.n_visits)))
 
 
@@ -159,9 +159,7 @@ def _counted(parts: list[NDArray[Any]]) -> tuple[NDArray[Any], Ints]:
 def _repeated(numbers: NDArray[Any]) -> Ints:
     """(n,) how often each number occurs among them."""
     _, inverse, times = np.unique(numbers, return_inverse=True, return_counts=True)
-    return np.asarray(times[inverse.reshape(-1)])
+    return times[inverse.reshape(-1)]
 
 
-CHECKS = (
-    Check("duplicate_timelines", "Is no record in two splits under two ids?", duplicate_timelines),
-)  # fmt: skip
+CHECKS = Check("duplicate_timelines", "Is no record in two splits under two ids?", duplicate_timelines)

@@ -38,10 +38,12 @@ def tokens_of_training(data: AuditData) -> Finding:
     plain &= ~vocabulary.is_unknown(np.arange(len(vocabulary), dtype=np.int32))
     few = int((plain & (counts < needed)).sum())
     return judge(
-        few, of=int(plain.sum()), what=f"codes have a token that fewer than {needed} training subjects have",
+        few,
+        of=int(plain.sum()),
+        what=f"codes have a token that fewer than {needed} training subjects have",
         tested={"codes": int(plain.sum()), "training subjects": len(data.records["train"].timelines)},
         clean=f"at least {needed} training subjects have every code with a token",
-    )  # fmt: skip
+    )
 
 
 def _tokens_of_subjects(timelines: Timelines, base: Ints) -> Ints:
@@ -138,7 +140,7 @@ class _Correction:
     def slope(self) -> Floats:
         """(E, K) b, what each bin's log-hazards were multiplied by."""
         place = np.linspace(-1.0, 1.0, self.intercept.shape[1])
-        return np.asarray(1 + self.numbers[:, 1:2] + self.numbers[:, 2:3] * place)
+        return 1 + self.numbers[:, 1:2] + self.numbers[:, 2:3] * place
 
     def apart(self, found: BinRecalibration) -> float:
         """The largest difference of a number; infinite where the counts of subjects differ."""

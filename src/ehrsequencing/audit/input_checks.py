@@ -38,9 +38,12 @@ def stamps(data: AuditData) -> Finding:
         misplaced += int((rows.index_us > p).sum())
         total += len(p)
     finding = judge(
-        late, of=total, what="prediction times see a visit that had not ended", tested={"rows": total},
+        late,
+        of=total,
+        what="prediction times see a visit that had not ended",
+        tested={"rows": total},
         clean="every visit that is seen had ended",
-    )  # fmt: skip
+    )
     if finding.verdict == "passed" and misplaced:
         why = f"{misplaced:,} of {total:,} prediction times are not the end of the visit that answers for them"
         return Finding("leak", why, {"rows": total}, float(misplaced), 0.0)
@@ -49,7 +52,7 @@ def stamps(data: AuditData) -> Finding:
 
 def _inside(rows: TaskRows) -> Bools:
     """Which rows see part of a visit that ends later."""
-    return np.asarray(rows.unfinished_codes > 0)
+    return rows.unfinished_codes > 0
 
 
 def _lies_in_next_visit(records: TaskRecords) -> Bools:
@@ -61,7 +64,7 @@ def _lies_in_next_visit(records: TaskRecords) -> Bools:
     row, visit = np.flatnonzero(out), following[out]
     out[row] = (timelines.start_us[visit] <= p[row]) & (p[row] < timelines.end_us[visit])
     out[row] &= rows.unfinished_codes[row] <= np.diff(timelines.visit_offsets)[visit]
-    return np.asarray(out)
+    return out
 
 
 def tokens_in_records(data: AuditData) -> Finding:
@@ -88,9 +91,12 @@ def tokens_in_records(data: AuditData) -> Finding:
     ]
     bad = unexplained + later + static
     return judge(
-        bad, of=total, what=f"tokens do not follow from the records: {', '.join(parts)}", tested=tested,
+        bad,
+        of=total,
+        what=f"tokens do not follow from the records: {', '.join(parts)}",
+        tested=tested,
         clean="every token stands for an event that was recorded within its visit",
-    )  # fmt: skip
+    )
 
 
 def _explain(data: AuditData, source: Source, records: TaskRecords, subject: int) -> tuple[int, int, int, int]:
@@ -117,7 +123,7 @@ def _explain(data: AuditData, source: Source, records: TaskRecords, subject: int
             late, nowhere = late + bool(np.any(moment > timelines.end_us[v])), nowhere + 1
     a, b = int(timelines.static_offsets[subject]), int(timelines.static_offsets[subject + 1])
     still = set(token[time_us == STATIC].tolist())
-    wrong_static = sum(code not in still for code in np.asarray(timelines.static_codes[a:b]).tolist())
+    wrong_static = sum(code not in still for code in timelines.static_codes[a:b].tolist())
     return nowhere - late, late, wrong_static, high - low + b - a
 
 
@@ -153,7 +159,7 @@ def summaries(data: AuditData) -> Finding:
             numeric = _numeric(data, data.source, events)
             for row in range(int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])):
                 a, b = int(rows.carry_offsets[row]), int(rows.carry_offsets[row + 1])
-                found = _sorted(np.asarray(rows.carry_codes[a:b]), np.asarray(rows.carry_values[a:b]))
+                found = _sorted(rows.carry_codes[a:b], rows.carry_values[a:b])
                 expected = np.zeros((0, 3))
                 if rows.is_query[row]:
                     expected = _summaries_at(data, events, numeric, int(rows.prediction_us[row]))
@@ -163,9 +169,12 @@ def summaries(data: AuditData) -> Finding:
     if not summed and not wrong:
         return Finding("not_tested", "no sampled query carries a summary", tested)
     return judge(
-        wrong, of=max(total, wrong), what="queries carry summaries that the record until then does not give",
-        tested=tested, clean="every summary follows from the record until then",
-    )  # fmt: skip
+        wrong,
+        of=max(total, wrong),
+        what="queries carry summaries that the record until then does not give",
+        tested=tested,
+        clean="every summary follows from the record until then",
+    )
 
 
 def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, Ints]:
@@ -219,22 +228,22 @@ def time_signals(data: AuditData) -> Finding:
         gap = np.zeros(len(start))
         gap[1:] = np.maximum(start[1:] - end[:-1], 0) / DAY_US
         gap[~has_previous] = 0.0
-        stored = np.asarray(timelines.delta_days, dtype=np.float64)
+        stored = timelines.delta_days.astype(np.float64)
         following = np.r_[gap[1:], 0.0][: len(gap)]
         bad = _differ(stored, gap)
         next_gap += int((bad & ~_differ(stored, following)).sum())
         gaps += int(bad.sum())
-        wrong += int(bad.sum() + _differ(np.asarray(timelines.age_years, np.float64), _age(start, birth)).sum())
+        wrong += int(bad.sum() + _differ(timelines.age_years.astype(np.float64), _age(start, birth)).sum())
 
         first, seen, p = _views(records)
         last = end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else p
         since = np.where(seen > 0, (p - last) / DAY_US, 0.0)
-        stored, inside = np.asarray(rows.delta_days, np.float64), _inside(rows)
+        stored, inside = rows.delta_days.astype(np.float64), _inside(rows)
         wrong += int(_differ(stored, since)[~inside].sum())
         # The time since an event of a visit is not longer than since the start of that visit.
         begun_us = start.take((first + seen)[inside], mode="clip")
         wrong += int(((stored[inside] < 0) | (stored[inside] > (p[inside] - begun_us) / DAY_US + NUMBERS_DIFFER)).sum())
-        wrong += int(_differ(np.asarray(rows.age_years, np.float64), _age(p, timelines.birth_us[rows.subject])).sum())
+        wrong += int(_differ(rows.age_years.astype(np.float64), _age(p, timelines.birth_us[rows.subject])).sum())
         total += 2 * (len(start) + len(p))
     what = "ages and gaps are not those of the stamps"
     if next_gap and next_gap > gaps / 2:
@@ -285,9 +294,12 @@ def outcome_in_input(data: AuditData) -> Finding:
         if finding is not None:
             return finding
     return judge(
-        bad, of=tested["rows"], what="at-risk prediction times see a code of the outcome after the index",
-        tested=tested, clean="no at-risk prediction time sees a code of an outcome after its index",
-    )  # fmt: skip
+        bad,
+        of=tested["rows"],
+        what="at-risk prediction times see a code of the outcome after the index",
+        tested=tested,
+        clean="no at-risk prediction time sees a code of an outcome after its index",
+    )
 
 
 def _up_to_index(records: TaskRecords) -> Ints:
@@ -336,7 +348,7 @@ def _without_another_cause(
 ) -> tuple[int, int]:  # fmt: skip
     """Shared tokens in some visits of a subject without an event of another code in the visit; and how many in all."""
     low, high = (int(timelines.visit_offsets[visit]) for visit in (visits[0], max(visits)))
-    base = data.base_token[np.asarray(timelines.codes[low:high])]
+    base = data.base_token[timelines.codes[low:high]]
     place = np.flatnonzero(shared[base])[:MAX_TOKENS]
     if not len(place):
         return 0, 0

@@ -20,13 +20,16 @@ def same_instant(data: AuditData) -> Finding:
     bad = total = 0
     for name in SPLITS:
         rows = data.records[name].rows
-        duration, entry = rows.duration_days, np.asarray(rows.entry_days, dtype=np.float64)
+        duration, entry = rows.duration_days, rows.entry_days.astype(np.float64)
         bad += int((~(duration > 0) | ~(duration > entry)).sum())
         total += len(rows)
     return judge(
-        bad, of=total, what="prediction times lie at or after the outcome or the end of follow-up",
-        tested={"rows": total}, clean="every prediction time lies before the end of its follow-up",
-    )  # fmt: skip
+        bad,
+        of=total,
+        what="prediction times lie at or after the outcome or the end of follow-up",
+        tested={"rows": total},
+        clean="every prediction time lies before the end of its follow-up",
+    )
 
 
 def labels_agree(data: AuditData) -> Finding:
@@ -51,9 +54,12 @@ def labels_agree(data: AuditData) -> Finding:
         bad += int((np.diff(rows.visits_before)[np.diff(group) == 0] < 0).sum())
         total += len(rows)
     return judge(
-        bad, of=total, what="labels do not fit the other labels of the same person", tested={"rows": total},
+        bad,
+        of=total,
+        what="labels do not fit the other labels of the same person",
+        tested={"rows": total},
         clean="all labels of one person end at one instant, in one event",
-    )  # fmt: skip
+    )
 
 
 def labels_in_records(data: AuditData) -> Finding:
@@ -86,9 +92,12 @@ def labels_in_records(data: AuditData) -> Finding:
                 total += 1
     parts = [f"{n:,} {what}" for what, n in bad.items() if n]
     return judge(
-        sum(bad.values()), of=total, what=f"labels do not follow from the records: {', '.join(parts)}",
-        tested={"subjects": subjects, "rows": total}, clean="every sampled label follows from the records",
-    )  # fmt: skip
+        sum(bad.values()),
+        of=total,
+        what=f"labels do not follow from the records: {', '.join(parts)}",
+        tested={"subjects": subjects, "rows": total},
+        clean="every sampled label follows from the records",
+    )
 
 
 def _same_label(rows: TaskRows, row: int, end_us: int, cause: int) -> bool:
@@ -124,9 +133,12 @@ def splits(data: AuditData) -> Finding:
     ids = np.concatenate([data.records[name].timelines.subject_id for name in SPLITS])
     distinct = len(np.unique(ids))
     return judge(
-        len(ids) - distinct, of=distinct, what="subjects are in more than one split, or twice in one",
-        tested={"subjects": distinct}, clean="every subject is in one split, once",
-    )  # fmt: skip
+        len(ids) - distinct,
+        of=distinct,
+        what="subjects are in more than one split, or twice in one",
+        tested={"subjects": distinct},
+        clean="every subject is in one split, once",
+    )
 
 
 CHECKS = (

@@ -48,8 +48,8 @@ class _Labels:
 
     @classmethod
     def of(cls, rows: TaskRows, chosen: Ints) -> "_Labels":
-        days = rows.duration_days[chosen] - np.asarray(rows.entry_days, np.float64)[chosen]
-        return cls(np.asarray(rows.cause, np.int64)[chosen], days)
+        days = rows.duration_days[chosen] - rows.entry_days.astype(np.float64)[chosen]
+        return cls(rows.cause.astype(np.int64)[chosen], days)
 
     def within(self, cause: int, days: float) -> tuple[Floats, Floats]:
         """(n,) 1 where the event falls in the window; (n,) persons at risk: ½ where follow-up ends in it, else 1."""
@@ -88,7 +88,7 @@ class _Counts:
         events, rest = self.events[some], np.maximum(self.at_risk[some] - self.events[some], 0.0)
         tail[some] = betainc(events, rest + 1.0, min(self.base, 1.0))
         by_far = self.rate * (1 - self.base) >= LEAST_ODDS_RATIO * self.base * (1 - self.rate)
-        return np.asarray(by_far & (tail * questions < BY_CHANCE))
+        return by_far & (tail * questions < BY_CHANCE)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class _Visits:
         timelines, rows = records.timelines, records.rows
         offsets, owner = timelines.subject_offsets, timelines.owner
         place = np.arange(len(owner)) - offsets[owner]
-        before, first = count_at_or_before(rows.subject, np.asarray(rows.visits_before, np.int64), owner, place)
+        before, first = count_at_or_before(rows.subject, rows.visits_before.astype(np.int64), owner, place)
         row = first + before
         visit = np.flatnonzero(row < rows.row_offsets[owner + 1])
         row = row[visit]
@@ -251,7 +251,7 @@ def _records_before(data: AuditData, visits: list[_Visits], cause: int) -> tuple
             total += np.bincount(some.timelines.codes, np.repeat(weight, lengths), size)
         hit = some.visit[event > 0]
         codes, _ = ragged(some.timelines.visit_offsets, hit)
-        token = np.asarray(some.timelines.codes, np.int64)[codes]
+        token = some.timelines.codes.astype(np.int64)[codes]
         distinct = np.unique(np.stack([token, np.repeat(some.subject[event > 0], lengths[hit])]), axis=1)
         people += np.bincount(distinct[0], minlength=size)
     counts = _Counts(at_risk, events, people, _base_rate(data, cause, LEAD_DAYS))

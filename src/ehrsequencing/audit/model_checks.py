@@ -49,12 +49,14 @@ def future_perturbation(data: AuditData) -> Finding:
         "dropped": copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False),
         "changed": noisy(data, copy_subjects(data, chosen, visits_after=own, rows_after=True, end=True), rng),
         "appended": noisy(
-            data, copy_subjects(
+            data,
+            copy_subjects(
                 data, chosen, visits_after=lambda cut: np.r_[own(cut), strangers(cut)], rows_after=False, end=True
-            ), rng,
+            ),
+            rng,
         ),
         "replaced": noisy(data, copy_subjects(data, chosen, visits_after=strangers, rows_after=False, end=True), rng),
-    }  # fmt: skip
+    }
     moved = {name: movement(before, answers(data, c.records)[~c.later_row]) for name, c in copies.items()}
     tested = {"subjects": len({cut.subject for cut in chosen}), "rows": len(before), "perturbations": 4 * len(chosen)}
     if np.isnan(before).all():

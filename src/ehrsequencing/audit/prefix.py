@@ -32,9 +32,10 @@ def prefix_equality(data: AuditData) -> Finding:
     usable = np.flatnonzero(~in_progress & has_record & ~np.isnan(before).any(axis=1))
     asked, before = asked[usable], before[usable]
     tested = {
-        "subjects": len(np.unique(rows.subject[asked])), "rows": len(asked),
+        "subjects": len(np.unique(rows.subject[asked])),
+        "rows": len(asked),
         "rows left out (asked during a visit)": int(in_progress.sum()),
-    }  # fmt: skip
+    }
     if not len(asked):
         return Finding("not_tested", "no sampled prediction time falls between visits, with a record before it", tested)
     again = _encode(data, data.source, [parts[k] for k in usable], rows.prediction_us[asked])

@@ -25,7 +25,7 @@ class Presence:
         subject, token, nth = subject[order], token[order], nth[order]
         opens = np.r_[True, (np.diff(subject) != 0) | (np.diff(token) != 0)][: len(order)]
         subject, self.token, nth = subject[opens], token[opens], nth[opens]
-        before, first = count_at_or_before(rows.subject, np.asarray(rows.visits_before, np.int64), subject, nth)
+        before, first = count_at_or_before(rows.subject, rows.visits_before.astype(np.int64), subject, nth)
         self.start, self.stop = first + before, rows.row_offsets[subject + 1]
 
     def weight_with(self, weight: Floats, n_tokens: int) -> Floats:

@@ -54,13 +54,13 @@ class _Shuffled(Prepared):
 
     @cached_property
     def _ids(self) -> dict[str, Ints]:
-        return {split: np.asarray(self.timelines(split).subject_id) for split in SPLITS}
+        return {split: self.timelines(split).subject_id for split in SPLITS}
 
 
 def _deal(rows: dict[str, TaskRows], ids: dict[str, Ints], *, seed: int) -> dict[str, TaskRows]:
     """The same rows, with the labels of somebody drawn at random."""
     owner = np.concatenate([ids[s][rows[s].subject] for s in SPLITS])
-    labels = {n: np.concatenate([np.asarray(getattr(rows[s], n)) for s in SPLITS]) for n in ("duration_days", "cause")}
+    labels = {n: np.concatenate([getattr(rows[s], n) for s in SPLITS]) for n in ("duration_days", "cause")}
     people, first = np.unique(owner, return_index=True)
     given = np.random.default_rng([seed, 31]).permutation(first)
     out, start = {}, 0
@@ -109,12 +109,13 @@ def _deal_and_rank(data: AuditData, *, seed: int) -> _Ranked:
     rows = records.rows
     horizons = data.task.horizons[-1:]
     risk = risk_of_rows(model, records, horizons_days=horizons).astype(np.float64)
-    outcome = (rows.duration_days, np.asarray(rows.cause, np.int64), risk, horizons)
+    outcome = (rows.duration_days, rows.cause.astype(np.int64), risk, horizons)
     draws = data.rng(32).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=_RESAMPLES)
     c = wolbers_c(ScoredRows.of(*outcome))[0, 0]
     resampled = wolbers_c(ScoredRows.of(*outcome, weights=draws))[:, 0, 0]
     return _Ranked(float(c), float(np.nanstd(resampled)), len(rows), int((outcome[1] == 1).sum()))
 
 
-CHECK = Check("shuffled_labels", "Does a model trained on shuffled outcomes rank people no better than chance?",
-              shuffled_labels)  # fmt: skip
+CHECK = Check(
+    "shuffled_labels", "Does a model trained on shuffled outcomes rank people no better than chance?", shuffled_labels
+)

@@ -66,7 +66,7 @@ class Source:
         excluded = CodeMatcher(prepared.manifest["excluded"], parents=parents)
         study = prepared.study
         fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
-        training = np.asarray(prepared.timelines("train").subject_id)
+        training = prepared.timelines("train").subject_id
         records: dict[int, Events] = {}
         subjects, days = 0, list[DayCounts]()
         for number, events in enumerate(reader, start=1):

@@ -66,10 +66,12 @@ def telling_token(data: AuditData) -> Finding:
         if min(people) < MIN_EVENTS - 0.5:
             continue
         labels += 1
-        share = np.stack([
-            sum(data.presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS) / total
-            for weight, total in zip(weights, people, strict=True)
-        ])  # fmt: skip
+        share = np.stack(
+            [
+                sum(data.presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS) / total
+                for weight, total in zip(weights, people, strict=True)
+            ]
+        )
         auc = 0.5 + 0.5 * np.abs(share[0] - share[1])
         found = [(float(auc.max()), data.vocabulary.tokens[int(auc.argmax())])]
         found += [(_auc(number, label), name) for name, number in numbers.items()]
@@ -125,7 +127,7 @@ def _static_pairs(data: AuditData) -> tuple[Ints, Ints]:
     for split in FITTED:
         timelines = data.records[split].timelines
         owners.append(people + timelines.static_owner)
-        tokens.append(np.asarray(timelines.static_codes, np.int64))
+        tokens.append(timelines.static_codes.astype(np.int64))
         people += len(timelines)
     return np.concatenate(owners), np.concatenate(tokens)
 
@@ -139,7 +141,7 @@ def _people(data: AuditData) -> Iterator[tuple[str, tuple[Ints, Ints], tuple[Int
         asked = np.flatnonzero(np.diff(offsets) > 0)
         first = offsets[asked]
         person.append(first_person + asked)
-        cause.append(np.asarray(rows.cause, np.int64)[first])
+        cause.append(rows.cause.astype(np.int64)[first])
         days.append(rows.duration_days[first])
         first_person += len(data.records[split].timelines)
     who, which, when = np.concatenate(person), np.concatenate(cause), np.concatenate(days)
@@ -157,7 +159,7 @@ def _gain(pairs: tuple[Ints, Ints], people: tuple[Ints, Ints], n_tokens: int) ->
     """(V,) AUC − ½ of carrying each code, for those with the event against those without."""
     owner, token = pairs
     share = [np.bincount(token[np.isin(owner, some)], minlength=n_tokens) / len(some) for some in people]
-    return np.asarray(0.5 * (share[0] - share[1]))
+    return 0.5 * (share[0] - share[1])
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def _numbers(data: AuditData) -> dict[str, _Number]:
         records = data.records[split]
         timelines, rows = records.timelines, records.rows
         everyone = np.arange(len(rows))
-        seen = np.asarray(rows.visits_before, dtype=np.int64)
+        seen = rows.visits_before.astype(np.int64)
         some = everyone[seen > 0]
         newest = records.first_visit[some] + seen[some] - 1
         codes, offsets = ragged(timelines.visit_offsets, newest)
@@ -190,8 +192,8 @@ def _numbers(data: AuditData) -> dict[str, _Number]:
         for name, place in zip(names.tolist(), np.split(order, first[1:]), strict=False):
             parts.setdefault(data.vocabulary.tokens[name], {})[split] = (row[place], value[place])
         for said, column in (("the age", rows.age_years), ("the time since the visit before", rows.delta_days)):
-            known = np.flatnonzero(~np.isnan(np.asarray(column)))
-            parts.setdefault(said, {})[split] = (known, np.asarray(column)[known])
+            known = np.flatnonzero(~np.isnan(column))
+            parts.setdefault(said, {})[split] = (known, column[known])
     return {
         name: _Number(
             {s: r for s, (r, _) in some.items()},
@@ -236,7 +238,7 @@ def _per_subject(data: AuditData, part: dict[str, Bools]) -> dict[str, Floats]:
 def _share(subject: Ints) -> Floats:
     """(n,) one over the number of rows of each row's subject."""
     _, inverse, count = np.unique(subject, return_inverse=True, return_counts=True)
-    return np.asarray(1.0 / count[inverse.reshape(-1)])
+    return 1.0 / count[inverse.reshape(-1)]
 
 
 CHECKS = (

@@ -116,8 +116,10 @@ class BoostedVisits(HazardModel):
                 models.append(model.fit(design, event / weight, sample_weight=weight).predict)
                 continue
             held = {
-                "X_val": watched_design, "y_val": watched_event / watched_weight, "sample_weight_val": watched_weight
-            }  # fmt: skip
+                "X_val": watched_design,
+                "y_val": watched_event / watched_weight,
+                "sample_weight_val": watched_weight,
+            }
             tried = [
                 _boosting(settings, self.seed, stop=True).fit(design, event / weight, sample_weight=weight, **held)
                 for settings in TRIALS[: self.trials]

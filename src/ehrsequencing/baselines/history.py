@@ -133,7 +133,7 @@ def history_features(records: TaskRecords, vocabulary: Vocabulary, *, chosen: In
     out = np.empty((len(chosen), len(columns)), dtype=np.float32)
     order = np.argsort(chosen, kind="stable")
     done = 0
-    for part in _chunks(records, np.asarray(chosen)[order]):
+    for part in _chunks(records, chosen[order]):
         where = order[done : done + len(part)]
         out[where] = _features(records, vocabulary, part, columns)
         done += len(part)

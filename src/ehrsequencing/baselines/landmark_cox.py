@@ -64,7 +64,7 @@ class LandmarkCox(ChunkedBaseline):
         flat = np.ones(len(chosen))
         factors = self._factors(self.covariates(records, chosen))
         scale = np.stack([flat if factor is None else factor for factor in factors], axis=1)
-        return np.asarray(scale[:, :, None] * self.base)
+        return scale[:, :, None] * self.base
 
 
 def _cox_rows(rows: TaskRows, chosen: Ints, x: Floats, cause: int) -> CoxRows:

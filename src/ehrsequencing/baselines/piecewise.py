@@ -61,5 +61,4 @@ def incidence(hazards: Floats, edges_days: Sequence[float], horizons_days: Float
 
 def days_since_index(rows: TaskRows, chosen: Ints) -> Floats:
     """Days (r,) from the index to each chosen prediction time."""
-    days = (rows.prediction_us[chosen] - rows.index_us[chosen]) / DAY_US
-    return np.asarray(days, dtype=np.float64)
+    return (rows.prediction_us[chosen] - rows.index_us[chosen]) / DAY_US

@@ -146,9 +146,12 @@ def audit_summary(run_folder: Path) -> dict[str, Any] | None:
         return None
     verdicts = [check["verdict"] for check in audit["checks"]]
     return {
-        "passed": verdicts.count("passed"), "failed": verdicts.count("leak"),
-        "warnings": verdicts.count("warning"), "not_tested": verdicts.count("not_tested"), "date": audit["created"],
-    }  # fmt: skip
+        "passed": verdicts.count("passed"),
+        "failed": verdicts.count("leak"),
+        "warnings": verdicts.count("warning"),
+        "not_tested": verdicts.count("not_tested"),
+        "date": audit["created"],
+    }
 
 
 def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:

@@ -16,10 +16,12 @@ MOST_CODES = 100  # timed codes that drift looks at
 SHOWN = 15
 _CHUNK_SUBJECTS = 20_000
 _READABLE = {
-    "age_years": "age (years)", "days_since_index": "days since the index",
-    "days_since_visit": "days since the last visit", "days_between_visits": "days between the last two visits",
+    "age_years": "age (years)",
+    "days_since_index": "days since the index",
+    "days_since_visit": "days since the last visit",
+    "days_between_visits": "days between the last two visits",
     "visits": "visits so far",
-}  # fmt: skip
+}
 
 
 def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float | int | None]:
@@ -42,7 +44,7 @@ def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float
     first, stop = timelines.visit_offsets[first_visit], timelines.visit_offsets[stop_visit]
     unknown = numeric = 0
     for begin, end, seen in _token_chunks(first, stop):
-        unknown += int(vocabulary.is_unknown(np.asarray(timelines.codes[begin:end]))[seen].sum())
+        unknown += int(vocabulary.is_unknown(timelines.codes[begin:end])[seen].sum())
         numeric += int((~np.isnan(timelines.values[begin:end, 0]))[seen].sum())
     tokens, visits = int((stop - first).sum()), int((stop_visit - first_visit).sum())
     return {

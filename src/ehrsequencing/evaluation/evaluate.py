@@ -177,8 +177,9 @@ class Evaluation:
             if missing:
                 raise EhrseqError(
                     f"{missing} of {len(self.rows)} prediction times have no prediction by {name}",
-                    where=self.population.split, fix="report this as a bug",
-                )  # fmt: skip
+                    where=self.population.split,
+                    fix="report this as a bug",
+                )
         return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
 
     def _risk(self, horizons_days: Floats) -> Floats:
@@ -311,7 +312,7 @@ class Evaluation:
             ),
             "checks": self.facts.checks(trials=self.trials),
             "instability": None,
-        }  # fmt: skip
+        }
         if first is not None:
             found["instability"] = instability(
                 self.run, self.records, chosen=self._rows_of(first), horizon_days=self._longest(first)
@@ -373,11 +374,9 @@ class Evaluation:
         self._warn([])
         subjects, events = len(np.unique(self.rows.subject)), int(last.sum())
         metrics = [
-            tables.metric_row(
-                OURS, None, name, value, cause=self.task.causes[0], subjects=subjects, events=events
-            )
+            tables.metric_row(OURS, None, name, value, cause=self.task.causes[0], subjects=subjects, events=events)
             for name, value in rows.items()
-        ]  # fmt: skip
+        ]
         empty: dict[str, Any] = {
             name: []
             for name in (

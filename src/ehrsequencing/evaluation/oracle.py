@@ -96,7 +96,7 @@ class Truth:
         inner = self.edges_days[1:-1].tolist()
         risk = cumulative_incidence(logits, inner, horizons_days=[float(days) for days in horizons_days]).numpy()
         risk[~self.known] = np.nan
-        return np.asarray(risk, dtype=np.float64)
+        return risk
 
 
 def other_settings(data: Path, task: TaskConfig) -> list[str]:

@@ -81,7 +81,7 @@ def oracle_differences(
         for row in long_rows(
             scope, found[OURS][name].minus(found[ORACLE][name]), model=ORACLE, cause=cause, metric=name
         )
-    ]  # fmt: skip
+    ]
 
 
 def oracle_warnings(found: Mapping[str, Any]) -> list[str]:

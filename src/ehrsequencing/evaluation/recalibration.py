@@ -120,9 +120,12 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
     chosen = np.flatnonzero(np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0))
     eta = log_hazards(run.model, records, code_types=run.code_types)[chosen]
     return fit_recalibration(
-        eta, run.model.config.edges_days, duration_days=rows.duration_days[chosen],
-        cause=rows.cause[chosen], entry_days=rows.entry_days[chosen],
-    )  # fmt: skip
+        eta,
+        run.model.config.edges_days,
+        duration_days=rows.duration_days[chosen],
+        cause=rows.cause[chosen],
+        entry_days=rows.entry_days[chosen],
+    )
 
 
 def log_hazards(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
@@ -154,7 +157,10 @@ def before_and_after(run: Run, fitted: Recalibration, population: Population) ->
         }
 
     return {
-        "fitted_on": FITTED_ON, "landmark_days": landmark, "horizons_days": horizons.tolist(),
-        "before": calibration(run.model), "after": calibration(fitted.of(run.model)),
+        "fitted_on": FITTED_ON,
+        "landmark_days": landmark,
+        "horizons_days": horizons.tolist(),
+        "before": calibration(run.model),
+        "after": calibration(fitted.of(run.model)),
         "fitted": fitted.as_json(run.task.causes),
-    }  # fmt: skip
+    }

@@ -216,7 +216,7 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
     """The arrays of several groups of subjects, one group after another."""
     columns: dict[str, Any] = {}
     for field in fields(parts[0]):
-        arrays: list[NDArray[Any]] = [np.asarray(getattr(part, field.name)) for part in parts]
+        arrays: list[NDArray[Any]] = [getattr(part, field.name) for part in parts]
         if field.name.endswith("_offsets"):
             ends: Ints = np.cumsum([0, *(int(array[-1]) for array in arrays)])
             arrays = [np.zeros(1, np.int64), *(array[1:] + ends[k] for k, array in enumerate(arrays))]
