@@ -382,8 +382,6 @@ def test_a_subgroup_is_judged_by_its_own_rows() -> None:
 
 
 def test_input_rates_are_those_of_plain_loops(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ehrsequencing.reporting.tables import inputs
-
     timelines, rows = split(prepared, "tuning").timelines, split(prepared, "tuning").rows
     codes = np.array(timelines.codes)
     codes[::17] = 1  # some are unknown
@@ -409,7 +407,7 @@ def test_input_rates_are_those_of_plain_loops(prepared: Prepared, monkeypatch: p
         "no_visit_before_rate": float((np.asarray(rows.visits_before) == 0).mean()),
     }  # fmt: skip
     assert input_rates(records, prepared.vocabulary) == pytest.approx(expected)
-    monkeypatch.setattr(inputs, "_CHUNK_SUBJECTS", 3)
+    monkeypatch.setattr("ehrsequencing.evaluation.drift._CHUNK_SUBJECTS", 3)
     assert input_rates(records, prepared.vocabulary) == pytest.approx(expected)
     assert 0 < expected["unknown_token_rate"] < 0.2
 

@@ -9,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged
-from ehrsequencing.audit.data import AuditData
+from ehrsequencing.audit.data import AuditData, Finding
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.predict import VISIT_BUDGET
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords
 
+MOVED = 1e-5  # of a logit, relative to max(1, |logit|): what another batch may change in float32
 MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuous
 MAX_CUTS = 12  # prediction times per subject, drawn at random
 MAX_TOKENS = 400_000  # of all copies of one check together
@@ -219,3 +220,22 @@ def reacts(data: AuditData) -> bool:
 
 
 VACUOUS = "the model gives the same answer whatever the past is, so that nothing could have moved"
+
+
+def judge_movement(data: AuditData, moved: Floats, *, leak: str, clean: str, tested: dict[str, int]) -> Finding:
+    """The verdict of a check in which no answer may move.
+
+    Args:
+        data: The audited run.
+        moved: (n,) from `movement`.
+        leak: What happened to the answers that moved, for "N % of the answers …".
+        clean: The reason of a pass.
+        tested: Counts to show.
+    """
+    worst = float(moved.max(initial=0.0))
+    measured = worst if np.isfinite(worst) else None
+    if worst > MOVED:
+        return Finding("leak", f"{np.mean(moved > MOVED):.0%} of the answers {leak}", tested, measured, MOVED)
+    if not reacts(data):
+        return Finding("not_tested", VACUOUS, tested, measured, MOVED)
+    return Finding("passed", clean, tested, measured, MOVED)

@@ -162,4 +162,4 @@ def _repeated(numbers: NDArray[Any]) -> Ints:
     return times[inverse.reshape(-1)]
 
 
-CHECKS = Check("duplicate_timelines", "Is no record in two splits under two ids?", duplicate_timelines)
+CHECKS = (Check("duplicate_timelines", "Is no record in two splits under two ids?", duplicate_timelines),)

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.audit.copies import (
+    MOVED,
     NONE,
-    VACUOUS,
     Copies,
     Cut,
     answers,
     copy_subjects,
     cuts,
+    judge_movement,
     movement,
     noisy,
-    reacts,
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
 from ehrsequencing.batch import VisitBatch
@@ -28,7 +28,6 @@ from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.embeddings import CodeEmbedding, CodeVectors, VisitTimeEmbedding
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
-MOVED = 1e-5  # of a logit, relative to max(1, |logit|): what another batch may change in float32
 MAX_GRADIENT_ROWS = 16
 
 
@@ -61,15 +60,10 @@ def future_perturbation(data: AuditData) -> Finding:
     tested = {"subjects": len({cut.subject for cut in chosen}), "rows": len(before), "perturbations": 4 * len(chosen)}
     if np.isnan(before).all():
         return Finding("not_tested", "the model answers none of the sampled prediction times", tested)
-    worst = max(float(m.max(initial=0.0)) for m in moved.values())
-    if worst > MOVED:
-        bad = [name for name, m in moved.items() if m.max(initial=0.0) > MOVED]
-        share = np.mean(np.max(list(moved.values()), axis=0) > MOVED)
-        what = f"{share:.0%} of the answers moved when visits after them were {' or '.join(bad)}"
-        return Finding("leak", what, tested, _finite(worst), MOVED)
-    if not reacts(data):
-        return Finding("not_tested", VACUOUS, tested, _finite(worst), MOVED)
-    return Finding("passed", "no answer moved with its future; a changed past moves them", tested, worst, MOVED)
+    bad = [name for name, m in moved.items() if m.max(initial=0.0) > MOVED]
+    leak = f"moved when visits after them were {' or '.join(bad)}"
+    clean = "no answer moved with its future; a changed past moves them"
+    return judge_movement(data, np.max(list(moved.values()), axis=0), leak=leak, clean=clean, tested=tested)
 
 
 def queries_are_silent(data: AuditData) -> Finding:
@@ -97,13 +91,8 @@ def queries_are_silent(data: AuditData) -> Finding:
         fewer = TaskRecords(people, asked.select(kept, np.r_[0, np.cumsum(counts)]))
         moved = np.r_[moved, movement(before[kept], answers(data, fewer))]
     tested["perturbations"] = 2 * len(asked) + int(is_query.sum())
-    worst = float(moved.max(initial=0.0))
-    if worst > MOVED:
-        why = f"{np.mean(moved > MOVED):.0%} of the answers moved when something else was asked"
-        return Finding("leak", why, tested, _finite(worst), MOVED)
-    if not reacts(data):
-        return Finding("not_tested", VACUOUS, tested, _finite(worst), MOVED)
-    return Finding("passed", "asking never changed another answer", tested, worst, MOVED)
+    leak, clean = "moved when something else was asked", "asking never changed another answer"
+    return judge_movement(data, moved, leak=leak, clean=clean, tested=tested)
 
 
 def gradient(data: AuditData) -> Finding:
@@ -185,10 +174,6 @@ def _last_of_subject(rows: TaskRows) -> Bools:
     last = np.zeros(len(rows), dtype=bool)
     last[rows.row_offsets[1:] - 1] = True
     return last
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
 
 
 @contextmanager

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ehrsequencing.arrays import Bools, Ints
-from ehrsequencing.audit.copies import NONE, VACUOUS, answers, copy_subjects, cuts, movement, reacts
+from ehrsequencing.audit.copies import MOVED, NONE, answers, copy_subjects, cuts, judge_movement, movement
 from ehrsequencing.audit.data import AuditData, Check, Finding
-from ehrsequencing.audit.model_checks import MOVED
 from ehrsequencing.audit.source import Source, join
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -45,14 +44,9 @@ def prefix_equality(data: AuditData) -> Finding:
     if lost.any():
         why = f"{int(lost.sum()):,} of {len(asked):,} prediction times exist only because of what came after them"
         return Finding("leak", why, tested, float(lost.sum()), 0.0)
-    moved = movement(before, after)
-    worst = float(moved.max(initial=0.0))
-    if worst > MOVED:
-        why = f"{np.mean(moved > MOVED):.0%} of the answers differ from those that the record until then would give"
-        return Finding("leak", why, tested, worst if np.isfinite(worst) else None, MOVED)
-    if not reacts(data):
-        return Finding("not_tested", VACUOUS, tested, worst, MOVED)
-    return Finding("passed", "the record until then gives the same answers", tested, worst, MOVED)
+    leak = "differ from those that the record until then would give"
+    clean = "the record until then gives the same answers"
+    return judge_movement(data, movement(before, after), leak=leak, clean=clean, tested=tested)
 
 
 def _in_progress(records: TaskRecords, asked: Ints) -> Bools:

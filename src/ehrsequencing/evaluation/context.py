@@ -1,4 +1,4 @@
-"""What stands beside the metrics: the task, the data, the flow, the inputs of each split, and a reviewer's checks."""
+"""What a reader needs beside the metrics: task, data, flow of subjects, inputs of each split, a reviewer's checks."""
 
 import hashlib
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Context:
 
     @cached_property
     def splits(self) -> dict[str, Mapping[str, Any]]:
-        """Counts of the splits that the model was made from, and of those judged."""
+        """Counts of the splits that the model was made from, and of the population."""
         made: dict[str, Mapping[str, Any]] = {}
         if self.prepared is not None:
             made = self.prepared.attrition(self.run.task.name)["splits"]
@@ -78,7 +78,7 @@ class Context:
         }  # fmt: skip
 
     def inputs(self, *, landmark_days: float | None, seed: int) -> dict[str, Any]:
-        """Content of `inputs`: rates of every split, and drift from training to those judged at one landmark."""
+        """Content of `inputs`: rates of every split, and drift from training to the population at one landmark."""
         vocabulary = self.run.vocabulary
         moved = []
         if self.prepared is not None and landmark_days is not None:

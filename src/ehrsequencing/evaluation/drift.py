@@ -1,4 +1,4 @@
-"""What a model was given: how much of it was known, and how far the subjects judged differ from those learned from."""
+"""The inputs of a model: how complete they are, and how far the population differs from the training subjects."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -76,13 +76,13 @@ def _rate(part: int, whole: int) -> float | None:
 
 def drift(
     train: TaskRecords,
-    judged: TaskRecords,
+    population: TaskRecords,
     vocabulary: Vocabulary,
     *,
     landmark_days: float,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """The features that differ most between the training subjects and those judged, at one landmark.
+    """The features that differ most between the training subjects and the population, at one landmark.
 
         smd = (mean_judged − mean_train) / √((var_judged + var_train) / 2)
 
@@ -90,7 +90,7 @@ def drift(
 
     Args:
         train: Visits and prediction times of the training subjects.
-        judged: Of those judged.
+        population: Those of the population.
         vocabulary: The one that encoded both.
         landmark_days: Where both are looked at.
         seed: Of the draw of prediction times, where there are many.
@@ -101,7 +101,7 @@ def drift(
     """
     columns = fit_feature_spec(train, vocabulary, max_codes=MOST_CODES)
     sides = []
-    for records in (train, judged):
+    for records in (train, population):
         at = records.at_landmark(landmark_days)
         if len(at) > MOST_ROWS:
             at = np.sort(np.random.default_rng(seed).choice(at, MOST_ROWS, replace=False))

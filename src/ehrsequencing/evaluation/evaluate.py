@@ -1,9 +1,7 @@
-"""Judge a run: every metric with intervals over subjects, beside baselines on the very same subjects.
+"""Evaluates a run: every metric with intervals over subjects, beside baselines on the very same subjects.
 
-The result is one JSON mapping (`metrics.json`), long where it is a table; the report is drawn from nothing else.
-Reading order: `judged` (who), `scope` (rows that are compared together), `estimates` (metrics and differences),
-`curves`, `subgroups`, `tables`, `facts` (with `inputs` and `checks`), `instability`, `oracle`; this file puts them
-together.
+The result is one JSON mapping (`metrics.json`), in long form where it is a table. The report is drawn from nothing
+else. This file puts together what the other files of the room compute.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,7 +51,7 @@ Say = Callable[[str], None]
 
 
 class Evaluation:
-    """One run on the subjects that it is judged on.
+    """One run on the population that it is evaluated on.
 
     Args:
         run: The trained run.
@@ -62,7 +60,7 @@ class Evaluation:
             there are none.
         settings: Baselines, resamples, seed.
         train_censoring: Whether the censoring weights come from the training subjects at risk at the same landmark,
-            and not from those judged.
+            and not from the population.
 
     Raises:
         EhrseqError: The prepared set is another one, or nobody has a prediction time.
@@ -82,9 +80,9 @@ class Evaluation:
         if prepared is not None:
             run.require_own(prepared)
         elif train_censoring or settings.censoring == "cox":
-            fix = "name the prepared set of the run, or weight by those judged"
+            fix = "name the prepared set of the run with --prepared, or use evaluation.censoring=kaplan-meier"
             raise EhrseqError("the training subjects are gone", where=str(run.folder), fix=fix)
-        self.train_censoring, self.facts = train_censoring, Context(run, population, prepared)
+        self.train_censoring, self.context = train_censoring, Context(run, population, prepared)
         self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
             where = f"task {self.task.name}, {population.split}"
@@ -121,19 +119,19 @@ class Evaluation:
         if self.run.is_visit_head:
             return self._visit_head_result()
         risks = self._risks(progress)
-        scopes = self._scopes(risks, self.horizons)
+        comparisons = self._comparisons(risks, self.horizons)
         causes, strongest = self.task.causes, [name for name in risks if name != ORACLE][:2]  # ours and one rival
-        metrics, differences = self._metrics(risks, scopes, progress)
+        metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
         progress("calibration and decision curves")
-        for scope in scopes:
-            curves, indices = smooth_rows(scope, causes, models=strongest, seed=self.settings.seed)
+        for comparison in comparisons:
+            curves, indices = smooth_rows(comparison, causes, models=strongest, seed=self.settings.seed)
             smooth += curves
             metrics += indices
         at = self.settings.decision_thresholds
-        decision = [row for s in scopes for row in decision_rows(s, causes, models=strongest, thresholds=at)]
+        decision = [row for s in comparisons for row in decision_rows(s, causes, models=strongest, thresholds=at)]
         progress("subgroups, inputs, checks")
-        found = self.facts.frame() | self._context(scopes) | {
+        found = self.context.frame() | self._surroundings(comparisons) | {
             "models": list(risks),
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
@@ -141,24 +139,24 @@ class Evaluation:
             ],
             "metrics": metrics,
             "differences": differences,
-            "at_risk": [tables.at_risk(scope, causes) for scope in scopes if scope.landmark_days is not None],
-            "calibration": [row for s in scopes for row in tables.calibration(s, causes, models=strongest)],
+            "at_risk": [tables.at_risk(comparison, causes) for comparison in comparisons if comparison.landmark_days is not None],
+            "calibration": [row for s in comparisons for row in tables.calibration(s, causes, models=strongest)],
             "smooth_calibration": smooth,
             "decision": decision,
-            "subgroups": [row for scope in scopes for row in self._subgroups(scope)],
-            "risk_distribution": [row for s in scopes for row in tables.distribution(s, causes, model=OURS)],
+            "subgroups": [row for comparison in comparisons for row in self._subgroups(comparison)],
+            "risk_distribution": [row for s in comparisons for row in tables.distribution(s, causes, model=OURS)],
             "trajectories": tables.trajectories(
                 self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self.wanted_trajectories()
             ),
             "oracle": self._oracle(),
         }  # fmt: skip
-        self._warn(scopes)
+        self._warn(comparisons)
         return found | {"warnings": self.warnings}
 
     def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
         """Only the long rows of `metrics`, without the indices of the smooth curves."""
         risks = self._risks(progress)
-        return self._metrics(risks, self._scopes(risks, self.horizons), progress)[0]
+        return self._metrics(risks, self._comparisons(risks, self.horizons), progress)[0]
 
     # ---- risks -------------------------------------------------------------------------------------------------
 
@@ -203,8 +201,8 @@ class Evaluation:
     @cached_property
     def _fitting_data(self) -> FittingData:
         train, tuning, edges = (
-            self.facts.records("train"),
-            self.facts.records("tuning"),
+            self.context.records("train"),
+            self.context.records("tuning"),
             self.run.study.model.edges_days,
         )
         return FittingData(self.task, self.run.vocabulary, train, tuning, edges, self.settings.seed)
@@ -214,7 +212,7 @@ class Evaluation:
 
     # ---- metrics -----------------------------------------------------------------------------------------------
 
-    def _scopes(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
+    def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
         """Rows that are compared together, with the risks by `days` (the horizons, or the grid)."""
         places: list[tuple[float | None, Ints]] = []
         for landmark in self.task.landmarks:
@@ -239,7 +237,7 @@ class Evaluation:
             return self._censoring_cox.of_rows(self.records, chosen, landmark_days=landmark_days)
         if not self.train_censoring:
             return None
-        rows = self.facts.records("train").rows
+        rows = self.context.records("train").rows
         at = np.ones(len(rows), dtype=bool) if landmark_days is None else rows.at_landmark(landmark_days)
         if not at.any():
             return None
@@ -250,25 +248,30 @@ class Evaluation:
         return HistoryCensoring(self._fitting_data)
 
     def _metrics(
-        self, risks: Mapping[str, Floats], scopes: list[Comparison], progress: Say
+        self, risks: Mapping[str, Floats], comparisons: list[Comparison], progress: Say
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rows of `metrics` and of `differences`."""
         metrics: list[dict[str, Any]] = []
         differences: list[dict[str, Any]] = []
         rivals = [name for name in risks if name not in (OURS, ORACLE)]
-        for scope, on_grid in zip(scopes, self._scopes(risks, self.grid), strict=True):
-            where = "all prediction times" if scope.landmark_days is None else format_days(scope.landmark_days)
+        for comparison, on_grid in zip(comparisons, self._comparisons(risks, self.grid), strict=True):
+            where = (
+                "all prediction times" if comparison.landmark_days is None else format_days(comparison.landmark_days)
+            )
             progress(f"metrics and intervals: {where}")
-            estimates = scope_estimates(scope, self.task.causes)
-            metrics += metric_rows(scope, estimates) + integrated_brier_rows(on_grid, self.task.causes)
-            differences += difference_rows(scope, estimates, ours=OURS, rivals=rivals)
-            self.beside_truth += oracle_differences(scope, estimates)
+            estimates = scope_estimates(comparison, self.task.causes)
+            metrics += metric_rows(comparison, estimates) + integrated_brier_rows(on_grid, self.task.causes)
+            differences += difference_rows(comparison, estimates, ours=OURS, rivals=rivals)
+            self.beside_truth += oracle_differences(comparison, estimates)
         likelihoods = self._likelihoods()
         self.nll = likelihoods[OURS]
-        for scope in scopes:
-            nll, cause = {name: found[self._rows_of(scope)] for name, found in likelihoods.items()}, self.task.causes[0]
-            metrics += [nll_row(scope, own, model=name, cause=cause) for name, own in nll.items()]
-            differences += [nll_row(scope, nll[OURS] - nll[rival], model=rival, cause=cause) for rival in rivals]
+        for comparison in comparisons:
+            nll, cause = (
+                {name: found[self._rows_of(comparison)] for name, found in likelihoods.items()},
+                self.task.causes[0],
+            )
+            metrics += [nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()]
+            differences += [nll_row(comparison, nll[OURS] - nll[rival], model=rival, cause=cause) for rival in rivals]
         return metrics, differences
 
     def _likelihoods(self) -> dict[str, Floats]:
@@ -280,18 +283,18 @@ class Evaluation:
             found[ORACLE] = self.truth.nll(self.rows)
         return found
 
-    def _rows_of(self, scope: Comparison) -> Ints:
-        if scope.landmark_days is None:
+    def _rows_of(self, comparison: Comparison) -> Ints:
+        if comparison.landmark_days is None:
             return np.arange(len(self.rows))
-        return np.flatnonzero(self.rows.at_landmark(scope.landmark_days))
+        return np.flatnonzero(self.rows.at_landmark(comparison.landmark_days))
 
-    def _subgroups(self, scope: Comparison) -> list[dict[str, Any]]:
-        if scope.landmark_days is None:
+    def _subgroups(self, comparison: Comparison) -> list[dict[str, Any]]:
+        if comparison.landmark_days is None:
             return []
         groups = groups_of_rows(
-            self.records, self.run.vocabulary, chosen=self._rows_of(scope), kinds=self.settings.subgroups
+            self.records, self.run.vocabulary, chosen=self._rows_of(comparison), kinds=self.settings.subgroups
         )
-        return subgroup_rows(scope, groups, self.task.causes, model=OURS)
+        return subgroup_rows(comparison, groups, self.task.causes, model=OURS)
 
     def wanted_trajectories(self) -> int:
         """Single people's curves: those asked for; by default a few of a simulation, which has no people."""
@@ -300,17 +303,17 @@ class Evaluation:
 
     # ---- words and counts --------------------------------------------------------------------------------------
 
-    def _context(self, scopes: list[Comparison]) -> dict[str, Any]:
+    def _surroundings(self, comparisons: list[Comparison]) -> dict[str, Any]:
         """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
-        at_landmarks = [scope for scope in scopes if scope.landmark_days is not None]
+        at_landmarks = [comparison for comparison in comparisons if comparison.landmark_days is not None]
         first = at_landmarks[0] if at_landmarks else None
         found = {
-            "censoring": tables.censoring(scopes, model=self.settings.censoring),
-            "follow_up": [tables.follow_up(scope) for scope in at_landmarks],
-            "inputs": self.facts.inputs(
+            "censoring": tables.censoring(comparisons, model=self.settings.censoring),
+            "follow_up": [tables.follow_up(comparison) for comparison in at_landmarks],
+            "inputs": self.context.inputs(
                 landmark_days=None if first is None else first.landmark_days, seed=self.settings.seed
             ),
-            "checks": self.facts.checks(trials=self.trials),
+            "checks": self.context.checks(trials=self.trials),
             "instability": None,
         }
         if first is not None:
@@ -319,32 +322,36 @@ class Evaluation:
             )
         return found
 
-    def _longest(self, scope: Comparison) -> float:
+    def _longest(self, comparison: Comparison) -> float:
         """The longest horizon that the follow-up reaches; else the shortest."""
-        covered = self.horizons[scope.scored(OURS).covered[0]]
+        covered = self.horizons[comparison.scored(OURS).covered[0]]
         return float(covered[-1] if len(covered) else self.horizons[0])
 
-    def _warn(self, scopes: list[Comparison]) -> None:
+    def _warn(self, comparisons: list[Comparison]) -> None:
         if self.prepared is not None:
             self.warnings += task_warnings(self.task, self.prepared.attrition(self.task.name))
         if self.population.counts["events"][self.task.causes[0]] < FEW_EVENTS:
             self.warnings.append(
                 f"Fewer than {FEW_EVENTS} subjects of {self.population.split} had the event: the intervals are wide."
             )
-        asked = {scope.landmark_days for scope in scopes}
+        asked = {comparison.landmark_days for comparison in comparisons}
         for landmark in self.task.landmarks:
-            if scopes and landmark not in asked:
+            if comparisons and landmark not in asked:
                 self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
-        for scope in scopes:
-            where = "" if scope.landmark_days is None else f", asked {format_days(scope.landmark_days)} after the index"
-            few = self.horizons[scope.too_few()[0]]
+        for comparison in comparisons:
+            where = (
+                ""
+                if comparison.landmark_days is None
+                else f", asked {format_days(comparison.landmark_days)} after the index"
+            )
+            few = self.horizons[comparison.too_few()[0]]
             if len(few):
                 by = ", ".join(format_days(float(horizon)) for horizon in few)
                 self.warnings.append(
                     f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are judged, or fewer "
                     f"than {FEWEST_EVENTS} of them had the event."
                 )
-            for horizon in self.horizons[~scope.scored(OURS).covered[0]]:
+            for horizon in self.horizons[~comparison.scored(OURS).covered[0]]:
                 self.warnings.append(
                     f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused."
                 )
@@ -352,7 +359,7 @@ class Evaluation:
     def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None or self.prepared is None:
             return None
-        train = self.facts.records("train").rows
+        train = self.context.records("train").rows
         found = oracle_table(
             self.truth, self._risk, self.nll, self.rows, train=train, edges_days=self.run.study.model.edges_days,
             task=self.task,
@@ -361,7 +368,7 @@ class Evaluation:
         return found | {"differences": self.beside_truth}
 
     def _visit_head_result(self) -> dict[str, Any]:
-        """The `visit` head has no calendar: only its likelihood and its mean hazard can be judged."""
+        """The `visit` head has no calendar: only its likelihood and its mean hazard can be evaluated."""
         nll = nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)
         hazard = risk_of_rows(self.run.model, self.records, horizons_days=[], code_types=self.run.code_types)[:, 0, 0]
         answered = ~np.isnan(hazard)
@@ -384,7 +391,7 @@ class Evaluation:
                 "risk_distribution", "trajectories",
             )
         }  # fmt: skip
-        found = self.facts.frame() | self._context([]) | empty
+        found = self.context.frame() | self._surroundings([]) | empty
         nobody: dict[str, Any] = {"models": [OURS], "strongest": None, "baselines": []}
         return found | nobody | {"metrics": metrics, "warnings": self.warnings}
 
@@ -397,7 +404,7 @@ def evaluate(
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Judge a run and write its `metrics.json`.
+    """Evaluate a run and write its `metrics.json`.
 
     Args:
         run_folder: A finished run.

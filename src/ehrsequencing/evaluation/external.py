@@ -161,7 +161,7 @@ def _labelled(record: Record, builder: CohortBuilder, tally: Tally, vocabulary: 
 
 
 def _refuse_foreign(run: Run, data: Path, survey: Survey, *, unknown: dict[str, int], unmatched: list[str]) -> None:
-    """Data that lacks the index, the outcome or the end of follow-up cannot be judged; say how foreign it is."""
+    """Data that lacks the index, the outcome or the end of follow-up cannot be evaluated; say how many of its codes are unknown."""
     needed = [text for text in unmatched if not text.startswith("competing.")]
     if not needed:
         return
@@ -184,7 +184,7 @@ def validate(
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
-    """Judge a run on other data and write `metrics.json` into a folder of its own, which appears when complete.
+    """Evaluate a run on other data and write `metrics.json` into a folder of its own, which appears when complete.
 
     Args:
         run_folder: A finished run.

@@ -1,4 +1,4 @@
-"""Who is judged: prediction times with their labels, and how they came to be."""
+"""The population of an evaluation: subjects with prediction times and labels, and how they were chosen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ehrsequencing.records.timelines import TaskRecords
 
 @dataclass(frozen=True)
 class Population:
-    """The subjects that a run is judged on: a split of its prepared set, or other data encoded with its vocabulary.
+    """The subjects that a run is evaluated on: a split of its prepared set, or other data encoded with its vocabulary.
 
     Attributes:
         split: Their name in `metrics.json`: `held_out`, or `external`.

@@ -4,7 +4,7 @@
 
 In hazard space, and not risk by risk, so that survival and the incidences of all causes still sum to one. b < 1 draws
 the hazards of different people together (an over-fitted model), a moves their level. The model is not touched: what was
-fitted stands beside it in `recalibration.json`, and whoever wants it asks for it (`ehrseq predict --recalibrate`).
+fitted stands beside it in `recalibration.json`, and `ehrseq predict --recalibrate` uses it.
 """
 
 from collections.abc import Sequence

@@ -22,14 +22,14 @@ _METRICS = {"oe": observed_over_expected, "auc": cumulative_dynamic_auc, "brier"
 
 
 def subgroup_rows(
-    scope: Comparison, groups: dict[str, NDArray[np.str_]], causes: Sequence[str], *, model: str
+    comparison: Comparison, groups: dict[str, NDArray[np.str_]], causes: Sequence[str], *, model: str
 ) -> list[dict[str, Any]]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
 
     Censoring weights are fitted within the level, so that groups may be followed up for different times.
 
     Args:
-        scope: The rows.
+        comparison: The rows.
         groups: Of `groups_of_rows`, for these rows.
         causes: Names.
         model: Whose risks.
@@ -37,7 +37,7 @@ def subgroup_rows(
     out = []
     for group, level_of in groups.items():
         for level, inside in _levels(level_of):
-            part = scope.among(inside)
+            part = comparison.among(inside)
             found = estimate(part, model, lambda rows: {name: metric(rows) for name, metric in _METRICS.items()})
             intervals = {name: one.interval() for name, one in found.items()}
             for cell in cells(part, causes):
