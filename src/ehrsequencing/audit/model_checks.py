@@ -62,7 +62,7 @@ def future_perturbation(data: AuditData) -> Finding:
         return Finding("not_tested", "the model answers none of the sampled prediction times", tested)
     bad = [name for name, m in moved.items() if m.max(initial=0.0) > MOVED]
     leak = f"moved when visits after them were {' or '.join(bad)}"
-    clean = "no answer moved with its future; a changed past moves them"
+    clean = "changing later visits changed no prediction; changing earlier visits did"
     return judge_movement(data, np.max(list(moved.values()), axis=0), leak=leak, clean=clean, tested=tested)
 
 

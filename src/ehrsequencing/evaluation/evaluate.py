@@ -139,7 +139,7 @@ class Evaluation:
             ],
             "metrics": metrics,
             "differences": differences,
-            "at_risk": [tables.at_risk(comparison, causes) for comparison in comparisons if comparison.landmark_days is not None],
+            "at_risk": [tables.at_risk(s, causes) for s in comparisons if s.landmark_days is not None],
             "calibration": [row for s in comparisons for row in tables.calibration(s, causes, models=strongest)],
             "smooth_calibration": smooth,
             "decision": decision,

@@ -161,7 +161,7 @@ def _labelled(record: Record, builder: CohortBuilder, tally: Tally, vocabulary: 
 
 
 def _refuse_foreign(run: Run, data: Path, survey: Survey, *, unknown: dict[str, int], unmatched: list[str]) -> None:
-    """Data that lacks the index, the outcome or the end of follow-up cannot be evaluated; say how many of its codes are unknown."""
+    """Refuse data without the task's index, outcome or end of follow-up, and say how many codes are unknown."""
     needed = [text for text in unmatched if not text.startswith("competing.")]
     if not needed:
         return
