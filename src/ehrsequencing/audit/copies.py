@@ -1,4 +1,4 @@
-"""Copies of subjects with another past or future, and the answers that the model gives them."""
+"""Makes copies of subjects with another past or future, and compares the predictions that the model gives them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

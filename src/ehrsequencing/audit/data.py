@@ -1,4 +1,4 @@
-"""What every check looks at: the run, its prepared set, the records behind it where they can be reached, a sample."""
+"""The input of every check (run, prepared set, original records, a sample of subjects) and its output, a `Finding`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -132,19 +132,18 @@ class AuditData:
         ids = [self.records[name].timelines.subject_id[self.sample[name]] for name in SPLITS]
         return np.unique(np.concatenate(ids))
 
-    def read_source(self, folder: Path | None, *, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read the records; where the prepared set only remembers a folder that is gone, remember why there is none.
+    def read_source(self, folder: Path | None) -> None:
+        """Read the original records. Without a named folder, a failure is only noted in `why_no_source`.
 
         Args:
             folder: Where the records are now; None: where `prepare` found them.
-            progress: Called with (shards read, shards).
 
         Raises:
             EhrseqError: A folder was named, and its records cannot be read or are not those that were prepared.
         """
         place = folder or Path(self.prepared.manifest.get("data_path", ""))
         try:
-            self.source = Source.read(self.prepared, place, wanted=self.sampled_ids(), progress=progress)
+            self.source = Source.read(self.prepared, place, wanted=self.sampled_ids())
         except EhrseqError as error:
             if folder is not None:
                 raise

@@ -1,4 +1,4 @@
-"""One record under two ids: whole timelines that training people share with tuning or held-out people.
+"""Checks for one record under two ids: whole timelines that subjects of two splits share.
 
 A timeline's fingerprint is made of its codes and of the times between its visits. Ids, dates, births, codes without a
 time and numbers have no part in it, so that a copy under a new id and with shifted dates is found. Short timelines

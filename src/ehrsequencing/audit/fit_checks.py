@@ -1,6 +1,7 @@
-"""Was what is fitted beside the weights fitted on the right subjects alone?
+"""Checks that vocabulary, scales, time grid and final recalibration were fitted on the right subjects.
 
-Vocabulary, scales of values and the hazard's grid: on training subjects. The correction at the end: on tuning subjects.
+Vocabulary, scales of values and the hazard's grid must come from training subjects, the recalibration from tuning
+subjects. Each is fitted again and compared.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Is anything among the inputs that was not known yet? Prepared arrays against their stamps, and the records."""
+"""Checks that every input was known at its prediction time: prepared arrays against their stamps and the records."""
 
 import numpy as np
 
@@ -145,7 +145,7 @@ def _encoded(data: AuditData, source: Source, events: Events) -> tuple[Ints, Int
 
 
 def summaries(data: AuditData) -> Finding:
-    """The summaries that a query carries, computed again by plain means from the events stamped up to its moment."""
+    """The summaries that a query carries, computed again by simple loops from the events stamped up to its moment."""
     settings = data.vocabulary.settings
     if not settings.carry or settings.mode == "none":
         return Finding("not_tested", "this run carries no summaries of the past")

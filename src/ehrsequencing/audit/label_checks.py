@@ -1,4 +1,4 @@
-"""Are the labels those of the record, at the right moments, for people of one split only?"""
+"""Checks the labels against the records, their moments, and that every subject is in one split only."""
 
 from pathlib import Path
 
@@ -63,7 +63,7 @@ def labels_agree(data: AuditData) -> Finding:
 
 
 def labels_in_records(data: AuditData) -> Finding:
-    """Index, end of follow-up and cause of the sampled subjects, read off the records again by plain means."""
+    """Index, end of follow-up and cause of the sampled subjects, read from the records again by simple loops."""
     if data.source is None:
         return no_source(data)
     causes = [CodeMatcher(patterns, parents=data.source.parents) for patterns in data.task.patterns.values()]

@@ -1,4 +1,4 @@
-"""Codes that come just before events: is something that was written because of the event among the inputs?
+"""Checks for codes that come just before events, which may have been recorded because of the event.
 
 Both checks look at the labels of the training and the tuning subjects, all of them. Rates are life-table (actuarial)
 rates: somebody whose follow-up ends within the window counts as half a person, a competing event as no event. With

@@ -1,4 +1,4 @@
-"""Does an answer move when only the future does? Asked of the model through the loader, as predictions are made."""
+"""Checks that no prediction depends on later visits or on other queries, through the loader that prediction uses."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

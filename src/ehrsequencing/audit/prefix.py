@@ -1,4 +1,4 @@
-"""Prefix equality: the record as it stood at a prediction time gives the answer that the whole record gave."""
+"""Checks that a record cut at a prediction time gives the same prediction there as the whole record."""
 
 from dataclasses import dataclass
 

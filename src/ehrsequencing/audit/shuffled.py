@@ -1,4 +1,4 @@
-"""The control with shuffled labels: a small model, trained on other people's outcomes, must rank nobody rightly."""
+"""Checks that a small model trained on shuffled outcomes ranks subjects no better than chance."""
 
 import tempfile
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ehrsequencing.training.loop import Trainer
 TOLERANCE = 0.03
 DEALS = 4
 _RESAMPLES = 100
-# What learns by heart: no dropout, no early stop, the last weights. A control that cannot learn finds nothing.
+# Without regularisation and early stopping the model can memorise. A control that cannot learn would find nothing.
 SMALL = (
     "model.dim=64", "model.heads=4", "model.layers=1", "model.dropout=0", "model.history_dropout=0",
     "training.epochs=12", "training.patience=12", "training.learning_rate=3e-3", "training.weight_decay=0",

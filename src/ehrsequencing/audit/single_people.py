@@ -1,4 +1,4 @@
-"""Does what goes with the model tell of single people? Counted again from the records, by plain means.
+"""Checks that nothing stored with the model reveals single people, counted again from the records.
 
 A run holds its vocabulary: names of codes and code types, and numbers about their values. Every name must be that of
 enough training subjects, and no number may be a value that fewer have.

@@ -1,4 +1,4 @@
-"""Too good to be true: does a single token, or a code without a time, tell the outcome? Somebody must look at it."""
+"""Checks whether a single token, number or undated code predicts the outcome almost perfectly, which suggests a leak."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Boosted visits: gradient-boosted trees on the history and on code pairs, as piecewise-constant hazards."""
+"""The baseline "boosted visits": gradient-boosted trees on history features and code pairs, giving hazards per bin."""
 
 from __future__ import annotations
 

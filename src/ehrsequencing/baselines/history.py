@@ -1,4 +1,4 @@
-"""What is known at a prediction time, as one row of numbers: the features of the baselines.
+"""History features of the baselines: what is known at a prediction time, as one row of numbers.
 
 A row at p sees the subject's static codes and the visits with `end ≤ p` (`TaskRows.visits_before` counts them); where p
 lies in a visit, that visit's codes stamped ≤ p too, as one more visit; and nothing else. Summaries of a code run along

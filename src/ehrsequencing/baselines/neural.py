@@ -1,4 +1,4 @@
-"""Our own architectures as baselines: an LSTM over visits and flat BEHRT, with the run's settings otherwise."""
+"""The baselines LSTM and flat BEHRT: other architectures of ours, trained with the run's settings."""
 
 from __future__ import annotations
 

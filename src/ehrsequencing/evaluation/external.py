@@ -1,7 +1,7 @@
-"""External validation: the run's model, vocabulary, bins, visits and task on data that it has never seen.
+"""External validation: evaluates a run on data that it has never seen, and writes a folder with `metrics.json`.
 
-Nothing is fitted there. Labels are made by the run's task on the new records, tokens by the run's vocabulary; baselines
-come from the run's own training subjects.
+Nothing is fitted on the new data. The run's task makes the labels and its vocabulary the tokens. Baselines are
+fitted on the run's own training subjects.
 """
 
 import re

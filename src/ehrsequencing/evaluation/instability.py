@@ -1,4 +1,4 @@
-"""How much a subject's risk depends on the luck of training: the spread over the members of an ensemble."""
+"""How much a predicted risk depends on chance in training: its spread over the members of an ensemble."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Against known truth: how much of the way from no knowledge to the best possible model a run has gone.
+"""Compares a run with the true hazards of a simulation: how close it comes to the best possible model.
 
 A simulation writes, for each held-out prediction time, the hazards that the best possible model would give
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).

@@ -1,4 +1,4 @@
-"""A run beside the truth of a simulation, in one mapping: likelihood, risks, hazards, mechanisms."""
+"""Builds the `oracle` part of `metrics.json`: a run against the truth of a simulation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -70,7 +70,6 @@ def fit_recalibration(
     duration_days: Floats,
     cause: NDArray[np.integer],
     entry_days: NDArray[np.floating] | None = None,
-    fewest_events: int = FEWEST_EVENTS,
 ) -> Recalibration:
     """Fit a and b of each cause by maximum likelihood on labelled prediction times.
 
@@ -84,14 +83,13 @@ def fit_recalibration(
         duration_days: (R,) to the event or censoring.
         cause: (R,) 0 = censored, 1..E.
         entry_days: (R,) when exposure starts; None means 0.
-        fewest_events: A cause with fewer is left as it is.
     """
     days = exposure(edges_days, np.zeros(len(cause)) if entry_days is None else entry_days, duration_days)
     at_event = log_hazard[np.arange(len(cause)), :, event_bin(edges_days, duration_days)]  # (R, E)
     fitted = []
     for e in range(log_hazard.shape[1]):
         own = at_event[cause == e + 1, e]
-        fitted.append(_fit_cause(log_hazard[:, e], days, own) if len(own) >= fewest_events else (0.0, 1.0))
+        fitted.append(_fit_cause(log_hazard[:, e], days, own) if len(own) >= FEWEST_EVENTS else (0.0, 1.0))
     counts = np.bincount(cause, minlength=log_hazard.shape[1] + 1)[1:]
     return Recalibration(tuple(a for a, _ in fitted), tuple(b for _, b in fitted), tuple(counts.tolist()))
 

@@ -1,4 +1,4 @@
-"""The same scores in groups of subjects: by sex, by age, by any other code that has no time."""
+"""Scores in subgroups of subjects: by sex, age at prediction, and other static codes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
