@@ -1,4 +1,4 @@
-"""Checks whether a single token, number or undated code predicts the outcome almost perfectly, which suggests a leak."""
+"""Checks whether one token, number or undated code predicts the outcome almost perfectly, which suggests a leak."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
