@@ -141,15 +141,15 @@ def judged(run: Run, prepared: Prepared) -> Row:
     held_out = Population.of_split(prepared, run.task, "held_out")
     if held_out.source is None:
         raise SystemExit(f"{prepared.folder} does not know where its records are")
-    timelines, rows = held_out.timelines, held_out.rows
-    truth = Truth.read(held_out.source, timelines, rows, causes=run.task.causes)
+    records = held_out.records
+    truth = Truth.read(held_out.source, records, causes=run.task.causes)
     if truth is None:
         raise SystemExit(f"{held_out.source} holds no truth")
     found = oracle_table(
         truth,
-        lambda days: risk_of_rows(run.model, timelines, rows, horizons_days=days).astype(np.float64),
-        nll_of_rows(run.model, timelines, rows),
-        rows,
+        lambda days: risk_of_rows(run.model, records, horizons_days=days).astype(np.float64),
+        nll_of_rows(run.model, records),
+        records.rows,
         train=prepared.rows(run.task.name, "train"),
         edges_days=run.study.model.edges_days,
         task=run.task,

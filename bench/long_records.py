@@ -22,7 +22,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
 from ehrsequencing.models.reach import Reach
 from ehrsequencing.predict import risk_of_rows
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training.optimizer import make_optimizer
 
 CASES = {  # visits, codes of each
@@ -36,7 +36,7 @@ VOCABULARY, WITH_NUMBER = 5_000, 0.3
 DAY_US = 86_400_000_000
 
 
-def long_record(n_visits: int, codes_per_visit: int) -> tuple[Timelines, TaskRows]:
+def long_record(n_visits: int, codes_per_visit: int) -> TaskRecords:
     """One subject with a visit a day, each a prediction time."""
     rng = np.random.default_rng(0)
     n_codes, end = n_visits * codes_per_visit, (1 + np.arange(n_visits)) * DAY_US
@@ -59,14 +59,14 @@ def long_record(n_visits: int, codes_per_visit: int) -> tuple[Timelines, TaskRow
         carry_offsets=np.zeros(n_visits + 1, np.int64), carry_codes=np.zeros(0, np.int32),
         carry_values=np.zeros((0, 2), np.float32),
     )  # fmt: skip
-    return timelines, rows
+    return TaskRecords(timelines, rows)
 
 
-def train_step(model: SurvivalModel, timelines: Timelines, rows: TaskRows) -> int:
+def train_step(model: SurvivalModel, records: TaskRecords) -> int:
     """One update by one subject; returns the number of its parts."""
     settings, parts = TrainingConfig(), 0
     optimizer = make_optimizer(model.train(), settings)
-    loader = SubjectLoader.of_model(model.config, timelines, rows)
+    loader = SubjectLoader.of_model(model.config, records)
     for step in loader.steps(loader.subjects, visit_budget=settings.visit_budget):
         model.loss(step.batch, divisor=float(settings.visit_budget)).backward()  # type: ignore[no-untyped-call]
         parts += 1
@@ -80,16 +80,16 @@ def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict
     torch.manual_seed(0)
     torch.set_num_threads(1)
     n_visits, codes_per_visit = CASES[case]
-    timelines, rows = long_record(n_visits, codes_per_visit)
+    records = long_record(n_visits, codes_per_visit)
     model = build_model(ModelConfig(vocab_size=VOCABULARY, edges_days=(30.0, 180.0, 365.25), **settings)).eval()
-    train_step(model, *long_record(20, 10))  # buffers and optimiser states
+    train_step(model, long_record(20, 10))  # buffers and optimiser states
     if uncut:
         Reach.of = lambda config: None  # type: ignore[assignment, method-assign]
     before, started, parts = own_mib(), time.process_time(), 0
     if task == "train":
-        parts = train_step(model, timelines, rows)
+        parts = train_step(model, records)
     else:
-        risk_of_rows(model.eval(), timelines, rows, horizons_days=[365.25])
+        risk_of_rows(model.eval(), records, horizons_days=[365.25])
     seconds = time.process_time() - started
     return {
         "case": case, "task": task, "visits": n_visits, "codes": n_visits * codes_per_visit, "parts": parts,

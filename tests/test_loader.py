@@ -8,15 +8,13 @@ import pytest
 
 from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
-
-Arrays = tuple[Timelines, TaskRows]
+from ehrsequencing.records.timelines import TaskRecords
 
 
 @pytest.fixture(scope="module")
-def arrays(sim_prepared: Path) -> Arrays:
+def arrays(sim_prepared: Path) -> TaskRecords:
     prepared = Prepared(sim_prepared)
-    return prepared.timelines("train"), prepared.rows("simulated", "train")
+    return prepared.records("simulated", "train")
 
 
 def visible(step: Step, position: int) -> list[list[tuple[int, float]]]:
@@ -29,8 +27,9 @@ def visible(step: Step, position: int) -> list[list[tuple[int, float]]]:
     return [list(zip(batch.codes[s].tolist(), batch.values[s, 0].tolist(), strict=True)) for s in spans]
 
 
-def expected(timelines: Timelines, rows: TaskRows, row: int) -> list[list[tuple[int, float]]]:
+def expected(records: TaskRecords, row: int) -> list[list[tuple[int, float]]]:
     """The same, straight from the store."""
+    timelines, rows = records.timelines, records.rows
     subject = int(np.searchsorted(rows.row_offsets, row, side="right")) - 1
     first = int(timelines.subject_offsets[subject])
     visits = range(first, first + int(rows.visits_before[row]))
@@ -46,13 +45,13 @@ def same(a: list[list[tuple[int, float]]], b: list[list[tuple[int, float]]]) -> 
     return repr(a) == repr(b)  # NaN equals NaN in print
 
 
-def test_every_prediction_time_sees_exactly_its_past(arrays: Arrays) -> None:
-    timelines, rows = arrays
-    loader = SubjectLoader(timelines, rows)
+def test_every_prediction_time_sees_exactly_its_past(arrays: TaskRecords) -> None:
+    rows = arrays.rows
+    loader = SubjectLoader(arrays)
     answered = 0
     for step in loader.in_order(visit_budget=300):
         for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
-            assert same(visible(step, position), expected(timelines, rows, row))
+            assert same(visible(step, position), expected(arrays, row))
             assert bool(step.batch.is_query[position]) == bool(rows.is_query[row])
             assert step.batch.duration_days[position] == pytest.approx(float(rows.duration_days[row]))
             assert int(step.batch.cause[position]) == int(rows.cause[row])
@@ -61,27 +60,27 @@ def test_every_prediction_time_sees_exactly_its_past(arrays: Arrays) -> None:
     assert answered == len(rows)
 
 
-def test_a_row_that_sees_one_visit_more_is_noticed(arrays: Arrays) -> None:
-    timelines, rows = arrays
-    step = SubjectLoader(timelines, rows).collate(np.flatnonzero(np.diff(rows.row_offsets) > 2)[:5])
+def test_a_row_that_sees_one_visit_more_is_noticed(arrays: TaskRecords) -> None:
+    rows = arrays.rows
+    step = SubjectLoader(arrays).collate(np.flatnonzero(np.diff(rows.row_offsets) > 2)[:5])
     shifted = [
-        same(visible(step, p), expected(timelines, rows, r + 1))
+        same(visible(step, p), expected(arrays, r + 1))
         for r, p in zip(step.rows[:-1].tolist(), step.positions[:-1].tolist(), strict=True)
     ]
     assert not all(shifted)
 
 
-def test_nothing_after_the_last_prediction_time_is_loaded(arrays: Arrays) -> None:
-    timelines, rows = arrays
-    step = SubjectLoader(timelines, rows).collate(np.arange(len(timelines)))
+def test_nothing_after_the_last_prediction_time_is_loaded(arrays: TaskRecords) -> None:
+    timelines, rows = arrays.timelines, arrays.rows
+    step = SubjectLoader(arrays).collate(np.arange(len(timelines)))
     last = np.asarray(rows.visits_before)[np.asarray(rows.row_offsets)[1:] - 1]
     with_rows = np.diff(rows.row_offsets) > 0
     assert step.batch.n_visits - int(step.batch.is_query.sum()) == int(last[with_rows].sum())
 
 
-def test_visit_head_takes_visits_only_and_one_cause_a_subject(arrays: Arrays) -> None:
-    timelines, rows = arrays
-    loader = SubjectLoader(timelines, rows, queries=False)
+def test_visit_head_takes_visits_only_and_one_cause_a_subject(arrays: TaskRecords) -> None:
+    timelines, rows = arrays.timelines, arrays.rows
+    loader = SubjectLoader(arrays, queries=False)
     step = loader.collate(loader.subjects)
     assert not step.batch.is_query.any()
     events = np.bincount(step.batch.subject_of_visit[step.batch.cause > 0].numpy(), minlength=len(loader))
@@ -98,8 +97,8 @@ def test_visit_head_takes_visits_only_and_one_cause_a_subject(arrays: Arrays) ->
     assert int(step.batch.at_risk.sum()) == len(own) == len(step.rows)
 
 
-def test_an_epoch_holds_every_subject_once_within_the_budget(arrays: Arrays) -> None:
-    loader = SubjectLoader(*arrays)
+def test_an_epoch_holds_every_subject_once_within_the_budget(arrays: TaskRecords) -> None:
+    loader = SubjectLoader(arrays)
     steps = loader.shuffled(3, seed=1, visit_budget=200)
     np.testing.assert_array_equal(np.sort(np.concatenate(steps)), loader.subjects)
     assert all(loader.cost[s].sum() <= 200 or len(s) == 1 for s in steps)
@@ -108,8 +107,8 @@ def test_an_epoch_holds_every_subject_once_within_the_budget(arrays: Arrays) -> 
     assert not np.array_equal(np.concatenate(steps), np.concatenate(other))
 
 
-def test_a_step_holds_so_many_subjects_at_most(arrays: Arrays) -> None:
-    loader = SubjectLoader(*arrays)
+def test_a_step_holds_so_many_subjects_at_most(arrays: TaskRecords) -> None:
+    loader = SubjectLoader(arrays)
     steps = loader.shuffled(0, seed=0, visit_budget=10**9, most_subjects=7)
     assert [len(step) for step in steps[:-1]] == [7] * (len(steps) - 1)
     assert len(steps[-1]) == (len(loader) % 7 or 7)
@@ -130,16 +129,16 @@ def within_step_share(loader: SubjectLoader, epochs: list[list[np.ndarray]]) -> 
     return within / total
 
 
-def test_length_does_not_decide_who_shares_a_step(arrays: Arrays) -> None:
-    loader = SubjectLoader(*arrays)
+def test_length_does_not_decide_who_shares_a_step(arrays: TaskRecords) -> None:
+    loader = SubjectLoader(arrays)
     drawn = [loader.shuffled(e, seed=0, visit_budget=250) for e in range(40)]
     assert within_step_share(loader, drawn) > 0.9
     by_length = loader.subjects[np.argsort(loader.cost[loader.subjects], kind="stable")]
     assert within_step_share(loader, [loader._pack(by_length, 250)]) < 0.3  # the broken rule is seen
 
 
-def test_one_subject_beyond_the_budget_is_a_step_of_its_own(arrays: Arrays) -> None:
-    loader = SubjectLoader(*arrays)
+def test_one_subject_beyond_the_budget_is_a_step_of_its_own(arrays: TaskRecords) -> None:
+    loader = SubjectLoader(arrays)
     assert all(len(step) == 1 for step in loader.shuffled(0, seed=0, visit_budget=1))
 
 
@@ -151,19 +150,19 @@ def check_types(step: Step, code_types: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("queries", [True, False])
-def test_codes_carry_the_type_of_their_token(arrays: Arrays, sim_prepared: Path, queries: bool) -> None:
+def test_codes_carry_the_type_of_their_token(arrays: TaskRecords, sim_prepared: Path, queries: bool) -> None:
     code_types = Prepared(sim_prepared).vocabulary.code_types
-    loader = SubjectLoader(*arrays, queries=queries, code_types=code_types)
+    loader = SubjectLoader(arrays, queries=queries, code_types=code_types)
     for step in loader.in_order(visit_budget=300):
         check_types(step, code_types)
     assert step.batch.code_types is not None
     assert len(set(step.batch.code_types.tolist())) > 2
-    assert SubjectLoader(*arrays, queries=queries).collate(loader.subjects[:3]).batch.code_types is None
+    assert SubjectLoader(arrays, queries=queries).collate(loader.subjects[:3]).batch.code_types is None
 
 
-def test_types_one_code_off_are_noticed(arrays: Arrays, sim_prepared: Path) -> None:
+def test_types_one_code_off_are_noticed(arrays: TaskRecords, sim_prepared: Path) -> None:
     code_types = Prepared(sim_prepared).vocabulary.code_types
-    step = SubjectLoader(*arrays, code_types=code_types).collate(np.arange(20))
+    step = SubjectLoader(arrays, code_types=code_types).collate(np.arange(20))
     assert step.batch.code_types is not None
     shifted = replace(step, batch=replace(step.batch, code_types=step.batch.code_types.roll(1)))
     with pytest.raises(AssertionError):

@@ -23,7 +23,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.reach import Reach
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
@@ -31,7 +31,6 @@ from ehrsequencing.training.loop import Trainer
 from helpers.models import make_model
 from helpers.strategies import CODE_TYPES, VOCAB
 
-Arrays = tuple[Timelines, TaskRows]
 SMALL: dict[str, object] = {"max_visits": 3, "max_tokens": 7, "layers": 2}
 KINDS: dict[str, dict[str, object]] = {
     "attention": {},
@@ -56,7 +55,7 @@ def model_of(kind: str, seed: int = 0) -> SurvivalModel:
 
 def random_records(
     lengths: tuple[int, ...], *, seed: int, causes: int = 2, density: float = 0.7, inside: float = 0.4
-) -> Arrays:
+) -> TaskRecords:
     """Visits at whole days with 0 to 4 codes; prediction times at visits' ends, and queries on and between them.
 
     A share of the queries lies in the visit that follows, after some of its codes.
@@ -101,7 +100,7 @@ def random_records(
     next_visit = timelines.subject_offsets[owner] + np.array([row[3] for row in rows], dtype=np.int64)
     codes = np.r_[np.diff(timelines.visit_offsets), 0][next_visit] * (next_visit < timelines.subject_offsets[owner + 1])
     unfinished = rng.integers(0, codes + 1) * is_query * (rng.random(r) < inside)
-    return timelines, TaskRows(
+    asked = TaskRows(
         row_offsets=offsets(owner, len(lengths)),
         prediction_us=np.array([row[1] for row in rows], dtype=np.int64),
         index_us=np.zeros(r, np.int64),
@@ -117,13 +116,15 @@ def random_records(
         carry_codes=rng.integers(1, VOCAB, int(carried.sum())).astype(np.int32),
         carry_values=rng.normal(size=(int(carried.sum()), 2)).astype(np.float32),
     )
+    return TaskRecords(timelines, asked)
 
 
-def loader_of(model: SurvivalModel, arrays: Arrays) -> SubjectLoader:
+def loader_of(model: SurvivalModel, arrays: TaskRecords) -> SubjectLoader:
     causes = 1 if model.config.head == "visit" else 2
-    arrays = arrays[0], replace(arrays[1], cause=np.minimum(arrays[1].cause, causes).astype(np.int8))
+    capped = np.minimum(arrays.rows.cause, causes).astype(np.int8)
+    arrays = replace(arrays, rows=replace(arrays.rows, cause=capped))
     types = (np.arange(VOCAB) * 3 % CODE_TYPES) if model.config.code_types else None
-    return SubjectLoader.of_model(model.config, *arrays, code_types=types)
+    return SubjectLoader.of_model(model.config, arrays, code_types=types)
 
 
 def double(batch: VisitBatch) -> VisitBatch:
@@ -276,12 +277,12 @@ def test_predictions_of_a_cut_record(kind: str) -> None:
 
 
 def test_risk_and_likelihood_of_rows_do_not_depend_on_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    timelines, rows = random_records((50, 8, 70), seed=2)
+    records = random_records((50, 8, 70), seed=2)
     model = model_of("attention").float()
     monkeypatch.setattr("ehrsequencing.predict.VISIT_BUDGET", 1)
 
     def answers() -> tuple[Any, Any]:
-        return risk_of_rows(model, timelines, rows, horizons_days=[30.0, 365.0]), nll_of_rows(model, timelines, rows)
+        return risk_of_rows(model, records, horizons_days=[30.0, 365.0]), nll_of_rows(model, records)
 
     risk, nll = answers()
     monkeypatch.setattr(Reach, "of", lambda config: None)
@@ -316,7 +317,8 @@ def test_parts_are_bounded_and_look_back_on_half_as_much_at_most(kind: str) -> N
 
 
 def test_only_what_prediction_times_can_see_is_loaded() -> None:
-    timelines, rows = random_records((500,), seed=6, density=1.0)
+    records = random_records((500,), seed=6, density=1.0)
+    timelines, rows = records.timelines, records.rows
     late = np.flatnonzero(np.asarray(rows.visits_before) > 480)
     keep = {name: getattr(rows, name)[late] for name in ("prediction_us", "index_us", "is_query", "visits_before")}
     keep |= {name: getattr(rows, name)[late] for name in ("age_years", "delta_days", "duration_days", "entry_days")}
@@ -326,13 +328,13 @@ def test_only_what_prediction_times_can_see_is_loaded() -> None:
         row_offsets=np.array([0, len(late)]), cause=rows.cause[late], carry_offsets=np.zeros(len(late) + 1, np.int64),
         **keep, **none,
     )  # fmt: skip
-    loader = SubjectLoader(timelines, few, reach=Reach(layers=2, window=5))
+    loader = SubjectLoader(TaskRecords(timelines, few), reach=Reach(layers=2, window=5))
     batches = [step.batch for step in loader.in_order(visit_budget=100)]
     assert sum(batch.n_visits - int(batch.is_query.sum()) for batch in batches) <= 20 + 2 * 4
 
 
 def test_short_records_stay_together_and_uncut() -> None:
-    loader = SubjectLoader(*random_records((5, 90, 7), seed=0, inside=0.0), reach=Reach(layers=2, window=4))
+    loader = SubjectLoader(random_records((5, 90, 7), seed=0, inside=0.0), reach=Reach(layers=2, window=4))
     together, *parts = loader.steps(loader.subjects, visit_budget=20)
     assert [step.is_last for step in (together, *parts)] == [False] * len(parts) + [True]
     assert together.batch.n_subjects == 2
@@ -351,43 +353,45 @@ def test_what_cannot_be_cut_is_not() -> None:
     assert Reach.of(ModelConfig(layers=3, max_visits=10)) == Reach(3, 10)
     assert Reach.of(ModelConfig(architecture="flat", layers=3, max_tokens=9)) == Reach(3, 9, in_tokens=True)
     assert Reach(3, 10).most == 27
-    loader = SubjectLoader(*random_records((300,), seed=0))
+    loader = SubjectLoader(random_records((300,), seed=0))
     assert len(list(loader.in_order(visit_budget=1))) == 1
 
 
-def one_visit_of(n_codes: int) -> Arrays:
-    timelines, rows = random_records((1, 3), seed=0, density=1.0)
+def one_visit_of(n_codes: int) -> TaskRecords:
+    records = random_records((1, 3), seed=0, density=1.0)
+    timelines, rows = records.timelines, records.rows
     last = int(timelines.visit_offsets[-1] - timelines.visit_offsets[1])
-    return replace(
+    whole = replace(
         timelines,
         visit_offsets=np.r_[0, timelines.visit_offsets[1:] - timelines.visit_offsets[1] + n_codes],
         codes=np.resize(np.arange(1, VOCAB, dtype=np.int32), n_codes + last),
         values=np.full((n_codes + last, 2), np.nan, np.float32),
-    ), rows
+    )
+    return TaskRecords(whole, rows)
 
 
 @pytest.mark.parametrize("chosen", [{"architecture": "flat"}, {"visit_encoder": "transformer"}])
 def test_attention_among_too_many_codes_of_a_visit_is_refused(chosen: dict[str, object]) -> None:
     config = ModelConfig.model_validate(chosen)
-    SubjectLoader.of_model(config, *one_visit_of(MAX_VISIT_CODES))
+    SubjectLoader.of_model(config, one_visit_of(MAX_VISIT_CODES))
     with pytest.raises(EhrseqError, match="16,384 codes"):
-        SubjectLoader.of_model(config, *one_visit_of(MAX_VISIT_CODES + 1))
-    timelines, rows = one_visit_of(MAX_VISIT_CODES + 1)
+        SubjectLoader.of_model(config, one_visit_of(MAX_VISIT_CODES + 1))
+    records = one_visit_of(MAX_VISIT_CODES + 1)
+    rows = records.rows
     unseen = replace(rows, visits_before=np.where(rows.subject == 0, 0, rows.visits_before).astype(np.int32))
-    SubjectLoader.of_model(config, timelines, unseen)  # nobody looks at that visit
-    SubjectLoader.of_model(ModelConfig(), *one_visit_of(MAX_VISIT_CODES + 1))
+    SubjectLoader.of_model(config, replace(records, rows=unseen))  # nobody looks at that visit
+    SubjectLoader.of_model(ModelConfig(), one_visit_of(MAX_VISIT_CODES + 1))
 
 
 def test_pooling_takes_a_visit_of_a_hundred_thousand_codes() -> None:
-    timelines, rows = one_visit_of(100_000)
-    assert np.isfinite(nll_of_rows(model_of("attention").float(), timelines, rows)).all()
+    assert np.isfinite(nll_of_rows(model_of("attention").float(), one_visit_of(100_000))).all()
 
 
 # ---- the batch -------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_knows_what_it_skipped() -> None:
-    step = SubjectLoader(*random_records((4, 3), seed=0)).collate(np.array([0, 1]))
+    step = SubjectLoader(random_records((4, 3), seed=0)).collate(np.array([0, 1]))
     batch = replace(step.batch, visits_skipped=torch.tensor([10, 0]))
     shift = torch.tensor([10, 0])[batch.subject_of_visit]
     assert torch.equal(batch.visit_index, batch.visits_before + shift)
@@ -398,7 +402,7 @@ def test_a_batch_knows_what_it_skipped() -> None:
 
 
 def test_a_moved_batch_remembers_the_cpu_one() -> None:
-    batch = SubjectLoader(*random_records((4, 3), seed=0)).collate(np.array([0, 1])).batch
+    batch = SubjectLoader(random_records((4, 3), seed=0)).collate(np.array([0, 1])).batch
     assert batch.host is batch
     assert batch.to("meta").host is batch
 
@@ -548,7 +552,7 @@ def test_a_gpu_gets_pinned_batches_without_waiting(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(VisitBatch, "pin_memory", pin)
     monkeypatch.setattr(VisitBatch, "to", to)
-    loader = SubjectLoader(*random_records((4, 3, 5), seed=0))
+    loader = SubjectLoader(random_records((4, 3, 5), seed=0))
     steps = list(feed(loader.in_order(visit_budget=4), torch.device("cuda")))
     assert len(steps) == 3
     assert moved == [("cuda", True, "pinned")] * 3

@@ -51,10 +51,11 @@ def test_predictions_hold_every_prepared_prediction_time_with_the_same_risk(
 ) -> None:
     run, prepared = Run(sim_run), Prepared(sim_prepared)
     for split in ("train", "tuning", "held_out"):
-        timelines, rows = prepared.timelines(split), prepared.rows("simulated", split)
-        risk = risk_of_rows(run.model, timelines, rows, horizons_days=run.task.horizons)
+        records = prepared.records("simulated", split)
+        rows = records.rows
+        risk = risk_of_rows(run.model, records, horizons_days=run.task.horizons)
         for r in range(0, len(rows), 7):
-            key = (int(timelines.subject_id[rows.subject[r]]), int(rows.prediction_us[r]))
+            key = (int(records.subject_id[r]), int(rows.prediction_us[r]))
             for e, cause in enumerate(run.task.causes):
                 for h, horizon in enumerate(run.task.horizons):
                     assert answers[(*key, cause, horizon)] == pytest.approx(float(risk[r, e, h]), abs=1e-5)
@@ -127,8 +128,7 @@ def test_risk_rises_with_the_horizon_and_sums_below_one(answers: dict[Key, float
 
 def test_nll_of_rows_is_the_mean_that_training_saw(sim_run: Path, sim_prepared: Path) -> None:
     run, prepared = Run(sim_run), Prepared(sim_prepared)
-    rows = prepared.rows("simulated", "tuning")
-    nll = nll_of_rows(run.model, prepared.timelines("tuning"), rows)
+    nll = nll_of_rows(run.model, prepared.records("simulated", "tuning"))
     assert nll.mean() == pytest.approx(run.manifest["tuning_nll"], rel=1e-5)
 
 
@@ -194,11 +194,11 @@ def test_moments_after_the_datas_end_have_no_answer_and_are_counted(sim_run: Pat
     birth = table_of(few).filter(pc.field("code") == "MEDS_BIRTH")["time"].cast(pa.int64()).to_numpy()
     years = int(np.median((last_us(few) - birth) / (365.25 * DAY_US)))
     records = NewRecords(asked_by_age(Run(sim_run), years), few)
-    found = [rows for _, rows in records.encoded(Moment())]
+    found = [encoded.rows for encoded in records.encoded(Moment())]
     assert max(int(rows.prediction_us.max()) for rows in found) <= last_us(few)
     assert records.subjects == len(birth)
     assert 5 < records.late == records.moments - sum(map(len, found))
-    newest = [rows for _, rows in records.encoded(Moment("last"))]
+    newest = [encoded.rows for encoded in records.encoded(Moment("last"))]
     assert max(int(rows.prediction_us.max()) for rows in newest) <= last_us(few)
 
 
@@ -249,7 +249,7 @@ def test_a_declared_end_lets_moments_up_to_its_day_be_answered(sim_run: Path, fe
     late = []
     for facts in (None, DataConfig(extracted=later)):
         records = NewRecords(asked_by_age(Run(sim_run), 70), few, facts)
-        assert sum(len(rows) for _, rows in records.encoded(Moment())) == records.moments - records.late
+        assert sum(map(len, records.encoded(Moment()))) == records.moments - records.late
         late.append(records.late)
     assert late[0] > late[1]
 

@@ -71,8 +71,8 @@ def in_file(path: Path, judged: Population, task: TaskConfig, column: str = "ris
         table["cause"].to_pylist(), table["horizon_days"].to_pylist(), strict=True,
     )  # fmt: skip
     found = dict(zip(keys, table[column].to_pylist(), strict=True))
-    who = np.asarray(judged.timelines.subject_id)[judged.rows.subject].tolist()
-    places = list(zip(who, np.asarray(judged.rows.prediction_us).tolist(), strict=True))
+    who = judged.records.subject_id.tolist()
+    places = list(zip(who, np.asarray(judged.records.rows.prediction_us).tolist(), strict=True))
     return np.array([[[found[(*p, c, h)] for h in task.horizons] for c in task.causes] for p in places])
 
 
@@ -86,7 +86,7 @@ def judged_risks(run: Run, judged: Population) -> Array:
 def member_risks(run: Run, judged: Population, *members: SurvivalModel) -> Array:
     """(members, R, causes, horizons)."""
     given: dict[str, Any] = {"horizons_days": run.task.horizons, "start_days": run.task.blanking}
-    return np.stack([risk_of_rows(member, judged.timelines, judged.rows, **given) for member in members])
+    return np.stack([risk_of_rows(member, judged.records, **given) for member in members])
 
 
 @pytest.mark.parametrize("name", ["plain", "blanking", "landmarks", "recurrent"])
@@ -97,7 +97,7 @@ def test_the_file_holds_the_risks_that_are_judged(
     judged = Population.of_split(Prepared(store), run.task, "held_out")
     predict(run.folder, sim_data, tmp_path / "p.parquet")
     risk = in_file(tmp_path / "p.parquet", judged, run.task)
-    assert len(risk) == len(judged.rows) > 100
+    assert len(risk) == len(judged.records) > 100
     np.testing.assert_allclose(risk, judged_risks(run, judged), atol=2e-6)
     table = pq.read_table(tmp_path / "p.parquet")
     assert set(table["start_days"].to_pylist()) == {run.task.blanking}
@@ -108,7 +108,7 @@ def test_blanking_moves_the_risks(runs: Callable[[str], Path], store: Path) -> N
     """Without it the test above would hold of risks that nobody judges."""
     run = Run(runs("blanking"))
     judged = Population.of_split(Prepared(store), run.task, "held_out")
-    free = risk_of_rows(run.model, judged.timelines, judged.rows, horizons_days=run.task.horizons)
+    free = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons)
     assert np.abs(free - judged_risks(run, judged)).max() > 0.01
 
 
@@ -138,12 +138,14 @@ def test_the_visit_heads_hazard_has_no_days(
     assert set(table["horizon_days"].to_pylist()) == {None}
     assert set(table["start_days"].to_pylist()) == {0.0}
     judged = Population.of_split(Prepared(store), run.task, "held_out")
-    hazard = risk_of_rows(run.model, judged.timelines, judged.rows, horizons_days=[])[:, 0, 0]
+    hazard = risk_of_rows(run.model, judged.records, horizons_days=[])[:, 0, 0]
     keys = zip(table["subject_id"].to_pylist(), table["prediction_time"].cast(pa.int64()).to_pylist(), strict=True)
     found = dict(zip(keys, table["risk"].to_pylist(), strict=True))
-    who = np.asarray(judged.timelines.subject_id)[judged.rows.subject]
+    who = judged.records.subject_id
     for r in np.flatnonzero(~np.isnan(hazard))[::5]:
-        assert found[(int(who[r]), int(judged.rows.prediction_us[r]))] == pytest.approx(float(hazard[r]), abs=2e-6)
+        assert found[(int(who[r]), int(judged.records.rows.prediction_us[r]))] == pytest.approx(
+            float(hazard[r]), abs=2e-6
+        )
 
 
 @pytest.mark.parametrize("name", ["blanking", "landmarks"])
@@ -157,15 +159,16 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
     run, out = Run(folder), tmp_path / "p.parquet"
     predict(folder, sim_data, out, recalibrated=True)
     judged = Population.of_split(Prepared(store), run.task, "held_out")
-    at = judged.rows.at_landmark(0.0)
-    rows = (np.asarray(judged.rows.duration_days)[at], np.asarray(judged.rows.cause)[at].astype(np.int64))
+    at = judged.records.rows.at_landmark(0.0)
+    rows = (
+        np.asarray(judged.records.rows.duration_days)[at],
+        np.asarray(judged.records.rows.cause)[at].astype(np.int64),
+    )
     risk = in_file(out, judged, run.task)
     oe = observed_over_expected(ScoredRows.of(*rows, risk[at], np.array(run.task.horizons)))
     for e, cause in enumerate(run.task.causes):
         np.testing.assert_allclose(oe[e], told[cause]["oe"], rtol=1e-4)
-    plain = risk_of_rows(
-        run.model, judged.timelines, judged.rows, horizons_days=run.task.horizons, start_days=run.task.blanking
-    )
+    plain = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons, start_days=run.task.blanking)
     assert np.abs(plain - risk).max() > 1e-4
     if name == "landmarks":
         low, high = (in_file(out, judged, run.task, column) for column in ("low", "high"))

@@ -89,7 +89,7 @@ def test_mimic_asks_nobody_after_the_discharge_as_died(real_data: Path, tmp_path
     store = Prepared(tmp_path / "set")
     died = store.vocabulary.index["HOSPITAL_DISCHARGE//DIED"]
     for split in AUDITED:
-        presence = Presence(store.timelines(split), store.rows("mimic4_demo", split))
+        presence = Presence(store.records("mimic4_demo", split))
         assert not np.any(presence.start[presence.token == died] < presence.stop[presence.token == died])
 
 

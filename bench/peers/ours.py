@@ -34,9 +34,8 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.prepared = Prepared(folder, verify=False)
         self.task = self.prepared.task(self.prepared.only_task())
-        self.timelines = self.prepared.timelines("train")
-        self.rows = self.prepared.rows(self.task.name, "train")
-        self.loader = SubjectLoader(self.timelines, self.rows)
+        records = self.prepared.records(self.task.name, "train")
+        self.timelines, self.rows, self.loader = records.timelines, records.rows, SubjectLoader(records)
 
     def rows_of(self, subject_ids: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Places of subjects in the store, whose ids are sorted."""

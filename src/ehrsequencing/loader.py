@@ -24,7 +24,7 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.reach import Part as Part
 from ehrsequencing.models.reach import Reach as Reach
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 
 MAX_VISIT_CODES = 16_384  # in one visit, where codes attend to one another: time and memory grow with the square
 _SCAN = 1_000_000  # visits looked at together
@@ -53,8 +53,7 @@ class SubjectLoader:
     Subjects without a prediction time are left out, and so are visits after a subject's last one: nothing may see them.
 
     Args:
-        timelines: Visits of the split.
-        rows: The task's prediction times in the same split.
+        records: Visits and prediction times of the split.
         queries: True for the `horizon` head. False for the `visit` head: queries are left out, a query that falls on
             a visit's end becomes that visit's row, and only a subject's last row carries its cause.
         code_types: (V,) type of each token; None where the model has no embedding for it.
@@ -63,15 +62,15 @@ class SubjectLoader:
 
     def __init__(
         self,
-        timelines: Timelines,
-        rows: TaskRows,
+        records: TaskRecords,
         *,
         queries: bool = True,
         code_types: Ints | None = None,
         reach: Reach | None = None,
     ) -> None:
-        self.timelines, self.rows, self.queries, self.reach = timelines, rows, queries, reach
+        self.timelines, self.rows, self.queries, self.reach = records.timelines, records.rows, queries, reach
         self.code_types = None if code_types is None else torch.from_numpy(code_types)
+        timelines, rows = records.timelines, records.rows
         offsets = rows.row_offsets
         self.subjects = np.flatnonzero(np.diff(offsets) > 0)
         last = offsets[self.subjects + 1] - 1
@@ -103,15 +102,13 @@ class SubjectLoader:
         self.n_visits[self.subjects] = seen_by_others
 
     @classmethod
-    def of_model(
-        cls, config: ModelConfig, timelines: Timelines, rows: TaskRows, *, code_types: Ints | None = None
-    ) -> "SubjectLoader":
+    def of_model(cls, config: ModelConfig, records: TaskRecords, *, code_types: Ints | None = None) -> "SubjectLoader":
         """The batches that a model wants.
 
         Raises:
             EhrseqError: A visit has more codes than this kind of model can relate to one another.
         """
-        loader = cls(timelines, rows, queries=config.head == "horizon", code_types=code_types, reach=Reach.of(config))
+        loader = cls(records, queries=config.head == "horizon", code_types=code_types, reach=Reach.of(config))
         if config.architecture == "flat" or config.visit_encoder == "transformer":
             loader._refuse_huge_visits()
         return loader
@@ -175,7 +172,7 @@ class SubjectLoader:
     def _size(self, subjects: Ints) -> Ints:
         """Visits and queries of each subject; where the reach counts tokens, tokens and queries."""
         if self.reach is None or not self.reach.in_tokens:
-            return np.asarray(self.cost[subjects])
+            return self.cost[subjects]
         first = self.timelines.subject_offsets[subjects]
         offsets, n_visits = self.timelines.visit_offsets, self.n_visits[subjects]
         tokens: Ints = np.maximum(offsets[first + n_visits] - offsets[first], n_visits)
@@ -222,7 +219,7 @@ class SubjectLoader:
         if not len(row):
             nothing = int(rows.row_offsets[subject])
             return [Part(subject, (0, 1), (nothing, nothing))]
-        seen = np.asarray(rows.visits_before[row], dtype=np.int64)
+        seen = rows.visits_before[row].astype(np.int64)
         codes = np.diff(self.timelines.visit_offsets[first : first + int(seen[-1]) + 1])
         tokens: Ints = np.r_[0, np.cumsum(np.maximum(codes, 1))]  # before each visit
         start: Ints = np.arange(len(tokens))
@@ -295,7 +292,7 @@ class SubjectLoader:
 
     def _ends_a_visit(self, row: Ints, first_visit: Ints) -> Bools:
         """Which rows of the task fall on the end of the last visit that they see; the subjects' first visits given."""
-        seen = np.asarray(self.rows.visits_before[row], dtype=np.int64)
+        seen = self.rows.visits_before[row].astype(np.int64)
         end_us = self.timelines.end_us[np.maximum(first_visit + seen - 1, 0)]
         return np.asarray((seen > 0) & (end_us == self.rows.prediction_us[row]))
 
@@ -311,7 +308,7 @@ class SubjectLoader:
         if not self.queries:
             own = self._ends_a_visit(row, first[row_owner])
             row, row_owner, is_query = row[own], row_owner[own], np.zeros(int(own.sum()), dtype=bool)
-        seen = np.asarray(rows.visits_before[row], dtype=np.int64) - low[row_owner] + (cut[row_owner] > 0)
+        seen = rows.visits_before[row].astype(np.int64) - low[row_owner] + (cut[row_owner] > 0)
         asked = np.flatnonzero(is_query)
 
         # A visit stands before the queries that may see it: visit i at 2(i + 1), a query that sees k visits at 2k + 1.
@@ -366,7 +363,7 @@ class SubjectLoader:
         where, row = positions[known], row[known]
         at_risk[where] = True
         duration[where], entry[where] = rows.duration_days[row], rows.entry_days[row]
-        own_cause = np.asarray(rows.cause[row], dtype=np.int64)
+        own_cause = rows.cause[row].astype(np.int64)
         if not self.queries:
             own_cause = np.where(np.r_[np.diff(owner[known]) != 0, True], own_cause, 0) if len(row) else own_cause
         cause[where] = own_cause
@@ -387,11 +384,11 @@ def _slices(start: Ints, length: Ints) -> tuple[Ints, Ints, Ints]:
     """Items of several ranges one after another, the range that each belongs to, and its rank there."""
     owner = np.repeat(np.arange(len(length)), length)
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(length) - length, length)
-    return np.asarray(start)[owner] + rank, owner, rank
+    return start[owner] + rank, owner, rank
 
 
 def _items(offsets: Ints, chosen: Ints) -> tuple[Ints, Ints]:
     """Items of the chosen owners, one after another, and their new offsets; looks at no other owner's."""
-    start = np.asarray(offsets)[chosen]
-    length = np.asarray(offsets)[chosen + 1] - start
+    start = offsets[chosen]
+    length = offsets[chosen + 1] - start
     return _slices(start, length)[0], np.r_[0, np.cumsum(length)].astype(np.int64)

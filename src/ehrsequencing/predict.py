@@ -29,7 +29,7 @@ from ehrsequencing.records.events import DAY_US, parse_date_us
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Progress
 from ehrsequencing.records.record import make_record
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from ehrsequencing.storage import (
     refuse_foreign_file,
@@ -43,8 +43,7 @@ MUCH_UNKNOWN, MOST_UNKNOWN = 0.5, 0.9  # shares of rows with a code that trainin
 
 def risk_of_rows(
     model: SurvivalModel,
-    timelines: Timelines,
-    rows: TaskRows,
+    records: TaskRecords,
     *,
     horizons_days: Sequence[float] | Floats,
     code_types: Ints | None = None,
@@ -54,8 +53,7 @@ def risk_of_rows(
 
     Args:
         model: In evaluation mode.
-        timelines: Visits.
-        rows: Prediction times of the same subjects.
+        records: Visits and prediction times.
         horizons_days: Days after the prediction time; ignored by the `visit` head.
         code_types: (V,) type of each token, where the model wants types (`Run.code_types`).
         start_days: Given no event for so long after the prediction time (a task's blanking).
@@ -65,9 +63,9 @@ def risk_of_rows(
         NaN for queries that fall on no visit's end.
     """
     is_visit = model.config.head == "visit"
-    shape = (len(rows), 1, 1) if is_visit else (len(rows), model.config.causes, len(horizons_days))
+    shape = (len(records), 1, 1) if is_visit else (len(records), model.config.causes, len(horizons_days))
     out = np.full(shape, np.nan, dtype=np.float32)
-    loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
             if is_visit:
@@ -87,12 +85,10 @@ def members_of(run: Run) -> list[SurvivalModel]:
     return [member for member in members if isinstance(member, SurvivalModel)]
 
 
-def nll_of_rows(
-    model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: Ints | None = None
-) -> Floats:
+def nll_of_rows(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
     """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
-    out = np.full(len(rows), np.nan)
-    loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
+    out = np.full(len(records), np.nan)
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
             out[step.rows] = model.nll(step.batch).double().numpy()[step.positions]
@@ -195,7 +191,7 @@ class NewRecords:
             DayCounts.added(days), int(of_subject.sum()), int(new.sum()), float(share.mean()) if len(share) else 0.0
         )
 
-    def encoded(self, moment: Moment) -> Iterator[tuple[Timelines, TaskRows]]:
+    def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
         builder = CohortBuilder(self.run.task, parents=read_parents(self.data))
         for events in self.reader:
@@ -209,7 +205,8 @@ class NewRecords:
             self.moments += len(rows)
             self.late += int((~known).sum())
             timelines, _ = encode_timelines(record, self.run.vocabulary)
-            yield timelines, encode_rows(record, moment.choose(rows.take(known)), self.run.vocabulary)
+            asked = encode_rows(record, moment.choose(rows.take(known)), self.run.vocabulary)
+            yield TaskRecords(timelines, asked)
             self._tick()
 
     def require_until_end(self, moment: Moment) -> None:
@@ -282,11 +279,14 @@ def predict(
     say(records.require_known(force=force))
     count = answered = 0
     with prediction_file(
-        out, causes=run.task.causes[: model.config.causes], horizons_days=horizons, start_days=_start_days(run),
+        out,
+        causes=run.task.causes[: model.config.causes],
+        horizons_days=horizons,
+        start_days=_start_days(run),
         banded=bool(members),
-    ) as file:  # fmt: skip
-        for timelines, rows in records.encoded(moment):
-            risks = _answers(run, [model, *members], timelines, rows, file)
+    ) as file:
+        for encoded in records.encoded(moment):
+            risks = _answers(run, [model, *members], encoded, file)
             file.write(risks)
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
         if not count:
@@ -325,25 +325,20 @@ def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ..
     return horizons
 
 
-def _answers(
-    run: Run, models: Sequence[SurvivalModel], timelines: Timelines, rows: TaskRows, file: PredictionWriter
-) -> Risks:
+def _answers(run: Run, models: Sequence[SurvivalModel], records: TaskRecords, file: PredictionWriter) -> Risks:
     """The risks of the rows that have an answer: the first model's, and the band of the others."""
     days = [float(horizon) for horizon in file.horizons_days if horizon is not None]
     found = [
-        risk_of_rows(
-            model, timelines, rows, horizons_days=days, code_types=run.code_types, start_days=file.start_days
-        )
+        risk_of_rows(model, records, horizons_days=days, code_types=run.code_types, start_days=file.start_days)
         for model in models
-    ]  # fmt: skip
+    ]
     risk = found[0]
     chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
     low = high = None
     if len(found) > 1:
         low, high = (band[chosen] for band in member_band(np.stack(found[1:])))
         low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])  # hazards were averaged, not risks
-    subject_id = timelines.subject_id[rows.subject[chosen]]
-    return Risks(subject_id, rows.prediction_us[chosen], risk[chosen], low, high)
+    return Risks(records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high)
 
 
 def _nobody(records: NewRecords) -> EhrseqError:

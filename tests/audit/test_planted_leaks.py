@@ -18,14 +18,12 @@ import ehrsequencing.records.vocabulary_fit as fit_room
 import ehrsequencing.training.loop as loop_room
 import ehrsequencing.training.resolve as resolve_room
 from ehrsequencing.audit.audit import CHECKS
-from ehrsequencing.audit.copies import one_owner
 from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models import plans
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import Scale
-from ehrsequencing.records.timelines import take_rows
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from helpers.audit import (
     FIRST_ID,
@@ -362,7 +360,7 @@ def split_by_row(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
         for remainder, place in enumerate((train, held_out)):
             kept = np.flatnonzero(np.arange(len(rows)) % 2 == remainder)
             counts = np.bincount(subject[kept], minlength=len(rows.row_offsets) - 1)
-            part = replace(take_rows(one_owner(rows), kept), row_offsets=np.r_[0, np.cumsum(counts)])
+            part = rows.select(kept, np.r_[0, np.cumsum(counts)])
             for name, array in vars(part).items():
                 save(place, name, array)
 
@@ -437,8 +435,7 @@ def corrected_on(split: str, honest: Path, patch: pytest.MonkeyPatch, *, counted
     fit, store = loop_room.recalibrate_head, Prepared(honest)
 
     def elsewhere(model: Any, loader: SubjectLoader, **settings: Any) -> Any:
-        rows = store.rows("hospital", split)
-        fitted = fit(model, SubjectLoader.of_model(model.config, store.timelines(split), rows), **settings)
+        fitted = fit(model, SubjectLoader.of_model(model.config, store.records("hospital", split)), **settings)
         counted = store.rows("hospital", counted_on)
         subjects = [len(np.unique(counted.subject[counted.cause == cause])) for cause in (1, 2)]
         return replace(fitted, subjects=np.array(subjects))

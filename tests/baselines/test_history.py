@@ -17,10 +17,10 @@ from ehrsequencing.baselines import history
 from ehrsequencing.baselines.history import OF_NUMBER, TIMING, FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.config import ValuesConfig
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
-Features = Callable[[Timelines, TaskRows, Vocabulary, FeatureSpec], npt.NDArray[np.float32]]
+Features = Callable[[TaskRecords, Vocabulary, FeatureSpec], npt.NDArray[np.float32]]
 # (code, value) of each visit; days between visits; quarter days that each lasts; static codes
 Subject = tuple[list[list[tuple[int, float]]], list[int], list[int], list[int]]
 TOKENS = ("[PAD]", "[UNK]", "[UNK//LAB]", "DX//1", "DX//2", "LAB//X", "LAB//Y", "GENDER//F", "GENDER//M")
@@ -159,14 +159,14 @@ def plain_loops(timelines: Timelines, rows: TaskRows, row: int) -> dict[str, flo
     return out
 
 
-def features(timelines: Timelines, rows: TaskRows, vocab: Vocabulary, spec: FeatureSpec) -> npt.NDArray[np.float32]:
-    return history_features(timelines, rows, vocab, chosen=np.arange(len(rows)), columns=spec)
+def features(records: TaskRecords, vocab: Vocabulary, spec: FeatureSpec) -> npt.NDArray[np.float32]:
+    return history_features(records, vocab, chosen=np.arange(len(records)), columns=spec)
 
 
-def all_visits(timelines: Timelines, rows: TaskRows, vocab: Vocabulary, spec: FeatureSpec) -> npt.NDArray[np.float32]:
+def all_visits(records: TaskRecords, vocab: Vocabulary, spec: FeatureSpec) -> npt.NDArray[np.float32]:
     """The mutant: every row sees its subject's whole record."""
-    whole = np.diff(timelines.subject_offsets)[rows.subject].astype(np.int32)
-    return features(timelines, replace(rows, visits_before=whole), vocab, spec)
+    whole = np.diff(records.timelines.subject_offsets)[records.rows.subject].astype(np.int32)
+    return features(replace(records, rows=replace(records.rows, visits_before=whole)), vocab, spec)
 
 
 @given(timelines=records(), chunk=st.sampled_from([1, 7, 10**6]))
@@ -175,7 +175,7 @@ def test_features_equal_plain_loops(timelines: Timelines, chunk: int) -> None:
     rows = every_moment(timelines)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(history, "CHUNK_ITEMS", chunk)
-        found = features(timelines, rows, vocabulary(), ALL_CODES)
+        found = features(TaskRecords(timelines, rows), vocabulary(), ALL_CODES)
     for row in range(len(rows)):
         expected = plain_loops(timelines, rows, row)
         np.testing.assert_allclose(found[row], [expected[name] for name in ALL_CODES.names], rtol=1e-5, atol=1e-6)
@@ -185,9 +185,9 @@ def test_features_equal_plain_loops(timelines: Timelines, chunk: int) -> None:
 @settings(max_examples=20, deadline=None)
 def test_rows_may_be_asked_for_in_any_order_and_more_than_once(timelines: Timelines, seed: int) -> None:
     rows = every_moment(timelines)
-    every = features(timelines, rows, vocabulary(), ALL_CODES)
+    every = features(TaskRecords(timelines, rows), vocabulary(), ALL_CODES)
     chosen = np.random.default_rng(seed).integers(0, len(rows), 2 * len(rows))
-    found = history_features(timelines, rows, vocabulary(), chosen=chosen, columns=ALL_CODES)
+    found = history_features(TaskRecords(timelines, rows), vocabulary(), chosen=chosen, columns=ALL_CODES)
     np.testing.assert_array_equal(found, every[chosen])
 
 
@@ -210,7 +210,9 @@ def future_moves_features(compute: Features, seed: int) -> bool:
         timelines = build([others[0], whole, others[1]])
         rows = every_moment(timelines)
         mine = rows.row_offsets[1] + np.arange(1 + 2 * 4)  # up to the query after the last visit of the past
-        answers.append(compute(timelines, replace(rows, age_years=0 * rows.age_years), vocabulary(), ALL_CODES)[mine])
+        answers.append(
+            compute(TaskRecords(timelines, replace(rows, age_years=0 * rows.age_years)), vocabulary(), ALL_CODES)[mine]
+        )
     return not np.array_equal(answers[0], answers[1], equal_nan=True)
 
 
@@ -227,21 +229,23 @@ def one_code_per_subject(codes: list[list[int]]) -> Timelines:
 def test_codes_are_chosen_by_subjects_who_have_them_in_time_and_never_unknown_ones() -> None:
     timelines = one_code_per_subject([[4, 3, 3, 3], [4, 1, 5], [4, 2, 5], [1, 2, 6]])
     rows = every_moment(timelines)
-    counted = fit_feature_spec(timelines, rows, vocabulary(), max_codes=2)
+    counted = fit_feature_spec(TaskRecords(timelines, rows), vocabulary(), max_codes=2)
     assert counted.codes == (4, 5)  # three and two subjects; three times DX//1 in one subject is one subject
     assert counted.static_codes == (7,)
     early = replace(rows, visits_before=np.minimum(rows.visits_before, 1))
-    assert fit_feature_spec(timelines, early, vocabulary()).codes == (4,)  # the rest comes after the last row
-    assert not {1, 2} & set(fit_feature_spec(timelines, rows, vocabulary(), max_codes=99).codes)
+    assert fit_feature_spec(TaskRecords(timelines, early), vocabulary()).codes == (
+        4,
+    )  # the rest comes after the last row
+    assert not {1, 2} & set(fit_feature_spec(TaskRecords(timelines, rows), vocabulary(), max_codes=99).codes)
 
 
 @pytest.mark.parametrize(("mode", "numeric"), [("polynomial", (5,)), ("interpolate", (5,)), ("bins", ()), ("none", ())])
 def test_codes_carry_numbers_only_where_values_are_kept(mode: str, numeric: tuple[int, ...]) -> None:
     timelines = one_code_per_subject([[4, 5], [5, 3]])
-    spec = fit_feature_spec(timelines, every_moment(timelines), vocabulary(mode))
+    spec = fit_feature_spec(TaskRecords(timelines, every_moment(timelines)), vocabulary(mode))
     assert spec.numeric == numeric
     assert ("last LAB//X" in spec.names) == bool(numeric)
-    assert features(timelines, every_moment(timelines), vocabulary(mode), spec).shape == (10, len(spec))
+    assert features(TaskRecords(timelines, every_moment(timelines)), vocabulary(mode), spec).shape == (10, len(spec))
 
 
 def test_a_subject_without_rows_chooses_nothing() -> None:
@@ -252,7 +256,7 @@ def test_a_subject_without_rows_chooses_nothing() -> None:
     first |= {f: getattr(rows, f)[:only] for f in ("age_years", "delta_days", "duration_days", "entry_days")}
     first |= {"unfinished_codes": rows.unfinished_codes[:only]}
     kept = replace(rows, row_offsets=np.array([0, only, only]), carry_offsets=rows.carry_offsets[: only + 1], **first)
-    assert fit_feature_spec(timelines, kept, vocabulary()).codes == (4,)
+    assert fit_feature_spec(TaskRecords(timelines, kept), vocabulary()).codes == (4,)
 
 
 def subjects_with_both(timelines: Timelines, rows: TaskRows, first: int, second: int) -> int:
@@ -270,14 +274,16 @@ def subjects_with_both(timelines: Timelines, rows: TaskRows, first: int, second:
 @settings(max_examples=40, deadline=None)
 def test_pairs_are_those_that_most_subjects_have_in_a_visit(timelines: Timelines, most: int) -> None:
     rows = every_moment(timelines)
-    spec = fit_feature_spec(timelines, rows, vocabulary(), max_pairs=most)
+    spec = fit_feature_spec(TaskRecords(timelines, rows), vocabulary(), max_pairs=most)
     count = {pair: subjects_with_both(timelines, rows, *pair) for pair in itertools.combinations(spec.codes, 2)}
     ranked = sorted((pair for pair in count if count[pair]), key=lambda pair: (-count[pair], pair))
     assert list(spec.pairs) == ranked[:most]
-    assert len(spec) == features(timelines, rows, vocabulary(), spec).shape[1]
+    assert len(spec) == features(TaskRecords(timelines, rows), vocabulary(), spec).shape[1]
     blind = replace(rows, cause=1 - rows.cause, duration_days=rows.duration_days[::-1].copy())
-    assert fit_feature_spec(timelines, blind, vocabulary(), max_pairs=most) == spec  # no outcome is looked at
-    assert fit_feature_spec(timelines, rows, vocabulary()).pairs == ()
+    assert (
+        fit_feature_spec(TaskRecords(timelines, blind), vocabulary(), max_pairs=most) == spec
+    )  # no outcome is looked at
+    assert fit_feature_spec(TaskRecords(timelines, rows), vocabulary()).pairs == ()
 
 
 def test_a_visit_of_thousands_of_codes_costs_no_more_than_the_codes_that_may_pair() -> None:
@@ -289,6 +295,6 @@ def test_a_visit_of_thousands_of_codes_costs_no_more_than_the_codes_that_may_pai
     )  # fmt: skip
     every = [(code, np.nan) for code in range(3, len(names))]
     timelines = build([([every], [1], [0], []), ([[(3, np.nan), (4, np.nan)]], [1], [0], [])])
-    spec = fit_feature_spec(timelines, every_moment(timelines), wide, max_codes=50, max_pairs=10)
+    spec = fit_feature_spec(TaskRecords(timelines, every_moment(timelines)), wide, max_codes=50, max_pairs=10)
     assert spec.pairs[0] == (3, 4)
     assert len(spec.pairs) == 10

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.marginal import MarginalIncidence
-from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_study, load_task
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import evaluate as evaluate_module
 from ehrsequencing.evaluation.comparison import OURS, Comparison, draw_subjects
@@ -37,7 +38,7 @@ from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, sub
 from ehrsequencing.metrics.definitions import metric_table
 from ehrsequencing.predict import members_of, risk_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run, add_to_run
 from ehrsequencing.storage import write_json
@@ -61,21 +62,16 @@ def run(sim_run: Path) -> Run:
 def cheap_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two baselines that cost nothing; the boosting is tested elsewhere."""
 
-    def fit(
-        kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, edges_days: Any, **others: Any
-    ) -> list[Any]:
+    def fit(kind: str, data: FittingData, **others: Any) -> list[Any]:
         assert kind == "fast"
-        models = (
-            AgeAndSex(task, vocabulary, train, edges_days=edges_days),
-            MarginalIncidence(task, train[1], edges_days=edges_days),
-        )
+        models = AgeAndSex(data), MarginalIncidence(data)
         return [Fitted(model, nll) for model, nll in zip(models, (1.5, 2.5), strict=True)]
 
     monkeypatch.setattr(evaluate_module, "fit_baselines", fit)
 
 
-def split(prepared: Prepared, name: str) -> tuple[Timelines, TaskRows]:
-    return prepared.timelines(name), prepared.rows("simulated", name)
+def split(prepared: Prepared, name: str) -> TaskRecords:
+    return prepared.records("simulated", name)
 
 
 # ---- the whole ------------------------------------------------------------------------------------------------------
@@ -140,7 +136,7 @@ def test_a_model_that_leaves_people_without_an_answer_is_told_by_number(
     class Silent:
         name = "silent"
 
-        def risk(self, timelines: Any, rows: Any, chosen: Any, horizons_days: Any, **given: Any) -> np.ndarray:
+        def risk(self, records: Any, chosen: Any, horizons_days: Any, **given: Any) -> np.ndarray:
             out = np.full((len(chosen), 2, len(horizons_days)), 0.1)
             out[[2, 5], 0, 1] = np.nan
             return out
@@ -220,9 +216,8 @@ def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: 
     judged = Population.of_split(prepared, run.task, "held_out")
     rows = Evaluation(run, judged, prepared=prepared, settings=PLAIN, train_censoring=True).metric_rows()
     found = {(m["model"], m["landmark_days"], m["cause"], m["horizon_days"], m["metric"]): m["value"] for m in rows}
-    timelines, held_out = split(prepared, "held_out")
-    train = split(prepared, "train")[1]
-    risk = risk_of_rows(run.model, timelines, held_out, horizons_days=run.task.horizons).astype(float)
+    held_out, train = split(prepared, "held_out").rows, split(prepared, "train").rows
+    risk = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons).astype(float)
     landmark = run.task.landmarks[1]
     here, there = held_out.at_landmark(landmark), train.at_landmark(landmark)
     g = censoring_survival(np.asarray(train.duration_days)[there], np.asarray(train.cause)[there])
@@ -265,15 +260,15 @@ def test_risks_are_given_no_event_in_the_blanking_period(
     Trainer(store, task.name, tmp_path / "run", study=tiny_study).fit()
     run = Run(tmp_path / "run")
     judged = Population.of_split(store, run.task, "held_out")
-    assert (np.asarray(judged.rows.duration_days) > 60).all()
+    assert (np.asarray(judged.records.rows.duration_days) > 60).all()
     found = Evaluation(
         run, judged, prepared=store, settings=EvaluationConfig(baselines="fast", bootstrap=0)
     ).metric_rows()
-    at = judged.rows.at_landmark(0.0)
+    at = judged.records.rows.at_landmark(0.0)
     horizons = run.task.horizons
-    f = risk_of_rows(run.model, judged.timelines, judged.rows, horizons_days=[60.0, *horizons])[at].astype(float)
+    f = risk_of_rows(run.model, judged.records, horizons_days=[60.0, *horizons])[at].astype(float)
     alive = 1 - f[:, :, :1].sum(axis=1, keepdims=True)
-    outcome = np.asarray(judged.rows.duration_days)[at], np.asarray(judged.rows.cause)[at].astype(int)
+    outcome = np.asarray(judged.records.rows.duration_days)[at], np.asarray(judged.records.rows.cause)[at].astype(int)
     right = metric_table(*outcome, (f[:, :, 1:] - f[:, :, :1]) / alive, horizons)
     wrong = metric_table(*outcome, f[:, :, 1:], horizons)
     for h, horizon in enumerate(horizons):
@@ -345,8 +340,8 @@ def test_groups_by_hand() -> None:
          ["GENDER//F", "RACE//A", "RACE//B", "SMOKER", "[UNK]", "TRIAL"]],
         vocabulary,
     )  # fmt: skip
-    rows, every = tiny_rows([42.0, 49.9, 50.0, np.nan]), np.arange(4)
-    groups = groups_of_rows(timelines, rows, vocabulary, chosen=every, kinds=["sex", "age", "static"])
+    records, every = TaskRecords(timelines, tiny_rows([42.0, 49.9, 50.0, np.nan])), np.arange(4)
+    groups = groups_of_rows(records, vocabulary, chosen=every, kinds=["sex", "age", "static"])
     assert {name: levels.tolist() for name, levels in groups.items()} == {
         "age": ["40-49", "40-49", "50-59", "unknown"],
         "sex": ["F", "M", "F", "F"],
@@ -354,9 +349,9 @@ def test_groups_by_hand() -> None:
         "SMOKER": ["no", "yes", "no", "yes"],
         "[D]Chest pain": ["no", "yes", "yes", "no"],
     }  # TRIAL, which everybody is in, is no group
-    some = groups_of_rows(timelines, rows, vocabulary, chosen=np.array([3, 0, 0]), kinds=["static"])
+    some = groups_of_rows(records, vocabulary, chosen=np.array([3, 0, 0]), kinds=["static"])
     assert {name: levels.tolist() for name, levels in some.items()} == {"SMOKER": ["yes", "no", "no"]}
-    assert list(groups_of_rows(timelines, rows, vocabulary, chosen=every, kinds=["sex"])) == ["sex"]
+    assert list(groups_of_rows(records, vocabulary, chosen=every, kinds=["sex"])) == ["sex"]
 
 
 def test_a_subgroup_is_judged_by_its_own_rows() -> None:
@@ -389,10 +384,11 @@ def test_a_subgroup_is_judged_by_its_own_rows() -> None:
 def test_input_rates_are_those_of_plain_loops(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     from ehrsequencing.evaluation import drift as inputs
 
-    timelines, rows = split(prepared, "tuning")
+    timelines, rows = split(prepared, "tuning").timelines, split(prepared, "tuning").rows
     codes = np.array(timelines.codes)
     codes[::17] = 1  # some are unknown
     timelines = replace(timelines, codes=codes)
+    records = TaskRecords(timelines, rows)
     unknown = numeric = tokens = visits = subjects = 0
     for s in range(len(timelines)):
         own = slice(rows.row_offsets[s], rows.row_offsets[s + 1])
@@ -412,9 +408,9 @@ def test_input_rates_are_those_of_plain_loops(prepared: Prepared, monkeypatch: p
         "visits_per_subject": visits / subjects, "unknown_age_rate": float(np.isnan(rows.age_years).mean()),
         "no_visit_before_rate": float((np.asarray(rows.visits_before) == 0).mean()),
     }  # fmt: skip
-    assert input_rates(timelines, rows, prepared.vocabulary) == pytest.approx(expected)
-    monkeypatch.setattr(inputs, "_CHUNK_SUBJECTS", 3)
-    assert input_rates(timelines, rows, prepared.vocabulary) == pytest.approx(expected)
+    assert input_rates(records, prepared.vocabulary) == pytest.approx(expected)
+    monkeypatch.setattr("ehrsequencing.evaluation.drift._CHUNK_SUBJECTS", 3)
+    assert input_rates(records, prepared.vocabulary) == pytest.approx(expected)
     assert 0 < expected["unknown_token_rate"] < 0.2
 
 
@@ -423,7 +419,7 @@ def test_no_drift_from_a_split_to_itself_and_drift_that_is_planted(prepared: Pre
     same = drift(train, train, vocabulary, landmark_days=0.0)
     assert 0 < len(same) <= 15
     assert all(row["smd"] == 0 and row["train"] == row["judged"] for row in same)
-    older = train[0], replace(train[1], age_years=np.asarray(train[1].age_years) + 20)
+    older = replace(train, rows=replace(train.rows, age_years=train.rows.age_years + 20))
     moved = drift(train, older, vocabulary, landmark_days=0.0)
     assert moved[0]["feature"] == "age (years)"
     assert moved[0]["judged"] - moved[0]["train"] == pytest.approx(20, abs=1e-3)
@@ -503,7 +499,7 @@ def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prep
     ensemble, older = copy.copy(run), copy.copy(run)
     rest = {key: value for key, value in run.manifest.items() if key != "recalibration"}
     ensemble.manifest, older.manifest = {**rest, "members": [run.manifest] * 2}, rest
-    found = [Context(one, facts.judged, prepared).frame() for one in (ensemble, older)]
+    found = [Context(one, facts.population, prepared).frame() for one in (ensemble, older)]
     assert [one["recalibrated_in_training"] for one in found] == [True, False]
 
 
@@ -524,19 +520,19 @@ def test_spread_of_members_by_hand() -> None:
 
 
 def test_instability_of_an_ensemble_and_of_a_single_model(run: Run, prepared: Prepared, sim_run: Path) -> None:
-    timelines, rows = split(prepared, "held_out")
-    chosen = np.flatnonzero(rows.at_landmark(0.0))
+    records = split(prepared, "held_out")
+    chosen = records.at_landmark(0.0)
     assert members_of(run) == []
-    assert instability(run, timelines, rows, chosen=chosen, horizon_days=365.25) is None
+    assert instability(run, records, chosen=chosen, horizon_days=365.25) is None
     pair = Run(sim_run)
     twin = Run(sim_run).model
     with torch.no_grad():
         for weights in twin.parameters():
             weights.mul_(1.1)
     pair.model.members = nn.ModuleList([run.model, twin])
-    found = instability(pair, timelines, rows, chosen=chosen, horizon_days=365.25)
+    found = instability(pair, records, chosen=chosen, horizon_days=365.25)
     assert found is not None
-    risks = [risk_of_rows(model, timelines, rows, horizons_days=[365.25])[chosen, 0, 0] for model in (run.model, twin)]
+    risks = [risk_of_rows(model, records, horizons_days=[365.25])[chosen, 0, 0] for model in (run.model, twin)]
     assert found["mape"] == pytest.approx(np.abs(risks[0] - risks[1]).mean() / 2, rel=1e-4)
     assert found["mape"] > 0
     assert found["horizon_days"] == 365.25

@@ -23,15 +23,16 @@ QUICK = EvaluationConfig(baselines="none", bootstrap=20)
 
 
 def true_nll(data: Path, prepared: Prepared) -> np.ndarray:
-    rows, causes = prepared.rows("simulated", "held_out"), prepared.task("simulated").causes
-    truth = Truth.read(data, prepared.timelines("held_out"), rows, causes=causes)
+    records, causes = prepared.records("simulated", "held_out"), prepared.task("simulated").causes
+    truth = Truth.read(data, records, causes=causes)
     assert truth is not None
-    return truth.nll(rows)
+    return truth.nll(records.rows)
 
 
 def test_oracle_nll_is_that_of_plain_loops(sim_data: Path, sim_prepared: Path) -> None:
     prepared = Prepared(sim_prepared)
-    timelines, rows = prepared.timelines("held_out"), prepared.rows("simulated", "held_out")
+    records = prepared.records("simulated", "held_out")
+    rows = records.rows
     causes = prepared.task("simulated").causes
     found = true_nll(sim_data, prepared)
     hazards: dict[tuple[int, int, str], list[tuple[float, float, float]]] = {}
@@ -42,7 +43,7 @@ def test_oracle_nll_is_that_of_plain_loops(sim_data: Path, sim_prepared: Path) -
         hazards.setdefault(key, []).append((line["start_days"], line["stop_days"], line["hazard"]))
     checked = 0
     for r in range(0, len(rows), 5):
-        key = (int(timelines.subject_id[rows.subject[r]]), int(rows.prediction_us[r]))
+        key = (int(records.subject_id[r]), int(rows.prediction_us[r]))
         if (*key, causes[0]) not in hazards:  # a landmark that the simulation was not asked about
             assert np.isnan(found[r])
             continue
@@ -81,8 +82,9 @@ def test_landmark_metrics_are_those_of_the_queries_at_risk(sim_run: Path) -> Non
     result = evaluate(sim_run, settings=QUICK)
     run = Run(sim_run)
     prepared = Prepared(Path(run.manifest["prepared"]))
-    timelines, rows = prepared.timelines("held_out"), prepared.rows("simulated", "held_out")
-    risk = risk_of_rows(run.model, timelines, rows, horizons_days=run.task.horizons).astype(float)
+    records = prepared.records("simulated", "held_out")
+    rows = records.rows
+    risk = risk_of_rows(run.model, records, horizons_days=run.task.horizons).astype(float)
     found = {(m["landmark_days"], m["cause"], m["horizon_days"], m["metric"]): m for m in result["metrics"]}
     for landmark in run.task.landmarks:
         at = np.flatnonzero(rows.at_landmark(landmark))
@@ -95,7 +97,7 @@ def test_landmark_metrics_are_those_of_the_queries_at_risk(sim_run: Path) -> Non
                     if row["value"] is not None:
                         assert row["value"] == pytest.approx(value, abs=1e-5)
                         assert row["low"] is None or row["low"] <= row["high"]
-    nll = nll_of_rows(run.model, timelines, rows)
+    nll = nll_of_rows(run.model, records)
     first = found[0.0, run.task.causes[0], None, "nll"]["value"]
     assert first == pytest.approx(nll[rows.at_landmark(0.0)].mean())
     assert result["models"] == [OURS]

@@ -109,7 +109,7 @@ def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
 
 def test_encoding_is_that_of_the_prepared_set(run: Path, held_out: Path, sim_prepared: Path) -> None:
     """Array by array, from three shards, in which subjects stand in another order."""
-    found, store = read_external(Run(run), held_out).judged, Prepared(sim_prepared)
+    found, store = read_external(Run(run), held_out).population.records, Prepared(sim_prepared)
     for here, there in (
         (found.timelines, store.timelines("held_out")), (found.rows, store.rows("simulated", "held_out"))
     ):  # fmt: skip
@@ -121,12 +121,12 @@ def test_encoding_is_that_of_the_prepared_set(run: Path, held_out: Path, sim_pre
 
 
 def test_joined_offsets_go_on(run: Path, held_out: Path) -> None:
-    judged = read_external(Run(run), held_out).judged
-    twice = joined([judged.timelines, judged.timelines])
-    n = len(judged.timelines)
+    found = read_external(Run(run), held_out).population.records
+    twice = joined([found.timelines, found.timelines])
+    n = len(found.timelines)
     assert len(twice) == 2 * n
     for name in ("subject_offsets", "static_offsets"):
-        both, one = getattr(twice, name), getattr(judged.timelines, name)
+        both, one = getattr(twice, name), getattr(found.timelines, name)
         np.testing.assert_array_equal(np.diff(both), np.tile(np.diff(one), 2))
         assert both[-1] == 2 * one[-1]
 

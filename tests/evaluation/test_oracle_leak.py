@@ -67,10 +67,11 @@ def worlds(tmp_path_factory: pytest.TempPathFactory, tiny_study: StudyConfig) ->
     task = load_task(out / "4" / "task.yaml")
     prepare(out / "4", out / "set", study=tiny_study, tasks=[task])
     prepared = Prepared(out / "set")
-    train, rows = (prepared.rows("simulated", split) for split in ("train", "held_out"))
-    visits = prepared.timelines("held_out")
-    truths = {m: Truth.read(out / str(m), visits, rows, causes=task.causes) for m in (*FUTURES, EXACT)}
-    return Worlds({m: truth for m, truth in truths.items() if truth is not None}, train, rows, task.horizons)
+    train, held_out = (prepared.records("simulated", split) for split in ("train", "held_out"))
+    truths = {m: Truth.read(out / str(m), held_out, causes=task.causes) for m in (*FUTURES, EXACT)}
+    return Worlds(
+        {m: truth for m, truth in truths.items() if truth is not None}, train.rows, held_out.rows, task.horizons
+    )
 
 
 @pytest.mark.parametrize("futures", FUTURES)

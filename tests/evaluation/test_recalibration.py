@@ -111,26 +111,26 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     assert before < 0.5
     assert abs(np.log(after)) < abs(np.log(before))
     assert found["fitted"][second] == {"intercept": 0.0, "slope": 1.0, "events": fitted.events[1]}
-    tuning = store.timelines("tuning"), store.rows("simulated", "tuning")
-    at = np.any([tuning[1].at_landmark(days) for days in run.task.landmarks], axis=0)
-    mean = [nll_of_rows(model, *tuning)[at].mean() for model in (run.model, fitted.of(run.model))]
+    tuning = store.records("simulated", "tuning")
+    at = np.any([tuning.rows.at_landmark(days) for days in run.task.landmarks], axis=0)
+    mean = [nll_of_rows(model, tuning)[at].mean() for model in (run.model, fitted.of(run.model))]
     assert mean[1] < mean[0]
-    eta = log_hazards(run.model, *tuning)
-    np.testing.assert_allclose(eta, log_hazards(honest, *tuning) + np.log(8.0) * np.array([1, 0])[:, None], atol=1e-5)
+    eta = log_hazards(run.model, tuning)
+    np.testing.assert_allclose(eta, log_hazards(honest, tuning) + np.log(8.0) * np.array([1, 0])[:, None], atol=1e-5)
 
 
 def test_nothing_to_fix_changes_nothing(sim_run: Path, sim_prepared: Path) -> None:
     run, store = Run(sim_run), Prepared(sim_prepared)
     same = Recalibration((0.0, 0.0), (1.0, 1.0), (0, 0)).of(run.model)
-    arguments = (store.timelines("tuning"), store.rows("simulated", "tuning"))
-    risks = [risk_of_rows(model, *arguments, horizons_days=[365.0]) for model in (run.model, same)]
+    tuning = store.records("simulated", "tuning")
+    risks = [risk_of_rows(model, tuning, horizons_days=[365.0]) for model in (run.model, same)]
     assert np.array_equal(*risks)
 
 
 def test_risks_given_survival_so_long(sim_run: Path, sim_prepared: Path) -> None:
     """`start_days`: F(t | s) = (F(t) − F(s)) / S(s)."""
     run, store = Run(sim_run), Prepared(sim_prepared)
-    arguments = (run.model, store.timelines("tuning"), store.rows("simulated", "tuning"))
+    arguments = (run.model, store.records("simulated", "tuning"))
     plain = risk_of_rows(*arguments, horizons_days=[30.0, 365.0]).astype(float)
     given = risk_of_rows(*arguments, horizons_days=[30.0, 365.0], start_days=30.0)
     expected = (plain[:, :, 1] - plain[:, :, 0]) / (1 - plain[:, :, 0].sum(1, keepdims=True))

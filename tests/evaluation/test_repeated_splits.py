@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
@@ -29,7 +29,6 @@ from ehrsequencing.evaluation.repeated_splits import (
     summarise,
 )
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
 from helpers.command_line import ehrseq, refused
 from helpers.training import Interrupted
@@ -222,10 +221,8 @@ def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskC
 
 @pytest.mark.slow
 def test_from_the_shell_with_baselines(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def quick(
-        kind: str, *, task: TaskConfig, vocabulary: Vocabulary, train: Any, edges_days: Any, **_: object
-    ) -> list[Fitted]:
-        return [] if kind == "none" else [Fitted(AgeAndSex(task, vocabulary, train, edges_days=edges_days), 1.0)]
+    def quick(kind: str, data: FittingData, **_: object) -> list[Fitted]:
+        return [] if kind == "none" else [Fitted(AgeAndSex(data), 1.0)]
 
     monkeypatch.setattr("ehrsequencing.evaluation.evaluate.fit_baselines", quick)
     done = ehrseq("evaluate", run, "--splits", 2, "--split-seed", 7, "evaluation.bootstrap=0")

@@ -18,7 +18,7 @@ from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, excluded_codes, prepare
 from ehrsequencing.records.record import make_record
-from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, task, verdicts
 from helpers.meds import HOUR_US, Row, scratch, write_meds
 from helpers.models import make_model
@@ -30,14 +30,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "lstm": {"timeline": "lstm"},
     "flat": {"architecture": "flat"},
 }
-Arrays = tuple[Timelines, TaskRows]
 
 
 class World(NamedTuple):
     folder: Path
     rows: list[Row]
     store: Prepared
-    arrays: Arrays  # of some held-out subjects
+    arrays: TaskRecords  # of some held-out subjects
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +46,18 @@ def world() -> Iterator[World]:
         make_set(folder, rows, "visits.by=gap", "visits.gap=60d", "vocabulary.min_subjects=1", landmarks=LANDMARKS)
         store = Prepared(folder / "set")
         some = np.arange(12)
-        arrays = store.timelines("held_out"), store.rows("hospital", "held_out")
-        yield World(folder, rows, store, (take_timelines(arrays[0], some), take_rows(arrays[1], some)))
+        yield World(folder, rows, store, store.records("hospital", "held_out").take(some))
 
 
 def inside(rows: TaskRows) -> np.ndarray[Any, Any]:
     return np.flatnonzero(rows.unfinished_codes)
 
 
-def cut_records(world: World, folder: Path) -> tuple[Arrays, np.ndarray[Any, Any]]:
+def cut_records(world: World, folder: Path) -> tuple[TaskRecords, np.ndarray[Any, Any]]:
     """The record of each query that lies in a visit, cut at its moment; and the row that asks at it."""
-    timelines, rows = world.arrays
+    rows = world.arrays.rows
     moments = np.asarray(rows.prediction_us)[inside(rows)].tolist()
-    owners = np.asarray(timelines.subject_id)[rows.subject[inside(rows)]].tolist()
+    owners = world.arrays.subject_id[inside(rows)].tolist()
     cut = [
         row._replace(subject=k)
         for k, (owner, p) in enumerate(zip(owners, moments, strict=True))
@@ -79,62 +77,61 @@ def cut_records(world: World, folder: Path) -> tuple[Arrays, np.ndarray[Any, Any
     row = np.flatnonzero(np.asarray(asked.prediction_us) == np.array(moments)[asked.subject])
     assert asked.subject[row].tolist() == list(range(len(moments)))
     assert not asked.unfinished_codes[row].any()  # what is known of the visit is all of it now
-    return (timelines, asked), row
+    return TaskRecords(timelines, asked), row
 
 
-def answers(kind: str, world: World, arrays: Arrays) -> np.ndarray[Any, Any]:
+def answers(kind: str, world: World, arrays: TaskRecords) -> np.ndarray[Any, Any]:
     model = make_model(**{"head": "horizon", "causes": 2, "vocab_size": len(world.store.vocabulary), **KINDS[kind]})
-    return risk_of_rows(model.float().eval(), *arrays, horizons_days=[90.0, 900.0])
+    return risk_of_rows(model.float().eval(), arrays, horizons_days=[90.0, 900.0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_inside_a_visit_is_that_of_the_record_cut_there(kind: str, world: World, tmp_path: Path) -> None:
-    timelines, rows = world.arrays
+    timelines, rows = world.arrays.timelines, world.arrays.rows
     here = inside(rows)
     assert len(here) >= 12
     again, row = cut_records(world, tmp_path / "cut")
     expected = answers(kind, world, again)[row]
-    np.testing.assert_allclose(answers(kind, world, (timelines, rows))[here], expected, atol=2e-6)
+    np.testing.assert_allclose(answers(kind, world, world.arrays)[here], expected, atol=2e-6)
     for broken in (lambda n, whole: 0 * n, lambda n, whole: whole):  # sees nothing of its visit; sees the whole of it
         visit = timelines.subject_offsets[rows.subject[here]] + rows.visits_before[here]
         codes = np.array(rows.unfinished_codes)
         codes[here] = broken(codes[here], np.diff(timelines.visit_offsets)[visit])
-        other = answers(kind, world, (timelines, replace(rows, unfinished_codes=codes)))[here]
+        other = answers(kind, world, TaskRecords(timelines, replace(rows, unfinished_codes=codes)))[here]
         assert np.abs(other - expected).max() > 1e-4
 
 
 def test_baselines_see_what_the_cut_record_shows(world: World, tmp_path: Path) -> None:
-    timelines, rows = world.arrays
-    (cut, asked), row = cut_records(world, tmp_path / "cut")
+    timelines, rows = world.arrays.timelines, world.arrays.rows
+    cut, row = cut_records(world, tmp_path / "cut")
     vocabulary = world.store.vocabulary
-    columns = fit_feature_spec(timelines, rows, vocabulary)
-    found = history_features(timelines, rows, vocabulary, chosen=np.arange(len(rows)), columns=columns)[inside(rows)]
-    expected = history_features(cut, asked, vocabulary, chosen=row, columns=columns)
+    columns = fit_feature_spec(world.arrays, vocabulary)
+    found = history_features(world.arrays, vocabulary, chosen=np.arange(len(rows)), columns=columns)[inside(rows)]
+    expected = history_features(cut, vocabulary, chosen=row, columns=columns)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     blind = replace(rows, unfinished_codes=0 * rows.unfinished_codes)
-    missed = history_features(timelines, blind, vocabulary, chosen=inside(rows), columns=columns)
+    missed = history_features(TaskRecords(timelines, blind), vocabulary, chosen=inside(rows), columns=columns)
     assert (np.nan_to_num(missed) != np.nan_to_num(expected)).any(axis=1).all()
 
 
 def test_asking_inside_a_visit_moves_no_other_answer(world: World) -> None:
-    timelines, rows = world.arrays
+    timelines, rows = world.arrays.timelines, world.arrays.rows
     others = np.flatnonzero(rows.unfinished_codes == 0)
-    kept = take_rows(replace(rows, row_offsets=np.arange(len(rows) + 1)), others)
     counts = np.bincount(rows.subject[others], minlength=len(timelines))
-    kept = replace(kept, row_offsets=np.r_[0, np.cumsum(counts)])
+    kept = TaskRecords(timelines, rows.select(others, np.r_[0, np.cumsum(counts)]))
     before, after = (
-        answers("attention", world, (timelines, rows))[others],
-        answers("attention", world, (timelines, kept)),
+        answers("attention", world, world.arrays)[others],
+        answers("attention", world, kept),
     )
     np.testing.assert_allclose(after, before, atol=2e-6)
 
 
 def test_a_visit_that_nobody_else_sees_is_not_loaded_twice(world: World) -> None:
-    timelines, rows = world.arrays
-    alone = take_rows(replace(rows, row_offsets=np.arange(len(rows) + 1)), inside(rows)[:1])
+    timelines, rows = world.arrays.timelines, world.arrays.rows
     owner = int(rows.subject[inside(rows)[0]])
     counts = np.bincount([owner], minlength=len(timelines))
-    loader = SubjectLoader(timelines, replace(alone, row_offsets=np.r_[0, np.cumsum(counts)]), reach=Reach(2, 4))
+    alone = rows.select(inside(rows)[:1], np.r_[0, np.cumsum(counts)])
+    loader = SubjectLoader(TaskRecords(timelines, alone), reach=Reach(2, 4))
     step = loader.collate(loader.subjects)
     assert step.batch.n_visits == int(alone.visits_before[0]) + 2 == loader.cost[owner]
 

@@ -299,7 +299,7 @@ def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path, 
         settings = EvaluationConfig(baselines="none", trajectories=asked)
         evaluation = Evaluation(run, replace(simulated, source=source), prepared=store, settings=settings)
         assert evaluation.wanted_trajectories() == count
-        assert evaluation.facts.frame()["data"]["simulated"] == (source == simulated.source)
+        assert evaluation.context.frame()["data"]["simulated"] == (source == simulated.source)
 
 
 def test_curves_of_single_people_come_with_a_warning_unless_they_are_simulated() -> None:

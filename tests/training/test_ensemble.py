@@ -260,8 +260,6 @@ def test_an_interrupted_single_run_is_not_resumed_as_an_ensemble(
 
 def test_the_run_predicts_and_passes_the_audit(sim_prepared: Path, trio: Path) -> None:
     run, store = Run(trio), Prepared(sim_prepared)
-    risk = risk_of_rows(
-        run.model, store.timelines("held_out"), store.rows("simulated", "held_out"), horizons_days=run.task.horizons
-    )
+    risk = risk_of_rows(run.model, store.records("simulated", "held_out"), horizons_days=run.task.horizons)
     assert ((risk >= 0) & (risk <= 1)).all()
     assert audit(trio, subjects=20)["leaks"] == 0

@@ -65,7 +65,7 @@ def test_the_early_stop_sees_every_prediction_time_or_landmarks_alone(sim_prepar
         trainer.fit()
         (row,) = (json.loads(line) for line in (tmp_path / where / "history.jsonl").read_text().splitlines())
         found[where] = row["tuning_nll"]
-        nll = nll_of_rows(Run(tmp_path / where).model, store.timelines("tuning"), rows)
+        nll = nll_of_rows(Run(tmp_path / where).model, store.records("simulated", "tuning"))
     landmarks = np.any([rows.at_landmark(days) for days in store.task("simulated").landmarks], axis=0)
     assert 0 < landmarks.sum() < len(rows)
     assert found == {"visits": pytest.approx(nll.mean(), 1e-5), "landmarks": pytest.approx(nll[landmarks].mean(), 1e-5)}

@@ -1,9 +1,8 @@
-"""`ehrseq audit RUN`: does a trained model, or anything it was made from, see the future?
+"""Runs all checks of `ehrseq audit` on a run and writes `audit.json`.
 
-Reading order: `data` (what every check looks at), `source` (the records, read again), `copies` (people with another
-past or future), then the checks: `model_checks`, `prefix`, `input_checks`, `label_checks`, `fit_checks`,
-`single_people`, `suspicion`, `duplicates`, `leading_codes`, `shuffled`. `docs/trust.md` says in plain words what they
-prove and what they cannot.
+Reading order: `data` (what every check looks at), `source` (the original records), `copies` (subjects with another past
+or future), then the files with checks, in the order of `CHECKS`. `docs/trust.md` says what the checks prove and what
+they cannot prove.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Copies of subjects with another past or future, and the answers that the model gives them."""
+"""Makes copies of subjects with another past or future, and compares the predictions that the model gives them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged
-from ehrsequencing.audit.data import AuditData
+from ehrsequencing.audit.data import AuditData, Finding
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.predict import VISIT_BUDGET
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from ehrsequencing.records.timelines import TaskRecords
 
+MOVED = 1e-5  # of a logit, relative to max(1, |logit|): what another batch may change in float32
 MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuous
 MAX_CUTS = 12  # prediction times per subject, drawn at random
 MAX_TOKENS = 400_000  # of all copies of one check together
@@ -42,7 +43,7 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
         data: The audited run.
         share: In how many ways the budget of tokens is shared.
     """
-    timelines, rows = data.people, data.asked
+    timelines, rows = data.asked.timelines, data.asked.rows
     visits, first = timelines.subject_offsets, rows.row_offsets
     cost = np.diff(timelines.visit_offsets[visits]).astype(np.float64)
     if data.model.config.architecture == "flat":  # every token looks at every other
@@ -68,8 +69,7 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
 class Copies:
     """Copies of subjects, and which of their visits, codes and rows stand after the cut."""
 
-    timelines: Timelines
-    rows: TaskRows
+    records: TaskRecords
     later_visit: Bools
     later_code: Bools  # of later visits, and of a visit that the cut lies in
     later_row: Bools
@@ -87,7 +87,7 @@ def copy_subjects(
         rows_after: Whether the subject's own later prediction times stay (their visits must then stay too).
         end: Whether a query after everything makes the loader read all of it.
     """
-    timelines, rows = data.people, data.asked
+    timelines, rows = data.asked.timelines, data.asked.rows
     visit_ids, row_ids = list[Ints](), list[Ints]()
     for cut in chosen:
         visit_ids.append(np.r_[np.arange(cut.first_visit, cut.first_visit + cut.past_visits), visits_after(cut)])
@@ -100,16 +100,19 @@ def copy_subjects(
         np.concatenate(row_ids),
     )
     codes, visit_offsets = ragged(timelines.visit_offsets, visits)
-    people = take_timelines(timelines, subjects)
+    people = timelines.take(subjects)
     place = _places(n_visits)
     made = replace(
-        people, subject_offsets=np.r_[0, np.cumsum(n_visits)], visit_offsets=visit_offsets,
-        codes=np.array(timelines.codes[codes]), values=np.array(timelines.values[codes]),
+        people,
+        subject_offsets=np.r_[0, np.cumsum(n_visits)],
+        visit_offsets=visit_offsets,
+        codes=np.array(timelines.codes[codes]),
+        values=np.array(timelines.values[codes]),
         **{f: np.array(getattr(timelines, f)[visits]) for f in ("start_us", "end_us", "age_years", "delta_days")},
-    )  # fmt: skip
+    )
     past = np.array([cut.past_visits for cut in chosen])
     later_row = row > np.repeat([cut.row for cut in chosen], n_rows)
-    asked = take_rows(one_owner(rows), row)
+    asked = rows.select(row, np.r_[0, np.cumsum(n_rows)])
     last = np.cumsum(n_rows) - 1
     if end:
         later_row[last] = True
@@ -120,19 +123,13 @@ def copy_subjects(
         unfinished[last] = 0
         moment[last] = np.maximum(moment[last], int(made.end_us.max(initial=0))) + DAY_US
         asked = replace(asked, visits_before=seen, is_query=is_query, prediction_us=moment, unfinished_codes=unfinished)
-    asked = replace(asked, row_offsets=np.r_[0, np.cumsum(n_rows)])
     later_visit = place >= np.repeat(past, n_visits)
     shown = np.diff(visit_offsets)  # of each visit's codes
     known = np.array([int(rows.unfinished_codes[cut.row]) for cut in chosen])
     shown[(made.subject_offsets[:-1] + past - 1)[known > 0]] = known[known > 0]
     shown[later_visit] = 0
     later_code = _places(np.diff(visit_offsets)) >= np.repeat(shown, np.diff(visit_offsets))
-    return Copies(made, asked, later_visit, later_code, later_row)
-
-
-def one_owner(rows: TaskRows) -> TaskRows:
-    """The same rows, each its own subject, so that `take_rows` takes rows."""
-    return replace(rows, row_offsets=np.arange(len(rows) + 1))
+    return Copies(TaskRecords(made, asked), later_visit, later_code, later_row)
 
 
 def _places(lengths: Ints) -> Ints:
@@ -145,7 +142,7 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
 
     Half of the tokens become random ones, and nothing else stays.
     """
-    old, asked = copies.timelines, copies.rows
+    old, asked = copies.records.timelines, copies.records.rows
     visit = ~copies.later_visit if past else copies.later_visit
     row = ~copies.later_row if past else copies.later_row
     token = ~copies.later_code if past else copies.later_code
@@ -161,33 +158,34 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
     n, r = len(visit), len(row)
     shift = rng.integers(1, 400, n) * DAY_US
     timelines = replace(
-        old, codes=codes, values=values,
+        old,
+        codes=codes,
+        values=values,
         age_years=other(old.age_years, visit, rng.uniform(0, 120, n)),
         delta_days=other(old.delta_days, visit, rng.exponential(100, n)),
         start_us=old.start_us + np.where(visit & (not past), shift, 0),
         end_us=old.end_us + np.where(visit & (not past), shift, 0),
-    )  # fmt: skip
+    )
     rows = replace(
-        asked, carry_codes=carry_codes, carry_values=carry_values,
+        asked,
+        carry_codes=carry_codes,
+        carry_values=carry_values,
         age_years=other(asked.age_years, row, rng.uniform(0, 120, r)),
         delta_days=other(asked.delta_days, row, rng.exponential(100, r)),
-    )  # fmt: skip
-    return replace(copies, timelines=timelines, rows=rows)
+    )
+    return replace(copies, records=TaskRecords(timelines, rows))
 
 
-def _scramble(
-    data: AuditData, codes: Ints32, values: Floats32, chosen: Bools,
-    rng: np.random.Generator,
-) -> None:  # fmt: skip
+def _scramble(data: AuditData, codes: Ints32, values: Floats32, chosen: Bools, rng: np.random.Generator) -> None:
     swap = chosen & (rng.random(len(codes)) < 0.5)
     codes[swap] = rng.integers(1, max(len(data.vocabulary), 2), int(swap.sum()))
     number = chosen & ~np.isnan(values[:, 0])
     values[number] = rng.normal(size=(int(number.sum()), 2))
 
 
-def answers(data: AuditData, timelines: Timelines, rows: TaskRows) -> Floats:
+def answers(data: AuditData, records: TaskRecords) -> Floats:
     """(R, ·) logits at every row, through the loader and the model, as predictions are made; NaN without an answer."""
-    loader = SubjectLoader(timelines, rows, queries=not data.run.is_visit_head, code_types=data.run.code_types)
+    loader = SubjectLoader(records, queries=not data.run.is_visit_head, code_types=data.run.code_types)
     out: Floats | None = None
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
@@ -195,9 +193,9 @@ def answers(data: AuditData, timelines: Timelines, rows: TaskRows) -> Floats:
                 data.model(step.batch).double().flatten(1) if not data.run.is_visit_head else data.model(step.batch)
             )
             found = logits.double().view(len(logits), -1).numpy()
-            out = np.full((len(rows), found.shape[1]), np.nan) if out is None else out
+            out = np.full((len(records), found.shape[1]), np.nan) if out is None else out
             out[step.rows] = found[step.positions]
-    return out if out is not None else np.full((len(rows), 1), np.nan)
+    return out if out is not None else np.full((len(records), 1), np.nan)
 
 
 def movement(before: Floats, after: Floats) -> Floats:
@@ -216,9 +214,28 @@ def reacts(data: AuditData) -> bool:
         chosen = cuts(data, share=8)
         dropped = copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False)
         past = noisy(data, dropped, data.rng(14), past=True)
-        before = answers(data, dropped.timelines, dropped.rows)
-        data.reaction = float(movement(before, answers(data, past.timelines, past.rows)).max(initial=0.0))
+        before = answers(data, dropped.records)
+        data.reaction = float(movement(before, answers(data, past.records)).max(initial=0.0))
     return data.reaction >= MOVES
 
 
 VACUOUS = "the model gives the same answer whatever the past is, so that nothing could have moved"
+
+
+def judge_movement(data: AuditData, moved: Floats, *, leak: str, clean: str, tested: dict[str, int]) -> Finding:
+    """The verdict of a check in which no answer may move.
+
+    Args:
+        data: The audited run.
+        moved: (n,) from `movement`.
+        leak: What happened to the answers that moved, for "N % of the answers …".
+        clean: The reason of a pass.
+        tested: Counts to show.
+    """
+    worst = float(moved.max(initial=0.0))
+    measured = worst if np.isfinite(worst) else None
+    if worst > MOVED:
+        return Finding("leak", f"{np.mean(moved > MOVED):.0%} of the answers {leak}", tested, measured, MOVED)
+    if not reacts(data):
+        return Finding("not_tested", VACUOUS, tested, measured, MOVED)
+    return Finding("passed", clean, tested, measured, MOVED)

@@ -1,4 +1,4 @@
-"""What every check looks at: the run, its prepared set, the records behind it where they can be reached, a sample."""
+"""The input of every check (run, prepared set, original records, a sample of subjects) and its output, a `Finding`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from ehrsequencing.audit.presence import Presence
 from ehrsequencing.audit.source import Source
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 
 SPLITS = ("train", "tuning", "held_out")
@@ -96,9 +96,8 @@ class AuditData:
             raise EhrseqError("leaves nobody to look at", where="--subjects", fix="ask for 1 or more")
         self.run, self.prepared, self.split, self.subjects, self.seed = run, prepared, split, subjects, seed
         self.task, self.vocabulary, self.model = run.task, run.vocabulary, run.model
-        self.timelines: dict[str, Timelines] = {name: prepared.timelines(name) for name in SPLITS}
-        self.rows: dict[str, TaskRows] = {name: prepared.rows(self.task.name, name) for name in SPLITS}
-        if not len(self.rows[split]):
+        self.records: dict[str, TaskRecords] = {name: prepared.records(self.task.name, name) for name in SPLITS}
+        if not len(self.records[split]):
             raise EhrseqError(f"nobody in {split} has a prediction time", where=self.task.name, fix="see ehrseq check")
         self.source: Source | None = None
         self.reaction: float | None = None  # how far a changed past moves an answer, once that was asked
@@ -110,47 +109,41 @@ class AuditData:
 
     @cached_property
     def sample(self) -> dict[str, Ints]:
-        """Rows of `timelines[split]`, drawn at random among those with a prediction time; length has no say."""
+        """Split → its subjects, drawn at random among those with a prediction time; length has no say."""
         drawn = {}
         for number, name in enumerate(SPLITS):
-            able = np.flatnonzero(np.diff(self.rows[name].row_offsets) > 0)
+            able = np.flatnonzero(np.diff(self.records[name].rows.row_offsets) > 0)
             chosen = self.rng(number).permutation(able)[: self.subjects]
             drawn[name] = np.sort(chosen)
         return drawn
 
     @cached_property
-    def people(self) -> Timelines:
-        """Timelines of the drawn subjects of the audited split."""
-        return take_timelines(self.timelines[self.split], self.sample[self.split])
-
-    @cached_property
-    def asked(self) -> TaskRows:
-        """Prediction times of `people`."""
-        return take_rows(self.rows[self.split], self.sample[self.split])
+    def asked(self) -> TaskRecords:
+        """Visits and prediction times of the drawn subjects of the audited split."""
+        return self.records[self.split].take(self.sample[self.split])
 
     @cached_property
     def presence(self) -> dict[str, Presence]:
         """Which prediction times of each split see which token."""
-        return {name: Presence(self.timelines[name], self.rows[name]) for name in SPLITS}
+        return {name: Presence(self.records[name]) for name in SPLITS}
 
     def sampled_ids(self) -> Ints:
         """Ids of all sampled subjects."""
-        ids = [self.timelines[name].subject_id[self.sample[name]] for name in SPLITS]
+        ids = [self.records[name].timelines.subject_id[self.sample[name]] for name in SPLITS]
         return np.unique(np.concatenate(ids))
 
-    def read_source(self, folder: Path | None, *, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read the records; where the prepared set only remembers a folder that is gone, remember why there is none.
+    def read_source(self, folder: Path | None) -> None:
+        """Read the original records. Without a named folder, a failure is only noted in `why_no_source`.
 
         Args:
             folder: Where the records are now; None: where `prepare` found them.
-            progress: Called with (shards read, shards).
 
         Raises:
             EhrseqError: A folder was named, and its records cannot be read or are not those that were prepared.
         """
         place = folder or Path(self.prepared.manifest.get("data_path", ""))
         try:
-            self.source = Source.read(self.prepared, place, wanted=self.sampled_ids(), progress=progress)
+            self.source = Source.read(self.prepared, place, wanted=self.sampled_ids())
         except EhrseqError as error:
             if folder is not None:
                 raise

@@ -1,4 +1,4 @@
-"""One record under two ids: whole timelines that training people share with tuning or held-out people.
+"""Checks for one record under two ids: whole timelines that subjects of two splits share.
 
 A timeline's fingerprint is made of its codes and of the times between its visits. Ids, dates, births, codes without a
 time and numbers have no part in it, so that a copy under a new id and with shifted dates is found. Short timelines
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ehrsequencing.arrays import Ints, Ints32
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, Timelines
 
 BY_CHANCE = 0.01  # pairs that unrelated people may form in the whole data set
 MOST_COMPARED = 500  # shared timelines of two splits whose chance is worked out, drawn at random
@@ -43,11 +43,11 @@ class _People:
     gap_s: Ints
 
     @classmethod
-    def of(cls, timelines: Timelines, rows: TaskRows) -> "_People":
+    def of(cls, records: TaskRecords) -> "_People":
+        timelines, rows = records.timelines, records.rows
         offsets, start = timelines.subject_offsets, timelines.start_us
-        owner = np.repeat(np.arange(len(timelines)), np.diff(offsets))
         end = timelines.end_us
-        first = offsets[:-1][owner]
+        first = offsets[:-1][timelines.owner]
         codes = _sums(_mixed(timelines.codes), timelines.visit_offsets)
         since = _mixed((start - start[first]) // SECOND_US) + _mixed((end - start) // SECOND_US + 1)
         whole = _sums(_mixed(codes + since), offsets)
@@ -66,19 +66,19 @@ def _mixed(numbers: Ints | Ints32 | Hashes) -> Hashes:
     x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(x ^ (x >> np.uint64(31)))
+    return x ^ (x >> np.uint64(31))
 
 
 def _sums(numbers: Hashes, offsets: Ints) -> Hashes:
     """Sum of each owner's numbers, modulo 2**64."""
     total = np.zeros(len(numbers) + 1, dtype=np.uint64)
     np.cumsum(numbers, out=total[1:])
-    return np.asarray(total[offsets[1:]] - total[offsets[:-1]])
+    return total[offsets[1:]] - total[offsets[:-1]]
 
 
 def duplicate_timelines(data: AuditData) -> Finding:
     """People of one split whose whole timeline somebody of another split has, too."""
-    people = {split: _People.of(data.timelines[split], data.rows[split]) for split in SPLITS}
+    people = {split: _People.of(data.records[split]) for split in SPLITS}
     common = _Common(data, people)
     tested = {"subjects": sum(len(some.subject) for some in people.values())}
     pairs = [("held_out", "train"), ("tuning", "train"), ("held_out", "tuning")]
@@ -147,7 +147,7 @@ class _Common:
 
     def _log_together(self, timelines: Timelines, visit: int) -> float:
         low, high = (int(timelines.visit_offsets[v]) for v in (visit, visit + 1))
-        tokens = np.unique(np.asarray(timelines.codes[low:high]))
+        tokens = np.unique(timelines.codes[low:high])
         return min(float(self.log_token[tokens].sum()) / 2, -float(np.log(self.n_visits)))
 
 
@@ -159,9 +159,7 @@ def _counted(parts: list[NDArray[Any]]) -> tuple[NDArray[Any], Ints]:
 def _repeated(numbers: NDArray[Any]) -> Ints:
     """(n,) how often each number occurs among them."""
     _, inverse, times = np.unique(numbers, return_inverse=True, return_counts=True)
-    return np.asarray(times[inverse.reshape(-1)])
+    return times[inverse.reshape(-1)]
 
 
-CHECKS = (
-    Check("duplicate_timelines", "Is no record in two splits under two ids?", duplicate_timelines),
-)  # fmt: skip
+CHECKS = (Check("duplicate_timelines", "Is no record in two splits under two ids?", duplicate_timelines),)

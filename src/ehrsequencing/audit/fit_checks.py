@@ -1,9 +1,11 @@
-"""Was what is fitted beside the weights fitted on the right subjects alone?
+"""Checks that vocabulary, scales, time grid and final recalibration were fitted on the right subjects.
 
-Vocabulary, scales of values and the hazard's grid: on training subjects. The correction at the end: on tuning subjects.
+Vocabulary, scales of values and the hazard's grid must come from training subjects, the recalibration from tuning
+subjects. Each is fitted again and compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,10 @@ from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.predict import VISIT_BUDGET
-from ehrsequencing.records.grid import exposure, grid_edges
+from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.recalibration import fit_bin_recalibration, labelled_log_hazards
+from ehrsequencing.training.recalibration import BinRecalibration, fit_bin_recalibration, labelled_log_hazards
 
 SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
@@ -31,26 +33,25 @@ def tokens_of_training(data: AuditData) -> Finding:
     """Every token has enough training subjects in the prepared timelines."""
     vocabulary, needed = data.vocabulary, data.prepared.study.vocabulary.min_subjects
     counts = np.zeros(len(vocabulary), dtype=np.int64)
-    pairs = np.unique(_tokens_of_subjects(data.timelines["train"], data.base_token), axis=1)
+    pairs = np.unique(_tokens_of_subjects(data.records["train"].timelines, data.base_token), axis=1)
     np.add.at(counts, pairs[0], 1)
     plain = data.base_token == np.arange(len(vocabulary))
     plain &= ~vocabulary.is_unknown(np.arange(len(vocabulary), dtype=np.int32))
     few = int((plain & (counts < needed)).sum())
     return judge(
-        few, of=int(plain.sum()), what=f"codes have a token that fewer than {needed} training subjects have",
-        tested={"codes": int(plain.sum()), "training subjects": len(data.timelines["train"])},
+        few,
+        of=int(plain.sum()),
+        what=f"codes have a token that fewer than {needed} training subjects have",
+        tested={"codes": int(plain.sum()), "training subjects": len(data.records["train"].timelines)},
         clean=f"at least {needed} training subjects have every code with a token",
-    )  # fmt: skip
+    )
 
 
 def _tokens_of_subjects(timelines: Timelines, base: Ints) -> Ints:
     """(2, ·) plain token and subject of every code, static ones too."""
-    everyone = np.arange(len(timelines))
-    visits = np.repeat(everyone, np.diff(timelines.subject_offsets))
-    of_code = np.repeat(visits, np.diff(timelines.visit_offsets))
-    of_static = np.repeat(everyone, np.diff(timelines.static_offsets))
+    of_code = np.repeat(timelines.owner, np.diff(timelines.visit_offsets))
     codes = np.r_[timelines.codes, timelines.static_codes]
-    return np.stack([base[codes], np.r_[of_code, of_static]])
+    return np.stack([base[codes], np.r_[of_code, timelines.static_owner]])
 
 
 def vocabulary_refit(data: AuditData) -> Finding:
@@ -85,7 +86,7 @@ def grid(data: AuditData) -> Finding:
     if data.run.is_visit_head:
         return Finding("not_tested", "the visit head has no grid")
     used = np.array(data.model.config.edges_days)
-    tested = {"edges": len(used), "training rows": len(data.rows["train"])}
+    tested = {"edges": len(used), "training rows": len(data.records["train"])}
     if _same_edges(used, _edges(data, ("train",))):
         return Finding("passed", "the edges are those of the training durations", tested, 0.0, SAME)
     everyone = _same_edges(used, _edges(data, SPLITS))
@@ -96,9 +97,9 @@ def grid(data: AuditData) -> Finding:
 
 
 def _edges(data: AuditData, names: tuple[str, ...]) -> Floats:
-    duration = np.concatenate([data.rows[name].duration_days for name in names])
-    cause: NDArray[Any] = np.concatenate([data.rows[name].cause for name in names])
-    subject = np.concatenate([data.rows[name].subject * len(SPLITS) + k for k, name in enumerate(names)])
+    duration = np.concatenate([data.records[name].rows.duration_days for name in names])
+    cause: NDArray[Any] = np.concatenate([data.records[name].rows.cause for name in names])
+    subject = np.concatenate([data.records[name].rows.subject * len(SPLITS) + k for k, name in enumerate(names)])
     return np.array(
         grid_edges(
             duration, cause, horizons_days=data.task.horizons, bins=data.run.study.training.grid_bins, subject=subject,
@@ -114,100 +115,105 @@ def _same_edges(a: Floats, b: Floats) -> bool:
 # ---- the correction at the end of training ---------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Correction:
+    """What training fitted last, from the run's manifest.
+
+    Attributes:
+        numbers: (E, 3) level, stretch and trend of each cause.
+        subjects: (E,) subjects with the event, on which they rest.
+        intercept: (E, K) a of η' = a + b · η, as it was folded into the head.
+    """
+
+    numbers: Floats
+    subjects: Ints
+    intercept: Floats
+
+    @classmethod
+    def of(cls, fitted: Mapping[str, Any], causes: Sequence[str]) -> "_Correction":
+        return cls(
+            np.array([[fitted[cause][name] for name in NUMBERS] for cause in causes]),
+            np.array([fitted[cause]["subjects_with_event"] for cause in causes]),
+            np.array([fitted[cause]["intercept"] for cause in causes]),
+        )
+
+    @property
+    def slope(self) -> Floats:
+        """(E, K) b, what each bin's log-hazards were multiplied by."""
+        place = np.linspace(-1.0, 1.0, self.intercept.shape[1])
+        return 1 + self.numbers[:, 1:2] + self.numbers[:, 2:3] * place
+
+    def apart(self, found: BinRecalibration) -> float:
+        """The largest difference of a number; infinite where the counts of subjects differ."""
+        if not np.array_equal(self.subjects, found.subjects):
+            return float("inf")
+        refitted = np.stack([found.level, found.stretch, found.trend], axis=1)
+        return float(np.nan_to_num(np.abs(self.numbers - refitted), nan=np.inf).max(initial=0.0))
+
+
 def recalibration(data: AuditData) -> Finding:
     """Level, stretch and trend that training fitted last: undone, and fitted again on the tuning subjects."""
     if data.run.is_visit_head:
         return Finding("not_tested", "the visit head has no hazards per day to correct")
-    told = _told(data)
-    tested = {"causes": sum(len(numbers) for _, numbers in told), "tuning rows": len(data.rows["tuning"])}
-    if not told:
+    corrections = _corrections(data)
+    causes = len(data.task.causes) * len(corrections)
+    tested = {"causes": causes, "tuning rows": len(data.records["tuning"])}
+    if not corrections:
         return Finding("not_tested", "manifest.json tells of no correction at the end of training")
-    if min(float(_slope(numbers, bins=model.config.bins).min()) for model, numbers in told) < LEAST_SLOPE:
+    if min(float(correction.slope.min()) for _, correction in corrections) < LEAST_SLOPE:
         return Finding("not_tested", "the correction left so little of the hazards that it cannot be undone", tested)
-    again = [_fitted_again(data, model, numbers, ("tuning",)) for model, numbers in told]
-    worst = max(_apart(numbers, found) for (_, numbers), found in zip(told, again, strict=True))
+
+    def worst_on(names: tuple[str, ...]) -> Iterator[float]:
+        return (correction.apart(_fitted_again(data, model, correction, names)) for model, correction in corrections)
+
+    worst = max(worst_on(("tuning",)))
     if worst <= SAME_CORRECTION:
         why = "level, stretch and trend of the hazards are those of the tuning subjects"
         return Finding("passed", why, tested, worst, SAME_CORRECTION)
     why = "level, stretch and trend of the hazards are not those of the tuning subjects"
     for names in (("held_out",), ("train",), SPLITS):
-        if all(
-            _apart(numbers, _fitted_again(data, model, numbers, names)) <= SAME_CORRECTION for model, numbers in told
-        ):
+        if all(apart <= SAME_CORRECTION for apart in worst_on(names)):
             why += f"; they are those of {'ALL' if names == SPLITS else f'the {names[0]}'} subjects"
             break
     return Finding("leak", why, tested, worst if np.isfinite(worst) else None, SAME_CORRECTION)
 
 
-def _told(data: AuditData) -> list[tuple[SurvivalModel, Floats]]:
-    """Each model of the run that tells of its correction, with (E, 4): ℓ, β, γ, and subjects with the event."""
+def _corrections(data: AuditData) -> list[tuple[SurvivalModel, _Correction]]:
+    """Each model of the run whose correction the manifest tells of, with it."""
     model, manifest = data.model, data.run.manifest
     pairs: list[tuple[Any, Mapping[str, Any]]] = [(model, manifest)]
     if isinstance(model, Ensemble):
         pairs = list(zip(model.members, manifest.get("members", ()), strict=True))
     return [
-        (
-            one,
-            np.array([[fitted[cause][key] for key in (*NUMBERS, "subjects_with_event")] for cause in data.task.causes]),
-        )
+        (one, _Correction.of(fitted, data.task.causes))
         for one, facts in pairs
         if (fitted := facts.get("recalibration"))
     ]
 
 
-def _apart(told: Floats, found: Floats) -> float:
-    """The largest difference of a number; infinite where the counts of subjects differ."""
-    if not np.array_equal(told[:, 3], found[:, 3]):
-        return float("inf")
-    return float(np.nan_to_num(np.abs(told - found), nan=np.inf).max(initial=0.0))
-
-
-def _slope(told: Floats, *, bins: int) -> Floats:
-    """(E, K) b, what each bin's log-hazards were multiplied by."""
-    return np.asarray(1 + told[:, 1:2] + told[:, 2:3] * np.linspace(-1.0, 1.0, bins))
-
-
-def _fitted_again(data: AuditData, model: SurvivalModel, told: Floats, names: tuple[str, ...]) -> Floats:
-    """(E, 4) what training would have fitted on some splits, and on how many subjects with the event."""
+def _fitted_again(
+    data: AuditData, model: SurvivalModel, correction: _Correction, names: tuple[str, ...]
+) -> BinRecalibration:
+    """What training would have fitted on some splits."""
     hazards, durations, causes, entries, owners = [], [], [], [], []
     for number, name in enumerate(names):
-        timelines, rows = data.timelines[name], data.rows[name]
-        loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=data.run.code_types)
+        rows = data.records[name].rows
+        loader = SubjectLoader.of_model(model.config, data.records[name], code_types=data.run.code_types)
         chosen, eta = labelled_log_hazards(model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu"))
-        hazards.append(eta.astype(np.float64))
+        hazards.append((eta.astype(np.float64) - correction.intercept) / correction.slope)  # before the correction
         durations.append(rows.duration_days[chosen])
         causes.append(rows.cause[chosen])
         entries.append(rows.entry_days[chosen])
         owners.append(rows.subject[chosen] * len(names) + number)
-    duration, entry = np.concatenate(durations), np.concatenate(entries)
-    edges = model.config.edges_days
-    found = fit_bin_recalibration(
-        _undone(np.concatenate(hazards), exposure(edges, entry, duration), told), edges, duration_days=duration,
-        cause=np.concatenate(causes), entry_days=entry, subject=np.concatenate(owners),
+    return fit_bin_recalibration(
+        np.concatenate(hazards),
+        model.config.edges_days,
+        duration_days=np.concatenate(durations),
+        cause=np.concatenate(causes),
+        entry_days=np.concatenate(entries),
+        subject=np.concatenate(owners),
         prior_sd=data.run.study.training.recalibration,
-    )  # fmt: skip
-    return np.stack([found.level, found.stretch, found.trend, found.subjects], axis=1)
-
-
-def _undone(log_hazard: Floats, days: Floats, told: Floats) -> Floats:
-    """The log-hazards before they were corrected.
-
-        η' = η + ℓ + (b − 1) · (η − m)                      m = Σ w η / Σ w over prediction times, w = days · exp(η)
-
-    m is not stored, and need not be. η is x = η'/b but for a constant of the bin, and a constant changes no weighted
-    mean but by itself: with μ the mean of x, weighted by days · exp(x), m = bμ − ℓ, and so η = x − μ + bμ − ℓ.
-
-    Args:
-        log_hazard: (R, E, K) η', of the saved model.
-        days: (R, K) at risk.
-        told: (E, 4) ℓ, β, γ and a count.
-    """
-    slope = _slope(told, bins=log_hazard.shape[2])
-    x = log_hazard / slope
-    weight = days[:, None] * np.exp(x - x.max(axis=0))
-    total = weight.sum(axis=0)
-    mean = np.where(total > 0, (weight * x).sum(axis=0) / np.where(total > 0, total, 1.0), x.mean(axis=0))
-    return np.asarray(x - mean + slope * mean - told[:, :1])
+    )
 
 
 CHECKS = (

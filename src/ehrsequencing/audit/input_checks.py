@@ -1,4 +1,4 @@
-"""Is anything among the inputs that was not known yet? Prepared arrays against their stamps, and the records."""
+"""Checks that every input was known at its prediction time: prepared arrays against their stamps and the records."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from ehrsequencing.audit.source import Source
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
 
@@ -24,23 +24,26 @@ def stamps(data: AuditData) -> Finding:
     """
     late = misplaced = total = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
-        first, seen, p = _views(timelines, rows)
+        records = data.records[name]
+        timelines, rows = records.timelines, records.rows
+        first, seen, p = _views(records)
         end, start = timelines.end_us, timelines.start_us
-        owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
-        unsorted = (np.diff(owner) == 0) & (np.diff(end) < 0)
+        unsorted = (np.diff(timelines.owner) == 0) & (np.diff(end) < 0)
         late += int(unsorted.sum()) + int((start > end).sum())
         last = np.where(seen > 0, end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else STATIC, STATIC)
         beyond = first + seen > timelines.subject_offsets[rows.subject + 1]
         late += int(((last > p) | beyond).sum())
-        late += int((_inside(rows) & ~_lies_in_next_visit(timelines, rows)).sum())
+        late += int((_inside(rows) & ~_lies_in_next_visit(records)).sum())
         misplaced += int((~rows.is_query & (last != p)).sum())
         misplaced += int((rows.index_us > p).sum())
         total += len(p)
     finding = judge(
-        late, of=total, what="prediction times see a visit that had not ended", tested={"rows": total},
+        late,
+        of=total,
+        what="prediction times see a visit that had not ended",
+        tested={"rows": total},
         clean="every visit that is seen had ended",
-    )  # fmt: skip
+    )
     if finding.verdict == "passed" and misplaced:
         why = f"{misplaced:,} of {total:,} prediction times are not the end of the visit that answers for them"
         return Finding("leak", why, {"rows": total}, float(misplaced), 0.0)
@@ -49,18 +52,19 @@ def stamps(data: AuditData) -> Finding:
 
 def _inside(rows: TaskRows) -> Bools:
     """Which rows see part of a visit that ends later."""
-    return np.asarray(rows.unfinished_codes > 0)
+    return rows.unfinished_codes > 0
 
 
-def _lies_in_next_visit(timelines: Timelines, rows: TaskRows) -> Bools:
+def _lies_in_next_visit(records: TaskRecords) -> Bools:
     """Which rows are queries in the visit after those that had ended, and see no more codes than it has."""
-    first, seen, p = _views(timelines, rows)
+    timelines, rows = records.timelines, records.rows
+    first, seen, p = _views(records)
     following = first + seen
     out = rows.is_query & (following < timelines.subject_offsets[rows.subject + 1])
     row, visit = np.flatnonzero(out), following[out]
     out[row] = (timelines.start_us[visit] <= p[row]) & (p[row] < timelines.end_us[visit])
     out[row] &= rows.unfinished_codes[row] <= np.diff(timelines.visit_offsets)[visit]
-    return np.asarray(out)
+    return out
 
 
 def tokens_in_records(data: AuditData) -> Finding:
@@ -69,9 +73,8 @@ def tokens_in_records(data: AuditData) -> Finding:
         return no_source(data)
     unexplained = later = static = total = subjects = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
         for subject in data.sample[name].tolist():
-            found = _explain(data, data.source, timelines, rows, subject)
+            found = _explain(data, data.source, data.records[name], subject)
             subjects += 1
             unexplained, later, static, total = (
                 a + b for a, b in zip((unexplained, later, static, total), found, strict=True)
@@ -88,15 +91,17 @@ def tokens_in_records(data: AuditData) -> Finding:
     ]
     bad = unexplained + later + static
     return judge(
-        bad, of=total, what=f"tokens do not follow from the records: {', '.join(parts)}", tested=tested,
+        bad,
+        of=total,
+        what=f"tokens do not follow from the records: {', '.join(parts)}",
+        tested=tested,
         clean="every token stands for an event that was recorded within its visit",
-    )  # fmt: skip
+    )
 
 
-def _explain(
-    data: AuditData, source: Source, timelines: Timelines, rows: TaskRows, subject: int
-) -> tuple[int, int, int, int]:
+def _explain(data: AuditData, source: Source, records: TaskRecords, subject: int) -> tuple[int, int, int, int]:
     """Tokens of one subject: without an event, with a later one only, static without a row; and how many in all."""
+    timelines, rows = records.timelines, records.rows
     events = source.records[int(timelines.subject_id[subject])]
     event, token, number = _encoded(data, source, events)
     time_us = events.time_us[event]
@@ -118,7 +123,7 @@ def _explain(
             late, nowhere = late + bool(np.any(moment > timelines.end_us[v])), nowhere + 1
     a, b = int(timelines.static_offsets[subject]), int(timelines.static_offsets[subject + 1])
     still = set(token[time_us == STATIC].tolist())
-    wrong_static = sum(code not in still for code in np.asarray(timelines.static_codes[a:b]).tolist())
+    wrong_static = sum(code not in still for code in timelines.static_codes[a:b].tolist())
     return nowhere - late, late, wrong_static, high - low + b - a
 
 
@@ -140,7 +145,7 @@ def _encoded(data: AuditData, source: Source, events: Events) -> tuple[Ints, Int
 
 
 def summaries(data: AuditData) -> Finding:
-    """The summaries that a query carries, computed again by plain means from the events stamped up to its moment."""
+    """The summaries that a query carries, computed again by simple loops from the events stamped up to its moment."""
     settings = data.vocabulary.settings
     if not settings.carry or settings.mode == "none":
         return Finding("not_tested", "this run carries no summaries of the past")
@@ -148,13 +153,13 @@ def summaries(data: AuditData) -> Finding:
         return no_source(data)
     wrong = total = summed = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
+        timelines, rows = data.records[name].timelines, data.records[name].rows
         for subject in data.sample[name].tolist():
             events = data.source.records[int(timelines.subject_id[subject])]
             numeric = _numeric(data, data.source, events)
             for row in range(int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])):
                 a, b = int(rows.carry_offsets[row]), int(rows.carry_offsets[row + 1])
-                found = _sorted(np.asarray(rows.carry_codes[a:b]), np.asarray(rows.carry_values[a:b]))
+                found = _sorted(rows.carry_codes[a:b], rows.carry_values[a:b])
                 expected = np.zeros((0, 3))
                 if rows.is_query[row]:
                     expected = _summaries_at(data, events, numeric, int(rows.prediction_us[row]))
@@ -164,9 +169,12 @@ def summaries(data: AuditData) -> Finding:
     if not summed and not wrong:
         return Finding("not_tested", "no sampled query carries a summary", tested)
     return judge(
-        wrong, of=max(total, wrong), what="queries carry summaries that the record until then does not give",
-        tested=tested, clean="every summary follows from the record until then",
-    )  # fmt: skip
+        wrong,
+        of=max(total, wrong),
+        what="queries carry summaries that the record until then does not give",
+        tested=tested,
+        clean="every summary follows from the record until then",
+    )
 
 
 def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, Ints]:
@@ -211,31 +219,31 @@ def time_signals(data: AuditData) -> Finding:
     """Ages and gaps of visits and queries, computed again from the stamps."""
     wrong = total = next_gap = gaps = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
+        records = data.records[name]
+        timelines, rows = records.timelines, records.rows
         start, end = timelines.start_us, timelines.end_us
-        count = np.diff(timelines.subject_offsets)
-        birth = np.repeat(timelines.birth_us, count)
-        owner = np.repeat(np.arange(len(timelines)), count)
+        owner = timelines.owner
+        birth = timelines.birth_us[owner]
         has_previous = np.r_[False, np.diff(owner) == 0][: len(owner)]
         gap = np.zeros(len(start))
         gap[1:] = np.maximum(start[1:] - end[:-1], 0) / DAY_US
         gap[~has_previous] = 0.0
-        stored = np.asarray(timelines.delta_days, dtype=np.float64)
+        stored = timelines.delta_days.astype(np.float64)
         following = np.r_[gap[1:], 0.0][: len(gap)]
         bad = _differ(stored, gap)
         next_gap += int((bad & ~_differ(stored, following)).sum())
         gaps += int(bad.sum())
-        wrong += int(bad.sum() + _differ(np.asarray(timelines.age_years, np.float64), _age(start, birth)).sum())
+        wrong += int(bad.sum() + _differ(timelines.age_years.astype(np.float64), _age(start, birth)).sum())
 
-        first, seen, p = _views(timelines, rows)
+        first, seen, p = _views(records)
         last = end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else p
         since = np.where(seen > 0, (p - last) / DAY_US, 0.0)
-        stored, inside = np.asarray(rows.delta_days, np.float64), _inside(rows)
+        stored, inside = rows.delta_days.astype(np.float64), _inside(rows)
         wrong += int(_differ(stored, since)[~inside].sum())
         # The time since an event of a visit is not longer than since the start of that visit.
         begun_us = start.take((first + seen)[inside], mode="clip")
         wrong += int(((stored[inside] < 0) | (stored[inside] > (p[inside] - begun_us) / DAY_US + NUMBERS_DIFFER)).sum())
-        wrong += int(_differ(np.asarray(rows.age_years, np.float64), _age(p, timelines.birth_us[rows.subject])).sum())
+        wrong += int(_differ(rows.age_years.astype(np.float64), _age(p, timelines.birth_us[rows.subject])).sum())
         total += 2 * (len(start) + len(p))
     what = "ages and gaps are not those of the stamps"
     if next_gap and next_gap > gaps / 2:
@@ -266,9 +274,10 @@ def outcome_in_input(data: AuditData) -> Finding:
     matches = matches[data.base_token]
     tested, bad, still = {"rows": 0}, 0, 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
-        first, seen, _ = _views(timelines, rows)
-        up_to_index = _up_to_index(timelines, rows)
+        records = data.records[name]
+        timelines, rows = records.timelines, records.rows
+        first, seen, _ = _views(records)
+        up_to_index = _up_to_index(records)
         hits = np.r_[0, np.cumsum(matches[timelines.codes])][timelines.visit_offsets]
         bad += int((hits[first + seen] > hits[np.minimum(first + up_to_index, first + seen)]).sum())
         of_static = np.r_[0, np.cumsum(matches[timelines.static_codes])][timelines.static_offsets]
@@ -285,15 +294,18 @@ def outcome_in_input(data: AuditData) -> Finding:
         if finding is not None:
             return finding
     return judge(
-        bad, of=tested["rows"], what="at-risk prediction times see a code of the outcome after the index",
-        tested=tested, clean="no at-risk prediction time sees a code of an outcome after its index",
-    )  # fmt: skip
+        bad,
+        of=tested["rows"],
+        what="at-risk prediction times see a code of the outcome after the index",
+        tested=tested,
+        clean="no at-risk prediction time sees a code of an outcome after its index",
+    )
 
 
-def _up_to_index(timelines: Timelines, rows: TaskRows) -> Ints:
+def _up_to_index(records: TaskRecords) -> Ints:
     """(R,) how many visits of each row's subject had ended by the index."""
-    owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.subject_offsets))
-    return count_at_or_before(owner, timelines.end_us, rows.subject, rows.index_us)[0]
+    timelines, rows = records.timelines, records.rows
+    return count_at_or_before(timelines.owner, timelines.end_us, rows.subject, rows.index_us)[0]
 
 
 def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatcher, named: Bools) -> Finding | None:
@@ -314,8 +326,8 @@ def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatch
         return None
     alone = total = subjects = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
-        up_to_index = _up_to_index(timelines, rows)
+        timelines, rows = data.records[name].timelines, data.records[name].rows
+        up_to_index = _up_to_index(data.records[name])
         for subject in data.sample[name].tolist():
             low, high = int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])
             start = int(timelines.subject_offsets[subject])
@@ -336,7 +348,7 @@ def _without_another_cause(
 ) -> tuple[int, int]:  # fmt: skip
     """Shared tokens in some visits of a subject without an event of another code in the visit; and how many in all."""
     low, high = (int(timelines.visit_offsets[visit]) for visit in (visits[0], max(visits)))
-    base = data.base_token[np.asarray(timelines.codes[low:high])]
+    base = data.base_token[timelines.codes[low:high]]
     place = np.flatnonzero(shared[base])[:MAX_TOKENS]
     if not len(place):
         return 0, 0
@@ -352,10 +364,9 @@ def _without_another_cause(
     return len(place) - sum(explained), len(place)
 
 
-def _views(timelines: Timelines, rows: TaskRows) -> tuple[Ints, Ints, Ints]:
+def _views(records: TaskRecords) -> tuple[Ints, Ints, Ints]:
     """First visit of each row's subject, how many visits the row sees, and its moment."""
-    first = timelines.subject_offsets[rows.subject]
-    return first, np.asarray(rows.visits_before, dtype=np.int64), rows.prediction_us
+    return records.first_visit, records.rows.visits_before.astype(np.int64), records.rows.prediction_us
 
 
 CHECKS = (

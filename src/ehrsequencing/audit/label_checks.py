@@ -1,4 +1,4 @@
-"""Are the labels those of the record, at the right moments, for people of one split only?"""
+"""Checks the labels against the records, their moments, and that every subject is in one split only."""
 
 from pathlib import Path
 
@@ -19,21 +19,24 @@ def same_instant(data: AuditData) -> Finding:
     """A prediction time lies before the end of its follow-up, and after any blanking."""
     bad = total = 0
     for name in SPLITS:
-        rows = data.rows[name]
-        duration, entry = rows.duration_days, np.asarray(rows.entry_days, dtype=np.float64)
+        rows = data.records[name].rows
+        duration, entry = rows.duration_days, rows.entry_days.astype(np.float64)
         bad += int((~(duration > 0) | ~(duration > entry)).sum())
         total += len(rows)
     return judge(
-        bad, of=total, what="prediction times lie at or after the outcome or the end of follow-up",
-        tested={"rows": total}, clean="every prediction time lies before the end of its follow-up",
-    )  # fmt: skip
+        bad,
+        of=total,
+        what="prediction times lie at or after the outcome or the end of follow-up",
+        tested={"rows": total},
+        clean="every prediction time lies before the end of its follow-up",
+    )
 
 
 def labels_agree(data: AuditData) -> Finding:
     """All prediction times of one index end in the same event at the same instant."""
     bad = total = 0
     for name in SPLITS:
-        rows = data.rows[name]
+        rows = data.records[name].rows
         if not len(rows):
             continue
         index = rows.index_us
@@ -51,13 +54,16 @@ def labels_agree(data: AuditData) -> Finding:
         bad += int((np.diff(rows.visits_before)[np.diff(group) == 0] < 0).sum())
         total += len(rows)
     return judge(
-        bad, of=total, what="labels do not fit the other labels of the same person", tested={"rows": total},
+        bad,
+        of=total,
+        what="labels do not fit the other labels of the same person",
+        tested={"rows": total},
         clean="all labels of one person end at one instant, in one event",
-    )  # fmt: skip
+    )
 
 
 def labels_in_records(data: AuditData) -> Finding:
-    """Index, end of follow-up and cause of the sampled subjects, read off the records again by plain means."""
+    """Index, end of follow-up and cause of the sampled subjects, read from the records again by simple loops."""
     if data.source is None:
         return no_source(data)
     causes = [CodeMatcher(patterns, parents=data.source.parents) for patterns in data.task.patterns.values()]
@@ -66,7 +72,7 @@ def labels_in_records(data: AuditData) -> Finding:
     bad = {"after the outcome": 0, "after the end of follow-up": 0, "with another end": 0, "with another index": 0}
     total = subjects = 0
     for name in SPLITS:
-        timelines, rows = data.timelines[name], data.rows[name]
+        timelines, rows = data.records[name].timelines, data.records[name].rows
         for subject in data.sample[name].tolist():
             events = data.source.records[int(timelines.subject_id[subject])]
             recurring = len(data.task.outcome) if data.task.recurrent else 0
@@ -86,9 +92,12 @@ def labels_in_records(data: AuditData) -> Finding:
                 total += 1
     parts = [f"{n:,} {what}" for what, n in bad.items() if n]
     return judge(
-        sum(bad.values()), of=total, what=f"labels do not follow from the records: {', '.join(parts)}",
-        tested={"subjects": subjects, "rows": total}, clean="every sampled label follows from the records",
-    )  # fmt: skip
+        sum(bad.values()),
+        of=total,
+        what=f"labels do not follow from the records: {', '.join(parts)}",
+        tested={"subjects": subjects, "rows": total},
+        clean="every sampled label follows from the records",
+    )
 
 
 def _same_label(rows: TaskRows, row: int, end_us: int, cause: int) -> bool:
@@ -121,12 +130,15 @@ def _indexes(data: AuditData, source: Source, events: Events) -> set[int] | None
 
 def splits(data: AuditData) -> Finding:
     """Nobody is in two splits, or twice in one."""
-    ids = np.concatenate([data.timelines[name].subject_id for name in SPLITS])
+    ids = np.concatenate([data.records[name].timelines.subject_id for name in SPLITS])
     distinct = len(np.unique(ids))
     return judge(
-        len(ids) - distinct, of=distinct, what="subjects are in more than one split, or twice in one",
-        tested={"subjects": distinct}, clean="every subject is in one split, once",
-    )  # fmt: skip
+        len(ids) - distinct,
+        of=distinct,
+        what="subjects are in more than one split, or twice in one",
+        tested={"subjects": distinct},
+        clean="every subject is in one split, once",
+    )
 
 
 CHECKS = (

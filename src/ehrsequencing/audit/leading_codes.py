@@ -1,4 +1,4 @@
-"""Codes that come just before events: is something that was written because of the event among the inputs?
+"""Checks for codes that come just before events, which may have been recorded because of the event.
 
 Both checks look at the labels of the training and the tuning subjects, all of them. Rates are life-table (actuarial)
 rates: somebody whose follow-up ends within the window counts as half a person, a competing event as no event. With
@@ -16,7 +16,7 @@ from ehrsequencing.audit.data import FITTED, AuditData, Check, Finding, Verdict
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
 
 WINDOWS_DAYS = (1.0, 2.0, 7.0)
@@ -48,8 +48,8 @@ class _Labels:
 
     @classmethod
     def of(cls, rows: TaskRows, chosen: Ints) -> "_Labels":
-        days = rows.duration_days[chosen] - np.asarray(rows.entry_days, np.float64)[chosen]
-        return cls(np.asarray(rows.cause, np.int64)[chosen], days)
+        days = rows.duration_days[chosen] - rows.entry_days.astype(np.float64)[chosen]
+        return cls(rows.cause.astype(np.int64)[chosen], days)
 
     def within(self, cause: int, days: float) -> tuple[Floats, Floats]:
         """(n,) 1 where the event falls in the window; (n,) persons at risk: ½ where follow-up ends in it, else 1."""
@@ -61,7 +61,7 @@ def _base_rate(data: AuditData, cause: int, days: float) -> float:
     """Rate of a cause within some days of a prediction time of an average person."""
     events = at_risk = 0.0
     for split in FITTED:
-        rows = data.rows[split]
+        rows = data.records[split].rows
         event, present = _Labels.of(rows, np.arange(len(rows))).within(cause, days)
         each = 1.0 / np.maximum(np.diff(rows.row_offsets), 1)[rows.subject]
         events, at_risk = events + float((each * event).sum()), at_risk + float((each * present).sum())
@@ -88,7 +88,7 @@ class _Counts:
         events, rest = self.events[some], np.maximum(self.at_risk[some] - self.events[some], 0.0)
         tail[some] = betainc(events, rest + 1.0, min(self.base, 1.0))
         by_far = self.rate * (1 - self.base) >= LEAST_ODDS_RATIO * self.base * (1 - self.rate)
-        return np.asarray(by_far & (tail * questions < BY_CHANCE))
+        return by_far & (tail * questions < BY_CHANCE)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def event_after_code(data: AuditData) -> Finding:
     """The rate of each cause within 1, 2 and 7 days of the first prediction time that sees a code."""
     tokens, causes, durations = list[Ints](), list[Ints](), list[Floats]()
     for split in FITTED:
-        presence, rows = data.presence[split], data.rows[split]
+        presence, rows = data.presence[split], data.records[split].rows
         seen = presence.start < presence.stop  # one row for each person and token
         tokens.append(presence.token[seen])
         labels = _Labels.of(rows, presence.start[seen])
@@ -174,7 +174,7 @@ def _counts(token: Ints, people: Ints, found: tuple[Floats, Floats], base: float
 
 def code_before_event(data: AuditData) -> Finding:
     """Codes in the last day before many events, and seldom elsewhere; every record of a code counts, not the first."""
-    split_visits = [_Visits.of(data.timelines[split], data.rows[split]) for split in FITTED]
+    split_visits = [_Visits.of(data.records[split]) for split in FITTED]
     size, suspects, highest, able = len(data.vocabulary), list[_Suspect](), 0.0, 0
     tested = {"visits": sum(len(visits.subject) for visits in split_visits)}
     found = [_records_before(data, split_visits, number) for number in range(1, len(data.task.causes) + 1)]
@@ -220,11 +220,11 @@ class _Visits:
     with_event: dict[int, int]
 
     @classmethod
-    def of(cls, timelines: Timelines, rows: TaskRows) -> "_Visits":
-        offsets = timelines.subject_offsets
-        owner = np.repeat(np.arange(len(timelines)), np.diff(offsets))
+    def of(cls, records: TaskRecords) -> "_Visits":
+        timelines, rows = records.timelines, records.rows
+        offsets, owner = timelines.subject_offsets, timelines.owner
         place = np.arange(len(owner)) - offsets[owner]
-        before, first = count_at_or_before(rows.subject, np.asarray(rows.visits_before, np.int64), owner, place)
+        before, first = count_at_or_before(rows.subject, rows.visits_before.astype(np.int64), owner, place)
         row = first + before
         visit = np.flatnonzero(row < rows.row_offsets[owner + 1])
         row = row[visit]
@@ -251,7 +251,7 @@ def _records_before(data: AuditData, visits: list[_Visits], cause: int) -> tuple
             total += np.bincount(some.timelines.codes, np.repeat(weight, lengths), size)
         hit = some.visit[event > 0]
         codes, _ = ragged(some.timelines.visit_offsets, hit)
-        token = np.asarray(some.timelines.codes, np.int64)[codes]
+        token = some.timelines.codes.astype(np.int64)[codes]
         distinct = np.unique(np.stack([token, np.repeat(some.subject[event > 0], lengths[hit])]), axis=1)
         people += np.bincount(distinct[0], minlength=size)
     counts = _Counts(at_risk, events, people, _base_rate(data, cause, LEAD_DAYS))

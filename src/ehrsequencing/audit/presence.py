@@ -3,14 +3,15 @@
 import numpy as np
 
 from ehrsequencing.arrays import Floats
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import count_at_or_before
 
 
 class Presence:
     """Which rows see a token: all rows of a subject after the visit that has it first; static ones always."""
 
-    def __init__(self, timelines: Timelines, rows: TaskRows) -> None:
+    def __init__(self, records: TaskRecords) -> None:
+        timelines, rows = records.timelines, records.rows
         everyone = np.arange(len(timelines))
         visits = np.diff(timelines.subject_offsets)
         place = np.arange(int(visits.sum())) - np.repeat(timelines.subject_offsets[:-1], visits)
@@ -24,7 +25,7 @@ class Presence:
         subject, token, nth = subject[order], token[order], nth[order]
         opens = np.r_[True, (np.diff(subject) != 0) | (np.diff(token) != 0)][: len(order)]
         subject, self.token, nth = subject[opens], token[opens], nth[opens]
-        before, first = count_at_or_before(rows.subject, np.asarray(rows.visits_before, np.int64), subject, nth)
+        before, first = count_at_or_before(rows.subject, rows.visits_before.astype(np.int64), subject, nth)
         self.start, self.stop = first + before, rows.row_offsets[subject + 1]
 
     def weight_with(self, weight: Floats, n_tokens: int) -> Floats:

@@ -1,4 +1,4 @@
-"""Does what goes with the model tell of single people? Counted again from the records, by plain means.
+"""Checks that nothing stored with the model reveals single people, counted again from the records.
 
 A run holds its vocabulary: names of codes and code types, and numbers about their values. Every name must be that of
 enough training subjects, and no number may be a value that fewer have.
@@ -24,7 +24,7 @@ def single_people(data: AuditData) -> Finding:
     needed, vocabulary = data.prepared.study.vocabulary.min_subjects, data.vocabulary
     if needed < 2:
         return Finding("not_tested", "vocabulary.min_subjects=1 asks that nobody be protected")
-    training = np.asarray(data.prepared.timelines("train").subject_id)
+    training = data.prepared.timelines("train").subject_id
     people = np.zeros(len(vocabulary), dtype=np.int64)
     with_number = np.zeros(len(vocabulary), dtype=np.int64)
     numbers = _Numbers(vocabulary, needed)
@@ -40,12 +40,13 @@ def single_people(data: AuditData) -> Finding:
     few += len(set(vocabulary.rollup.to) & set(data.source.codes))
     own = numbers.of_few()
     return judge(
-        few + own, of=len(named) + numbers.stored,
+        few + own,
+        of=len(named) + numbers.stored,
         what=f"names and numbers of the vocabulary are those of fewer than {needed} training subjects "
         f"({few:,} names, {own:,} numbers)",
         tested={"names": len(named), "numbers": numbers.stored, "training subjects": len(training)},
         clean=f"at least {needed} training subjects are behind every name, and share every number that is a value",
-    )  # fmt: skip
+    )
 
 
 def _people(source: Source, vocabulary: Vocabulary, events: Events, rows: Ints) -> Ints:

@@ -1,6 +1,6 @@
-"""The records behind a prepared set, read once: a refit of the vocabulary, and the events of the sampled subjects."""
+"""Reads the original records behind a prepared set: refits the vocabulary, and keeps the events of sampled subjects."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,21 +43,13 @@ class Source:
     codes: tuple[str, ...]
 
     @classmethod
-    def read(
-        cls,
-        prepared: Prepared,
-        folder: Path,
-        *,
-        wanted: Ints,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> "Source":
+    def read(cls, prepared: Prepared, folder: Path, *, wanted: Ints) -> "Source":
         """One pass over the shards.
 
         Args:
             prepared: What was made of the records.
             folder: Their folder.
             wanted: Ids of the subjects whose events to keep.
-            progress: Called with (shards read, shards).
 
         Raises:
             EhrseqError: The records cannot be read, or are not those that were prepared.
@@ -66,17 +58,15 @@ class Source:
         excluded = CodeMatcher(prepared.manifest["excluded"], parents=parents)
         study = prepared.study
         fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
-        training = np.asarray(prepared.timelines("train").subject_id)
+        training = prepared.timelines("train").subject_id
         records: dict[int, Events] = {}
         subjects, days = 0, list[DayCounts]()
-        for number, events in enumerate(reader, start=1):
+        for events in reader:
             ids, row = np.unique(events.subject_id, return_inverse=True)
             fit.update(events, row, np.isin(ids, training)[row])
             subjects += len(ids)
             days.append(DayCounts.of(events))
             records |= _split(events.take(np.isin(events.subject_id, wanted)))
-            if progress is not None:
-                progress(number, len(reader.shards))
         manifest, end_us = prepared.manifest, reader.end_us(DayCounts.added(days))
         if subjects != manifest["subjects"] or end_us != manifest["dataset_end_us"] or len(records) < len(wanted):
             fix = "name the records that were prepared with --data"
@@ -135,7 +125,7 @@ def join(parts: list[Events]) -> Events:
 
 @dataclass(frozen=True)
 class FollowUp:
-    """One subject's outcome, read off the record by plain means.
+    """One subject's outcome, read from the record by a simple loop.
 
     Attributes:
         event_us: The first time of a cause that ends the record (all, or where outcomes recur, the competing ones).

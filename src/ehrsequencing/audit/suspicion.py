@@ -1,4 +1,4 @@
-"""Too good to be true: does a single token, or a code without a time, tell the outcome? Somebody must look at it."""
+"""Checks whether one token, number or undated code predicts the outcome almost perfectly, which suggests a leak."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,11 +36,13 @@ def _labels(data: AuditData) -> Iterator[_Label]:
         for words, days in {**limits, "in the follow-up": np.inf}.items():
             yes, no = {}, {}
             for split in SPLITS:
-                duration, which = data.rows[split].duration_days, data.rows[split].cause
+                duration, which = data.records[split].rows.duration_days, data.records[split].rows.cause
                 yes[split] = (which == number) & (duration <= days)
                 no[split] = ~yes[split] & ((duration > days) | (which > 0) | np.isinf(days))
             yield _Label(f"{cause} {words}", yes, no)
-            newest = {split: _newest(data.rows[split]) for split in SPLITS}  # by then all is known that ever will be
+            newest = {
+                split: _newest(data.records[split].rows) for split in SPLITS
+            }  # by then all is known that ever will be
             yield _Label(
                 f"{cause} {words}, asked last,",
                 {s: yes[s] & newest[s] for s in yes},
@@ -64,10 +66,12 @@ def telling_token(data: AuditData) -> Finding:
         if min(people) < MIN_EVENTS - 0.5:
             continue
         labels += 1
-        share = np.stack([
-            sum(data.presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS) / total
-            for weight, total in zip(weights, people, strict=True)
-        ])  # fmt: skip
+        share = np.stack(
+            [
+                sum(data.presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS) / total
+                for weight, total in zip(weights, people, strict=True)
+            ]
+        )
         auc = 0.5 + 0.5 * np.abs(share[0] - share[1])
         found = [(float(auc.max()), data.vocabulary.tokens[int(auc.argmax())])]
         found += [(_auc(number, label), name) for name, number in numbers.items()]
@@ -121,9 +125,9 @@ def _static_pairs(data: AuditData) -> tuple[Ints, Ints]:
     """Person and token of each code without a time; persons are counted on from split to split."""
     owners, tokens, people = list[Ints](), list[Ints](), 0
     for split in FITTED:
-        timelines = data.timelines[split]
-        owners.append(people + np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets)))
-        tokens.append(np.asarray(timelines.static_codes, np.int64))
+        timelines = data.records[split].timelines
+        owners.append(people + timelines.static_owner)
+        tokens.append(timelines.static_codes.astype(np.int64))
         people += len(timelines)
     return np.concatenate(owners), np.concatenate(tokens)
 
@@ -132,14 +136,14 @@ def _people(data: AuditData) -> Iterator[tuple[str, tuple[Ints, Ints], tuple[Int
     """Each cause in words, with people with and without it: in all their follow-up, and by the events' median time."""
     first_person, cause, days, person = 0, list[Ints](), list[Floats](), list[Ints]()
     for split in FITTED:
-        rows = data.rows[split]
+        rows = data.records[split].rows
         offsets = rows.row_offsets
         asked = np.flatnonzero(np.diff(offsets) > 0)
         first = offsets[asked]
         person.append(first_person + asked)
-        cause.append(np.asarray(rows.cause, np.int64)[first])
+        cause.append(rows.cause.astype(np.int64)[first])
         days.append(rows.duration_days[first])
-        first_person += len(data.timelines[split])
+        first_person += len(data.records[split].timelines)
     who, which, when = np.concatenate(person), np.concatenate(cause), np.concatenate(days)
     events = {name: which == number for number, name in enumerate(data.task.causes, start=1)}
     if len(events) > 1:
@@ -155,7 +159,7 @@ def _gain(pairs: tuple[Ints, Ints], people: tuple[Ints, Ints], n_tokens: int) ->
     """(V,) AUC − ½ of carrying each code, for those with the event against those without."""
     owner, token = pairs
     share = [np.bincount(token[np.isin(owner, some)], minlength=n_tokens) / len(some) for some in people]
-    return np.asarray(0.5 * (share[0] - share[1]))
+    return 0.5 * (share[0] - share[1])
 
 
 @dataclass(frozen=True)
@@ -171,11 +175,12 @@ def _numbers(data: AuditData) -> dict[str, _Number]:
     """Values of the newest visit's codes, carried summaries, age and gap, by name."""
     parts: dict[str, dict[str, tuple[Ints, Floats32]]] = {}
     for split in SPLITS:
-        timelines, rows = data.timelines[split], data.rows[split]
+        records = data.records[split]
+        timelines, rows = records.timelines, records.rows
         everyone = np.arange(len(rows))
-        seen = np.asarray(rows.visits_before, dtype=np.int64)
+        seen = rows.visits_before.astype(np.int64)
         some = everyone[seen > 0]
-        newest = timelines.subject_offsets[rows.subject[some]] + seen[some] - 1
+        newest = records.first_visit[some] + seen[some] - 1
         codes, offsets = ragged(timelines.visit_offsets, newest)
         row = np.r_[np.repeat(some, np.diff(offsets)), np.repeat(everyone, np.diff(rows.carry_offsets))]
         token = np.r_[timelines.codes[codes], rows.carry_codes]
@@ -187,12 +192,12 @@ def _numbers(data: AuditData) -> dict[str, _Number]:
         for name, place in zip(names.tolist(), np.split(order, first[1:]), strict=False):
             parts.setdefault(data.vocabulary.tokens[name], {})[split] = (row[place], value[place])
         for said, column in (("the age", rows.age_years), ("the time since the visit before", rows.delta_days)):
-            known = np.flatnonzero(~np.isnan(np.asarray(column)))
-            parts.setdefault(said, {})[split] = (known, np.asarray(column)[known])
+            known = np.flatnonzero(~np.isnan(column))
+            parts.setdefault(said, {})[split] = (known, column[known])
     return {
         name: _Number(
             {s: r for s, (r, _) in some.items()},
-            {s: data.rows[s].subject[r] for s, (r, _) in some.items()},
+            {s: data.records[s].rows.subject[r] for s, (r, _) in some.items()},
             {s: v for s, (_, v) in some.items()},
         )
         for name, some in parts.items()
@@ -226,14 +231,14 @@ def _per_subject(data: AuditData, part: dict[str, Bools]) -> dict[str, Floats]:
     out = {}
     for split, chosen in part.items():
         out[split] = np.zeros(len(chosen))
-        out[split][chosen] = _share(data.rows[split].subject[chosen])
+        out[split][chosen] = _share(data.records[split].rows.subject[chosen])
     return out
 
 
 def _share(subject: Ints) -> Floats:
     """(n,) one over the number of rows of each row's subject."""
     _, inverse, count = np.unique(subject, return_inverse=True, return_counts=True)
-    return np.asarray(1.0 / count[inverse.reshape(-1)])
+    return 1.0 / count[inverse.reshape(-1)]
 
 
 CHECKS = (

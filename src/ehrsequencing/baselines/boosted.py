@@ -1,8 +1,8 @@
-"""Boosted visits: gradient-boosted trees on the history and on code pairs, as piecewise-constant hazards."""
+"""The baseline "boosted visits": gradient-boosted trees on history features and code pairs, giving hazards per bin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,10 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.baselines.base import FittingData, HazardModel
 from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, history_features
-from ehrsequencing.baselines.piecewise import HazardModel
-from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.grid import event_bin, exposure
-from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 Predict = Callable[[Floats32], Floats]
 MOST_PAIRS = 120  # code pairs with features of their own
@@ -72,39 +70,23 @@ class BoostedVisits(HazardModel):
     the cohort's own hazard.
 
     Args:
-        task: The question.
-        vocabulary: Names of the tokens.
-        train: Visits and prediction times to fit on.
-        tuning: Of other subjects.
-        edges_days: Inner edges of the run's grid.
-        seed: Of the boosting.
+        data: What to fit; its seed is that of the boosting.
         trials: How many settings to try, at most `len(TRIALS)`.
     """
 
     name = "boosted visits"
 
-    def __init__(
-        self,
-        task: TaskConfig,
-        vocabulary: Vocabulary,
-        train: tuple[Timelines, TaskRows],
-        tuning: tuple[Timelines, TaskRows],
-        *,
-        edges_days: Sequence[float],
-        seed: int,
-        trials: int = 1,
-    ) -> None:
-        super().__init__(task, train[1], edges_days)
-        self.vocabulary = vocabulary
-        self.columns: FeatureSpec = fit_feature_spec(*train, vocabulary, max_pairs=MOST_PAIRS)
+    def __init__(self, data: FittingData, *, trials: int = 1) -> None:
+        super().__init__(data)
+        self.vocabulary, self.seed = data.vocabulary, data.seed
+        self.columns: FeatureSpec = fit_feature_spec(data.train, data.vocabulary, max_pairs=MOST_PAIRS)
         bins = len(self.edges) + 1
         self.part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins  # of each bin of the grid
         self.trials = max(1, min(trials, len(TRIALS)))
         most = max(1, MOST_CELLS // ((int(self.part_of[-1]) + 1) * (len(self.columns) + 1)))
-        fitted = np.sort(np.random.default_rng(seed).permutation(len(train[1]))[:most])
-        self.seen = len(fitted) / max(len(train[1]), 1)
+        self.fitted = data.draw(np.arange(len(data.train)), most)
         self.cuts: list[Floats32] = []
-        self.models = self._fit(train, fitted, tuning, seed)
+        self.models = self._fit(data.train, data.tuning)
 
     def periods(self, rows: TaskRows, chosen: Ints) -> Periods:
         """Some prediction times, cut into the parts of time in which they were at risk."""
@@ -116,37 +98,37 @@ class BoostedVisits(HazardModel):
         last = self.part_of[event_bin(self.edges, duration)]
         return Periods(row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0))
 
-    def _fit(
-        self, train: tuple[Timelines, TaskRows], fitted: Ints, tuning: tuple[Timelines, TaskRows], seed: int
-    ) -> list[Predict | None]:
-        every = np.arange(len(tuning[1]))
-        periods, watched = self.periods(train[1], fitted), self.periods(tuning[1], every)
-        history = self._history(train, fitted)
+    def _fit(self, train: TaskRecords, tuning: TaskRecords) -> list[Predict | None]:
+        every = np.arange(len(tuning))
+        periods, watched = self.periods(train.rows, self.fitted), self.periods(tuning.rows, every)
+        history = self._history(train, self.fitted)
         self.cuts = [feature_cuts(column, MOST_BINS) for column in history.T]
         design, watched_design = self._design(history, periods), self._design(self._history(tuning, every), watched)
         models: list[Predict | None] = []
-        for e in range(len(self.base)):
+        for e in range(self.n_causes):
             weight, watched_weight = periods.expected[e], watched.expected[e]
             event, watched_event = periods.cause == e + 1, watched.cause == e + 1
             if not event.any():
                 models.append(None)
                 continue
             if not watched_event.any():  # a Poisson loss needs an event
-                model = _boosting(TRIALS[0] | {"max_iter": UNWATCHED_TREES}, seed, stop=False)
+                model = _boosting(TRIALS[0] | {"max_iter": UNWATCHED_TREES}, self.seed, stop=False)
                 models.append(model.fit(design, event / weight, sample_weight=weight).predict)
                 continue
             held = {
-                "X_val": watched_design, "y_val": watched_event / watched_weight, "sample_weight_val": watched_weight
-            }  # fmt: skip
+                "X_val": watched_design,
+                "y_val": watched_event / watched_weight,
+                "sample_weight_val": watched_weight,
+            }
             tried = [
-                _boosting(settings, seed, stop=True).fit(design, event / weight, sample_weight=weight, **held)
+                _boosting(settings, self.seed, stop=True).fit(design, event / weight, sample_weight=weight, **held)
                 for settings in TRIALS[: self.trials]
             ]
             models.append(_best_iterations(max(tried, key=lambda model: float(np.max(model.validation_score_)))))
         return models
 
-    def _history(self, split: tuple[Timelines, TaskRows], chosen: Ints) -> Floats32:
-        return history_features(*split, self.vocabulary, chosen=chosen, columns=self.columns)
+    def _history(self, records: TaskRecords, chosen: Ints) -> Floats32:
+        return history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
 
     def _design(self, history: Floats32, periods: Periods) -> Floats32:
         """(P, F + 1): the number of each feature's bin (those that vary), and the part of time."""
@@ -157,12 +139,12 @@ class BoostedVisits(HazardModel):
             binned[:, place] = np.where(np.isnan(known), np.nan, np.searchsorted(self.cuts[column], known))
         return np.concatenate([binned[periods.row], periods.part.astype(np.float32)[:, None]], axis=1)
 
-    def factor(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins)."""
         shape = (len(chosen), int(self.part_of[-1]) + 1)
         row, part = (place.ravel() for place in np.indices(shape))
         everywhere = Periods(row, part, np.empty(0), np.empty(0, np.int64))
-        design = self._design(self._history((timelines, rows), chosen), everywhere)
+        design = self._design(self._history(records, chosen), everywhere)
         parts = [np.ones(shape) if model is None else model(design).reshape(shape) for model in self.models]
         return np.stack(parts, axis=1)[:, :, self.part_of]
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.cox import (
     CoxFit,
     CoxRegression,
@@ -21,10 +22,8 @@ from ehrsequencing.baselines.cox import (
     partial_log_likelihood,
 )
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
-from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
-from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 MOST_CODES = 20  # of the history, the most frequent ones: who drops out depends on few things
 MOST_ROWS = 20_000  # prediction times that one regression is fitted to
@@ -145,65 +144,45 @@ class HistoryCensoring:
     end of a study run differently from landmark to landmark; for all prediction times together one on those.
 
     Args:
-        task: The question; its largest horizon ends the fit.
-        vocabulary: Names of the tokens.
-        train: Visits and prediction times to fit on.
-        tuning: Of other subjects, who choose the ridge.
-        seed: Of the draw where there are too many prediction times.
+        data: What to fit: the task's largest horizon ends the fit, the tuning subjects choose the ridge.
     """
 
-    def __init__(
-        self,
-        task: TaskConfig,
-        vocabulary: Vocabulary,
-        train: tuple[Timelines, TaskRows],
-        tuning: tuple[Timelines, TaskRows],
-        *,
-        seed: int = 0,
-    ) -> None:
-        self.until_days, self.vocabulary, self.train, self.tuning, self.seed = (
-            max(task.horizons), vocabulary, train, tuning, seed
-        )  # fmt: skip
-        self.columns = fit_feature_spec(*train, vocabulary, max_codes=MOST_CODES)
+    def __init__(self, data: FittingData) -> None:
+        self.data = data
+        self.columns = fit_feature_spec(data.train, data.vocabulary, max_codes=MOST_CODES)
         self._fitted: dict[float | None, tuple[LinearDesign, CensoringCox]] = {}
 
-    def of_rows(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, *, landmark_days: float | None
-    ) -> RowCensoring:
+    def of_rows(self, records: TaskRecords, chosen: Ints, *, landmark_days: float | None) -> RowCensoring:
         """G of the chosen rows of any split.
 
         Args:
-            timelines: Visits.
-            rows: Prediction times of the same subjects.
+            records: Visits and prediction times.
             chosen: (r,) row numbers, all at the landmark.
             landmark_days: The landmark; None for all prediction times together.
         """
         if landmark_days not in self._fitted:
             self._fitted[landmark_days] = self._fit(landmark_days)
         design, model = self._fitted[landmark_days]
-        return model.of_rows(design(self._features((timelines, rows), chosen)))
+        return model.of_rows(design(self._features(records, chosen)))
 
-    def _features(
-        self, split: tuple[Timelines, TaskRows], chosen: Ints
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        return history_features(*split, self.vocabulary, chosen=chosen, columns=self.columns)
+    def _features(self, records: TaskRecords, chosen: Ints) -> Floats32:
+        return history_features(records, self.data.vocabulary, chosen=chosen, columns=self.columns)
 
     def _fit(self, landmark_days: float | None) -> tuple[LinearDesign, CensoringCox]:
-        chosen = [self._at(split[1], landmark_days) for split in (self.train, self.tuning)]
-        if not len(chosen[0]):  # no training subject is at risk there: all prediction times are the next best
-            chosen[0] = self._at(self.train[1], None)
-        history = self._features(self.train, chosen[0])
+        train, tuning = self.data.train, self.data.tuning
+        chosen, watched = self._at(train, landmark_days), self._at(tuning, landmark_days)
+        if not len(chosen):  # no training subject is at risk there: all prediction times are the next best
+            chosen = self._at(train, None)
+        history = self._features(train, chosen)
         design = LinearDesign.fit(history, self.columns)
-        train = self._rows(self.train[1], chosen[0], design(history))
-        tuning = self._rows(self.tuning[1], chosen[1], design(self._features(self.tuning, chosen[1])))
-        return design, fit_censoring_cox(train, tuning=tuning)
+        fitted = self._rows(train.rows, chosen, design(history))
+        others = self._rows(tuning.rows, watched, design(self._features(tuning, watched)))
+        return design, fit_censoring_cox(fitted, tuning=others)
 
-    def _at(self, rows: TaskRows, landmark_days: float | None) -> Ints:
-        at = np.arange(len(rows)) if landmark_days is None else np.flatnonzero(rows.at_landmark(landmark_days))
-        return np.sort(np.random.default_rng(self.seed).permutation(at)[:MOST_ROWS])
+    def _at(self, records: TaskRecords, landmark_days: float | None) -> Ints:
+        every = np.arange(len(records)) if landmark_days is None else records.at_landmark(landmark_days)
+        return self.data.draw(every, MOST_ROWS)
 
     def _rows(self, rows: TaskRows, chosen: Ints, x: Floats) -> CoxRows:
-        return censoring_rows(
-            x, rows.duration_days[chosen], rows.cause[chosen],
-            until_days=self.until_days, entry_days=rows.entry_days[chosen],
-        )  # fmt: skip
+        duration, cause, entry = rows.duration_days[chosen], rows.cause[chosen], rows.entry_days[chosen]
+        return censoring_rows(x, duration, cause, until_days=max(self.data.task.horizons), entry_days=entry)

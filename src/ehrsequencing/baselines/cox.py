@@ -160,7 +160,7 @@ class CoxFit:
 
     def log_hazard(self, x: ArrayLike) -> Floats:
         """β·z of covariates (n, F), relative to a row at the mean."""
-        return np.asarray(((np.asarray(x, dtype=np.float64) - self.mean) / self.scale) @ self.beta, dtype=np.float64)
+        return ((np.asarray(x, dtype=np.float64) - self.mean) / self.scale) @ self.beta
 
     def cumulative_hazard(self, x: ArrayLike, days: ArrayLike) -> Floats:
         """H(t | x) = H_0(t) exp(β·z), (n, *days.shape)."""
@@ -240,7 +240,7 @@ def _solve(information: Floats, gradient: Floats) -> Floats:
     except np.linalg.LinAlgError as error:
         fix = "leave out covariates that follow from others, or use a ridge above 0"
         raise EhrseqError("the covariates are collinear", where="Cox regression", fix=fix) from error
-    return np.asarray(np.linalg.solve(factor.T, np.linalg.solve(factor, gradient)), dtype=np.float64)
+    return np.linalg.solve(factor.T, np.linalg.solve(factor, gradient))
 
 
 def fit_cox(rows: CoxRows, *, ridge: float = 0.0) -> CoxFit:

@@ -1,49 +1,26 @@
-"""Baselines on the very same subjects, prediction times and history: what a model has to beat.
+"""Fits all baselines on the same subjects, prediction times and history as the run, and ranks them.
 
-Aalen–Johansen (the same curve for everybody), age + sex, landmark Cox (landmark_cox.py) and a boosted visit supermodel
-(boosted.py), the last two on hand-made history features; with `all` also our own LSTM and flat BEHRT (neural.py). All
-but the first are landmark supermodels (van Houwelingen 2007) fitted on all training prediction times. Which of them is
-the strongest depends on the data: their likelihood on tuning subjects says it.
+All but Aalen–Johansen are landmark supermodels (van Houwelingen 2007), fitted on all training prediction times. Which
+one is the strongest depends on the data: the likelihood of tuning subjects decides.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.baselines.neural import FLAT, LSTM, is_variant, train_baseline
-from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.records.vocabulary import Vocabulary
-
-
-class Baseline(Protocol):
-    """Anything that answers at prediction times."""
-
-    name: str
-
-    def risk(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
-        """Cumulative incidence (r, causes, horizons) from the chosen rows on; of any split.
-
-        `start_days`: given no event for so long after the prediction time (a task's blanking).
-        """
-        ...
-
-    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
-        """The model's own `horizon` likelihood (r,) of the chosen rows, by hazards constant in the bins of its grid."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -76,13 +53,8 @@ class RunToRival:
 
 def fit_baselines(
     kind: Literal["fast", "all", "none"],
+    data: FittingData,
     *,
-    task: TaskConfig,
-    vocabulary: Vocabulary,
-    train: tuple[Timelines, TaskRows],
-    tuning: tuple[Timelines, TaskRows],
-    edges_days: Sequence[float],
-    seed: int,
     trials: int | None = None,
     run: RunToRival | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -92,12 +64,7 @@ def fit_baselines(
     Args:
         kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `all`: also LSTM and flat BEHRT, less the
             one that the run is itself. `none`: nothing.
-        task: The question.
-        vocabulary: Names of the tokens.
-        train: Visits and prediction times to fit on.
-        tuning: Other subjects; they choose the boosting's settings and length, the ridge, and the strongest.
-        edges_days: Inner edges of the run's grid, on which every likelihood is computed.
-        seed: Of the boosting.
+        data: What to fit. Tuning subjects choose the boosting's settings and length, the ridge, and the strongest.
         trials: Settings that were tried for the run; the boosting tries as many. None: one.
         run: Needed by `all`.
         progress: Called with the name of each baseline before it is fitted.
@@ -107,24 +74,16 @@ def fit_baselines(
     """
     if kind == "none":
         return []
-    fits: dict[str, Callable[[], Baseline]] = {
-        BoostedVisits.name: lambda: BoostedVisits(
-            task, vocabulary, train, tuning, edges_days=edges_days, seed=seed, trials=trials or 1
-        )
-    }
+    fits: dict[str, Callable[[], Baseline]] = {BoostedVisits.name: lambda: BoostedVisits(data, trials=trials or 1)}
     if kind == "all":
-        fits |= _trained(run, task.name)
-    fits |= {
-        LandmarkCox.name: lambda: LandmarkCox(task, vocabulary, train, tuning, edges_days=edges_days, seed=seed),
-        AgeAndSex.name: lambda: AgeAndSex(task, vocabulary, train, edges_days=edges_days),
-        MarginalIncidence.name: lambda: MarginalIncidence(task, train[1], edges_days=edges_days),
-    }
+        fits |= _trained(run, data.task.name)
+    fits |= {model.name: partial(model, data) for model in (LandmarkCox, AgeAndSex, MarginalIncidence)}
     out: list[Fitted] = []
-    every = np.arange(len(tuning[1]))
+    every = np.arange(len(data.tuning))
     for name, fit in fits.items():
         progress(name)
         model = fit()
-        out.append(Fitted(model, float(model.nll(*tuning, every).mean()) if len(every) else float("nan")))
+        out.append(Fitted(model, float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)
 
 

@@ -1,11 +1,11 @@
-"""What is known at a prediction time, as one row of numbers: the features of the baselines.
+"""History features of the baselines: what is known at a prediction time, as one row of numbers.
 
 A row at p sees the subject's static codes and the visits with `end ≤ p` (`TaskRows.visits_before` counts them); where p
 lies in a visit, that visit's codes stamped ≤ p too, as one more visit; and nothing else. Summaries of a code run along
 the subject's record, so that a row costs the same at the thousandth visit as at the first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,7 @@ import numpy as np
 from ehrsequencing.arrays import Floats, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.baselines.code_pairs import Pair, column_of, most_shared, shared_visits, visits_of_pairs
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRows, Timelines, as_of, joined, take_timelines
+from ehrsequencing.records.timelines import TaskRecords, Timelines, as_of, joined
 from ehrsequencing.records.vocabulary import Vocabulary
 
 TIMING = ("age_years", "days_since_index", "days_since_visit", "days_between_visits", "visits", "is_query")
@@ -54,8 +54,7 @@ class FeatureSpec:
 
 
 def fit_feature_spec(
-    timelines: Timelines,
-    rows: TaskRows,
+    records: TaskRecords,
     vocabulary: Vocabulary,
     *,
     max_codes: int = 200,
@@ -65,8 +64,7 @@ def fit_feature_spec(
     """Choose the codes, and the pairs of codes in one visit, that most training subjects have by their last row.
 
     Args:
-        timelines: Training subjects.
-        rows: Their prediction times.
+        records: Visits and prediction times of the training subjects.
         vocabulary: Names the features and says which codes carry numbers. Unknown tokens are never chosen: they stand
             for different codes in different data.
         max_codes: Timed codes at most; ties go to the smaller token id.
@@ -75,15 +73,15 @@ def fit_feature_spec(
     """
     counts = np.zeros(len(vocabulary), dtype=np.int64)
     static_counts = np.zeros(len(vocabulary), dtype=np.int64)
-    last_row = rows.row_offsets[1:][np.diff(rows.row_offsets) > 0] - 1  # in time order: it has seen the most visits
-    for chosen in _chunks(timelines, rows, last_row):
-        every, subject, visits = _records_until(timelines, rows, chosen)
-        part = take_timelines(every, subject)
+    bounds = records.rows.row_offsets
+    last_row = bounds[1:][np.diff(bounds) > 0] - 1  # in time order: it has seen the most visits
+    for chosen in _chunks(records, last_row):
+        every, subject, visits = _records_until(records, chosen)
+        part = every.take(subject)
         known = _before(part, visits)
-        owner = np.repeat(_visit_subject(part), np.diff(part.visit_offsets))
+        owner = np.repeat(part.owner, np.diff(part.visit_offsets))
         counts += _subjects_with(owner[known], part.codes[known], len(vocabulary))
-        static_owner = np.repeat(np.arange(len(part)), np.diff(part.static_offsets))
-        static_counts += _subjects_with(static_owner, part.static_codes, len(vocabulary))
+        static_counts += _subjects_with(part.static_owner, part.static_codes, len(vocabulary))
     codes = _most_frequent(counts, vocabulary, max_codes)
     static = _most_frequent(static_counts, vocabulary, max_static_codes)
     has_numbers = vocabulary.settings.mode in ("polynomial", "interpolate")
@@ -92,7 +90,7 @@ def fit_feature_spec(
     for code in codes:
         of_code = OF_CODE + (OF_NUMBER if code in numeric else ())
         names += [f"{summary} {vocabulary.tokens[code]}" for summary in of_code]
-    pairs = _frequent_pairs(timelines, rows, last_row, codes, max_pairs) if max_pairs else ()
+    pairs = _frequent_pairs(records, last_row, codes, max_pairs) if max_pairs else ()
     names += [f"{summary} {pair_name(pair, vocabulary)}" for pair in pairs for summary in OF_CODE]
     return FeatureSpec(codes, numeric, static, tuple(names), pairs)
 
@@ -102,22 +100,18 @@ def pair_name(pair: Pair, vocabulary: Vocabulary) -> str:
     return " + ".join(vocabulary.tokens[code] for code in pair)
 
 
-def _frequent_pairs(
-    timelines: Timelines, rows: TaskRows, last_row: Ints, codes: tuple[int, ...], limit: int
-) -> tuple[Pair, ...]:
+def _frequent_pairs(records: TaskRecords, last_row: Ints, codes: tuple[int, ...], limit: int) -> tuple[Pair, ...]:
     """Pairs of codes by the number of training subjects with both in a visit before their last row."""
     step = -(-len(last_row) // MOST_CHOOSING)
     subjects = np.zeros((len(codes), len(codes)), dtype=np.int64)
-    for chosen in _chunks(timelines, rows, last_row[:: max(step, 1)]):
-        every, subject, visits = _records_until(timelines, rows, chosen)
-        part = take_timelines(every, subject)
+    for chosen in _chunks(records, last_row[:: max(step, 1)]):
+        every, subject, visits = _records_until(records, chosen)
+        part = every.take(subject)
         subjects += shared_visits(part, _before(part, visits), codes)
     return most_shared(subjects, codes, limit)
 
 
-def history_features(
-    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, chosen: Ints, columns: FeatureSpec
-) -> Floats32:
+def history_features(records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, columns: FeatureSpec) -> Floats32:
     """Features of some prediction times, from what was known at each.
 
     - `age_years` at p, `days_since_index`, `days_since_visit` (0 at a visit's own end), `days_between_visits` (the last
@@ -128,8 +122,7 @@ def history_features(
     - `last`, `mean`, `min`, `max CODE`: of the numbers so far, as ranks among training values (sd 1).
 
     Args:
-        timelines: Visits; may be memory-mapped, and are read in chunks of whole subjects.
-        rows: Prediction times of the same subjects.
+        records: Visits and prediction times; may be memory-mapped, and are read in chunks of whole subjects.
         vocabulary: The one that encoded them.
         chosen: (r,) row numbers, in any order.
         columns: Which features.
@@ -140,9 +133,9 @@ def history_features(
     out = np.empty((len(chosen), len(columns)), dtype=np.float32)
     order = np.argsort(chosen, kind="stable")
     done = 0
-    for part in _chunks(timelines, rows, np.asarray(chosen)[order]):
+    for part in _chunks(records, chosen[order]):
         where = order[done : done + len(part)]
-        out[where] = _features(timelines, rows, vocabulary, part, columns)
+        out[where] = _features(records, vocabulary, part, columns)
         done += len(part)
     return out
 
@@ -209,11 +202,10 @@ def _logarithms(features: Floats32, columns: FeatureSpec) -> Floats:
     return values
 
 
-def _features(
-    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, chosen: Ints, columns: FeatureSpec
-) -> Floats32:
+def _features(records: TaskRecords, vocabulary: Vocabulary, chosen: Ints, columns: FeatureSpec) -> Floats32:
     """Features of one chunk of rows, sorted; its subjects fit in memory."""
-    part, subject, visits = _records_until(timelines, rows, chosen)
+    rows = records.rows
+    part, subject, visits = _records_until(records, chosen)
     prediction_us = rows.prediction_us[chosen]
     first_visit = part.subject_offsets[subject]
     stop_visit = first_visit + visits  # visits [first, stop) are known
@@ -227,7 +219,7 @@ def _features(
     out[again, 3] = part.delta_days[stop_visit[again] - 1]
     out[:, 4] = stop_visit - first_visit
     out[:, 5] = rows.is_query[chosen]
-    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = _static(part, columns)[subject]
+    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = has_static(part, columns.static_codes)[subject]
 
     def count_and_since(visit: Ints) -> Floats32:
         """(r, 2) how many of these visits (rising) a row knows, and the days since the last of them, NaN without."""
@@ -244,7 +236,7 @@ def _features(
             is_number = ~np.isnan(value)
             visit, number = visit[is_number], value[is_number].astype(np.float64)
             begin, end = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
-            new_subject = np.r_[True, np.diff(_visit_subject(part)[visit]) != 0][: len(visit)]
+            new_subject = np.r_[True, np.diff(part.owner[visit]) != 0][: len(visit)]
             out[:, column + 2 : column + 6] = _running(number, np.cumsum(new_subject) - 1, begin, end)
     first_pair = len(columns) - len(OF_CODE) * len(columns.pairs)  # they come last
     for place, shared in enumerate(visits_of_pairs(part, columns.pairs)):
@@ -253,13 +245,14 @@ def _features(
     return out
 
 
-def _records_until(timelines: Timelines, rows: TaskRows, chosen: Ints) -> tuple[Timelines, Ints, Ints]:
+def _records_until(records: TaskRecords, chosen: Ints) -> tuple[Timelines, Ints, Ints]:
     """What some rows see: records, the record of each row, and how many of its visits are known.
 
     A query that lies in a visit has a record of its own, which ends at its moment.
     """
+    rows = records.rows
     subjects, subject = np.unique(rows.subject[chosen], return_inverse=True)
-    part, visits = take_timelines(timelines, subjects), rows.visits_before[chosen].astype(np.int64)
+    part, visits = records.timelines.take(subjects), rows.visits_before[chosen].astype(np.int64)
     codes = rows.unfinished_codes[chosen].astype(np.int64)
     inside = np.flatnonzero(codes)
     if len(inside):
@@ -307,20 +300,19 @@ def _occurrences(part: Timelines, codes: tuple[int, ...]) -> Iterator[tuple[int,
         yield code, visit[span], value[span]
 
 
-def _static(part: Timelines, columns: FeatureSpec) -> Floats32:
-    """(S, static codes) 1 where the subject has the code."""
-    owner = np.repeat(np.arange(len(part)), np.diff(part.static_offsets))
-    out = np.zeros((len(part), len(columns.static_codes)), dtype=np.float32)
-    for column, code in enumerate(columns.static_codes):
-        out[owner[part.static_codes == code], column] = 1.0
+def has_static(timelines: Timelines, codes: Sequence[int]) -> Floats32:
+    """(S, C) 1 where the subject has the static code, else 0."""
+    owner, out = timelines.static_owner, np.zeros((len(timelines), len(codes)), dtype=np.float32)
+    for column, code in enumerate(codes):
+        out[owner[timelines.static_codes == code], column] = 1.0
     return out
 
 
-def _chunks(timelines: Timelines, rows: TaskRows, chosen: Ints) -> Iterator[Ints]:
+def _chunks(records: TaskRecords, chosen: Ints) -> Iterator[Ints]:
     """Cut sorted row numbers into runs of whole subjects of at most `CHUNK_ITEMS` tokens and rows (or one subject)."""
     if not len(chosen):
         return
-    subject = rows.subject[chosen]
+    subject, timelines = records.rows.subject[chosen], records.timelines
     first = np.flatnonzero(np.r_[True, subject[1:] != subject[:-1]])
     tokens = timelines.visit_offsets[timelines.subject_offsets]
     size = np.diff(tokens)[subject[first]] + np.diff(np.r_[first, len(chosen)])
@@ -335,12 +327,8 @@ def _chunks(timelines: Timelines, rows: TaskRows, chosen: Ints) -> Iterator[Ints
 
 def _before(part: Timelines, visits_before: Ints) -> Ints:
     """Tokens of the first `visits_before` visits of each subject."""
-    known = np.arange(len(part.start_us)) < (part.subject_offsets[:-1] + visits_before)[_visit_subject(part)]
+    known = np.arange(len(part.start_us)) < (part.subject_offsets[:-1] + visits_before)[part.owner]
     return ragged(part.visit_offsets, np.flatnonzero(known))[0]
-
-
-def _visit_subject(part: Timelines) -> Ints:
-    return np.repeat(np.arange(len(part)), np.diff(part.subject_offsets))
 
 
 def _subjects_with(owner: Ints, codes: Ints32, size: int) -> Ints:

@@ -1,26 +1,20 @@
 """The landmark supermodel of van Houwelingen (2007): one ridge Cox regression per cause on what is known so far."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.baselines.base import ChunkedBaseline, FittingData
 from ehrsequencing.baselines.cox import CoxFit, CoxRows, choose_ridge, cox_incidence
-from ehrsequencing.baselines.history import FeatureSpec, LinearDesign, fit_feature_spec, history_features
-from ehrsequencing.baselines.piecewise import nll_of_hazards
-from ehrsequencing.config import TaskConfig
-from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.records.grid import cohort_hazards
-from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
-MOST_CELLS = 8_000_000  # prediction times × covariates; prediction times are drawn at random
-_PREDICT_ROWS = 20_000
+MOST_CELLS = 8_000_000  # prediction times × covariates; above, prediction times are drawn at random
 
 
-class LandmarkCox:
+class LandmarkCox(ChunkedBaseline):
     """Cause-specific ridge Cox regressions on last values, counts, times since, age, static codes, marks of absence.
 
     All training prediction times are stacked, each with its own clock and with the time since the index among the
@@ -30,82 +24,49 @@ class LandmarkCox:
 
     Risks come from Breslow's baseline, which has no grid. The likelihood needs one: in each bin of the run's grid the
     baseline hazard is events over days at risk, a day of a row counting exp(β·z) times (`cohort_hazards`).
-
-    Args:
-        task: The question.
-        vocabulary: Names of the tokens.
-        train: Visits and prediction times to fit on.
-        tuning: Of other subjects.
-        edges_days: Inner edges of the run's grid.
-        seed: Of the draw where there are too many prediction times.
     """
 
     name = "landmark Cox"
 
-    def __init__(
-        self,
-        task: TaskConfig,
-        vocabulary: Vocabulary,
-        train: tuple[Timelines, TaskRows],
-        tuning: tuple[Timelines, TaskRows],
-        *,
-        edges_days: Sequence[float],
-        seed: int,
-    ) -> None:
-        self.vocabulary, self.edges = vocabulary, tuple(edges_days)
-        self.columns: FeatureSpec = fit_feature_spec(*train, vocabulary)
-        most = max(1, MOST_CELLS // (len(self.columns) + 1))
-        chosen = np.sort(np.random.default_rng(seed).permutation(len(train[1]))[:most])
-        watched = np.flatnonzero(np.any([tuning[1].at_landmark(days) for days in task.landmarks], axis=0))
-        history = self._history(*train, chosen)
+    def __init__(self, data: FittingData) -> None:
+        super().__init__(data)
+        train, tuning = data.train.rows, data.tuning.rows
+        self.vocabulary = data.vocabulary
+        self.columns = fit_feature_spec(data.train, data.vocabulary)
+        chosen = data.draw(np.arange(len(train)), max(1, MOST_CELLS // (len(self.columns) + 1)))
+        watched = np.flatnonzero(np.any([tuning.at_landmark(days) for days in data.task.landmarks], axis=0))
+        history = history_features(data.train, self.vocabulary, chosen=chosen, columns=self.columns)
         self.design = LinearDesign.fit(history, self.columns)
-        x, watched_x = self.design(history), self.design(self._history(*tuning, watched))
+        x, watched_x = self.design(history), self.covariates(data.tuning, watched)
         self.fits: list[CoxFit | None] = []
-        for number in range(1, len(task.causes) + 1):
-            rows = _rows_of(train[1], chosen, x, number)
-            judges = _rows_of(tuning[1], watched, watched_x, number)
-            self.fits.append(choose_ridge(rows, judges) if rows.event.any() else None)
-        self.base = cohort_hazards(
-            self.edges, train[1].entry_days[chosen], train[1].duration_days[chosen],
-            train[1].cause[chosen], n_causes=len(self.fits), factors=self._factors(x),
-        )  # fmt: skip
+        for cause in range(1, self.n_causes + 1):
+            fitted = _cox_rows(train, chosen, x, cause)
+            others = _cox_rows(tuning, watched, watched_x, cause)
+            self.fits.append(choose_ridge(fitted, others) if fitted.event.any() else None)
+        at_risk = train.entry_days[chosen], train.duration_days[chosen], train.cause[chosen]
+        self.base = cohort_hazards(self.edges, *at_risk, n_causes=self.n_causes, factors=self._factors(x))
+
+    def covariates(self, records: TaskRecords, chosen: Ints) -> Floats:
+        """(r, D) what the regressions know of the chosen rows."""
+        return self.design(history_features(records, self.vocabulary, chosen=chosen, columns=self.columns))
 
     def _factors(self, x: Floats) -> list[Floats | None]:
         """Per cause exp(β·z), relative to a row at the mean."""
         return [None if fit is None else np.exp(fit.log_hazard(x)) for fit in self.fits]
 
-    def _history(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats32:
-        return history_features(timelines, rows, self.vocabulary, chosen=chosen, columns=self.columns)
+    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
+        """See `ChunkedBaseline`."""
+        x = self.covariates(records, chosen)
+        return lambda days: cox_incidence(self.fits, x, days)
 
-    def risk(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
-        """See `Baseline`."""
-        out = np.empty((len(chosen), len(self.fits), len(horizons_days)))
-        for start in range(0, len(chosen), _PREDICT_ROWS):
-            part = slice(start, start + _PREDICT_ROWS)
-            x = self.design(self._history(timelines, rows, chosen[part]))
-
-            def cumulative(days: Floats, x: Floats = x) -> Floats:
-                return cox_incidence(self.fits, x, days)
-
-            out[part] = conditional_risk(cumulative, horizons_days, start_days=start_days)
-        return out
-
-    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
-        """See `Baseline`."""
-        out = np.empty(len(chosen))
-        for start in range(0, len(chosen), _PREDICT_ROWS):
-            part = chosen[start : start + _PREDICT_ROWS]
-            factors = self._factors(self.design(self._history(timelines, rows, part)))
-            flat = np.ones(len(part))
-            scale = np.stack([flat if factor is None else factor for factor in factors], axis=1)
-            out[start : start + len(part)] = nll_of_hazards(scale[:, :, None] * self.base, self.edges, rows, part)
-        return out
+    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
+        """See `ChunkedBaseline`."""
+        flat = np.ones(len(chosen))
+        factors = self._factors(self.covariates(records, chosen))
+        scale = np.stack([flat if factor is None else factor for factor in factors], axis=1)
+        return scale[:, :, None] * self.base
 
 
-def _rows_of(rows: TaskRows, chosen: Ints, x: Floats, cause: int) -> CoxRows:
-    return CoxRows.of(
-        x, rows.duration_days[chosen], rows.cause[chosen] == cause,
-        entry_days=rows.entry_days[chosen],
-    )  # fmt: skip
+def _cox_rows(rows: TaskRows, chosen: Ints, x: Floats, cause: int) -> CoxRows:
+    entry = rows.entry_days[chosen]
+    return CoxRows.of(x, rows.duration_days[chosen], rows.cause[chosen] == cause, entry_days=entry)

@@ -1,18 +1,18 @@
-"""Aalen–Johansen: the cohort's own cumulative incidence, the same curve for everybody."""
+"""The baseline "Aalen–Johansen": the cumulative incidence of the training cohort, the same curve for everybody."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.baselines.piecewise import days_since_index, nll_of_hazards
-from ehrsequencing.config import TaskConfig
-from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
+from ehrsequencing.baselines.base import ChunkedBaseline, FittingData
+from ehrsequencing.baselines.piecewise import days_since_index
+from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen
 from ehrsequencing.records.grid import cohort_hazards
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 
 
-class MarginalIncidence:
+class MarginalIncidence(ChunkedBaseline):
     """Aalen–Johansen on the training queries of each landmark; a row takes the landmark nearest in time since index.
 
     For the likelihood, the same queries' events over days at risk in each bin of the run's grid.
@@ -20,41 +20,32 @@ class MarginalIncidence:
 
     name = "Aalen–Johansen"
 
-    def __init__(self, task: TaskConfig, rows: TaskRows, *, edges_days: Sequence[float]) -> None:
-        self.n_causes, self.edges = len(task.causes), tuple(edges_days)
+    def __init__(self, data: FittingData) -> None:
+        super().__init__(data)
+        rows = data.train.rows
         self.landmarks: list[float] = []
-        self.curves: list[StepFunction] = []
-        self.hazards: list[Floats] = []  # (causes, bins) of each landmark
-        for days in sorted({0.0, *task.landmarks}):
+        self.incidences: list[StepFunction] = []  # of each landmark
+        self.landmark_hazards: list[Floats] = []  # (causes, bins) of each landmark
+        for days in sorted({0.0, *data.task.landmarks}):
             at = rows.at_landmark(days)
             if at.any():
-                self.landmarks.append(days)
                 duration, cause = rows.duration_days[at], rows.cause[at]
-                self.curves.append(aalen_johansen(duration, cause.astype(np.int64), n_causes=self.n_causes))
-                self.hazards.append(
-                    cohort_hazards(self.edges, rows.entry_days[at], duration, cause, n_causes=self.n_causes)
-                )
+                self.landmarks.append(days)
+                self.incidences.append(aalen_johansen(duration, cause.astype(np.int64), n_causes=self.n_causes))
+                hazards = cohort_hazards(self.edges, rows.entry_days[at], duration, cause, n_causes=self.n_causes)
+                self.landmark_hazards.append(hazards)
 
-    def _nearest(self, rows: TaskRows, chosen: Ints) -> Ints:
-        """Number of the landmark of each row."""
-        since = days_since_index(rows, chosen)
+    def _nearest(self, records: TaskRecords, chosen: Ints) -> Ints:
+        """(r,) number of the landmark of each row."""
+        since = days_since_index(records.rows, chosen)
         nearest: Ints = np.abs(since[:, None] - np.array(self.landmarks)).argmin(axis=1)
         return nearest
 
-    def risk(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
-        """See `Baseline`."""
-        curves = self.curves
+    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
+        """See `ChunkedBaseline`."""
+        nearest = self._nearest(records, chosen)
+        return lambda days: np.stack([curve.at(days) for curve in self.incidences])[nearest]
 
-        def cumulative(days: Floats) -> Floats:
-            return np.stack([curve.at(days) for curve in curves])
-
-        answers: Floats = conditional_risk(cumulative, horizons_days, start_days=start_days)[
-            self._nearest(rows, chosen)
-        ]
-        return answers
-
-    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
-        """See `Baseline`."""
-        return nll_of_hazards(np.stack(self.hazards)[self._nearest(rows, chosen)], self.edges, rows, chosen)
+    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
+        """See `ChunkedBaseline`."""
+        return np.stack(self.landmark_hazards)[self._nearest(records, chosen)]

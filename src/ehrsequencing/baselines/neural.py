@@ -1,4 +1,4 @@
-"""Our own architectures as baselines: an LSTM over visits and flat BEHRT, with the run's settings otherwise."""
+"""The baselines LSTM and flat BEHRT: other architectures of ours, trained with the run's settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines, take_rows, take_timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from ehrsequencing.storage import MANIFEST, RUN, complete_folder, read_manifest, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
@@ -44,38 +44,33 @@ class TrainedBaseline:
     def __init__(self, name: str, run: Run) -> None:
         self.name, self.run = name, run
 
-    def risk(
-        self, timelines: Timelines, rows: TaskRows, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
-    ) -> Floats:
+    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
         """See `Baseline`."""
         days = np.asarray(horizons_days, dtype=np.float64)
         if not len(chosen):
             return np.zeros((0, len(self.run.task.causes), len(days)))
-        some, part, place = self._part(timelines, rows, chosen)
+        part, place = self._part(records, chosen)
         risk = risk_of_rows(
-            self.run.model, some, part, horizons_days=days, code_types=self.run.code_types, start_days=start_days
+            self.run.model, part, horizons_days=days, code_types=self.run.code_types, start_days=start_days
         )
         return risk[place].astype(np.float64)
 
-    def nll(self, timelines: Timelines, rows: TaskRows, chosen: Ints) -> Floats:
+    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
         if not len(chosen):
             return np.zeros(0)
-        some, part, place = self._part(timelines, rows, chosen)
-        return nll_of_rows(self.run.model, some, part, code_types=self.run.code_types)[place]
+        part, place = self._part(records, chosen)
+        return nll_of_rows(self.run.model, part, code_types=self.run.code_types)[place]
 
     @staticmethod
-    def _part(timelines: Timelines, rows: TaskRows, chosen: Ints) -> tuple[Timelines, TaskRows, Ints]:
+    def _part(records: TaskRecords, chosen: Ints) -> tuple[TaskRecords, Ints]:
         """The subjects of the chosen rows with all their rows, and where the chosen ones are among these."""
-        subjects = np.unique(rows.subject[chosen])
-        part = take_rows(rows, subjects)
+        subject = records.rows.subject[chosen]
+        subjects = np.unique(subject)
+        part = records.take(subjects)
         # Row number r of a subject stands `shift` places earlier among the chosen subjects' rows.
-        shift = rows.row_offsets[subjects] - part.row_offsets[:-1]
-        return (
-            take_timelines(timelines, subjects),
-            part,
-            chosen - shift[np.searchsorted(subjects, rows.subject[chosen])],
-        )
+        shift = records.rows.row_offsets[subjects] - part.rows.row_offsets[:-1]
+        return part, chosen - shift[np.searchsorted(subjects, subject)]
 
 
 def variant(model: ModelConfig, name: str) -> ModelConfig:

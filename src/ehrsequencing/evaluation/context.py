@@ -1,4 +1,4 @@
-"""What stands beside the metrics: the task, the data, the flow, the inputs of each split, and a reviewer's checks."""
+"""What a reader needs beside the metrics: task, data, flow of subjects, inputs of each split, a reviewer's checks."""
 
 import hashlib
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run, saved_audit
 from ehrsequencing.storage import HISTORY, read_json_lines
 
@@ -28,27 +28,27 @@ _PREFIX = 16  # hexadecimal digits of a hash that are shown
 
 @dataclass(frozen=True)
 class Context:
-    """A run, whom it is judged on, and the prepared set that it was made from (None where that is gone)."""
+    """A run, its population, and the prepared set that it was trained on (None where that is gone)."""
 
     run: Run
-    judged: Population
+    population: Population
     prepared: Prepared | None
 
     @cached_property
     def splits(self) -> dict[str, Mapping[str, Any]]:
-        """Counts of the splits that the model was made from, and of those judged."""
+        """Counts of the splits that the model was made from, and of the population."""
         made: dict[str, Mapping[str, Any]] = {}
         if self.prepared is not None:
             made = self.prepared.attrition(self.run.task.name)["splits"]
-            if self.judged.split not in SPLITS:  # other data: the held-out subjects have no part in it
+            if self.population.split not in SPLITS:  # other data: the held-out subjects have no part in it
                 made = {name: part for name, part in made.items() if name != "held_out"}
-        return {**made, self.judged.split: self.judged.counts}
+        return {**made, self.population.split: self.population.counts}
 
-    def arrays(self, split: str) -> tuple[Timelines, TaskRows]:
+    def records(self, split: str) -> TaskRecords:
         """Visits and prediction times of one of the splits."""
-        if split == self.judged.split or self.prepared is None:
-            return self.judged.timelines, self.judged.rows
-        return self.prepared.timelines(split), self.prepared.rows(self.run.task.name, split)
+        if split == self.population.split or self.prepared is None:
+            return self.population.records
+        return self.prepared.records(self.run.task.name, split)
 
     def frame(self) -> dict[str, Any]:
         """Task, data, flow, training: what the report opens and closes with."""
@@ -57,20 +57,20 @@ class Context:
         is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
         history = read_json_lines(run.folder / HISTORY) if is_kept else []
         return {
-            "title": task.name, "run": run.folder.name, "split": self.judged.split,
+            "title": task.name, "run": run.folder.name, "split": self.population.split,
             "created": date.today().isoformat(),
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": task.model_dump(mode="json"), "question": question(task),
             "data": {
-                "name": self.judged.data, "simulated": is_simulation(self.judged.source),
+                "name": self.population.data, "simulated": is_simulation(self.population.source),
                 "subjects": {name: part["steps"][-1]["subjects"] for name, part in self.splits.items()},
-                "visits": {name: len(self.arrays(name)[0].start_us) for name in self.splits},
+                "visits": {name: len(self.records(name).timelines.start_us) for name in self.splits},
                 "prediction_times": {name: part["prediction_times"] for name, part in self.splits.items()},
             },
             "causes": list(task.causes), "horizons_days": list(task.horizons),
-            "landmarks_days": list(task.landmarks), "attrition": self.judged.attrition["steps"],
+            "landmarks_days": list(task.landmarks), "attrition": self.population.attrition["steps"],
             "events": {name: part["events"] for name, part in self.splits.items()},
-            "records_before": self.judged.counts.get("records_before"),
+            "records_before": self.population.counts.get("records_before"),
             "history": [{**row, "train_loss": row["train_nll"]} for row in history],
             "config": run.study.model_dump(mode="json"),
             "oracle": None, "external": None, "recalibration": None, "repeated_splits": None,
@@ -78,19 +78,19 @@ class Context:
         }  # fmt: skip
 
     def inputs(self, *, landmark_days: float | None, seed: int) -> dict[str, Any]:
-        """Content of `inputs`: rates of every split, and drift from training to those judged at one landmark."""
+        """Content of `inputs`: rates of every split, and drift from training to the population at one landmark."""
         vocabulary = self.run.vocabulary
         moved = []
         if self.prepared is not None and landmark_days is not None:
-            train, judged = self.arrays("train"), (self.judged.timelines, self.judged.rows)
-            moved = drift(train, judged, vocabulary, landmark_days=landmark_days, seed=seed)
-        rates = {name: input_rates(*self.arrays(name), vocabulary) for name in self.splits}
+            train = self.records("train")
+            moved = drift(train, self.population.records, vocabulary, landmark_days=landmark_days, seed=seed)
+        rates = {name: input_rates(self.records(name), vocabulary) for name in self.splits}
         return {"by_split": rates, "drift": moved}
 
     def checks(self, *, trials: int | None = None) -> dict[str, Any]:
         """Content of `checks`; `trials` is what people tell of their tuning."""
-        names = dict.fromkeys([*(SPLITS if self.prepared is not None else ()), self.judged.split])
-        ids = {name: np.asarray(self.arrays(name)[0].subject_id) for name in names}
+        names = dict.fromkeys([*(SPLITS if self.prepared is not None else ()), self.population.split])
+        ids = {name: self.records(name).timelines.subject_id for name in names}
         events = None
         if self.prepared is not None:
             events = int(self.splits["train"]["events"][self.run.task.causes[0]])
@@ -146,9 +146,12 @@ def audit_summary(run_folder: Path) -> dict[str, Any] | None:
         return None
     verdicts = [check["verdict"] for check in audit["checks"]]
     return {
-        "passed": verdicts.count("passed"), "failed": verdicts.count("leak"),
-        "warnings": verdicts.count("warning"), "not_tested": verdicts.count("not_tested"), "date": audit["created"],
-    }  # fmt: skip
+        "passed": verdicts.count("passed"),
+        "failed": verdicts.count("leak"),
+        "warnings": verdicts.count("warning"),
+        "not_tested": verdicts.count("not_tested"),
+        "date": audit["created"],
+    }
 
 
 def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""What a model was given: how much of it was known, and how far the subjects judged differ from those learned from."""
+"""The inputs of a model: how complete they are, and how far the population differs from the training subjects."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.evaluation.tables import number
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
 MOST_ROWS = 4_000  # prediction times of each side that drift is measured on
@@ -16,18 +16,19 @@ MOST_CODES = 100  # timed codes that drift looks at
 SHOWN = 15
 _CHUNK_SUBJECTS = 20_000
 _READABLE = {
-    "age_years": "age (years)", "days_since_index": "days since the index",
-    "days_since_visit": "days since the last visit", "days_between_visits": "days between the last two visits",
+    "age_years": "age (years)",
+    "days_since_index": "days since the index",
+    "days_since_visit": "days since the last visit",
+    "days_between_visits": "days between the last two visits",
     "visits": "visits so far",
-}  # fmt: skip
+}
 
 
-def input_rates(timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary) -> dict[str, float | int | None]:
+def input_rates(records: TaskRecords, vocabulary: Vocabulary) -> dict[str, float | int | None]:
     """How complete the inputs are: of subjects with a prediction time, what they had by their last one.
 
     Args:
-        timelines: Visits.
-        rows: Prediction times of the same subjects.
+        records: Visits and prediction times.
         vocabulary: The one that encoded them.
 
     Returns:
@@ -35,6 +36,7 @@ def input_rates(timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary) ->
         `unknown_age_rate` and `no_visit_before_rate` (of prediction times), `codes_per_visit`, `visits_per_subject`;
         None where there is nothing to divide by.
     """
+    timelines, rows = records.timelines, records.rows
     last = rows.row_offsets[1:] - 1
     asked = np.flatnonzero(np.diff(rows.row_offsets) > 0)
     first_visit = timelines.subject_offsets[asked]
@@ -42,7 +44,7 @@ def input_rates(timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary) ->
     first, stop = timelines.visit_offsets[first_visit], timelines.visit_offsets[stop_visit]
     unknown = numeric = 0
     for begin, end, seen in _token_chunks(first, stop):
-        unknown += int(vocabulary.is_unknown(np.asarray(timelines.codes[begin:end]))[seen].sum())
+        unknown += int(vocabulary.is_unknown(timelines.codes[begin:end])[seen].sum())
         numeric += int((~np.isnan(timelines.values[begin:end, 0]))[seen].sum())
     tokens, visits = int((stop - first).sum()), int((stop_visit - first_visit).sum())
     return {
@@ -73,14 +75,14 @@ def _rate(part: int, whole: int) -> float | None:
 
 
 def drift(
-    train: tuple[Timelines, TaskRows],
-    judged: tuple[Timelines, TaskRows],
+    train: TaskRecords,
+    population: TaskRecords,
     vocabulary: Vocabulary,
     *,
     landmark_days: float,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """The features that differ most between the training subjects and those judged, at one landmark.
+    """The features that differ most between the training subjects and the population, at one landmark.
 
         smd = (mean_judged − mean_train) / √((var_judged + var_train) / 2)
 
@@ -88,7 +90,7 @@ def drift(
 
     Args:
         train: Visits and prediction times of the training subjects.
-        judged: Of those judged.
+        population: Those of the population.
         vocabulary: The one that encoded both.
         landmark_days: Where both are looked at.
         seed: Of the draw of prediction times, where there are many.
@@ -97,13 +99,13 @@ def drift(
         At most 15 rows {feature, train, judged, smd}, the largest |smd| first; smd is None where neither side varies
         but they differ (those come first).
     """
-    columns = fit_feature_spec(*train, vocabulary, max_codes=MOST_CODES)
+    columns = fit_feature_spec(train, vocabulary, max_codes=MOST_CODES)
     sides = []
-    for timelines, rows in (train, judged):
-        at = np.flatnonzero(rows.at_landmark(landmark_days))
+    for records in (train, population):
+        at = records.at_landmark(landmark_days)
         if len(at) > MOST_ROWS:
             at = np.sort(np.random.default_rng(seed).choice(at, MOST_ROWS, replace=False))
-        sides.append(history_features(timelines, rows, vocabulary, chosen=at, columns=columns).astype(np.float64))
+        sides.append(history_features(records, vocabulary, chosen=at, columns=columns).astype(np.float64))
     found = []
     for column, name in enumerate(columns.names):
         kind, _, code = name.partition(" ")

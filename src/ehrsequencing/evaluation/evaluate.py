@@ -1,9 +1,7 @@
-"""Judge a run: every metric with intervals over subjects, beside baselines on the very same subjects.
+"""Evaluates a run: every metric with intervals over subjects, beside baselines on the very same subjects.
 
-The result is one JSON mapping (`metrics.json`), long where it is a table; the report is drawn from nothing else.
-Reading order: `judged` (who), `scope` (rows that are compared together), `estimates` (metrics and differences),
-`curves`, `subgroups`, `tables`, `facts` (with `inputs` and `checks`), `instability`, `oracle`; this file puts them
-together.
+The result is one JSON mapping (`metrics.json`), in long form where it is a table. The report is drawn from nothing
+else. This file puts together what the other files of the room compute.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
@@ -52,16 +51,16 @@ Say = Callable[[str], None]
 
 
 class Evaluation:
-    """One run on the subjects that it is judged on.
+    """One run on the population that it is evaluated on.
 
     Args:
         run: The trained run.
-        judged: Whom to judge it on.
+        population: The subjects to evaluate it on.
         prepared: The prepared set that it was trained on, where baselines are fitted; None where it is gone, and then
             there are none.
         settings: Baselines, resamples, seed.
         train_censoring: Whether the censoring weights come from the training subjects at risk at the same landmark,
-            and not from those judged.
+            and not from the population.
 
     Raises:
         EhrseqError: The prepared set is another one, or nobody has a prediction time.
@@ -70,30 +69,30 @@ class Evaluation:
     def __init__(
         self,
         run: Run,
-        judged: Population,
+        population: Population,
         *,
         prepared: Prepared | None,
         settings: EvaluationConfig,
         train_censoring: bool = False,
     ) -> None:
-        self.run, self.judged, self.prepared, self.settings = run, judged, prepared, settings
+        self.run, self.population, self.prepared, self.settings = run, population, prepared, settings
         self.task: TaskConfig = run.task
         if prepared is not None:
             run.require_own(prepared)
         elif train_censoring or settings.censoring == "cox":
-            fix = "name the prepared set of the run, or weight by those judged"
+            fix = "name the prepared set of the run with --prepared, or use evaluation.censoring=kaplan-meier"
             raise EhrseqError("the training subjects are gone", where=str(run.folder), fix=fix)
-        self.train_censoring, self.facts = train_censoring, Context(run, judged, prepared)
-        self.timelines, self.rows = judged.timelines, judged.rows
+        self.train_censoring, self.context = train_censoring, Context(run, population, prepared)
+        self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
-            where = f"task {self.task.name}, {judged.split}"
+            where = f"task {self.task.name}, {population.split}"
             raise EhrseqError("nobody has a prediction time", where=where, fix="see ehrseq check")
         self.duration, self.cause = self.rows.duration_days, self.rows.cause.astype(np.int64)
         self.horizons = np.array(self.task.horizons)
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.grid = np.unique(np.r_[spaced, self.horizons])
         self.warnings: list[str] = []
-        self.truth = None if judged.source is None or run.is_visit_head else self._truth(judged.source)
+        self.truth = None if population.source is None or run.is_visit_head else self._truth(population.source)
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         told = settings.tuning_trials
@@ -107,7 +106,7 @@ class Evaluation:
                 f"No comparison with the truth of the simulation: it answers another task, by its {', '.join(other)}."
             )
             return None
-        return Truth.read(data, self.timelines, self.rows, causes=self.task.causes)
+        return Truth.read(data, self.records, causes=self.task.causes)
 
     # ---- what metrics.json holds -------------------------------------------------------------------------------
 
@@ -120,19 +119,19 @@ class Evaluation:
         if self.run.is_visit_head:
             return self._visit_head_result()
         risks = self._risks(progress)
-        scopes = self._scopes(risks, self.horizons)
+        comparisons = self._comparisons(risks, self.horizons)
         causes, strongest = self.task.causes, [name for name in risks if name != ORACLE][:2]  # ours and one rival
-        metrics, differences = self._metrics(risks, scopes, progress)
+        metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
         progress("calibration and decision curves")
-        for scope in scopes:
-            curves, indices = smooth_rows(scope, causes, models=strongest, seed=self.settings.seed)
+        for comparison in comparisons:
+            curves, indices = smooth_rows(comparison, causes, models=strongest, seed=self.settings.seed)
             smooth += curves
             metrics += indices
         at = self.settings.decision_thresholds
-        decision = [row for s in scopes for row in decision_rows(s, causes, models=strongest, thresholds=at)]
+        decision = [row for s in comparisons for row in decision_rows(s, causes, models=strongest, thresholds=at)]
         progress("subgroups, inputs, checks")
-        found = self.facts.frame() | self._context(scopes) | {
+        found = self.context.frame() | self._surroundings(comparisons) | {
             "models": list(risks),
             "strongest": strongest[1] if len(strongest) > 1 else None,
             "baselines": [
@@ -140,24 +139,24 @@ class Evaluation:
             ],
             "metrics": metrics,
             "differences": differences,
-            "at_risk": [tables.at_risk(scope, causes) for scope in scopes if scope.landmark_days is not None],
-            "calibration": [row for s in scopes for row in tables.calibration(s, causes, models=strongest)],
+            "at_risk": [tables.at_risk(s, causes) for s in comparisons if s.landmark_days is not None],
+            "calibration": [row for s in comparisons for row in tables.calibration(s, causes, models=strongest)],
             "smooth_calibration": smooth,
             "decision": decision,
-            "subgroups": [row for scope in scopes for row in self._subgroups(scope)],
-            "risk_distribution": [row for s in scopes for row in tables.distribution(s, causes, model=OURS)],
+            "subgroups": [row for comparison in comparisons for row in self._subgroups(comparison)],
+            "risk_distribution": [row for s in comparisons for row in tables.distribution(s, causes, model=OURS)],
             "trajectories": tables.trajectories(
                 self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self.wanted_trajectories()
             ),
             "oracle": self._oracle(),
         }  # fmt: skip
-        self._warn(scopes)
+        self._warn(comparisons)
         return found | {"warnings": self.warnings}
 
     def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
         """Only the long rows of `metrics`, without the indices of the smooth curves."""
         risks = self._risks(progress)
-        return self._metrics(risks, self._scopes(risks, self.horizons), progress)[0]
+        return self._metrics(risks, self._comparisons(risks, self.horizons), progress)[0]
 
     # ---- risks -------------------------------------------------------------------------------------------------
 
@@ -168,7 +167,7 @@ class Evaluation:
         risks = {OURS: conditional_risk(self._risk, self.grid, start_days=start)}
         self.fitted = self._baselines(progress)
         for model in (one.model for one in self.fitted):
-            risks[model.name] = model.risk(self.timelines, self.rows, every, self.grid, start_days=start)
+            risks[model.name] = model.risk(self.records, every, self.grid, start_days=start)
         if self.truth is not None and self.truth.known.all():
             risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
         for name, risk in risks.items():
@@ -176,35 +175,44 @@ class Evaluation:
             if missing:
                 raise EhrseqError(
                     f"{missing} of {len(self.rows)} prediction times have no prediction by {name}",
-                    where=self.judged.split, fix="report this as a bug",
-                )  # fmt: skip
+                    where=self.population.split,
+                    fix="report this as a bug",
+                )
         return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
 
     def _risk(self, horizons_days: Floats) -> Floats:
         """The run's risks (R, E, H) by some horizons."""
         run = self.run
-        risk = risk_of_rows(
-            run.model, self.timelines, self.rows, horizons_days=horizons_days, code_types=run.code_types
-        )
+        risk = risk_of_rows(run.model, self.records, horizons_days=horizons_days, code_types=run.code_types)
         return risk.astype(np.float64)
 
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
             return []
+        rival = RunToRival(self.run.folder, self.prepared, self.run.study)
         return fit_baselines(
-            self.settings.baselines, task=self.task, vocabulary=self.run.vocabulary,
-            train=self.facts.arrays("train"), tuning=self.facts.arrays("tuning"), seed=self.settings.seed,
-            edges_days=self.run.study.model.edges_days, trials=self.trials,
-            run=RunToRival(self.run.folder, self.prepared, self.run.study),
+            self.settings.baselines,
+            self._fitting_data,
+            trials=self.trials,
+            run=rival,
             progress=lambda name: progress(f"baseline: {name}"),
-        )  # fmt: skip
+        )
+
+    @cached_property
+    def _fitting_data(self) -> FittingData:
+        train, tuning, edges = (
+            self.context.records("train"),
+            self.context.records("tuning"),
+            self.run.study.model.edges_days,
+        )
+        return FittingData(self.task, self.run.vocabulary, train, tuning, edges, self.settings.seed)
 
     def _at_horizons(self, risk: Floats) -> Floats:
         return risk[:, :, np.searchsorted(self.grid, self.horizons)]
 
     # ---- metrics -----------------------------------------------------------------------------------------------
 
-    def _scopes(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
+    def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
         """Rows that are compared together, with the risks by `days` (the horizons, or the grid)."""
         places: list[tuple[float | None, Ints]] = []
         for landmark in self.task.landmarks:
@@ -213,7 +221,7 @@ class Evaluation:
                 places.append((landmark, at))
         if not any(len(at) == len(self.rows) for _, at in places):
             places.append((None, np.arange(len(self.rows))))
-        draws = draw_subjects(len(self.timelines), self.settings.bootstrap, self.settings.seed)
+        draws = draw_subjects(len(self.records.timelines), self.settings.bootstrap, self.settings.seed)
         column = np.searchsorted(self.grid, days)
         return [
             Comparison(
@@ -226,10 +234,10 @@ class Evaluation:
     def _censoring(self, landmark_days: float | None, chosen: Ints) -> StepFunction | RowCensoring | None:
         """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
         if self.settings.censoring == "cox":
-            return self._censoring_cox.of_rows(self.timelines, self.rows, chosen, landmark_days=landmark_days)
+            return self._censoring_cox.of_rows(self.records, chosen, landmark_days=landmark_days)
         if not self.train_censoring:
             return None
-        rows = self.facts.arrays("train")[1]
+        rows = self.context.records("train").rows
         at = np.ones(len(rows), dtype=bool) if landmark_days is None else rows.at_landmark(landmark_days)
         if not at.any():
             return None
@@ -237,105 +245,113 @@ class Evaluation:
 
     @cached_property
     def _censoring_cox(self) -> HistoryCensoring:
-        train, tuning = self.facts.arrays("train"), self.facts.arrays("tuning")
-        return HistoryCensoring(self.task, self.run.vocabulary, train, tuning, seed=self.settings.seed)
+        return HistoryCensoring(self._fitting_data)
 
     def _metrics(
-        self, risks: Mapping[str, Floats], scopes: list[Comparison], progress: Say
+        self, risks: Mapping[str, Floats], comparisons: list[Comparison], progress: Say
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rows of `metrics` and of `differences`."""
         metrics: list[dict[str, Any]] = []
         differences: list[dict[str, Any]] = []
         rivals = [name for name in risks if name not in (OURS, ORACLE)]
-        for scope, on_grid in zip(scopes, self._scopes(risks, self.grid), strict=True):
-            where = "all prediction times" if scope.landmark_days is None else format_days(scope.landmark_days)
+        for comparison, on_grid in zip(comparisons, self._comparisons(risks, self.grid), strict=True):
+            where = (
+                "all prediction times" if comparison.landmark_days is None else format_days(comparison.landmark_days)
+            )
             progress(f"metrics and intervals: {where}")
-            estimates = scope_estimates(scope, self.task.causes)
-            metrics += metric_rows(scope, estimates) + integrated_brier_rows(on_grid, self.task.causes)
-            differences += difference_rows(scope, estimates, ours=OURS, rivals=rivals)
-            self.beside_truth += oracle_differences(scope, estimates)
+            estimates = scope_estimates(comparison, self.task.causes)
+            metrics += metric_rows(comparison, estimates) + integrated_brier_rows(on_grid, self.task.causes)
+            differences += difference_rows(comparison, estimates, ours=OURS, rivals=rivals)
+            self.beside_truth += oracle_differences(comparison, estimates)
         likelihoods = self._likelihoods()
         self.nll = likelihoods[OURS]
-        for scope in scopes:
-            nll, cause = {name: found[self._rows_of(scope)] for name, found in likelihoods.items()}, self.task.causes[0]
-            metrics += [nll_row(scope, own, model=name, cause=cause) for name, own in nll.items()]
-            differences += [nll_row(scope, nll[OURS] - nll[rival], model=rival, cause=cause) for rival in rivals]
+        for comparison in comparisons:
+            nll, cause = (
+                {name: found[self._rows_of(comparison)] for name, found in likelihoods.items()},
+                self.task.causes[0],
+            )
+            metrics += [nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()]
+            differences += [nll_row(comparison, nll[OURS] - nll[rival], model=rival, cause=cause) for rival in rivals]
         return metrics, differences
 
     def _likelihoods(self) -> dict[str, Floats]:
         """Model → (R,) negative log-likelihood of every prediction time, all on the run's own grid but the truth's."""
         every = np.arange(len(self.rows))
-        found = {OURS: nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)}
-        found |= {one.model.name: one.model.nll(self.timelines, self.rows, every) for one in self.fitted}
+        found = {OURS: nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)}
+        found |= {one.model.name: one.model.nll(self.records, every) for one in self.fitted}
         if self.truth is not None and self.truth.known.all():
             found[ORACLE] = self.truth.nll(self.rows)
         return found
 
-    def _rows_of(self, scope: Comparison) -> Ints:
-        if scope.landmark_days is None:
+    def _rows_of(self, comparison: Comparison) -> Ints:
+        if comparison.landmark_days is None:
             return np.arange(len(self.rows))
-        return np.flatnonzero(self.rows.at_landmark(scope.landmark_days))
+        return np.flatnonzero(self.rows.at_landmark(comparison.landmark_days))
 
-    def _subgroups(self, scope: Comparison) -> list[dict[str, Any]]:
-        if scope.landmark_days is None:
+    def _subgroups(self, comparison: Comparison) -> list[dict[str, Any]]:
+        if comparison.landmark_days is None:
             return []
         groups = groups_of_rows(
-            self.timelines, self.rows, self.run.vocabulary, chosen=self._rows_of(scope), kinds=self.settings.subgroups
+            self.records, self.run.vocabulary, chosen=self._rows_of(comparison), kinds=self.settings.subgroups
         )
-        return subgroup_rows(scope, groups, self.task.causes, model=OURS)
+        return subgroup_rows(comparison, groups, self.task.causes, model=OURS)
 
     def wanted_trajectories(self) -> int:
         """Single people's curves: those asked for; by default a few of a simulation, which has no people."""
         asked = self.settings.trajectories
-        return (SIMULATED_TRAJECTORIES if is_simulation(self.judged.source) else 0) if asked is None else asked
+        return (SIMULATED_TRAJECTORIES if is_simulation(self.population.source) else 0) if asked is None else asked
 
     # ---- words and counts --------------------------------------------------------------------------------------
 
-    def _context(self, scopes: list[Comparison]) -> dict[str, Any]:
+    def _surroundings(self, comparisons: list[Comparison]) -> dict[str, Any]:
         """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
-        at_landmarks = [scope for scope in scopes if scope.landmark_days is not None]
+        at_landmarks = [comparison for comparison in comparisons if comparison.landmark_days is not None]
         first = at_landmarks[0] if at_landmarks else None
         found = {
-            "censoring": tables.censoring(scopes, model=self.settings.censoring),
-            "follow_up": [tables.follow_up(scope) for scope in at_landmarks],
-            "inputs": self.facts.inputs(
+            "censoring": tables.censoring(comparisons, model=self.settings.censoring),
+            "follow_up": [tables.follow_up(comparison) for comparison in at_landmarks],
+            "inputs": self.context.inputs(
                 landmark_days=None if first is None else first.landmark_days, seed=self.settings.seed
             ),
-            "checks": self.facts.checks(trials=self.trials),
+            "checks": self.context.checks(trials=self.trials),
             "instability": None,
-        }  # fmt: skip
+        }
         if first is not None:
             found["instability"] = instability(
-                self.run, self.timelines, self.rows, chosen=self._rows_of(first), horizon_days=self._longest(first)
+                self.run, self.records, chosen=self._rows_of(first), horizon_days=self._longest(first)
             )
         return found
 
-    def _longest(self, scope: Comparison) -> float:
+    def _longest(self, comparison: Comparison) -> float:
         """The longest horizon that the follow-up reaches; else the shortest."""
-        covered = self.horizons[scope.scored(OURS).covered[0]]
+        covered = self.horizons[comparison.scored(OURS).covered[0]]
         return float(covered[-1] if len(covered) else self.horizons[0])
 
-    def _warn(self, scopes: list[Comparison]) -> None:
+    def _warn(self, comparisons: list[Comparison]) -> None:
         if self.prepared is not None:
             self.warnings += task_warnings(self.task, self.prepared.attrition(self.task.name))
-        if self.judged.counts["events"][self.task.causes[0]] < FEW_EVENTS:
+        if self.population.counts["events"][self.task.causes[0]] < FEW_EVENTS:
             self.warnings.append(
-                f"Fewer than {FEW_EVENTS} subjects of {self.judged.split} had the event: the intervals are wide."
+                f"Fewer than {FEW_EVENTS} subjects of {self.population.split} had the event: the intervals are wide."
             )
-        asked = {scope.landmark_days for scope in scopes}
+        asked = {comparison.landmark_days for comparison in comparisons}
         for landmark in self.task.landmarks:
-            if scopes and landmark not in asked:
+            if comparisons and landmark not in asked:
                 self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
-        for scope in scopes:
-            where = "" if scope.landmark_days is None else f", asked {format_days(scope.landmark_days)} after the index"
-            few = self.horizons[scope.too_few()[0]]
+        for comparison in comparisons:
+            where = (
+                ""
+                if comparison.landmark_days is None
+                else f", asked {format_days(comparison.landmark_days)} after the index"
+            )
+            few = self.horizons[comparison.too_few()[0]]
             if len(few):
                 by = ", ".join(format_days(float(horizon)) for horizon in few)
                 self.warnings.append(
                     f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are judged, or fewer "
                     f"than {FEWEST_EVENTS} of them had the event."
                 )
-            for horizon in self.horizons[~scope.scored(OURS).covered[0]]:
+            for horizon in self.horizons[~comparison.scored(OURS).covered[0]]:
                 self.warnings.append(
                     f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused."
                 )
@@ -343,7 +359,7 @@ class Evaluation:
     def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None or self.prepared is None:
             return None
-        train = self.facts.arrays("train")[1]
+        train = self.context.records("train").rows
         found = oracle_table(
             self.truth, self._risk, self.nll, self.rows, train=train, edges_days=self.run.study.model.edges_days,
             task=self.task,
@@ -352,11 +368,9 @@ class Evaluation:
         return found | {"differences": self.beside_truth}
 
     def _visit_head_result(self) -> dict[str, Any]:
-        """The `visit` head has no calendar: only its likelihood and its mean hazard can be judged."""
-        nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
-        hazard = risk_of_rows(
-            self.run.model, self.timelines, self.rows, horizons_days=[], code_types=self.run.code_types
-        )[:, 0, 0]
+        """The `visit` head has no calendar: only its likelihood and its mean hazard can be evaluated."""
+        nll = nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)
+        hazard = risk_of_rows(self.run.model, self.records, horizons_days=[], code_types=self.run.code_types)[:, 0, 0]
         answered = ~np.isnan(hazard)
         last = np.r_[np.diff(self.rows.subject) != 0, True] & (self.cause == 1)
         rows = {"nll": float(np.nanmean(nll)), "oe": float(last[answered].sum() / hazard[answered].sum())}
@@ -367,11 +381,9 @@ class Evaluation:
         self._warn([])
         subjects, events = len(np.unique(self.rows.subject)), int(last.sum())
         metrics = [
-            tables.metric_row(
-                OURS, None, name, value, cause=self.task.causes[0], subjects=subjects, events=events
-            )
+            tables.metric_row(OURS, None, name, value, cause=self.task.causes[0], subjects=subjects, events=events)
             for name, value in rows.items()
-        ]  # fmt: skip
+        ]
         empty: dict[str, Any] = {
             name: []
             for name in (
@@ -379,7 +391,7 @@ class Evaluation:
                 "risk_distribution", "trajectories",
             )
         }  # fmt: skip
-        found = self.facts.frame() | self._context([]) | empty
+        found = self.context.frame() | self._surroundings([]) | empty
         nobody: dict[str, Any] = {"models": [OURS], "strongest": None, "baselines": []}
         return found | nobody | {"metrics": metrics, "warnings": self.warnings}
 
@@ -392,7 +404,7 @@ def evaluate(
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Judge a run and write its `metrics.json`.
+    """Evaluate a run and write its `metrics.json`.
 
     Args:
         run_folder: A finished run.
@@ -410,11 +422,11 @@ def evaluate(
     run = Run(run_folder)
     require_room(run_folder, "metrics.json", "report.html")
     store = run.prepared(prepared)
-    judged, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
+    population, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    result = Evaluation(run, judged, prepared=store, settings=settings).result(progress=progress)
+    result = Evaluation(run, population, prepared=store, settings=settings).result(progress=progress)
     if fitted is not None:
-        recalibration = result["recalibration"] = before_and_after(run, fitted, judged)
+        recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
     add_to_run(run_folder, "metrics.json", lambda path: write_json(path, result))
     return result

@@ -1,7 +1,7 @@
-"""External validation: the run's model, vocabulary, bins, visits and task on data that it has never seen.
+"""External validation: evaluates a run on data that it has never seen, and writes a folder with `metrics.json`.
 
-Nothing is fitted there. Labels are made by the run's task on the new records, tokens by the run's vocabulary; baselines
-come from the run's own training subjects.
+Nothing is fitted on the new data. The run's task makes the labels and its vocabulary the tokens. Baselines are
+fitted on the run's own training subjects.
 """
 
 import re
@@ -30,7 +30,7 @@ from ehrsequencing.records.meds import BIRTH, MedsReader
 from ehrsequencing.records.parallel import Tally
 from ehrsequencing.records.prepared import Prepared, data_name
 from ehrsequencing.records.record import Record, make_record
-from ehrsequencing.records.timelines import TaskRows, joined, take_rows, take_timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, joined
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
 from ehrsequencing.storage import EXTERNAL, complete_folder, refuse_overlap, write_json, write_manifest
@@ -102,14 +102,14 @@ class External:
     """Data that a run has never seen, encoded as its own training data was.
 
     Attributes:
-        judged: Prediction times, labels and counts.
+        population: Prediction times, labels and counts.
         survey: What is in the data.
         unknown: Codes that the run does not know → subjects.
         unmatched: Settings of the task whose codes match nothing here.
         late: Rows that were left out, long after all others.
     """
 
-    judged: Population
+    population: Population
     survey: Survey
     unknown: dict[str, int]
     unmatched: list[str]
@@ -142,15 +142,14 @@ def read_external(
         record = make_record(events, excluded=excluded, settings=run.study.visits)
         visits.append(encode_timelines(record, run.vocabulary)[0])
         rows.append(_labelled(record, builder, tally, run.vocabulary, end_us))
-    timelines, task_rows = joined(visits), joined(rows)
-    order = np.argsort(timelines.subject_id, kind="stable")  # does not depend on how shards were cut
+    records = TaskRecords(joined(visits), joined(rows))
+    order = np.argsort(records.timelines.subject_id, kind="stable")  # does not depend on how shards were cut
     counts = tally.as_json()
     attrition = {**counts, "splits": {SPLIT: counts["splits"]["train"]}}  # where the tally put everybody
-    judged = Population(
-        split=SPLIT, data=data_name(data), timelines=take_timelines(timelines, order),
-        rows=take_rows(task_rows, order), attrition=attrition, source=data,
-    )  # fmt: skip
-    return External(judged, survey, unknown, unmatched, late=reader.late)
+    population = Population(
+        split=SPLIT, data=data_name(data), records=records.take(order), attrition=attrition, source=data
+    )
+    return External(population, survey, unknown, unmatched, late=reader.late)
 
 
 def _labelled(record: Record, builder: CohortBuilder, tally: Tally, vocabulary: Vocabulary, end_us: int) -> TaskRows:
@@ -162,7 +161,7 @@ def _labelled(record: Record, builder: CohortBuilder, tally: Tally, vocabulary: 
 
 
 def _refuse_foreign(run: Run, data: Path, survey: Survey, *, unknown: dict[str, int], unmatched: list[str]) -> None:
-    """Data that lacks the index, the outcome or the end of follow-up cannot be judged; say how foreign it is."""
+    """Refuse data without the task's index, outcome or end of follow-up, and say how many codes are unknown."""
     needed = [text for text in unmatched if not text.startswith("competing.")]
     if not needed:
         return
@@ -185,7 +184,7 @@ def validate(
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
-    """Judge a run on other data and write `metrics.json` into a folder of its own, which appears when complete.
+    """Evaluate a run on other data and write `metrics.json` into a folder of its own, which appears when complete.
 
     Args:
         run_folder: A finished run.
@@ -218,12 +217,12 @@ def validate(
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL) as temporary:
         found = read_external(run, data, facts=facts, progress=progress)
-        evaluation = Evaluation(run, found.judged, prepared=store, settings=settings)
+        evaluation = Evaluation(run, found.population, prepared=store, settings=settings)
         summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
         result = evaluation.result(progress=progress)
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
-            result["recalibration"] = before_and_after(run, recalibrate(run, store), found.judged)
+            result["recalibration"] = before_and_after(run, recalibrate(run, store), found.population)
         write_json(temporary / "metrics.json", result)
         draw(result, temporary)
         write_manifest(temporary, {**EXTERNAL.facts, "run": run.manifest.get("fingerprint")})
@@ -232,14 +231,13 @@ def validate(
 
 def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool) -> tuple[dict[str, Any], list[str]]:
     """The `external` key of `metrics.json`, and what a reader must be warned of."""
-    judged, task = found.judged, run.task
-    rate = input_rates(judged.timelines, judged.rows, run.vocabulary)["unknown_token_rate"]
+    population, task = found.population, run.task
+    rate = input_rates(population.records, run.vocabulary)["unknown_token_rate"]
     there, seen = None, None
     if store is not None:
-        training = store.timelines("train"), store.rows(task.name, "train")
-        there = input_rates(*training, run.vocabulary)["unknown_token_rate"]
-        own = [np.asarray(store.timelines(split).subject_id) for split in ("train", "tuning")]
-        seen = int(np.isin(judged.timelines.subject_id, np.concatenate(own)).sum())
+        there = input_rates(store.records(task.name, "train"), run.vocabulary)["unknown_token_rate"]
+        own = [store.timelines(split).subject_id for split in ("train", "tuning")]
+        seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
     baselines = "fitted on the run's own training subjects" if wanted else "not asked for"
     warnings = []
     if store is None:
@@ -257,9 +255,9 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
             "the data's end; data.extracted would tell it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
-    counts = judged.counts
+    counts, all_subjects = population.counts, len(population.records.timelines)
     return {
-        "data": judged.data, "subjects": counts["steps"][-1]["subjects"], "all_subjects": len(judged.timelines),
+        "data": population.data, "subjects": counts["steps"][-1]["subjects"], "all_subjects": all_subjects,
         "prediction_times": counts["prediction_times"], "events": counts["events"],
         "unknown_token_rate": rate, "training_unknown_token_rate": there,
         "new_codes": [

@@ -1,30 +1,27 @@
-"""How much a subject's risk depends on the luck of training: the spread over the members of an ensemble."""
+"""How much a predicted risk depends on chance in training: its spread over the members of an ensemble."""
 
 from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.predict import members_of as members_of
 from ehrsequencing.predict import risk_of_rows
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 
 SHOWN = 200
 
 
-def instability(
-    run: Run, timelines: Timelines, rows: TaskRows, *, chosen: np.ndarray[Any, np.dtype[np.int64]], horizon_days: float
-) -> dict[str, Any] | None:
+def instability(run: Run, records: TaskRecords, *, chosen: Ints, horizon_days: float) -> dict[str, Any] | None:
     """Content of `instability`, or None for a single model: each member was trained with a seed of its own.
 
     With `training.bootstrap`, also on subjects of its own: the spread is then that over bootstrap samples.
 
     Args:
         run: The trained run.
-        timelines: Visits.
-        rows: Prediction times of the same subjects.
+        records: Visits and prediction times.
         chosen: (n,) the rows that are looked at.
         horizon_days: By when.
     """
@@ -32,7 +29,7 @@ def instability(
     if len(members) < 2:
         return None
     risks = [
-        risk_of_rows(member, timelines, rows, horizons_days=[horizon_days], code_types=run.code_types)[chosen, 0, 0]
+        risk_of_rows(member, records, horizons_days=[horizon_days], code_types=run.code_types)[chosen, 0, 0]
         for member in members
     ]
     bootstrap = run.study.training.bootstrap

@@ -1,4 +1,4 @@
-"""Against known truth: how much of the way from no knowledge to the best possible model a run has gone.
+"""Compares a run with the true hazards of a simulation: how close it comes to the best possible model.
 
 A simulation writes, for each held-out prediction time, the hazards that the best possible model would give
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).
@@ -18,7 +18,7 @@ from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.models.survival import cumulative_incidence
 from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure
 from ehrsequencing.records.parquet_rows import read_table
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 ANSWERED = ("index", "outcome", "competing", "censoring", "recurrent")  # settings of a task that change its truth
@@ -48,13 +48,12 @@ class Truth:
     mechanisms: dict[str, Floats]
 
     @classmethod
-    def read(cls, data: Path, timelines: Timelines, rows: TaskRows, *, causes: Sequence[str]) -> "Truth | None":
+    def read(cls, data: Path, records: TaskRecords, *, causes: Sequence[str]) -> "Truth | None":
         """The truth of a split, or None where the data is no simulation or knows nothing of this split.
 
         Args:
             data: Folder of the simulation.
-            timelines: Visits of the split.
-            rows: Prediction times of the split.
+            records: Visits and prediction times of the split.
             causes: The task's causes.
         """
         if not is_simulation(data):
@@ -63,18 +62,18 @@ class Truth:
         names = table["cause"].unique().to_pylist()
         if set(names) != set(causes):
             return None  # another task on these records
-        owner = _match(table, timelines, rows)
+        owner = _match(table, records)
         start, stop = table["start_days"].to_numpy(), table["stop_days"].to_numpy()
         edges = np.unique(np.r_[start, stop])
         cause_number = table["cause"].dictionary_encode().combine_chunks()
         cause = np.array([causes.index(name) for name in cause_number.dictionary.to_pylist()], dtype=np.int64)
-        hazards = np.full((len(rows), len(causes), len(edges) - 1), np.nan)
+        hazards = np.full((len(records), len(causes), len(edges) - 1), np.nan)
         known = owner >= 0
         place = cause[cause_number.indices.to_numpy()], np.searchsorted(edges, start)
         hazards[owner[known], place[0][known], place[1][known]] = table["hazard"].to_numpy()[known]
         if np.isnan(hazards).all():
             return None
-        return cls(edges, hazards, _read_mechanisms(data, timelines, rows))
+        return cls(edges, hazards, _read_mechanisms(data, records))
 
     @property
     def known(self) -> Bools:
@@ -97,7 +96,7 @@ class Truth:
         inner = self.edges_days[1:-1].tolist()
         risk = cumulative_incidence(logits, inner, horizons_days=[float(days) for days in horizons_days]).numpy()
         risk[~self.known] = np.nan
-        return np.asarray(risk, dtype=np.float64)
+        return risk
 
 
 def other_settings(data: Path, task: TaskConfig) -> list[str]:
@@ -119,15 +118,15 @@ def other_settings(data: Path, task: TaskConfig) -> list[str]:
     return [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
 
 
-def _read_mechanisms(data: Path, timelines: Timelines, rows: TaskRows) -> dict[str, Floats]:
+def _read_mechanisms(data: Path, records: TaskRecords) -> dict[str, Floats]:
     if not (data / MECHANISMS).is_file():
         return {}
     table = read_table(data / MECHANISMS)
-    owner, names, ratio = _match(table, timelines, rows), table["mechanism"], table["log_hazard_ratio"].to_numpy()
+    owner, names, ratio = _match(table, records), table["mechanism"], table["log_hazard_ratio"].to_numpy()
     out = {}
     for name in names.unique().to_pylist():
         here = (owner >= 0) & np.asarray(pa.compute.equal(names, name))
-        out[name] = np.full(len(rows), np.nan)
+        out[name] = np.full(len(records), np.nan)
         out[name][owner[here]] = ratio[here]
     return out
 
@@ -376,10 +375,9 @@ def _by_subject(values: Floats, subject: Ints) -> Floats:
     return np.asarray(np.bincount(subject, weights=values), dtype=np.float64)
 
 
-def _match(truth: pa.Table, timelines: Timelines, rows: TaskRows) -> Ints:
+def _match(truth: pa.Table, records: TaskRecords) -> Ints:
     """Row of the task that each line of the truth speaks of, -1 where there is none."""
-    subject = timelines.subject_id[rows.subject]
-    ours = np.rec.fromarrays([subject, rows.prediction_us])
+    ours = np.rec.fromarrays([records.subject_id, records.rows.prediction_us])
     theirs = np.rec.fromarrays([truth["subject_id"].to_numpy(), truth["prediction_time"].cast(pa.int64()).to_numpy()])
     order = np.argsort(ours)
     position = np.clip(np.searchsorted(ours[order], theirs), 0, max(len(ours) - 1, 0))

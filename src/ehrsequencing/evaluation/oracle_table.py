@@ -1,4 +1,4 @@
-"""A run beside the truth of a simulation, in one mapping: likelihood, risks, hazards, mechanisms."""
+"""Builds the `oracle` part of `metrics.json`: a run against the truth of a simulation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -64,24 +64,24 @@ def oracle_table(
 
 
 def oracle_differences(
-    scope: Comparison, estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    comparison: Comparison, estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
 ) -> list[dict[str, Any]]:
     """Long rows of `oracle.differences`: the run minus the truth, on the same resamples of subjects.
 
     Args:
-        scope: The rows, with the truth among the models.
+        comparison: The rows, with the truth among the models.
         estimates: Of `scope_estimates`.
     """
-    if ORACLE not in scope.risk:
+    if ORACLE not in comparison.risk:
         return []
     return [
         row
         for cause, found in estimates.items()
         for name in (*COMPARED, "oe")
         for row in long_rows(
-            scope, found[OURS][name].minus(found[ORACLE][name]), model=ORACLE, cause=cause, metric=name
+            comparison, found[OURS][name].minus(found[ORACLE][name]), model=ORACLE, cause=cause, metric=name
         )
-    ]  # fmt: skip
+    ]
 
 
 def oracle_warnings(found: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who is judged: prediction times with their labels, and how they came to be."""
+"""The population of an evaluation: subjects with prediction times and labels, and how they were chosen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,18 +9,17 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 
 
 @dataclass(frozen=True)
 class Population:
-    """The subjects that a run is judged on: a split of its prepared set, or other data encoded with its vocabulary.
+    """The subjects that a run is evaluated on: a split of its prepared set, or other data encoded with its vocabulary.
 
     Attributes:
         split: Their name in `metrics.json`: `held_out`, or `external`.
         data: What their data set calls itself.
-        timelines: Their visits.
-        rows: Their labelled prediction times.
+        records: Their visits and labelled prediction times.
         attrition: As `attrition.json`: `steps` of the flow, and under `splits` at least this split's `steps`,
             `prediction_times` and `events`.
         source: Folder of the MEDS records, where a simulation keeps its truth; None where it is not known.
@@ -28,8 +27,7 @@ class Population:
 
     split: str
     data: str
-    timelines: Timelines
-    rows: TaskRows
+    records: TaskRecords
     attrition: Mapping[str, Any]
     source: Path | None
 
@@ -49,10 +47,12 @@ class Population:
             raise EhrseqError(f"{split!r} is no split", where="--split", fix=f"use one of {', '.join(SPLITS)}")
         source = prepared.manifest.get("data_path")
         return cls(
-            split=split, data=prepared.manifest["data"], timelines=prepared.timelines(split),
-            rows=prepared.rows(task.name, split), attrition=prepared.attrition(task.name),
+            split=split,
+            data=prepared.manifest["data"],
+            records=prepared.records(task.name, split),
+            attrition=prepared.attrition(task.name),
             source=None if source is None else Path(source),
-        )  # fmt: skip
+        )
 
     @property
     def counts(self) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@
 
 In hazard space, and not risk by risk, so that survival and the incidences of all causes still sum to one. b < 1 draws
 the hazards of different people together (an over-fitted model), a moves their level. The model is not touched: what was
-fitted stands beside it in `recalibration.json`, and whoever wants it asks for it (`ehrseq predict --recalibrate`).
+fitted stands beside it in `recalibration.json`, and `ehrseq predict --recalibrate` uses it.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from ehrsequencing.models.recalibrated import Recalibrated
 from ehrsequencing.predict import VISIT_BUDGET, risk_of_rows
 from ehrsequencing.records.grid import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from ehrsequencing.training.hazard_regression import fit_hazards
 from ehrsequencing.training.recalibration import log_hazards as of_loader
@@ -70,7 +70,6 @@ def fit_recalibration(
     duration_days: Floats,
     cause: NDArray[np.integer],
     entry_days: NDArray[np.floating] | None = None,
-    fewest_events: int = FEWEST_EVENTS,
 ) -> Recalibration:
     """Fit a and b of each cause by maximum likelihood on labelled prediction times.
 
@@ -84,14 +83,13 @@ def fit_recalibration(
         duration_days: (R,) to the event or censoring.
         cause: (R,) 0 = censored, 1..E.
         entry_days: (R,) when exposure starts; None means 0.
-        fewest_events: A cause with fewer is left as it is.
     """
     days = exposure(edges_days, np.zeros(len(cause)) if entry_days is None else entry_days, duration_days)
     at_event = log_hazard[np.arange(len(cause)), :, event_bin(edges_days, duration_days)]  # (R, E)
     fitted = []
     for e in range(log_hazard.shape[1]):
         own = at_event[cause == e + 1, e]
-        fitted.append(_fit_cause(log_hazard[:, e], days, own) if len(own) >= fewest_events else (0.0, 1.0))
+        fitted.append(_fit_cause(log_hazard[:, e], days, own) if len(own) >= FEWEST_EVENTS else (0.0, 1.0))
     counts = np.bincount(cause, minlength=log_hazard.shape[1] + 1)[1:]
     return Recalibration(tuple(a for a, _ in fitted), tuple(b for _, b in fitted), tuple(counts.tolist()))
 
@@ -115,36 +113,38 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
     if run.is_visit_head:
         fix = "leave out evaluation.recalibrate, or use head=horizon"
         raise EhrseqError("the visit head has no hazards per day", where="evaluation.recalibrate", fix=fix)
-    timelines, rows = prepared.timelines(FITTED_ON), prepared.rows(run.task.name, FITTED_ON)
+    records = prepared.records(run.task.name, FITTED_ON)
+    rows = records.rows
     chosen = np.flatnonzero(np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0))
-    eta = log_hazards(run.model, timelines, rows, code_types=run.code_types)[chosen]
+    eta = log_hazards(run.model, records, code_types=run.code_types)[chosen]
     return fit_recalibration(
-        eta, run.model.config.edges_days, duration_days=rows.duration_days[chosen],
-        cause=rows.cause[chosen], entry_days=rows.entry_days[chosen],
-    )  # fmt: skip
+        eta,
+        run.model.config.edges_days,
+        duration_days=rows.duration_days[chosen],
+        cause=rows.cause[chosen],
+        entry_days=rows.entry_days[chosen],
+    )
 
 
-def log_hazards(
-    model: SurvivalModel, timelines: Timelines, rows: TaskRows, *, code_types: Ints | None = None
-) -> Floats:
+def log_hazards(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
     """(R, causes, bins) log-hazards per day of a `horizon` model at every prediction time."""
-    out = np.empty((len(rows), model.config.causes, model.config.bins))
-    loader = SubjectLoader.of_model(model.config, timelines, rows, code_types=code_types)
+    out = np.empty((len(records), model.config.causes, model.config.bins))
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
     row, eta = of_loader(model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu"))
     out[row] = eta
     return out
 
 
-def before_and_after(run: Run, fitted: Recalibration, judged: Population) -> dict[str, Any]:
+def before_and_after(run: Run, fitted: Recalibration, population: Population) -> dict[str, Any]:
     """The `recalibration` key of `metrics.json`: calibration at the first landmark, as trained and recalibrated."""
-    rows, landmark = judged.rows, run.task.landmarks[0]
+    rows, landmark = population.records.rows, run.task.landmarks[0]
     at, horizons = np.flatnonzero(rows.at_landmark(landmark)), np.array(run.task.horizons)
     duration, cause = rows.duration_days[at], rows.cause[at].astype(np.int64)
     starts = float(run.task.blanking)
 
     def calibration(model: SurvivalModel) -> dict[str, dict[str, list[float | None]]]:
         risk = risk_of_rows(
-            model, judged.timelines, rows, horizons_days=horizons, code_types=run.code_types, start_days=starts
+            model, population.records, horizons_days=horizons, code_types=run.code_types, start_days=starts
         )
         scored = ScoredRows.of(duration, cause, risk[at].astype(np.float64), horizons)
         intercept, slope = calibration_intercept_slope(scored)
@@ -155,7 +155,10 @@ def before_and_after(run: Run, fitted: Recalibration, judged: Population) -> dic
         }
 
     return {
-        "fitted_on": FITTED_ON, "landmark_days": landmark, "horizons_days": horizons.tolist(),
-        "before": calibration(run.model), "after": calibration(fitted.of(run.model)),
+        "fitted_on": FITTED_ON,
+        "landmark_days": landmark,
+        "horizons_days": horizons.tolist(),
+        "before": calibration(run.model),
+        "after": calibration(fitted.of(run.model)),
         "fitted": fitted.as_json(run.task.causes),
-    }  # fmt: skip
+    }

@@ -1,4 +1,4 @@
-"""The same scores in groups of subjects: by sex, by age, by any other code that has no time."""
+"""Scores in subgroups of subjects: by sex, age at prediction, and other static codes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.curves import cells
 from ehrsequencing.evaluation.estimates import estimate
 from ehrsequencing.metrics.definitions import brier, cumulative_dynamic_auc, observed_over_expected
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
@@ -22,14 +22,14 @@ _METRICS = {"oe": observed_over_expected, "auc": cumulative_dynamic_auc, "brier"
 
 
 def subgroup_rows(
-    scope: Comparison, groups: dict[str, NDArray[np.str_]], causes: Sequence[str], *, model: str
+    comparison: Comparison, groups: dict[str, NDArray[np.str_]], causes: Sequence[str], *, model: str
 ) -> list[dict[str, Any]]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
 
     Censoring weights are fitted within the level, so that groups may be followed up for different times.
 
     Args:
-        scope: The rows.
+        comparison: The rows.
         groups: Of `groups_of_rows`, for these rows.
         causes: Names.
         model: Whose risks.
@@ -37,7 +37,7 @@ def subgroup_rows(
     out = []
     for group, level_of in groups.items():
         for level, inside in _levels(level_of):
-            part = scope.among(inside)
+            part = comparison.among(inside)
             found = estimate(part, model, lambda rows: {name: metric(rows) for name, metric in _METRICS.items()})
             intervals = {name: one.interval() for name, one in found.items()}
             for cell in cells(part, causes):
@@ -61,7 +61,7 @@ def _levels(level_of: NDArray[np.str_]) -> Iterator[tuple[str, Bools]]:
 
 
 def groups_of_rows(
-    timelines: Timelines, rows: TaskRows, vocabulary: Vocabulary, *, chosen: Ints, kinds: Sequence[str]
+    records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, kinds: Sequence[str]
 ) -> dict[str, NDArray[np.str_]]:
     """What group each row belongs to, by age at the prediction time and by each family of static codes.
 
@@ -70,8 +70,7 @@ def groups_of_rows(
     family counts in the first of them by token. Groups that have one level only are left out.
 
     Args:
-        timelines: Static codes.
-        rows: Prediction times of the same subjects.
+        records: Static codes and prediction times.
         vocabulary: Names of the tokens.
         chosen: (r,) which rows.
         kinds: Of `sex`, `age`, `static`.
@@ -80,10 +79,11 @@ def groups_of_rows(
         Group → (r,) name of each row's level.
     """
     out: dict[str, NDArray[np.str_]] = {}
+    rows = records.rows
     subject = rows.subject[chosen]
     if "age" in kinds:
         out["age"] = age_bands(rows.age_years[chosen])
-    for family, level_of in _families(timelines, vocabulary):
+    for family, level_of in _families(records.timelines, vocabulary):
         kind = "sex" if family.upper().startswith(("GENDER", "SEX")) else "static"
         if kind in kinds:
             out["sex" if kind == "sex" and "sex" not in out else family] = level_of[subject]
@@ -103,8 +103,7 @@ def age_bands(age_years: NDArray[np.floating[Any]]) -> NDArray[np.str_]:
 
 def _families(timelines: Timelines, vocabulary: Vocabulary) -> Iterator[tuple[str, NDArray[np.str_]]]:
     """Each family of static codes, in order of name, with every subject's level."""
-    codes = timelines.static_codes
-    owner = np.repeat(np.arange(len(timelines)), np.diff(timelines.static_offsets))
+    codes, owner = timelines.static_codes, timelines.static_owner
     tokens, counts = np.unique(codes, return_counts=True)
     members: dict[str, list[tuple[int, int]]] = {}
     for token, count in zip(tokens.tolist(), counts.tolist(), strict=True):

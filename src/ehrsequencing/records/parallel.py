@@ -34,7 +34,7 @@ from ehrsequencing.records.fixes import FixLog
 from ehrsequencing.records.meds import SPLITS, MedsReader, SplitLookup
 from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.row_store import KeptRows, keep, read_kept
-from ehrsequencing.records.timelines import TaskRows, Timelines, slice_rows, slice_timelines
+from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit
@@ -209,8 +209,8 @@ class ShardWork:
             tallies.append(Tally(builder.task))
             tallies[-1].add_cohort(cohort, split, record.visits)
             encoded = encode_rows(record, cohort.rows, self._vocabulary)
-            rows.append([slice_rows(encoded, part) for part in parts])
-        return EncodedShard([slice_timelines(timelines, part) for part in parts], rows, tallies, fixes)
+            rows.append([encoded.take(part) for part in parts])
+        return EncodedShard([timelines.take(part) for part in parts], rows, tallies, fixes)
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:

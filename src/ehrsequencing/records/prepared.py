@@ -48,7 +48,7 @@ from ehrsequencing.records.parallel import (
 from ehrsequencing.records.parallel import Tally as Tally
 from ehrsequencing.records.row_store import KeptRows, keep, ranges
 from ehrsequencing.records.splits import split_lookup, split_source
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.storage import (
@@ -417,6 +417,10 @@ class Prepared:
         """Prediction times and labels of a task in a split."""
         self.task(task)
         return _open(TaskRows, self.folder / "tasks" / task / split)
+
+    def records(self, task: str, split: str) -> TaskRecords:
+        """Visits of a split, with prediction times and labels of a task."""
+        return TaskRecords(self.timelines(split), self.rows(task, split))
 
 
 def _open(kind: type[Arrays], folder: Path) -> Arrays:

@@ -1,6 +1,6 @@
-"""Encoded records: visits as token ids, and each task's prediction times with their labels, as packed arrays.
+"""Encoded records as packed arrays: visits as token ids, and the prediction times of a task with their labels.
 
-`encoding.py` makes them; here are the arrays, and what takes, joins and cuts them.
+`encoding.py` makes these arrays from events. This file defines them, and takes, joins and cuts them by subject.
 """
 
 from collections.abc import Sequence
@@ -51,6 +51,31 @@ class Timelines:
 
     def __len__(self) -> int:
         return len(self.subject_id)
+
+    @property
+    def owner(self) -> Ints:
+        """(N,) row of the subject that owns each visit."""
+        return np.repeat(np.arange(len(self)), np.diff(self.subject_offsets))
+
+    @property
+    def static_owner(self) -> Ints:
+        """(·,) row of the subject that owns each static code."""
+        return np.repeat(np.arange(len(self)), np.diff(self.static_offsets))
+
+    def take(self, subjects: Ints | slice) -> "Timelines":
+        """Some subjects, in the order given; a slice of subjects gives views, except for the offsets."""
+        visits, subject_offsets = _owned(self.subject_offsets, subjects)
+        codes, visit_offsets = _owned(self.visit_offsets, visits)
+        static, static_offsets = _owned(self.static_offsets, subjects)
+        new: dict[str, Any] = {
+            "subject_offsets": subject_offsets,
+            "visit_offsets": visit_offsets,
+            "static_offsets": static_offsets,
+        }
+        new |= {name: getattr(self, name)[subjects] for name in ("subject_id", "birth_us")}
+        new |= {name: getattr(self, name)[visits] for name in _OF_VISITS}
+        new |= {"codes": self.codes[codes], "values": _items(self.values, codes)}
+        return Timelines(**new, static_codes=self.static_codes[static])
 
 
 @dataclass(frozen=True)
@@ -104,39 +129,60 @@ class TaskRows:
         """(R,) subject row that owns each prediction time."""
         return np.repeat(np.arange(len(self.row_offsets) - 1), np.diff(self.row_offsets))
 
+    def take(self, subjects: Ints | slice) -> "TaskRows":
+        """The prediction times of some subjects, in the order given; a slice of subjects gives views."""
+        return self.select(*_owned(self.row_offsets, subjects))
 
-def take_timelines(timelines: Timelines, subjects: Ints) -> Timelines:
-    """The timelines of some subjects, in the order given."""
-    visits, subject_offsets = ragged(timelines.subject_offsets, subjects)
-    codes, visit_offsets = ragged(timelines.visit_offsets, visits)
-    static, static_offsets = ragged(timelines.static_offsets, subjects)
-    return Timelines(
-        subject_id=timelines.subject_id[subjects], birth_us=timelines.birth_us[subjects],
-        subject_offsets=subject_offsets, start_us=timelines.start_us[visits], end_us=timelines.end_us[visits],
-        age_years=timelines.age_years[visits], delta_days=timelines.delta_days[visits], visit_offsets=visit_offsets,
-        codes=timelines.codes[codes], values=timelines.values.take(codes, axis=0),
-        static_codes=timelines.static_codes[static], static_offsets=static_offsets,
-    )  # fmt: skip
+    def select(self, chosen: Ints | slice, row_offsets: Ints) -> "TaskRows":
+        """Some prediction times, given to new subjects.
 
-
-def take_rows(rows: TaskRows, subjects: Ints) -> TaskRows:
-    """The prediction times of some subjects, in the order given."""
-    chosen, row_offsets = ragged(rows.row_offsets, subjects)
-    carry, carry_offsets = ragged(rows.carry_offsets, chosen)
-    new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
-    new |= {name: getattr(rows, name).take(carry, axis=0) for name in ("carry_codes", "carry_values")}
-    return TaskRows(**new, **{f.name: getattr(rows, f.name)[chosen] for f in fields(rows) if f.name not in new})
+        Args:
+            chosen: (r,) row numbers, in the new order.
+            row_offsets: (S+1,) new subject s owns the chosen rows `[offsets[s], offsets[s+1])`.
+        """
+        carry, carry_offsets = _owned(self.carry_offsets, chosen)
+        new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
+        new |= {name: _items(getattr(self, name), carry) for name in ("carry_codes", "carry_values")}
+        return TaskRows(**new, **{f.name: getattr(self, f.name)[chosen] for f in fields(self) if f.name not in new})
 
 
-def as_of(
-    timelines: Timelines,
-    subjects: Ints,
-    *,
-    visits: Ints,
-    unfinished_codes: Ints,
-    end_us: Ints,
-) -> Timelines:
-    """Records as they stood at moments that lie in a visit, each as a subject of its own.
+@dataclass(frozen=True)
+class TaskRecords:
+    """Visits of S subjects, with a task's R prediction times for the same subjects.
+
+    Attributes:
+        timelines: Visits.
+        rows: Prediction times, owned by the subjects of `timelines` in the same order.
+    """
+
+    timelines: Timelines
+    rows: TaskRows
+
+    def __len__(self) -> int:
+        """Number of prediction times."""
+        return len(self.rows)
+
+    @property
+    def subject_id(self) -> Ints:
+        """(R,) id of the subject that owns each prediction time."""
+        return self.timelines.subject_id[self.rows.subject]
+
+    @property
+    def first_visit(self) -> Ints:
+        """(R,) first visit of the subject that owns each prediction time."""
+        return self.timelines.subject_offsets[self.rows.subject]
+
+    def at_landmark(self, landmark_days: float) -> Ints:
+        """(r,) numbers of the queries asked `landmark_days` after their index."""
+        return np.flatnonzero(self.rows.at_landmark(landmark_days))
+
+    def take(self, subjects: Ints | slice) -> "TaskRecords":
+        """Some subjects, in the order given."""
+        return TaskRecords(self.timelines.take(subjects), self.rows.take(subjects))
+
+
+def as_of(timelines: Timelines, subjects: Ints, *, visits: Ints, unfinished_codes: Ints, end_us: Ints) -> Timelines:
+    """Records cut at moments that lie in a visit, each as a subject of its own.
 
     Args:
         timelines: Whole records.
@@ -155,19 +201,22 @@ def as_of(
     length[newest] = unfinished_codes
     codes, visit_offsets = spans(start, length)
     stood = replace(
-        take_timelines(timelines, subjects), subject_offsets=subject_offsets, visit_offsets=visit_offsets,
-        codes=timelines.codes[codes], values=timelines.values.take(codes, axis=0),
+        timelines.take(subjects),
+        subject_offsets=subject_offsets,
+        visit_offsets=visit_offsets,
+        codes=timelines.codes[codes],
+        values=timelines.values.take(codes, axis=0),
         **{name: np.array(getattr(timelines, name)[visit]) for name in _OF_VISITS},
-    )  # fmt: skip
+    )
     stood.end_us[newest] = end_us
     return stood
 
 
 def joined(parts: Sequence[Arrays]) -> Arrays:
-    """Arrays of several groups of subjects one after another; offsets go on where those before ended."""
+    """The arrays of several groups of subjects, one group after another."""
     columns: dict[str, Any] = {}
     for field in fields(parts[0]):
-        arrays: list[NDArray[Any]] = [np.asarray(getattr(part, field.name)) for part in parts]
+        arrays: list[NDArray[Any]] = [getattr(part, field.name) for part in parts]
         if field.name.endswith("_offsets"):
             ends: Ints = np.cumsum([0, *(int(array[-1]) for array in arrays)])
             arrays = [np.zeros(1, np.int64), *(array[1:] + ends[k] for k, array in enumerate(arrays))]
@@ -175,30 +224,13 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
     return type(parts[0])(**columns)
 
 
-def slice_timelines(timelines: Timelines, subjects: slice) -> Timelines:
-    """The timelines of subjects that stand together: views, but for the offsets."""
-    subject_offsets, visits = _slice_owned(timelines.subject_offsets, subjects)
-    visit_offsets, codes = _slice_owned(timelines.visit_offsets, visits)
-    static_offsets, static = _slice_owned(timelines.static_offsets, subjects)
-    return Timelines(
-        subject_id=timelines.subject_id[subjects], birth_us=timelines.birth_us[subjects],
-        subject_offsets=subject_offsets, start_us=timelines.start_us[visits], end_us=timelines.end_us[visits],
-        age_years=timelines.age_years[visits], delta_days=timelines.delta_days[visits], visit_offsets=visit_offsets,
-        codes=timelines.codes[codes], values=timelines.values[codes],
-        static_codes=timelines.static_codes[static], static_offsets=static_offsets,
-    )  # fmt: skip
-
-
-def slice_rows(rows: TaskRows, subjects: slice) -> TaskRows:
-    """The prediction times of subjects that stand together: views, but for the offsets."""
-    row_offsets, chosen = _slice_owned(rows.row_offsets, subjects)
-    carry_offsets, carry = _slice_owned(rows.carry_offsets, chosen)
-    new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
-    new |= {name: getattr(rows, name)[carry] for name in ("carry_codes", "carry_values")}
-    return TaskRows(**new, **{f.name: getattr(rows, f.name)[chosen] for f in fields(rows) if f.name not in new})
-
-
-def _slice_owned(offsets: Ints, owners: slice) -> tuple[Ints, slice]:
-    """Offsets of owners that stand together, from 0, and where their items are."""
+def _owned(offsets: Ints, owners: Ints | slice) -> tuple[Ints | slice, Ints]:
+    """Where the items of some owners are, and the offsets of these owners among them."""
+    if not isinstance(owners, slice):
+        return ragged(offsets, owners)
     own = offsets[owners.start : owners.stop + 1]
-    return own - own[0], slice(int(own[0]), int(own[-1]))
+    return slice(int(own[0]), int(own[-1])), own - own[0]
+
+
+def _items(array: NDArray[Any], items: Ints | slice) -> NDArray[Any]:
+    return array[items] if isinstance(items, slice) else array.take(items, axis=0)  # `take` is faster in two dimensions

@@ -96,7 +96,8 @@ class Trainer:
     def __init__(self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> None:
         self.prepared, self.task, self.out = prepared, prepared.task(task_name), out
         self.settings = study.training
-        self.train_rows, self.tuning_rows = (prepared.rows(task_name, split) for split in ("train", "tuning"))
+        train, tuning = (prepared.records(task_name, split) for split in ("train", "tuning"))
+        self.train_rows, self.tuning_rows = train.rows, tuning.rows
         self._refuse_hopeless()
         self.config, hazards = resolve_model(study.model, prepared, self.task, self.train_rows, self.settings)
         made_by = prepared.study.model_copy(
@@ -105,8 +106,7 @@ class Trainer:
         self.study = made_by.model_copy(update={"model": self.config, "training": self.settings})
         types = prepared.vocabulary.code_types if self.config.code_types else None
         self.loader, self.tuning = (
-            SubjectLoader.of_model(self.config, prepared.timelines(split), rows, code_types=types)
-            for split, rows in (("train", self.train_rows), ("tuning", self.tuning_rows))
+            SubjectLoader.of_model(self.config, records, code_types=types) for records in (train, tuning)
         )
         if self.settings.bootstrap:
             self.loader.subjects = resampled(self.loader.subjects, seed=self.settings.seed)

@@ -6,6 +6,7 @@ already. Three numbers a cause fix that at no cost, for prediction sees an ordin
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,12 +43,18 @@ class BinRecalibration:
     trend: Floats
     subjects: Ints
 
-    def as_json(self, causes: Sequence[str]) -> dict[str, dict[str, float]]:
-        """The three numbers, by the name of the cause."""
-        columns = (self.level, self.stretch, self.trend, self.subjects)
+    def as_json(self, causes: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The three numbers of each cause, and the intercepts that were folded into the head (for the audit)."""
+        columns = (self.level, self.stretch, self.trend, self.subjects, self.intercept)
         return {
-            name: {"level": float(a), "stretch": float(b), "trend": float(c), "subjects_with_event": int(n)}
-            for name, a, b, c, n in zip(causes, *columns, strict=True)
+            name: {
+                "level": float(level),
+                "stretch": float(stretch),
+                "trend": float(trend),
+                "subjects_with_event": int(subjects),
+                "intercept": intercept.tolist(),
+            }
+            for name, level, stretch, trend, subjects, intercept in zip(causes, *columns, strict=True)
         }
 
 
