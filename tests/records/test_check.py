@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from ehrsequencing.cli.app import app
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
-from ehrsequencing.records.check import TaskCheck, _Spread, check_data, format_check
+from ehrsequencing.records.check import TaskCheck, _Spread, check_data
+from ehrsequencing.records.check_text import format_check
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.storage import MANIFEST, read_json
 from helpers.meds import DAY_US, Row, record, us, write_meds
