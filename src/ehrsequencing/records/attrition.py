@@ -22,26 +22,22 @@ class Tally:
     """Counts of one task, step by step, per split."""
 
     def __init__(self, task: TaskConfig) -> None:
-        self.task = task
-        self.steps = cohort_steps(task)
-        shape = (len(SPLITS), len(self.steps) + 1)
-        self.subjects = np.zeros(shape, dtype=np.int64)  # that got so far
-        self.indexes = np.zeros(shape, dtype=np.int64)
-        self.rows = np.zeros(len(SPLITS), dtype=np.int64)
-        self.queries = np.zeros(len(SPLITS), dtype=np.int64)
+        self.task, self.steps, n = task, cohort_steps(task), len(SPLITS)
+        self.subjects, self.indexes = (
+            np.zeros((n, len(self.steps) + 1), np.int64) for _ in range(2)
+        )  # that got so far
+        self.rows, self.queries = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.ends_record = 0  # outcomes that are their subject's last event, where that ends the follow-up
         self.notes = Counter[str]()
-        self.outcomes = np.zeros((len(SPLITS), len(task.causes) + 1), dtype=np.int64)
-        self.records_before = np.zeros((len(SPLITS), len(task.landmarks), 3), dtype=np.int64)
+        self.outcomes = np.zeros((n, len(task.causes) + 1), np.int64)
+        self.records_before = np.zeros((n, len(task.landmarks), 3), np.int64)
 
     def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the visits."""
         self.ends_record += cohort.ends_record
-        self.notes.update({
-            "follow-up ended by a death that is no cause": cohort.ended_by_death,
-            "indexes with censoring codes only before them": cohort.censoring_before,
-            "indexes before birth": cohort.before_birth,
-        })  # fmt: skip
+        self.notes["follow-up ended by a death that is no cause"] += cohort.ended_by_death
+        self.notes["indexes with censoring codes only before them"] += cohort.censoring_before
+        self.notes["indexes before birth"] += cohort.before_birth
         rows, row_split = cohort.rows, split[cohort.rows.subject]
         first = np.flatnonzero(opens_run(rows.subject))
         self.subjects += _crossed(split, cohort.reached, self.subjects.shape)
@@ -86,25 +82,26 @@ class Tally:
 
     def as_json(self) -> dict[str, Any]:
         """Content of `attrition.json`."""
-        outcomes = ["censored", *self.task.causes]
+        every = self._counts(slice(None))
+        events, before = every.pop("events"), every.pop("records_before")
         return {
-            "steps": self._flow(self.subjects.sum(axis=0), self.indexes.sum(axis=0)),
-            "prediction_times": int(self.rows.sum()),
-            "queries": int(self.queries.sum()),
+            **every,
             "outcomes_that_end_the_record": self.ends_record,
             "notes": {note: count for note, count in self.notes.items() if count},
-            "records_before": self._before(self.records_before.sum(axis=0)),
-            "events": dict(zip(outcomes, self.outcomes.sum(axis=0).tolist(), strict=True)),
-            "splits": {
-                name: {
-                    "steps": self._flow(self.subjects[k], self.indexes[k]),
-                    "prediction_times": int(self.rows[k]),
-                    "queries": int(self.queries[k]),
-                    "events": dict(zip(outcomes, self.outcomes[k].tolist(), strict=True)),
-                    "records_before": self._before(self.records_before[k]),
-                }
-                for k, name in enumerate(SPLITS)
-            },
+            "records_before": before,
+            "events": events,
+            "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
+        }
+
+    def _counts(self, splits: slice) -> dict[str, Any]:
+        """The counts of some splits together."""
+        events = self.outcomes[splits].sum(axis=0).tolist()
+        return {
+            "steps": self._flow(self.subjects[splits].sum(axis=0), self.indexes[splits].sum(axis=0)),
+            "prediction_times": int(self.rows[splits].sum()),
+            "queries": int(self.queries[splits].sum()),
+            "events": dict(zip(["censored", *self.task.causes], events, strict=True)),
+            "records_before": self._before(self.records_before[splits].sum(axis=0)),
         }
 
 
@@ -148,15 +145,15 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
         )
     if attrition.get("notes", {}).get("follow-up ended by a death that is no cause"):
         out.append(
-            "Some subjects die in follow-up, and no cause of the task means death: they count as if they had only been "
-            "lost from sight, so risks are too high. Name it, as in competing: {death: MEDS_DEATH}."
+            "Some subjects die in follow-up, and death is no cause of the task: it is treated as censoring, so risks "
+            "are too high. List it, as in competing: {death: MEDS_DEATH}."
         )
     for row in attrition.get("records_before", []):
         if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]:
             out.append(
-                f"Some of those asked {from_index(row['landmark_days'])} have their first record only later: they "
-                "are in the data because they lived to be recorded (immortal time), so risks are too low. Take an "
-                "index that is itself a record, as in {first_visit: true} or {code: X}."
+                f"Some subjects with a prediction {from_index(row['landmark_days'])} have their first record only "
+                "later: they are in the data because they lived to be recorded (immortal time), so risks are too low. "
+                "Take an index that is itself a record, as in {first_visit: true} or {code: X}."
             )
     return out
 

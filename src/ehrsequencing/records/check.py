@@ -71,15 +71,13 @@ class TaskCheck:
 
     def as_json(self) -> dict[str, Any]:
         """For other programs."""
-        return {
-            "name": self.task.name, "attrition": self.attrition, "events_within": self.events_within,
-            "known_at": self.known_at, "warnings": self.warnings,
-        }  # fmt: skip
+        own = {name: getattr(self, name) for name in ("attrition", "events_within", "known_at", "warnings")}
+        return {"name": self.task.name, **own}
 
 
 @dataclass(frozen=True)
 class DataCheck:
-    """What `check_data` found.
+    """What is in a data set.
 
     Attributes:
         facts: Counts about the data set; empty where it is refused.
@@ -177,7 +175,7 @@ def _count(
 
 
 class _Spread:
-    """How a count is spread: exact, in memory that grows with the largest count only."""
+    """Distribution of a count: exact, in memory that grows with the largest count only."""
 
     def __init__(self) -> None:
         self.histogram = np.zeros(1, dtype=np.int64)

@@ -44,7 +44,7 @@ def find_shards(data: Path) -> list[Path]:
 
 
 def _refuse_lost_splits(root: Path, shards: list[Path]) -> None:
-    """Refuse what has the name of a split but gives no rows: a plain file, or a folder with files of another kind."""
+    """Refuse what is named as a split but gives no rows: a plain file, or a folder with files of another kind."""
     for path in (root / name for name in SPLITS):
         if path.is_file():
             raise EhrseqError("is a file", where=str(path), fix="a split is a folder of Parquet files")
@@ -94,11 +94,9 @@ class MedsReader:
     def read(self, path: Path) -> Events:
         """Read, check and fix one shard."""
         events = read_events(path, self.fixes, dialect=self.dialect, encounter_column=self.encounter_column)
-        return fix(
-            events, path, self.fixes, dialect=self.dialect,
-            extracted_us=None if self.declared_us is None else self.declared_us + DAY_US,
-            until_us=None if self.late is None else self.late.until_us,
-        )  # fmt: skip
+        extracted_us = None if self.declared_us is None else self.declared_us + DAY_US
+        until_us = None if self.late is None else self.late.until_us
+        return fix(events, path, self.fixes, dialect=self.dialect, extracted_us=extracted_us, until_us=until_us)
 
     def end_us(self, days: DayCounts) -> int:
         """The data's end: as `data.extracted` says, else the last timestamp of all shards' `days`."""

@@ -27,11 +27,7 @@ class Sample:
         self._waiting = self._kept = 0
 
     def add(
-        self,
-        key: Ints,
-        hashed: NDArray[np.uint64],
-        value: NDArray[np.floating[Any]],
-        owner: NDArray[np.uint32],
+        self, key: Ints, hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]
     ) -> None:
         """Add rows: keys, hashes, values, and whose they are (n,)."""
         missing = int(key.max(initial=-1)) + 1 - len(self._limit)

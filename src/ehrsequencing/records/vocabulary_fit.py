@@ -134,12 +134,7 @@ class VocabularyFit:
         self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
 
     def _update_summaries(
-        self,
-        code: Ints,
-        subject: Ints,
-        time: Ints,
-        hashed: NDArray[np.uint64],
-        who: NDArray[np.uint32],
+        self, code: Ints, subject: Ints, time: Ints, hashed: NDArray[np.uint64], who: NDArray[np.uint32]
     ) -> None:
         """Scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)."""
         first = np.flatnonzero(opens_run(code, subject))
