@@ -118,6 +118,12 @@ def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
         list(Workers(work, 2).in_order(Dying.die, [(), ()]))
 
 
+def test_an_error_keeps_its_parts_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(EhrseqError("is bad", where="a file", fix="replace it")))
+    assert (error.what, error.where, error.fix) == ("is bad", "a file", "replace it")
+    assert str(error) == "a file: is bad (replace it)"
+
+
 def test_how_many_processes(tmp_path: Path) -> None:
     shards = find_shards(write_meds(tmp_path / "data", rows_of(9), shards=3))
     assert count_processes(shards, None) == 1  # small data does not pay for a second process

@@ -48,7 +48,7 @@ class Tally:
         self._add_records_before(rows, split, visits)
 
     def _add_records_before(self, rows: CohortRows, split: NDArray[np.int8], visits: Visits) -> None:
-        """Per split and landmark: subjects asked there, those without a visit before it, those with one only later."""
+        """Per split and landmark: subjects with a query, those without a visit before it, those with one only after it."""
         start_us = np.full(len(split), NEVER)
         np.minimum.at(start_us, visits.subject, visits.start_us)
         for place, days in enumerate(self.task.landmarks):
@@ -75,7 +75,7 @@ class Tally:
         return flow
 
     def _before(self, counts: Ints) -> list[dict[str, Any]]:
-        """Of the subjects asked at each landmark (landmarks, 3): those without a record before it."""
+        """Name the counts (landmarks, 3) of `records_before`."""
         names = ("subjects", "without_record_before", "first_record_later")
         rows = [dict(zip(names, row, strict=True)) for row in counts.tolist()]
         return [{"landmark_days": days, **row} for days, row in zip(self.task.landmarks, rows, strict=True)]

@@ -26,7 +26,7 @@ _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def code_type(code: str) -> str:
-    """The type of a MEDS code: what stands before its first `//` (`LAB`, `DX` …), or nothing.
+    """The type of a MEDS code: the text before its first `//` (`LAB`, `DX` …), or nothing.
 
     >>> code_type("LAB//HbA1c"), code_type("Weight (Lbs)")
     ('LAB', '')

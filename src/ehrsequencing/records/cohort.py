@@ -103,7 +103,7 @@ class Cohort:
 class _Indexes:
     """Valid indexes: sorted by subject and time, each with the end of its follow-up.
 
-    Where outcomes recur they do not end it, and stand apart, sorted by subject and time.
+    Outcomes that recur do not end it, and are kept in `recurring`.
     """
 
     subject: Ints
@@ -160,7 +160,7 @@ class CohortBuilder:
                 matcher.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
 
     def require_subjects(self, subject_ids: Ints) -> None:
-        """Refuse an index file that names none of the data's subjects."""
+        """Refuse an index file without any subject of the data."""
         if self.index_times is not None and not np.isin(self.index_times.subject_id, subject_ids).any():
             what = f"none of its {len(np.unique(self.index_times.subject_id))} subjects is in the data"
             raise EhrseqError(what, where=str(self.task.index.file), fix="use the subject ids of the data set")
@@ -183,7 +183,7 @@ class CohortBuilder:
         owner, moment = self._candidates(record)
         event_us, event_cause = self._first_cause(record)
         death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
-        censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]  # nobody is followed, or asked, beyond death
+        censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]  # no follow-up or prediction time after death
         if labelled:
             censor_us = np.minimum(censor_us, self._censoring(record, owner, moment, dataset_end_us))
         t, cause = event_us[owner], event_cause[owner]
@@ -312,15 +312,15 @@ class CohortBuilder:
             offsets = np.array([0, *(round(days * DAY_US) for days in self.task.landmarks)], dtype=np.int64)
             asked = (indexes.time_us[:, None] + offsets).ravel()
             asker = np.repeat(indexes.subject, len(offsets))
-            if not labelled:  # nobody knows yet who is at risk at a landmark in the future
+            if not labelled:  # it is not known yet who is at risk at a landmark in the future
                 past = (asked <= dataset_end_us) | np.tile(offsets == 0, len(indexes.time_us))
                 asked, asker = asked[past], asker[past]
             order = np.lexsort((asked, asker))
             asker, asked = asker[order], asked[order]
             before, first = count_at_or_before(visits.subject, visits.end_us, asker, asked - 1)
-            place = before + first  # visits are in order already: queries come in between, and first at an instant
-            owner, moment = np.insert(visits.subject, place, asker), np.insert(visits.end_us, place, asked)
-            is_query = np.insert(np.zeros(len(visits), dtype=bool), place, True)
+            at = before + first  # visits are in order already: queries come in between, and first at an instant
+            owner, moment = np.insert(visits.subject, at, asker), np.insert(visits.end_us, at, asked)
+            is_query = np.insert(np.zeros(len(visits), dtype=bool), at, True)
             rows = np.flatnonzero(opens_run(owner, moment))  # distinct moments; all visits of one are before it
             visits_before = np.cumsum(~is_query)[np.append(rows[1:], len(owner))[: len(rows)] - 1]
             first_visit = np.r_[0, np.cumsum(np.bincount(visits.subject, minlength=owner.max(initial=-1) + 1))]

@@ -160,7 +160,7 @@ def last_time(events: Events, chosen: Bools, row: Ints, n_subjects: int) -> Ints
 
 
 def pieces(starts: Ints, n: int, rows: int) -> list[slice]:
-    """Cut `n` rows, whose owners' first rows are given, into pieces of about so many rows and of whole owners.
+    """Cut `n` rows into pieces of about `rows` rows that hold whole owners, whose first rows are `starts`.
 
     >>> import numpy as np
     >>> pieces(np.array([0, 2, 3, 9]), 10, 4)

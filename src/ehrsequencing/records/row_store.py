@@ -105,7 +105,7 @@ def read_kept(
 def ranges(shards: Sequence[KeptRows], parts: int) -> Iterator[list[KeptRows]]:
     """Cut all subjects, in the order of their ids, into at most so many ranges with about as many rows each.
 
-    Each is made when it is asked for: all of them together would be as many objects as ranges times shards.
+    Ranges are made one at a time, since all of them together would be as many objects as ranges times shards.
     """
     for first, last in _bounds(shards, parts):
         inside = [shard.between(first, last) for shard in shards]

@@ -1,4 +1,4 @@
-"""Splits: which subjects a model trains on, is tuned on, and is judged on.
+"""Splits: which subjects a model is trained, tuned and evaluated on.
 
 In: a data set and the section `splits` of its study. Out: a `SplitLookup`, from subject id to split. Splits by folder,
 date or site need a pass over the records of their own, since the vocabulary is fitted on training subjects only.
@@ -166,7 +166,7 @@ def _by_folder(data: Path, dialect: DialectConfig) -> Assigned:
 
 
 def _distinct(subject_id: Ints) -> Ints:
-    """Distinct ids, sorted; rows of one subject mostly stand together, so that few are left to sort."""
+    """Distinct ids, sorted; runs of one subject are merged first, so that few are left to sort."""
     return np.unique(subject_id[opens_run(subject_id)])
 
 
@@ -178,9 +178,9 @@ def _by_date(
     excluded: CodeMatcher,
     parents: Mapping[str, list[str]],
 ) -> Assigned:
-    """Held out: whose first index of any task falls on `splits.from` or later; without one, whose record starts there.
+    """Held out: subjects whose first index of any task, or without one first record, is at `splits.from` or later.
 
-    Outcome-free: an index counts if it could be asked at, whether or not anything is known after it.
+    No outcome decides: an index counts whether or not anything is known after it.
     """
     from_us = parse_date_us(study.splits.from_date or "")
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
@@ -194,11 +194,11 @@ def _by_date(
         start_us = first_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
         ids.append(record.subject_id)
         is_late.append(np.where(first_us == NEVER, start_us, first_us) >= from_us)
-    return _assigned(np.concatenate(ids), np.concatenate(is_late), study.splits)
+    return _assigned(ids, is_late, study.splits)
 
 
 def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assigned:
-    """Held out: who has any row at one of `splits.held_out_sites`, so that no such person is learned from."""
+    """Held out: subjects with any row at one of `splits.held_out_sites`, so that none of them is trained on."""
     column, sites = settings.column or "", pa.array(settings.held_out_sites or (), pa.string())
     ids, is_there, seen = [], [], set[str]()
     for path in find_shards(data):
@@ -215,8 +215,7 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assi
     if unseen:
         where = f"splits.held_out_sites, column {column}"
         raise EhrseqError(f"no row has the site {unseen[0]!r}", where=where, fix="write sites as the column does")
-    everyone, is_held_out = np.concatenate(ids), np.concatenate(is_there)
-    return _assigned(everyone, is_held_out, settings)
+    return _assigned(ids, is_there, settings)
 
 
 def _as_text(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
@@ -227,8 +226,9 @@ def _as_text(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
         raise EhrseqError(what, where=str(path), fix="sites are text or whole numbers") from error
 
 
-def _assigned(everyone: Ints, is_held_out: Bools, settings: SplitsConfig) -> Assigned:
-    """Sorted ids and splits; those not held out train or tune by their hash, in the shares of the settings."""
+def _assigned(ids: list[Ints], held_out: list[Bools], settings: SplitsConfig) -> Assigned:
+    """Split the subjects that are not held out by their hash into training and tuning, in the study's shares."""
+    everyone, is_held_out = np.concatenate(ids), np.concatenate(held_out)
     whole = settings.train + settings.tuning
     shares = settings.model_copy(update={"train": settings.train / whole, "tuning": settings.tuning / whole})
     split = np.minimum(hash_splits(everyone, shares), 1)

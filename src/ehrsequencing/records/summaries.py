@@ -28,7 +28,7 @@ class Summaries:
 def summarise(
     subject: Ints, time_us: Ints, token: Ints32, value: Floats32, *, query_subject: Ints, query_us: Ints
 ) -> Summaries:
-    """Summarise, for each query, every numeric code that its subject has by then (stamped ≤ p).
+    """Summarise, for each query, every numeric code that its subject has up to then (time ≤ p).
 
     Args:
         subject: (n,) subject row of each number, sorted.
@@ -39,7 +39,7 @@ def summarise(
         query_us: (q,) its moment.
 
     Returns:
-        The summaries. At equal times the row that stood later in the record is the last one.
+        The summaries. At equal times the later row of the record is the last one.
     """
     order = np.argsort(subject * (int(token.max(initial=0)) + 1) + token, kind="stable")  # times stay in order
     subject, time_us, token, number = subject[order], time_us[order], token[order], value[order].astype(np.float64)

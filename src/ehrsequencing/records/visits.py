@@ -1,7 +1,7 @@
 """Events → visits: by calendar day, fixed window, gap, or encounter column (SCIENCE.md §1).
 
 Only events that make a token count. A visit's `start` and `end` are its first and last such event, so that everything
-in it was known at `end`, and nothing later.
+in it is known at `end`, and nothing later.
 """
 
 from dataclasses import dataclass
