@@ -48,7 +48,7 @@ class Tally:
         self._add_records_before(rows, split, visits)
 
     def _add_records_before(self, rows: CohortRows, split: NDArray[np.int8], visits: Visits) -> None:
-        """Per split and landmark: subjects with a query, those without a visit before it, those with one only after it."""
+        """Per split and landmark: subjects with a query, without a visit before it, and with one only after it."""
         start_us = np.full(len(split), NEVER)
         np.minimum.at(start_us, visits.subject, visits.start_us)
         for place, days in enumerate(self.task.landmarks):
