@@ -1,5 +1,8 @@
 """The one error that users see: what went wrong, where, and how to fix it."""
 
+from functools import partial
+from typing import Any
+
 
 class EhrseqError(Exception):
     """A problem that the user can fix.
@@ -16,3 +19,7 @@ class EhrseqError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
         super().__init__("".join([f"{where}: " if where else "", what, f" ({fix})" if fix else ""]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the parts when the error goes from one process to another."""
+        return partial(type(self), where=self.where, fix=self.fix), (self.what,)

@@ -23,12 +23,11 @@ from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
-from ehrsequencing.records.data_end import DayCounts
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, parse_date_us
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Progress
 from ehrsequencing.records.record import make_record
+from ehrsequencing.records.survey import Progress, Steps, TokenRows, survey
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from ehrsequencing.storage import (
@@ -117,23 +116,6 @@ class Moment:
         return rows.take(np.r_[rows.subject[1:] != rows.subject[:-1], True])
 
 
-@dataclass(frozen=True)
-class Survey:
-    """What is in new records, before anything is asked.
-
-    Attributes:
-        days: Rows by day.
-        tokens: Rows that make a token.
-        unknown: Those of them whose code training did not know.
-        unknown_of_subject: Their share of a subject's rows, on average: one person's many rows do not decide it.
-    """
-
-    days: DayCounts
-    tokens: int
-    unknown: int
-    unknown_of_subject: float
-
-
 @dataclass
 class NewRecords:
     """Records that a run is asked about: surveyed in one pass, encoded in another.
@@ -159,47 +141,22 @@ class NewRecords:
     late: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        visits = self.run.study.visits
-        self.reader = MedsReader(
-            self.data, self.facts, encounter_column=visits.column if visits.by == "encounter" else None
-        )
-        self.excluded, self._done = self.run.excluded(self.data), 0
-        self.survey = self.reader.settle(self._survey)
+        self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
+        self.excluded = self.run.excluded(self.data)
+        self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
+        found = survey(self.reader, lambda: TokenRows(self.run.vocabulary, self.excluded), self._tick)
+        self.rows = found.part
         if self.reader.declared_us is not None:  # all of that day
             self.end_us = self.reader.declared_us + DAY_US - 1
         else:
-            self.end_us = self.survey.days.last_us
-
-    def _tick(self) -> None:
-        self._done += 1
-        if self.progress is not None:
-            self.progress(self._done, (2 if self.reader.late is None else 3) * len(self.reader.shards))
-
-    def _survey(self) -> Survey:
-        days, tokens, unknown = list[DayCounts](), list[Ints](), list[Ints]()
-        for events in self.reader:
-            days.append(DayCounts.of(events))
-            ids, subject = events.subjects
-            makes_token = ~self.excluded.mask(events.codes)
-            is_unknown = makes_token & self.run.vocabulary.is_unknown(self.run.vocabulary.ids(events.codes))
-            for counts, of_code in ((tokens, makes_token), (unknown, is_unknown)):
-                counts.append(np.bincount(subject[of_code[events.code]], minlength=len(ids)))
-            self._tick()
-        of_subject, new = np.concatenate(tokens), np.concatenate(unknown)
-        share = new[of_subject > 0] / of_subject[of_subject > 0]
-        return Survey(
-            DayCounts.added(days), int(of_subject.sum()), int(new.sum()), float(share.mean()) if len(share) else 0.0
-        )
+            self.end_us = found.days.last_us
 
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
         builder = CohortBuilder(self.run.task, parents=read_parents(self.data))
         for events in self.reader:
             record = make_record(events, excluded=self.excluded, settings=self.run.study.visits)
-            rows = builder.build(
-                record.events, record.subject, record.visits, birth_us=record.birth_us,
-                dataset_end_us=int(NEVER), labelled=False, as_of_us=moment.as_of_us,
-            ).rows  # fmt: skip
+            rows = builder.build(record, dataset_end_us=int(NEVER), labelled=False, as_of_us=moment.as_of_us).rows
             known = np.ones(len(rows), dtype=bool) if moment.as_of_us is not None else rows.prediction_us <= self.end_us
             self.subjects += len(record.subject_id)
             self.moments += len(rows)
@@ -222,11 +179,11 @@ class NewRecords:
 
     def require_known(self, *, force: bool) -> str:
         """Refuse records of which the run knows hardly anything, unless `force`; else say how much it does not know."""
-        if not self.survey.tokens:
+        if not self.rows.tokens:
             return "no row has a code that makes a token"
-        share = self.survey.unknown / self.survey.tokens
+        share = self.rows.unknown / self.rows.tokens
         what = f"{share:.1%} of the rows have a code that the run does not know"
-        if min(share, self.survey.unknown_of_subject) > MOST_UNKNOWN and not force:
+        if min(share, self.rows.unknown_of_subject) > MOST_UNKNOWN and not force:
             fix = "map its codes to those of the run's training data; --force answers all the same"
             raise EhrseqError(what, where=str(self.data), fix=fix)
         return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what

@@ -382,7 +382,6 @@ def test_a_subgroup_is_judged_by_its_own_rows() -> None:
 
 
 def test_input_rates_are_those_of_plain_loops(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ehrsequencing.evaluation import drift as inputs
 
     timelines, rows = split(prepared, "tuning").timelines, split(prepared, "tuning").rows
     codes = np.array(timelines.codes)

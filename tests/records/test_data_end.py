@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from ehrsequencing.audit.source import Source
 from ehrsequencing.config import TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records import prepared as prepared_module
+from ehrsequencing.records import survey as survey_module
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.data_end import DayCounts, find_late_rows
-from ehrsequencing.records.meds import MedsReader, SplitLookup
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parallel import ShardWork
 from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.splits import split_lookup
 from ehrsequencing.storage import MANIFEST, read_json
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
@@ -171,7 +172,9 @@ def test_a_worker_leaves_out_what_the_first_process_found(tmp_path: Path) -> Non
     data = written(tmp_path / "data", [*people(), *STRAYS["a lone row"]])
     study, reader = load_study(None), MedsReader(data)
     late = find_late_rows(counts(data))
-    work = ShardWork(reader, SplitLookup(data, study.splits), study, [], CodeMatcher([]), {})
+    excluded = CodeMatcher([])
+    lookup = split_lookup(data, study=study, tasks=[], excluded=excluded, parents={})
+    work = ShardWork(reader, lookup, study, [], excluded, {}, tmp_path)
     for told, left in ((None, 1), (late, 0), (None, 1)):
         shards = [work.fit(path, tmp_path / f"{n}.rows", told) for n, path in enumerate(reader.shards)]
         days = DayCounts.added([shard.days for shard in shards])
@@ -199,8 +202,8 @@ def test_progress_goes_on_through_the_second_reading(tmp_path: Path) -> None:
 
 def test_clean_data_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
-    real = prepared_module._first_pass_kept
-    monkeypatch.setattr(prepared_module, "_first_pass_kept", lambda *a: passes.append(1) or real(*a))
+    real = survey_module._read_all
+    monkeypatch.setattr(survey_module, "_read_all", lambda *a: passes.append(1) or real(*a))
     prepare(written(tmp_path / "data", people()), tmp_path / "set", study=load_study(None), tasks=[TASK])
     assert passes == [1]
 

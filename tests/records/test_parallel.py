@@ -3,7 +3,6 @@
 import itertools
 import os
 import pickle
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +16,16 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import prepared as prepared_room
 from ehrsequencing.records import samples as samples_room
+from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
 from ehrsequencing.records.fixes import FixLog, _same_code_at_once
-from ehrsequencing.records.meds import MedsReader, SplitLookup, find_shards
+from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.parallel import ShardWork, Workers, count_processes
 from ehrsequencing.records.parquet_rows import _check_codes
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.records.row_store import keep, ranges, read_kept
 from ehrsequencing.records.samples import Sample
+from ehrsequencing.records.splits import split_lookup
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import _Ranks
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -110,9 +111,17 @@ class Dying(ShardWork):
 
 def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
     data, study = write_meds(tmp_path / "data", rows_of(4), shards=2), StudyConfig()
-    work = Dying(MedsReader(data), SplitLookup(data, study.splits), study, [], Counter[str]().__contains__, {})
-    with Workers(work, 2) as workers, pytest.raises(EhrseqError, match="a process has ended"):
-        list(workers.in_order(Dying.die, [(), ()]))
+    excluded = CodeMatcher([])
+    lookup = split_lookup(data, study=study, tasks=[], excluded=excluded, parents={})
+    work = Dying(MedsReader(data), lookup, study, [], excluded, {}, tmp_path)
+    with pytest.raises(EhrseqError, match="a process was killed"):
+        list(Workers(work, 2).in_order(Dying.die, [(), ()]))
+
+
+def test_an_error_keeps_its_parts_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(EhrseqError("is bad", where="a file", fix="replace it")))
+    assert (error.what, error.where, error.fix) == ("is bad", "a file", "replace it")
+    assert str(error) == "a file: is bad (replace it)"
 
 
 def test_how_many_processes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import encode_timelines
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.record import make_record
@@ -365,7 +366,7 @@ def test_shards_and_value_modes_make_no_difference_to_visits(mode: str, values: 
     store = made(tmp_path, mode, f"values.mode={values}")
     prepared = Prepared(store)
     for events in MedsReader(tmp_path / "data"):
-        record_ = make_record(events, excluded=no, settings=prepared.study.visits)
+        record_ = make_record(events, excluded=CodeMatcher([]), settings=prepared.study.visits)
         timelines, _ = encode_timelines(record_, prepared.vocabulary)
         assert np.all(np.diff(timelines.visit_offsets) > 0)
         for at in zip(timelines.visit_offsets[:-1], timelines.visit_offsets[1:], strict=True):

@@ -157,11 +157,14 @@ def test_the_order_of_shards_makes_no_difference(tmp_path: Path, enough: int) ->
 @pytest.mark.slow
 def test_ranks_of_real_values_hardly_move(tmp_path: Path) -> None:
     """Against the ranks among all training values; a sample of 2,048 without any grouping is as far from them."""
-    from ehrsequencing.records.meds import MedsReader, SplitLookup
+    from ehrsequencing.records.codes import CodeMatcher
+    from ehrsequencing.records.meds import MedsReader
+    from ehrsequencing.records.splits import split_lookup
 
     study = load_study(None, [])
     prepare(REAL, tmp_path / "set", study=study, tasks=[])
-    found, lookup = Prepared(tmp_path / "set").vocabulary, SplitLookup(REAL, study.splits)
+    found = Prepared(tmp_path / "set").vocabulary
+    lookup = split_lookup(REAL, study=study, tasks=[], excluded=CodeMatcher([]), parents={})
     values: dict[int, list[np.ndarray]] = {}
     for events in MedsReader(REAL):
         training = (lookup(events.subject_id) == 0) & ~np.isnan(events.value)

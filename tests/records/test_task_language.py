@@ -378,10 +378,8 @@ def test_who_is_asked_at_a_moment_does_not_depend_on_what_comes_later(
         found = Records(rows)
         assert found.records
         events = _events(rows)
-        made = make_record(events, excluded=lambda code: code.startswith("MEDS"), settings=load_study().visits)
-        cohort = CohortBuilder(task).build(
-            events, made.subject, made.visits, birth_us=made.birth_us, dataset_end_us=2**60, labelled=False
-        )
+        made = make_record(events, excluded=CodeMatcher(["MEDS*"]), settings=load_study().visits)
+        cohort = CohortBuilder(task).build(made, dataset_end_us=2**60, labelled=False)
         pairs = zip(cohort.rows.prediction_us.tolist(), cohort.rows.index_us.tolist(), strict=True)
         return {pair for pair in pairs if pair[0] <= now}
 

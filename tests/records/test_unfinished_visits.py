@@ -13,10 +13,11 @@ from ehrsequencing.config import load_study
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.reach import Reach
 from ehrsequencing.predict import risk_of_rows
+from ehrsequencing.records.codes import excluded_codes
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Prepared, excluded_codes, prepare
+from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, task, verdicts
@@ -68,10 +69,7 @@ def cut_records(world: World, folder: Path) -> tuple[TaskRecords, np.ndarray[Any
     [events] = reader
     question, study = world.store.task("hospital"), world.store.study
     record = make_record(events, excluded=excluded_codes(study, [question], {}), settings=study.visits)
-    cohort = CohortBuilder(question).build(
-        record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=max(moments),
-        labelled=False,
-    )  # fmt: skip
+    cohort = CohortBuilder(question).build(record, dataset_end_us=max(moments), labelled=False)
     asked = encode_rows(record, cohort.rows, world.store.vocabulary)
     timelines, _ = encode_timelines(record, world.store.vocabulary)
     row = np.flatnonzero(np.asarray(asked.prediction_us) == np.array(moments)[asked.subject])

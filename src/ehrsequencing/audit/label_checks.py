@@ -7,9 +7,8 @@ import numpy as np
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
 from ehrsequencing.audit.source import Source, follow_up
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import DAY_US, STATIC, Events, parse_date_us
+from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events, parse_date_us
 from ehrsequencing.records.labels import read_index_times
-from ehrsequencing.records.meds import BIRTH
 from ehrsequencing.records.timelines import TaskRows
 
 SLACK_DAYS = 1e-6  # a tenth of a second: durations are days in float64

@@ -77,10 +77,8 @@ class _Again:
 def _encode(data: AuditData, source: Source, parts: list[Events], moment_us: Ints) -> _Again:
     """Each cut record becomes a subject of its own, and goes the way that new records go in use."""
     record = make_record(join(parts), excluded=source.excluded, settings=data.prepared.study.visits)
-    cohort = CohortBuilder(data.task, parents=source.parents).build(
-        record.events, record.subject, record.visits, birth_us=record.birth_us,
-        dataset_end_us=int(moment_us.max()), labelled=False,
-    )  # fmt: skip
+    builder = CohortBuilder(data.task, parents=source.parents)
+    cohort = builder.build(record, dataset_end_us=int(moment_us.max()), labelled=False)
     timelines, _ = encode_timelines(record, data.vocabulary)
     rows = encode_rows(record, cohort.rows, data.vocabulary)
     pair = record.subject_id[rows.subject]

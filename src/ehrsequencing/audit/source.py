@@ -11,8 +11,8 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.data_end import DayCounts, LateRows
-from ehrsequencing.records.events import DEATH, STATIC, Events, parse_date_us
-from ehrsequencing.records.meds import BIRTH, MedsReader
+from ehrsequencing.records.events import BIRTH, DEATH, STATIC, Events, parse_date_us
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
@@ -88,9 +88,7 @@ class Source:
 
 
 def _reader(prepared: Prepared, folder: Path) -> MedsReader:
-    visits, late = prepared.study.visits, prepared.manifest.get("late_rows")
-    column = visits.column if visits.by == "encounter" else None
-    reader = MedsReader(folder, prepared.study.data, encounter_column=column)
+    late, reader = prepared.manifest.get("late_rows"), MedsReader(folder, prepared.study.data, prepared.study.visits)
     reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
     return reader
 

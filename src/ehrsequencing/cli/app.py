@@ -107,7 +107,8 @@ def check(
     Exits with 2 only where prepare would refuse.
     """
     with errors(debug):
-        from ehrsequencing.records.check import check_data, format_check
+        from ehrsequencing.records.check import check_data
+        from ehrsequencing.records.check_text import format_check
         from ehrsequencing.storage import CHECK, is_json_of, refuse_foreign_file, write_json
 
         study = _study(config, overrides, "check")
@@ -134,7 +135,9 @@ def prepare(
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
     with errors(debug):
-        from ehrsequencing.records.check import attrition_lines, fix_lines, vocabulary_warnings
+        from ehrsequencing.records.attrition import attrition_lines
+        from ehrsequencing.records.check import vocabulary_warnings
+        from ehrsequencing.records.check_text import fix_lines
         from ehrsequencing.records.prepared import Prepared
         from ehrsequencing.records.prepared import prepare as make
 

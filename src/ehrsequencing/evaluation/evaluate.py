@@ -37,7 +37,7 @@ from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
-from ehrsequencing.records.check import task_warnings
+from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.storage import write_json

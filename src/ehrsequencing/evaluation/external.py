@@ -5,15 +5,13 @@ fitted on the run's own training subjects.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.drift import input_rates
@@ -21,15 +19,16 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.data_end import DayCounts, LateRows
+from ehrsequencing.records.data_end import LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import DEATH
-from ehrsequencing.records.meds import BIRTH, MedsReader
-from ehrsequencing.records.parallel import Tally
+from ehrsequencing.records.events import BIRTH, DEATH
+from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, data_name
 from ehrsequencing.records.record import Record, make_record
+from ehrsequencing.records.survey import CodeSubjects, survey
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, joined
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
@@ -41,76 +40,17 @@ MUCH_UNKNOWN = 0.1  # above the share in training: worth a warning
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What is in the new data, before anything is made of it.
-
-    Attributes:
-        subject_id: (S,) sorted.
-        days: Rows by day, of which the last tells the data's end.
-        subjects_with: How many subjects have each code.
-        parents: Parents of each code.
-    """
-
-    subject_id: Ints
-    days: DayCounts
-    subjects_with: Counter[str]
-    parents: dict[str, list[str]]
-
-    @classmethod
-    def of(cls, reader: MedsReader) -> "Survey":
-        """One pass over the shards.
-
-        Raises:
-            EhrseqError: No subject, or one in two shards.
-        """
-        ids, days, having = list[Ints](), list[DayCounts](), Counter[str]()
-        for events in reader:
-            ids.append(np.unique(events.subject_id))
-            days.append(DayCounts.of(events))
-            pairs = np.unique(np.stack([events.code.astype(np.int64), events.subject_id]), axis=1)
-            for code, count in zip(*np.unique(pairs[0], return_counts=True), strict=True):
-                having[events.codes[code]] += int(count)
-        every = np.sort(np.concatenate(ids))
-        if not len(every):
-            raise EhrseqError("holds no subject with a timed row", where=str(reader.data), fix="check the data set")
-        if np.any(every[1:] == every[:-1]):
-            where = str(reader.data / "data")
-            raise EhrseqError("a subject is in two shards", where=where, fix="keep each subject's rows in one file")
-        return cls(every, DayCounts.added(days), having, read_parents(reader.data))
-
-    def unknown_codes(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> dict[str, int]:
-        """Codes that make a token which training did not know → subjects, the most frequent first."""
-        codes = tuple(code for code, _ in self.subjects_with.most_common() if not excluded(code))
-        unknown = vocabulary.is_unknown(vocabulary.ids(codes))
-        return {code: self.subjects_with[code] for code, is_new in zip(codes, unknown, strict=True) if is_new}
-
-    def unmatched(self, task: TaskConfig) -> list[str]:
-        """Settings of the task whose codes match nothing here, as `outcome.death: CODE`."""
-        named = {"index.code": task.index.code, "censoring.code": task.censoring.code}
-        named |= {f"outcome.{cause}": patterns for cause, patterns in task.outcome.items()}
-        named |= {f"competing.{cause}": patterns for cause, patterns in task.competing.items()}
-        known = (*self.subjects_with, *self.parents, BIRTH, DEATH)
-        out = []
-        for name, patterns in named.items():
-            if patterns and not any(map(CodeMatcher(patterns, parents=self.parents), known)):
-                out.append(f"{name}: {', '.join(patterns)}")
-        return out
-
-
-@dataclass(frozen=True)
 class External:
     """Data that a run has never seen, encoded as its own training data was.
 
     Attributes:
         population: Prediction times, labels and counts.
-        survey: What is in the data.
         unknown: Codes that the run does not know → subjects.
         unmatched: Settings of the task whose codes match nothing here.
         late: Rows that were left out, long after all others.
     """
 
     population: Population
-    survey: Survey
     unknown: dict[str, int]
     unmatched: list[str]
     late: LateRows | None
@@ -130,13 +70,17 @@ def read_external(
     Raises:
         EhrseqError: The data cannot be read, or the task's index, outcome or end of follow-up is not in it.
     """
-    column = run.study.visits.column if run.study.visits.by == "encounter" else None
-    reader = MedsReader(data, facts, encounter_column=column)
+    reader = MedsReader(data, facts, run.study.visits)
     progress("reading the new data")
-    survey, excluded, task = reader.settle(lambda: Survey.of(reader)), run.excluded(data), run.task
-    unknown, unmatched = survey.unknown_codes(run.vocabulary, excluded), survey.unmatched(task)
-    _refuse_foreign(run, data, survey, unknown=unknown, unmatched=unmatched)
-    end_us, builder, tally = reader.end_us(survey.days), CohortBuilder(task, parents=survey.parents), Tally(task)
+    found, excluded, task = survey(reader, CodeSubjects), run.excluded(data), run.task
+    codes, parents = found.part.count, read_parents(data)
+    unknown, unmatched = found.part.unknown(run.vocabulary, excluded), _unmatched(task, codes, parents)
+    if any(not text.startswith("competing.") for text in unmatched):
+        known = f"{len(unknown)} of its {sum(not excluded(code) for code in codes)} codes are unknown to the run"
+        what = f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)}), and {known}"
+        fix = "map its codes to those of the data that the run was trained on"
+        raise EhrseqError(what, where=str(data), fix=fix)
+    end_us, builder, tally = reader.end_us(found.days), CohortBuilder(task, parents=parents), Tally(task)
     visits, rows = [], []
     for events in reader:
         record = make_record(events, excluded=excluded, settings=run.study.visits)
@@ -149,28 +93,26 @@ def read_external(
     population = Population(
         split=SPLIT, data=data_name(data), records=records.take(order), attrition=attrition, source=data
     )
-    return External(population, survey, unknown, unmatched, late=reader.late)
+    return External(population, unknown, unmatched, late=reader.late)
 
 
 def _labelled(record: Record, builder: CohortBuilder, tally: Tally, vocabulary: Vocabulary, end_us: int) -> TaskRows:
-    cohort = builder.build(
-        record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=end_us
-    )
+    cohort = builder.build(record, dataset_end_us=end_us)
     tally.add_cohort(cohort, np.zeros(len(record.subject_id), dtype=np.int8), record.visits)
     return encode_rows(record, cohort.rows, vocabulary)
 
 
-def _refuse_foreign(run: Run, data: Path, survey: Survey, *, unknown: dict[str, int], unmatched: list[str]) -> None:
-    """Refuse data without the task's index, outcome or end of follow-up, and say how many codes are unknown."""
-    needed = [text for text in unmatched if not text.startswith("competing.")]
-    if not needed:
-        return
-    excluded = run.excluded(data)
-    codes = [code for code in survey.subjects_with if not excluded(code)]
-    known = f"{len(unknown)} of its {len(codes)} codes are unknown to the run"
-    what = f"the run's task {run.task.name} matches nothing here ({'; '.join(unmatched)}), and {known}"
-    fix = "map its codes to those of the data that the run was trained on"
-    raise EhrseqError(what, where=str(data), fix=fix)
+def _unmatched(task: TaskConfig, codes: Iterable[str], parents: Mapping[str, list[str]]) -> list[str]:
+    """Settings of the task whose codes match nothing here, as `outcome.death: CODE`."""
+    named = {"index.code": task.index.code, "censoring.code": task.censoring.code}
+    named |= {f"outcome.{cause}": patterns for cause, patterns in task.outcome.items()}
+    named |= {f"competing.{cause}": patterns for cause, patterns in task.competing.items()}
+    known = (*codes, *parents, BIRTH, DEATH)
+    return [
+        f"{name}: {', '.join(patterns)}"
+        for name, patterns in named.items()
+        if patterns and not any(map(CodeMatcher(patterns, parents=parents), known))
+    ]
 
 
 def validate(

@@ -25,7 +25,8 @@ from ehrsequencing.readers.account import Account, among, distinct
 from ehrsequencing.readers.rows import RULES, Counts, Progress, Role, clean_codes, rows_schema
 from ehrsequencing.readers.settle import role_mask, settle
 from ehrsequencing.records.events import hash_u64
-from ehrsequencing.records.meds import SPLITS, hash_splits
+from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.splits import hash_splits
 from ehrsequencing.storage import IMPORTED, complete_folder, refuse_overlap, write_json, write_manifest
 
 BUCKETS = 128

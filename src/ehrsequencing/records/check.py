@@ -1,11 +1,11 @@
-"""`ehrseq check`: what is in a data set, what would be fixed or refused, and what a task makes of it.
+"""`ehrseq check`: what is in a data set, what `prepare` would fix or refuse, and what a task makes of it.
 
-Reads the way `prepare` reads and writes nothing. Problems are named by kind, with a count and the place of one example:
-a file and a row, never a value.
+Reads the way `prepare` reads, and writes nothing. Problems come by kind, with a count and the file and row of one
+example, never a value.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,32 +16,22 @@ from numpy.typing import NDArray
 from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.codes import read_parents
+from ehrsequencing.records.attrition import Tally, task_warnings
+from ehrsequencing.records.codes import excluded_codes, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder
-from ehrsequencing.records.data_end import LateRows
 from ehrsequencing.records.encoding import age_years
-from ehrsequencing.records.events import DAY_US, STATIC
+from ehrsequencing.records.events import BIRTH, DAY_US, STATIC
 from ehrsequencing.records.fixes import FIXES, FixLog
-from ehrsequencing.records.meds import BIRTH, SPLITS, MedsReader
-from ehrsequencing.records.parallel import Tally
-from ehrsequencing.records.prepared import FirstPass, Progress, excluded_codes, first_pass
+from ehrsequencing.records.meds import SPLITS, MedsReader
 from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.splits import split_lookup, split_source
+from ehrsequencing.records.survey import Progress, Steps, TrainingFit, survey
 from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
-FEW_EVENTS = 100
 LONG_VISIT_DAYS = 30
-_SPLIT_WORDS = {
-    "file": "by metadata/subject_splits.parquet",
-    "folders": "by the folders data/{train,tuning,held_out}, since there is no metadata/subject_splits.parquet",
-    "hash": "by hashed subject id",
-    "date": "by the date of the index",
-    "site": "by site",
-}
 FEW_KNOWN = 0.1  # share of the training subjects' rows with a token, below which a model learns next to nothing
-MUCH_IMMORTAL = 0.05  # share of the subjects asked whose first record comes only later, above which it is warned of
-FEW_FOLLOWED = 0.1  # share of subjects whose state at a horizon is known, below which its risk can hardly be judged
+FEW_FOLLOWED = 0.1  # share of subjects whose state at a horizon is known, below which its risk can hardly be evaluated
 
 
 @dataclass(frozen=True)
@@ -81,15 +71,13 @@ class TaskCheck:
 
     def as_json(self) -> dict[str, Any]:
         """For other programs."""
-        return {
-            "name": self.task.name, "attrition": self.attrition, "events_within": self.events_within,
-            "known_at": self.known_at, "warnings": self.warnings,
-        }  # fmt: skip
+        own = {name: getattr(self, name) for name in ("attrition", "events_within", "known_at", "warnings")}
+        return {"name": self.task.name, **own}
 
 
 @dataclass(frozen=True)
 class DataCheck:
-    """What `check_data` found.
+    """What is in a data set.
 
     Attributes:
         facts: Counts about the data set; empty where it is refused.
@@ -122,18 +110,17 @@ def check_data(
         data: Folder of the data set.
         study: How visits are cut and the vocabulary built.
         tasks: The questions, if any.
-        progress: Called with (shards read, shards to read) over both passes.
+        progress: Called with (shards read, shards to read) over all passes.
 
     Returns:
         The facts; where `prepare` would refuse, the reasons instead, at most one a shard.
     """
-    column = study.visits.column if study.visits.by == "encounter" else None
     try:
-        reader = MedsReader(data, study.data, encounter_column=column)
+        reader = MedsReader(data, study.data, study.visits)
     except EhrseqError as error:
         return DataCheck(refused=[error])
     try:
-        return _survey(reader, study=study, tasks=tasks, progress=progress)
+        return _count(reader, study=study, tasks=tasks, progress=progress)
     except EhrseqError as error:
         return _diagnose(reader, error)
 
@@ -149,32 +136,26 @@ def _diagnose(reader: MedsReader, error: EhrseqError) -> DataCheck:
     return DataCheck(fixes=reader.fixes, refused=refused)
 
 
-def _survey(
+def _count(
     reader: MedsReader, *, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None
 ) -> DataCheck:
+    """The survey, then a pass that counts visits and applies the tasks."""
     parents = read_parents(reader.data)
     excluded = excluded_codes(study, tasks, parents)
     lookup = split_lookup(reader.data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-    done = Counter[str]()
+    tick = Steps(reader, len(reader.shards), progress)
 
-    def tick() -> None:
-        done["shards"] += 1
-        passes = 2 if reader.late is None else 3
-        if progress is not None:
-            progress(done["shards"], passes * len(reader.shards))
+    def new_fit() -> TrainingFit:
+        return TrainingFit(VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents), lookup)
 
-    def survey() -> FirstPass:
-        fit = VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents)
-        return first_pass(reader, lookup, fit, tick)
-
-    first = reader.settle(survey)
-    fit, subject_ids, end_us = first.fit, first.subject_ids, reader.end_us(first.days)
+    found = survey(reader, new_fit, tick)
+    fit, end_us = found.part.fit, reader.end_us(found.days)
     fixes, reader.fixes = reader.fixes, FixLog()  # the second pass fixes the same again
-    fixes.note("absent_split", lookup.absent(subject_ids), lookup.path)
+    fixes.note("absent_split", lookup.absent(found.subject_id), lookup.path)
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
     for builder in builders:
         builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
-        builder.require_subjects(subject_ids)
+        builder.require_subjects(found.subject_id)
     known = fit.known_share(fit.finish())
     counts, tallies = _Counts(fit), [_TaskTally(task) for task in tasks]
     for path in reader.shards:
@@ -182,9 +163,7 @@ def _survey(
         split = lookup(record.subject_id)
         fixes.note("old_age", counts.add(record, split), path)
         for builder, tally in zip(builders, tallies, strict=True):
-            cohort = builder.build(
-                record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=end_us
-            )
+            cohort = builder.build(record, dataset_end_us=end_us)
             fixes.note("after_censoring", cohort.after_censoring, path)
             tally.add(cohort, split, record.visits)
         tick()
@@ -196,7 +175,7 @@ def _survey(
 
 
 class _Spread:
-    """How a count is spread: exact, in memory that grows with the largest count only."""
+    """Distribution of a count: exact, in memory that grows with the largest count only."""
 
     def __init__(self) -> None:
         self.histogram = np.zeros(1, dtype=np.int64)
@@ -304,84 +283,6 @@ class _TaskTally:
         return TaskCheck(self.task, self.tally.as_json(), within, dict(zip(horizons, self.known.tolist(), strict=True)))
 
 
-def format_check(found: DataCheck) -> str:
-    """The check as text for a terminal."""
-    lines = [f"{label:>14}  {text}" for label, text in _fact_lines(found.facts)] if found.facts else []
-    lines += [f"warning: {text}" for text in found.facts.get("warnings", ())]
-    lines += fix_lines(found.fixes)
-    lines += ["nothing to fix"] if found.facts and not found.fixes else []
-    kinds: dict[str, list[EhrseqError]] = {}
-    for error in found.refused:
-        kinds.setdefault(error.what, []).append(error)
-    for what, errors in kinds.items() if len(found.refused) > 1 else ():  # the command itself ends with the first
-        others = f" and {len(errors) - 1:,} other places" if len(errors) > 1 else ""
-        lines.append(f"refused: {what}; {errors[0].where}{others} ({errors[0].fix})")
-    for task in found.tasks:
-        lines += attrition_lines(task.task, task.attrition, warnings=task.warnings)
-        lines += _horizon_lines(task)
-    return "\n".join(lines)
-
-
-def _fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    subjects, rows, codes, visits, values = (facts[k] for k in ("subjects", "rows", "codes", "visits", "values"))
-    by_split, late = ", ".join(f"{subjects[name]:,} {name}" for name in SPLITS), facts["late_rows"]
-    long = f"; {visits[f'over_{LONG_VISIT_DAYS}_days']:,} longer than {LONG_VISIT_DAYS} days"
-    return [
-        ("subjects", f"{subjects['all']:,} ({by_split}); {subjects['without_birth']:,} without a birth"),
-        ("splits", _SPLIT_WORDS[facts["splits"]]),
-        ("rows", f"{rows['all']:,} in {rows['shards']:,} shards; {rows['static']:,} without a time"),
-        ("years", " to ".join(map(str, facts["years"])) or "no row but births"),
-        *([("left out", f"{LateRows(**late).text}: they do not move the data's end")] if late else []),
-        ("codes", f"{codes['all']:,}, of which {codes['tokens']:,} become tokens"),
-        ("visits", f"{visits['all']:,}{long if visits[f'over_{LONG_VISIT_DAYS}_days'] else ''}"),
-        ("per subject", f"{_spread(visits['per_subject'])} visits"),
-        ("per visit", f"{_spread(visits['codes_per_visit'])} distinct codes"),
-        ("numbers", f"in {values['share_of_rows']:.0%} of the rows; {values['codes']:,} codes have them, in "
-                    f"{values['share_of_their_rows']:.0%} of their rows"),
-    ]  # fmt: skip
-
-
-def _spread(s: Mapping[str, float]) -> str:
-    return f"median {s['median']:,}, 90 % from {s['p05']:,} to {s['p95']:,}, at most {s['most']:,}"
-
-
-def fix_lines(fixes: Mapping[str, int]) -> list[str]:
-    """What was fixed, one line a kind, with the place of an example where it is known."""
-    places = fixes.places if isinstance(fixes, FixLog) else {}
-    first = {name: f"; first in {where}" for name, where in places.items()}
-    return [f"fixed: {count:,} {FIXES[name]}{first.get(name, '')}" for name, count in fixes.items()]
-
-
-def attrition_lines(
-    task: TaskConfig, attrition: Mapping[str, Any], *, warnings: Sequence[str] | None = None
-) -> list[str]:
-    """A task's attrition, step by step, its events, and warnings (default: those of `task_warnings`)."""
-    lines = [f"task {task.name}"]
-    first, *steps = attrition["steps"]
-    lines.append(f"{first['subjects']:>10,}  {first['step']}")
-    lines += [f"{s['subjects']:>10,}  {s['step']} (−{s['excluded']:,})" for s in steps if s["excluded"]]
-    lines.append(f"{attrition['prediction_times']:>10,}  prediction times, {attrition['queries']:,} of them queries")
-    for name, part in attrition["splits"].items():
-        events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
-        lines.append(f"{part['prediction_times']:>10,}  in {name}: {events}")
-    lines += [f"{count:>10,}  {note}" for note, count in attrition.get("notes", {}).items()]
-    for row in attrition.get("records_before", []):
-        if none := row["without_record_before"]:
-            later = f"{row['first_record_later']:,} have their first one only later"
-            of = f"of {row['subjects']:,} subjects asked {from_index(row['landmark_days'])}"
-            lines.append(f"{none:>10,}  {of} have no record before; {later}")
-    return lines + [f"warning: {text}" for text in (task_warnings(task, attrition) if warnings is None else warnings)]
-
-
-def _horizon_lines(task: TaskCheck) -> list[str]:
-    """Events per cause and horizon, counted from each subject's first prediction time."""
-    rows = {"events within": list(task.known_at)}
-    rows |= {cause: [f"{n:,}" for n in within.values()] for cause, within in task.events_within.items()}
-    rows["state known"] = [f"{n:,}" for n in task.known_at.values()]
-    width = max(map(len, rows))
-    return [f"  {label:<{width}}" + "".join(f"{cell:>9}" for cell in cells) for label, cells in rows.items()]
-
-
 def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:
     """What may make a vocabulary useless, from the share of the training subjects' rows that have a token."""
     if known is None or known >= FEW_KNOWN:
@@ -391,41 +292,6 @@ def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:
         f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects people "
         "less), group rare codes with vocabulary.rollup=on, or map the codes to a coarser vocabulary."
     ]
-
-
-def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
-    """What may make a task unsafe to learn from."""
-    out = []
-    trained = attrition["splits"]["train"]["events"][task.causes[0]]
-    if trained < FEW_EVENTS:
-        out.append(f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model.")
-    if attrition["outcomes_that_end_the_record"]:
-        out.append(
-            "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "
-            "last event: deaths are counted, survival after the last visit is not. Risks are too high."
-        )
-    if attrition.get("notes", {}).get("follow-up ended by a death that is no cause"):
-        out.append(
-            "Some subjects die in follow-up, and no cause of the task means death: they count as if they had only been "
-            "lost from sight, so risks are too high. Name it, as in competing: {death: MEDS_DEATH}."
-        )
-    for row in attrition.get("records_before", []):
-        if row["first_record_later"] > MUCH_IMMORTAL * row["subjects"]:
-            out.append(
-                f"Some of those asked {from_index(row['landmark_days'])} have their first record only later: they "
-                "are in the data because they lived to be recorded (immortal time), so risks are too low. Take an "
-                "index that is itself a record, as in {first_visit: true} or {code: X}."
-            )
-    return out
-
-
-def from_index(landmark_days: float) -> str:
-    """Where a landmark is, in words.
-
-    >>> from_index(0.0), from_index(365.25)
-    ('at the index', '1y after the index')
-    """
-    return f"{format_days(landmark_days)} after the index" if landmark_days else "at the index"
 
 
 def _year(time_us: int) -> int:

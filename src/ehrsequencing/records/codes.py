@@ -6,7 +6,7 @@ Each may be followed by a condition on the event's number: `LAB//HbA1c >= 6.5`, 
 import difflib
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.arrays import Bools
+from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.events import DEATH, Events, OfCodes
-from ehrsequencing.records.meds import BIRTH
+from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
 from ehrsequencing.records.parquet_rows import is_text, read_table
 
 _CONDITION = re.compile(r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
@@ -26,7 +26,7 @@ _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def code_type(code: str) -> str:
-    """The type of a MEDS code: what stands before its first `//` (`LAB`, `DX` …), or nothing.
+    """The type of a MEDS code: the text before its first `//` (`LAB`, `DX` …), or nothing.
 
     >>> code_type("LAB//HbA1c"), code_type("Weight (Lbs)")
     ('LAB', '')
@@ -167,6 +167,17 @@ class CodeMatcher:
         if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
             fix += "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
         raise EhrseqError(f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix)
+
+
+def excluded_codes(study: StudyConfig, tasks: Sequence[TaskConfig], parents: Mapping[str, list[str]]) -> CodeMatcher:
+    """Codes that make no token, no visit and no visit end (SCIENCE.md §1)."""
+    censoring = [code for task in tasks for code in task.censoring.code or ()]
+    matcher = CodeMatcher([BIRTH, DEATH, *censoring, *study.visits.ignore], parents=parents)
+    if matcher.by_value:
+        what = "a condition on a number is not possible in censoring.code and visits.ignore"
+        fix = "name codes: they make no token, whatever their number"
+        raise EhrseqError(what, where=matcher.by_value[0], fix=fix)
+    return matcher
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

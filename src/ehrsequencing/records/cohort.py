@@ -20,9 +20,9 @@ from ehrsequencing.config import TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.eligibility import Eligibility, eligibility_steps
-from ehrsequencing.records.events import DAY_US, DEATH, STATIC, Events, first_time, last_time, opens_run, parse_date_us
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, first_time, last_time, opens_run, parse_date_us
 from ehrsequencing.records.labels import read_index_times
-from ehrsequencing.records.meds import BIRTH
+from ehrsequencing.records.record import Record
 from ehrsequencing.records.visits import Visits, count_at_or_before
 
 NEVER = np.iinfo(np.int64).max
@@ -103,7 +103,7 @@ class Cohort:
 class _Indexes:
     """Valid indexes: sorted by subject and time, each with the end of its follow-up.
 
-    Where outcomes recur they do not end it, and stand apart, sorted by subject and time.
+    Outcomes that recur do not end it, and are kept in `recurring`.
     """
 
     subject: Ints
@@ -160,29 +160,18 @@ class CohortBuilder:
                 matcher.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
 
     def require_subjects(self, subject_ids: Ints) -> None:
-        """Refuse an index file that names none of the data's subjects."""
+        """Refuse an index file without any subject of the data."""
         if self.index_times is not None and not np.isin(self.index_times.subject_id, subject_ids).any():
             what = f"none of its {len(np.unique(self.index_times.subject_id))} subjects is in the data"
             raise EhrseqError(what, where=str(self.task.index.file), fix="use the subject ids of the data set")
 
     def build(
-        self,
-        events: Events,
-        subject: Ints,
-        visits: Visits,
-        *,
-        birth_us: Ints,
-        dataset_end_us: int,
-        labelled: bool = True,
-        as_of_us: int | None = None,
+        self, record: Record, *, dataset_end_us: int, labelled: bool = True, as_of_us: int | None = None
     ) -> Cohort:
         """Apply the task to one shard.
 
         Args:
-            events: The shard's events.
-            subject: (n,) subject row of each event.
-            visits: The shard's visits.
-            birth_us: (S,) int64, `STATIC` where unknown.
+            record: The shard.
             dataset_end_us: Last timestamp of the data set.
             labelled: False for prediction in use, which knows no censoring.
             as_of_us: Ask only at this moment (needs `labelled=False`).
@@ -190,17 +179,16 @@ class CohortBuilder:
         Returns:
             Prediction times and counts.
         """
-        timed, n_subjects = events.time_us != STATIC, len(birth_us)
-        owner, moment = self._candidates(events, subject, timed, visits, birth_us)
-        event_us, event_cause = self._first_cause(events, subject, timed, n_subjects)
-        death_us = first_time(events, events.is_code(DEATH), subject, n_subjects)
-        censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]  # nobody is followed, or asked, beyond death
+        events, birth_us = record.events, record.birth_us
+        owner, moment = self._candidates(record)
+        event_us, event_cause = self._first_cause(record)
+        death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
+        censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]  # no follow-up or prediction time after death
         if labelled:
-            rule_us = self._censoring(events, subject, timed, owner, moment, dataset_end_us, n_subjects)
-            censor_us = np.minimum(censor_us, rule_us)
+            censor_us = np.minimum(censor_us, self._censoring(record, owner, moment, dataset_end_us))
         t, cause = event_us[owner], event_cause[owner]
         n_rules = len(self.eligibility.steps)
-        passed = self.eligibility.passed(events, subject, owner, moment, birth_us)
+        passed = self.eligibility.passed(record, owner, moment)
         reached = n_rules + np.where(moment >= t, 1, np.where(moment >= censor_us, 2, 4))
         reached = np.where(passed < n_rules, 1 + passed, reached).astype(np.int8)
         valid = reached == n_rules + 4
@@ -209,11 +197,11 @@ class CohortBuilder:
             moment[valid],
             np.minimum(t, censor_us)[valid],
             np.where(t <= censor_us, cause, 0)[valid].astype(np.int8),
-            self._outcomes(events, subject, timed) if self.task.recurrent else None,
+            self._outcomes(record) if self.task.recurrent else None,
         )
-        rows = self._prediction_times(indexes, visits, dataset_end_us, labelled=labelled, as_of_us=as_of_us)
+        rows = self._prediction_times(indexes, record.visits, dataset_end_us, labelled=labelled, as_of_us=as_of_us)
         reached[valid] = np.where(_in_use(indexes, rows), n_rules + 4, n_rules + 3)
-        status = np.zeros(n_subjects, dtype=np.int8)
+        status = np.zeros(len(birth_us), dtype=np.int8)
         np.maximum.at(status, owner, reached)
         born, is_dead = birth_us[indexes.subject], indexes.end_us == death_us[indexes.subject]
         return Cohort(
@@ -222,49 +210,35 @@ class CohortBuilder:
             index_owner=owner,
             index_reached=reached,
             after_censoring=int(np.sum(valid & (t != NEVER) & (t > censor_us))),
-            ends_record=self._ends_record(events, subject, rows, t_us=event_us) if labelled else 0,
+            ends_record=self._ends_record(record, rows, t_us=event_us) if labelled else 0,
             ended_by_death=len(np.intersect1d(indexes.subject[is_dead & (indexes.cause == 0)], rows.subject)),
-            censoring_before=self._only_before(events, subject, timed, indexes) if labelled else 0,
+            censoring_before=self._only_before(record, indexes) if labelled else 0,
             before_birth=int(np.sum((born != STATIC) & (indexes.time_us < born))),
         )
 
-    def _ends_record(
-        self,
-        events: Events,
-        subject: Ints,
-        rows: CohortRows,
-        *,
-        t_us: Ints,
-    ) -> int:
+    def _ends_record(self, record: Record, rows: CohortRows, *, t_us: Ints) -> int:
         """Where the last event ends the follow-up: subjects with an outcome after everything else they have."""
-        rule = self.task.censoring
+        rule, events = self.task.censoring, record.events
         if rule.code is not None or rule.date is not None or rule.dataset_end:
             return 0
         is_cause = np.zeros(len(events), dtype=bool)
         for matcher in self.cause_codes:
             is_cause |= matcher.events(events)
-        last_other = last_time(events, ~is_cause & ~events.is_code(BIRTH), subject, len(t_us))
+        last_other = last_time(events, ~is_cause & ~events.is_code(BIRTH), record.subject, len(t_us))
         with_event = np.unique(rows.subject[rows.cause > 0])
-        t_us = last_time(events, is_cause, subject, len(t_us)) if self.task.recurrent else t_us
+        t_us = last_time(events, is_cause, record.subject, len(t_us)) if self.task.recurrent else t_us
         return int(np.sum(t_us[with_event] > last_other[with_event]))
 
-    def _candidates(
-        self,
-        events: Events,
-        subject: Ints,
-        timed: Bools,
-        visits: Visits,
-        birth_us: Ints,
-    ) -> tuple[Ints, Ints]:
+    def _candidates(self, record: Record) -> tuple[Ints, Ints]:
         """Index candidates (subject row, time), sorted and distinct."""
-        index, everyone = self.task.index, np.arange(len(birth_us))
+        index, birth_us, visits = self.task.index, record.birth_us, record.visits
         if self.index_codes is not None or self.index_times is not None:
             if self.index_times is not None:
-                owner, moment = self.index_times.of(subject_ids(events, subject, len(birth_us)))
+                owner, moment = self.index_times.of(record.subject_id)
             else:
                 assert self.index_codes is not None
-                chosen = timed & self.index_codes.events(events)
-                owner, moment = np.unique(np.stack([subject[chosen], events.time_us[chosen]]), axis=1)
+                rows = _timed(record, self.index_codes)
+                owner, moment = np.unique(np.stack([record.subject[rows], record.events.time_us[rows]]), axis=1)
             if index.which == "first":
                 owner, first = np.unique(owner, return_index=True)
                 moment = moment[first]
@@ -273,72 +247,54 @@ class CohortBuilder:
             owner, first_visit = np.unique(visits.subject, return_index=True)
             return owner, visits.end_us[first_visit]
         if index.age is not None:
-            owner = everyone[birth_us != STATIC]
+            owner = np.flatnonzero(birth_us != STATIC)
             return owner, birth_us[owner] + round(index.age * DAY_US)
-        return everyone, np.full(len(everyone), parse_date_us(index.date or ""))
+        return np.arange(len(birth_us)), np.full(len(birth_us), parse_date_us(index.date or ""))
 
-    def first_index(self, events: Events, subject: Ints, visits: Visits, *, birth_us: Ints) -> Ints:
-        """(S,) each subject's first index, whatever becomes of it; `NEVER` without one."""
-        owner, moment = self._candidates(events, subject, events.time_us != STATIC, visits, birth_us)
-        out = np.full(len(birth_us), NEVER)
-        np.minimum.at(out, owner, moment)
-        return out
-
-    def _first_cause(
-        self, events: Events, subject: Ints, timed: Bools, n_subjects: int
-    ) -> tuple[Ints, NDArray[np.int8]]:
+    def _first_cause(self, record: Record) -> tuple[Ints, NDArray[np.int8]]:
         """The first cause that ends a record, and which: at one instant the task's order decides.
 
         Where outcomes recur these are the competing events only.
         """
+        n_subjects = len(record.subject_id)
         event_us, cause = np.full(n_subjects, NEVER), np.zeros(n_subjects, dtype=np.int8)
         for number, matcher in enumerate(self.cause_codes, start=1):
             if self.task.recurrent and number <= len(self.task.outcome):
                 continue
-            first = first_time(events, timed & matcher.events(events), subject, n_subjects)
+            first = first_time(record.events, matcher.events(record.events), record.subject, n_subjects)
             earlier = (first != STATIC) & (first < event_us)
             event_us[earlier], cause[earlier] = first[earlier], number
         return event_us, cause
 
-    def _outcomes(self, events: Events, subject: Ints, timed: Bools) -> _Marks:
+    def _outcomes(self, record: Record) -> _Marks:
         """Every instant of an outcome, with the first cause of the task's order at it."""
-        cause = np.zeros(len(events), dtype=np.int8)
+        cause, subject, time_us = np.zeros(len(record.events), dtype=np.int8), record.subject, record.events.time_us
         for number in range(len(self.task.outcome), 0, -1):
-            cause[timed & self.cause_codes[number - 1].events(events)] = number
+            cause[_timed(record, self.cause_codes[number - 1])] = number
         rows = np.flatnonzero(cause)
-        rows = rows[np.lexsort((cause[rows], events.time_us[rows], subject[rows]))]
-        owner, time_us = subject[rows], events.time_us[rows]
-        distinct = np.r_[True, (np.diff(owner) != 0) | (np.diff(time_us) != 0)][: len(rows)]
-        return _Marks(owner[distinct], time_us[distinct], cause[rows][distinct])
+        rows = rows[np.lexsort((cause[rows], time_us[rows], subject[rows]))]
+        rows = rows[opens_run(subject[rows], time_us[rows])]
+        return _Marks(subject[rows], time_us[rows], cause[rows])
 
-    def _censoring(
-        self,
-        events: Events,
-        subject: Ints,
-        timed: Bools,
-        owner: Ints,
-        moment: Ints,
-        dataset_end_us: int,
-        n_subjects: int,
-    ) -> Ints:
+    def _censoring(self, record: Record, owner: Ints, moment: Ints, dataset_end_us: int) -> Ints:
         """C of each index candidate, death aside."""
-        rule = self.task.censoring
+        rule, events = self.task.censoring, record.events
         if rule.date is not None:
             return np.full(len(owner), parse_date_us(rule.date))
         if rule.dataset_end:
             return np.full(len(owner), dataset_end_us)
-        last = last_time(events, ~events.is_code(BIRTH), subject, n_subjects)
-        mark_us, _ = self._censoring_marks(events, subject, timed).at_or_after(owner, moment)
+        last = last_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
+        mark_us, _ = self._censoring_marks(record).at_or_after(owner, moment)
         return np.where(mark_us == NEVER, last[owner], mark_us)
 
-    def _censoring_marks(self, events: Events, subject: Ints, timed: Bools) -> _Marks:
+    def _censoring_marks(self, record: Record) -> _Marks:
         matcher = self.censoring_codes
-        rows = np.flatnonzero(timed & matcher.events(events)) if matcher is not None else np.zeros(0, dtype=np.int64)
-        return _Marks(subject[rows], events.time_us[rows], np.zeros(len(rows), dtype=np.int8))
+        rows = _timed(record, matcher) if matcher is not None else np.zeros(0, dtype=np.int64)
+        return _Marks(record.subject[rows], record.events.time_us[rows], np.zeros(len(rows), dtype=np.int8))
 
-    def _only_before(self, events: Events, subject: Ints, timed: Bools, indexes: _Indexes) -> int:
+    def _only_before(self, record: Record, indexes: _Indexes) -> int:
         """Indexes that have a censoring code before them, and none from them on."""
-        marks = self._censoring_marks(events, subject, timed)
+        marks = self._censoring_marks(record)
         before, _ = count_at_or_before(marks.subject, marks.time_us, indexes.subject, indexes.time_us - 1)
         next_us, _ = marks.at_or_after(indexes.subject, indexes.time_us)
         return int(np.sum((before > 0) & (next_us == NEVER)))
@@ -356,15 +312,15 @@ class CohortBuilder:
             offsets = np.array([0, *(round(days * DAY_US) for days in self.task.landmarks)], dtype=np.int64)
             asked = (indexes.time_us[:, None] + offsets).ravel()
             asker = np.repeat(indexes.subject, len(offsets))
-            if not labelled:  # nobody knows yet who is at risk at a landmark in the future
+            if not labelled:  # it is not known yet who is at risk at a landmark in the future
                 past = (asked <= dataset_end_us) | np.tile(offsets == 0, len(indexes.time_us))
                 asked, asker = asked[past], asker[past]
             order = np.lexsort((asked, asker))
             asker, asked = asker[order], asked[order]
             before, first = count_at_or_before(visits.subject, visits.end_us, asker, asked - 1)
-            place = before + first  # visits are in order already: queries come in between, and first at an instant
-            owner, moment = np.insert(visits.subject, place, asker), np.insert(visits.end_us, place, asked)
-            is_query = np.insert(np.zeros(len(visits), dtype=bool), place, True)
+            at = before + first  # visits are in order already: queries come in between, and first at an instant
+            owner, moment = np.insert(visits.subject, at, asker), np.insert(visits.end_us, at, asked)
+            is_query = np.insert(np.zeros(len(visits), dtype=bool), at, True)
             rows = np.flatnonzero(opens_run(owner, moment))  # distinct moments; all visits of one are before it
             visits_before = np.cumsum(~is_query)[np.append(rows[1:], len(owner))[: len(rows)] - 1]
             first_visit = np.r_[0, np.cumsum(np.bincount(visits.subject, minlength=owner.max(initial=-1) + 1))]
@@ -403,8 +359,6 @@ def _in_use(indexes: _Indexes, rows: CohortRows) -> Bools:
     return np.asarray(until > before)
 
 
-def subject_ids(events: Events, subject: Ints, n_subjects: int) -> Ints:
-    """(S,) id of each subject row."""
-    out = np.zeros(n_subjects, dtype=np.int64)
-    out[subject] = events.subject_id
-    return out
+def _timed(record: Record, matcher: CodeMatcher) -> Ints:
+    """Rows of the matching events that have a time."""
+    return np.flatnonzero(matcher.events(record.events) & (record.events.time_us != STATIC))

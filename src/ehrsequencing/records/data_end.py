@@ -1,11 +1,10 @@
-"""Where a data set ends: at its last row, unless a few rows stand far behind all others (one rule for all commands).
+"""Where a data set ends: at its last row, unless a few rows come long after all others.
 
-An open end written as 2099-12-31, or a typing error, must not make everybody followed until then. Such late rows are
-known by three things together: they are few, they are of few subjects, and a long gap without any row is before them.
-Dates that are spread thinly over a century, as in records whose dates were shifted person by person, have long gaps
-everywhere: the gap has to be far longer than those between the other rows.
+An open end written as 2099-12-31, or a typing error, must not extend everybody's follow-up. Rows are late if they are
+few, belong to few subjects, and follow a long gap without any row. Where dates were shifted person by person, rows are
+spread thinly and gaps are long everywhere, so the gap must also be far longer than those between the other rows.
 
-What decides is counted by day, so that it can be added up over shards, in any order.
+Rows are counted by day, so that shards can be added up in any order.
 """
 
 from collections.abc import Sequence
@@ -16,8 +15,8 @@ import numpy as np
 from ehrsequencing.arrays import Ints
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events
 
-FEWEST_SUBJECTS = 10  # with fewer, nobody can tell a late row from a thin record
-FEW_SUBJECTS, SMALL_GAP_DAYS = 100, 3652  # below so many subjects, only a gap of ten years tells
+FEWEST_SUBJECTS = 10  # with fewer, a late row looks like a thin record
+FEW_SUBJECTS, SMALL_GAP_DAYS = 100, 3652  # below so many subjects, only a gap of ten years counts
 GAP_DAYS = 365
 MOST_ROWS, MOST_SUBJECTS = 0.01, 0.05  # shares of the data that late rows are of, at most; one is always few
 TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
@@ -25,7 +24,7 @@ TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
 
 @dataclass(frozen=True)
 class DayCounts:
-    """How many rows stand on each day that has any; of several shards, added.
+    """Rows on each day that has any.
 
     Attributes:
         day: (D,) int64 days since 1970, rising.
@@ -70,7 +69,7 @@ class DayCounts:
 
 @dataclass(frozen=True)
 class LateRows:
-    """Rows that stand so far behind all others that they do not tell where the data ends.
+    """Rows so long after all others that the data ends before them.
 
     Attributes:
         until_us: The last microsecond of the last day before them.
@@ -88,7 +87,7 @@ class LateRows:
 
     @property
     def text(self) -> str:
-        """What they are, in words; of dates it tells the years alone."""
+        """The rows in words; dates are shown as years only."""
         years = " to ".join(map(str, dict.fromkeys(self.years)))
         what = f"{self.rows:,} rows of {self.subjects:,} subjects, in {years}"
         return f"{what}, after {self.gap_days:,} days without any row"
@@ -97,7 +96,7 @@ class LateRows:
 def find_late_rows(days: DayCounts) -> LateRows | None:
     """The late rows of a data set; None where there are none.
 
-    Births tell nothing about when a data set was recorded, except where they come after everything else.
+    Births do not count, since they need not fall into the time that was recorded, unless they follow all other rows.
 
     Args:
         days: Of the whole data set.

@@ -1,4 +1,4 @@
-"""Who may enter a cohort, judged at each index by nothing but the rows stamped up to it."""
+"""Criteria for entering a cohort: which indexes pass, by nothing but the rows stamped up to them."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,8 @@ import numpy as np
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import EligibilityConfig, HistoryCode, format_days
 from ehrsequencing.records.codes import CodeMatcher
-from ehrsequencing.records.events import DAY_US, STATIC, Events, first_time
-from ehrsequencing.records.meds import BIRTH
+from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, first_time
+from ehrsequencing.records.record import Record
 from ehrsequencing.records.visits import count_at_or_before
 
 MAX_AGE_DAYS = 120 * 365.25  # beyond it an age is unknown, as everywhere
@@ -35,33 +35,23 @@ class Eligibility:
         ]
         self.steps = eligibility_steps(rules)
 
-    def passed(
-        self,
-        events: Events,
-        subject: Ints,
-        owner: Ints,
-        moment_us: Ints,
-        birth_us: Ints,
-    ) -> Ints:
+    def passed(self, record: Record, owner: Ints, moment_us: Ints) -> Ints:
         """How many criteria each index passes before the first that it fails; `len(steps)` where it passes all.
 
         Args:
-            events: The shard's events.
-            subject: (n,) subject row of each event.
+            record: The shard.
             owner: (I,) subject row of each index.
             moment_us: (I,) the indexes.
-            birth_us: (S,) `STATIC` where unknown.
         """
-        holds = []
+        events, birth_us, holds = record.events, record.birth_us, []
         if self.rules.history > 0:
-            first_us = first_time(events, ~events.is_code(BIRTH), subject, len(birth_us))[owner]
+            first_us = first_time(events, ~events.is_code(BIRTH), record.subject, len(birth_us))[owner]
             known = (first_us != STATIC) & (first_us <= moment_us)
             holds.append(known & (moment_us - np.where(known, first_us, 0) >= round(self.rules.history * DAY_US)))
         if self.rules.min_age is not None or self.rules.max_age is not None:
             holds.append(self._has_age(birth_us[owner], moment_us))
         for (rule, wanted, _), (_, matcher) in zip(self._codes, self.matchers, strict=True):
-            has = _has(rule, matcher.events(events), events, subject, owner, moment_us, len(birth_us))
-            holds.append(has == wanted)
+            holds.append(_has(rule, matcher.events(events), record, owner, moment_us) == wanted)
         return np.cumprod(np.stack(holds), axis=0).sum(axis=0) if holds else np.zeros(len(owner), dtype=np.int64)
 
     def _has_age(self, birth_us: Ints, moment_us: Ints) -> Bools:
@@ -95,21 +85,14 @@ def _in_words(rule: HistoryCode) -> str:
     return f"{times}{' or '.join(rule.code)} {when}"
 
 
-def _has(
-    rule: HistoryCode,
-    chosen: Bools,
-    events: Events,
-    subject: Ints,
-    owner: Ints,
-    moment_us: Ints,
-    n_subjects: int,
-) -> Bools:
+def _has(rule: HistoryCode, chosen: Bools, record: Record, owner: Ints, moment_us: Ints) -> Bools:
     """Which indexes have `count` of the chosen events in `[index - within, index]`; codes without a time are ever."""
-    rows = np.flatnonzero(chosen & (events.time_us != STATIC))
-    found, _ = count_at_or_before(subject[rows], events.time_us[rows], owner, moment_us)
+    subject, time_us = record.subject, record.events.time_us
+    rows = np.flatnonzero(chosen & (time_us != STATIC))
+    found, _ = count_at_or_before(subject[rows], time_us[rows], owner, moment_us)
     if rule.within is not None:
         start_us = moment_us - round(rule.within * DAY_US)
-        before, _ = count_at_or_before(subject[rows], events.time_us[rows], owner, start_us - 1)
+        before, _ = count_at_or_before(subject[rows], time_us[rows], owner, start_us - 1)
         return np.asarray(found - before >= rule.count)
-    timeless = np.bincount(subject[chosen & (events.time_us == STATIC)], minlength=n_subjects)
+    timeless = np.bincount(subject[chosen & (time_us == STATIC)], minlength=len(record.subject_id))
     return np.asarray(found + timeless[owner] >= rule.count)

@@ -1,4 +1,4 @@
-"""`Events`: the checked rows of one shard as plain NumPy columns, and what every reader of them shares."""
+"""`Events`: the checked rows of one shard as plain NumPy columns, and fast arithmetic on sorted rows."""
 
 import itertools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Events:
-    """The rows of one shard, sorted by subject, then time (static rows first), then as they stood in the file.
+    """The rows of one shard, sorted by subject, then time (static rows first), then as in the file.
 
     Attributes:
         subject_id: (n,) int64.
@@ -46,10 +46,8 @@ class Events:
         """Keep some rows, in the order given."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         encounter = None if self.encounter is None else self.encounter.take(rows)
-        return Events(
-            self.subject_id.take(rows), self.time_us.take(rows), self.code.take(rows), self.codes,
-            self.value.take(rows), encounter,
-        )  # fmt: skip
+        subject_id, time_us, code = self.subject_id.take(rows), self.time_us.take(rows), self.code.take(rows)
+        return Events(subject_id, time_us, code, self.codes, self.value.take(rows), encounter)
 
     @cached_property
     def opens(self) -> Bools:
@@ -68,13 +66,13 @@ class Events:
 
     def is_code(self, code: str) -> Bools:
         """(n,) True where the event has exactly this code."""
-        return np.asarray(self.code == _places(self.codes).get(code, -1))
+        return np.asarray(self.code == _position(self.codes).get(code, -1))
 
 
 class OfCodes(Generic[Answer]):
-    """What a function says of a shard's codes, remembered while the same ones are asked about.
+    """A function of a shard's codes that remembers its last answer.
 
-    Many questions are asked of the same events, and all pieces of a data set share one tuple of codes.
+    The same function is applied many times to the same events, and all pieces of a data set share one tuple of codes.
     """
 
     def __init__(self, find: Callable[[tuple[str, ...]], Answer]) -> None:
@@ -82,13 +80,13 @@ class OfCodes(Generic[Answer]):
         self._last: tuple[tuple[str, ...], Answer] | None = None
 
     def __call__(self, codes: tuple[str, ...]) -> Answer:
-        """The function's answer; the tuple itself is compared, not what it holds."""
+        """The function's answer; codes are the same if they are the same tuple object."""
         if self._last is None or self._last[0] is not codes:
             self._last = codes, self._find(codes)
         return self._last[1]
 
 
-_places = OfCodes(lambda codes: {code: place for place, code in enumerate(codes)})
+_position = OfCodes(lambda codes: {code: position for position, code in enumerate(codes)})
 
 
 def number_runs(first: Ints, n: int) -> Ints:
@@ -162,7 +160,7 @@ def last_time(events: Events, chosen: Bools, row: Ints, n_subjects: int) -> Ints
 
 
 def pieces(starts: Ints, n: int, rows: int) -> list[slice]:
-    """Cut `n` rows, whose owners' first rows are given, into pieces of about so many rows and of whole owners.
+    """Cut `n` rows into pieces of about `rows` rows that hold whole owners, whose first rows are `starts`.
 
     >>> import numpy as np
     >>> pieces(np.array([0, 2, 3, 9]), 10, 4)
@@ -173,20 +171,20 @@ def pieces(starts: Ints, n: int, rows: int) -> list[slice]:
 
 
 def may_repeat(key: Ints) -> Ints:
-    """Rows, in order, among which are all that share their key with another: few of the others.
+    """Rows, in order, that may share their key with another row: all that do, and few that do not.
 
-    Every row leaves its number at a place that its key's hash tells; who finds another's there may have company. A
-    sort would say it exactly, and takes three times as long.
+    Every row writes its number into a hash table; a row that finds another's number there may share its key. A sort
+    would be exact, and takes three times as long.
 
     >>> import numpy as np
     >>> may_repeat(np.array([7, 8, 7])).tolist()
     [0, 2]
     """
     bits = min(max(2 * len(key), 64).bit_length(), 20)  # of the table
-    place = ((key.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)).view(np.int64)
+    slot = ((key.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)).view(np.int64)
     table, row = np.empty(1 << bits, np.int32), np.arange(len(key), dtype=np.int32)
-    table[place] = row
-    found = table.take(place)
+    table[slot] = row
+    found = table.take(slot)
     away = np.flatnonzero(found != row)
     is_near = np.zeros(len(key), dtype=bool)
     is_near[away] = True

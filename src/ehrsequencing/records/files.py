@@ -1,4 +1,4 @@
-"""Find the Parquet files of a folder; what cannot be listed or followed is an error, never left out in silence."""
+"""Find the Parquet files of a folder; a folder that cannot be listed, or a broken link, is an error."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from ehrsequencing.errors import EhrseqError
 
 
 def parquet_files(root: Path) -> list[Path]:
-    """The Parquet files under a folder, sorted by path; hidden files are none of them.
+    """The Parquet files under a folder, sorted by path, without hidden files.
 
     Args:
         root: The folder. Where there is none, there are no files.
@@ -46,7 +46,7 @@ def listed(folder: Path) -> list[Path]:
 
 
 def refuse_broken_links(paths: Iterable[Path]) -> None:
-    """Refuse a link that leads nowhere: what it stands for would be missing in silence."""
+    """Refuse a link that leads nowhere: its file would be missing without a word."""
     for path in paths:
         if path.is_symlink() and not path.exists():
             raise EhrseqError("is a link to nothing", where=str(path), fix="copy the file itself, or remove the link")

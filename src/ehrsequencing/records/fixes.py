@@ -1,7 +1,6 @@
-"""What is fixed in records, how it is counted, and what cannot be fixed within a subject's own rows.
+"""Fix the rows of one shard: events as in the file in, events sorted by subject and time out.
 
-A shard's events come in as they stood in the file. Each step of `fix` drops, renames or reorders rows and notes how
-many it touched and where the first one stands: a file and a row, never a value.
+Each step drops, renames or reorders rows. `FixLog` counts them, with the file and row of the first one, never a value.
 """
 
 from collections import Counter
@@ -16,16 +15,7 @@ from numpy.typing import NDArray
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import DialectConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.events import (
-    BIRTH,
-    DEATH,
-    SECOND_US,
-    STATIC,
-    Events,
-    first_time,
-    hash_u64,
-    may_repeat,
-)
+from ehrsequencing.records.events import BIRTH, DEATH, SECOND_US, STATIC, Events, first_time, hash_u64, may_repeat
 
 FIXES = {
     "time_unit": "times given as dates or in another unit than microseconds were converted",
@@ -55,7 +45,7 @@ class FixLog(Counter[str]):
     """How often each fix of `FIXES` was applied.
 
     Attributes:
-        places: Where each was applied first, as `file, row 0` with rows counted from 0 as in the file.
+        places: Where each was applied first, as `file, row 0`; rows are counted from 0.
     """
 
     def __init__(self, counts: Mapping[str, int] | None = None, places: Mapping[str, str] | None = None) -> None:
@@ -63,7 +53,7 @@ class FixLog(Counter[str]):
         self.places: dict[str, str] = dict(places or {})
 
     def __reduce__(self) -> tuple[type["FixLog"], tuple[dict[str, int], dict[str, str]]]:
-        return FixLog, (dict(self), self.places)  # as a mere Counter it would lose its places between processes
+        return FixLog, (dict(self), self.places)  # a plain Counter would lose its places between processes
 
     def note(self, name: str, count: int, path: Path, row: int | None = None) -> None:
         """Count a fix; `row` is the first one it touched, None for a whole file."""
@@ -122,7 +112,7 @@ def fix(
 
 
 class _Shard:
-    """Events on their way from file order to clean; `_row` is each one's row in the file (None: as it stands)."""
+    """Events while they are fixed; `_row` is each one's row in the file, None as long as none has moved."""
 
     def __init__(self, events: Events, path: Path, log: FixLog) -> None:
         self.events, self.path, self.log = events, path, log
@@ -145,7 +135,7 @@ class _Shard:
     def rename(self, name: str, others: Sequence[str], label: str) -> None:
         """Give codes with another name for birth or death the MEDS name, in subjects who have no row of that name."""
         events = self.events
-        text = "\n".join(["", *events.codes])  # one look at all codes together nearly always finds nothing
+        text = "\n".join(["", *events.codes])  # one search in all codes together: it nearly always finds nothing
         if not any("\n" + other.removesuffix("*") in text for other in others):
             return
         is_other = np.array([code != name and _is_named(code, others) for code in events.codes], dtype=bool)
@@ -260,7 +250,7 @@ def _is_named(code: str, names: Sequence[str]) -> bool:
 
 
 def _all_within(events: Events, birth_us: Ints, death_us: Ints) -> bool:
-    """Whether every subject has timed rows, and all of them from birth to death: a look at the first and the last."""
+    """Whether every subject has timed rows, and the first and last of them lie from birth to death."""
     time_us, start = events.time_us, events.starts
     static = np.flatnonzero(time_us == STATIC)  # they come first
     first = start + np.bincount(events.subjects[1].take(static), minlength=len(start))

@@ -1,9 +1,9 @@
-"""Cohorts that cross the border: index times from other tools, and our labels as a valid MEDS label file.
+"""Index times from other tools in, our labels as a valid MEDS label file out.
 
-In come a MEDS label file (`subject_id, prediction_time`), an ACES result (`subject_id, index_timestamp` or `trigger`,
-or MEDS labels), and an OHDSI cohort table (`cohort_definition_id, subject_id, cohort_start_date, cohort_end_date`).
-Only *when* somebody is asked is taken from them: outcome and censoring are always read off the records, since such
-files drop those whose outcome was not seen.
+In: a MEDS label file (`subject_id, prediction_time`), an ACES result (`subject_id, index_timestamp` or `trigger`, or
+MEDS labels), or an OHDSI cohort table (`cohort_definition_id, subject_id, cohort_start_date, cohort_end_date`). Only
+index times are taken from them. Outcome and censoring always come from the records, since such files drop subjects
+whose outcome was not seen.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import pyarrow.csv as pv
 from meds.schema import LabelSchema
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.arrays import Floats, Ints, spans
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.files import parquet_files
 from ehrsequencing.records.parquet_rows import read_table
@@ -53,9 +53,7 @@ class IndexTimes:
         """
         first = np.searchsorted(self.subject_id, subject_ids, side="left")
         count = np.searchsorted(self.subject_id, subject_ids, side="right") - first
-        owner = np.repeat(np.arange(len(subject_ids)), count)
-        place = np.arange(len(owner)) + np.repeat(first - np.r_[0, np.cumsum(count)[:-1]][: len(count)], count)
-        return owner, self.time_us[place]
+        return np.repeat(np.arange(len(subject_ids)), count), self.time_us[spans(first, count)[0]]
 
 
 def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
@@ -136,12 +134,7 @@ def _times(column: pa.ChunkedArray, path: Path) -> Ints:
     return np.asarray(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy())
 
 
-def label_table(
-    subject_id: Ints,
-    prediction_us: Ints,
-    duration_days: Floats,
-    cause: NDArray[np.int8],
-) -> pa.Table:
+def label_table(subject_id: Ints, prediction_us: Ints, duration_days: Floats, cause: NDArray[np.int8]) -> pa.Table:
     """Labels in the MEDS label schema, which knows no time to event.
 
     `boolean_value` says whether an event was observed, `float_value` after how many days it or the censoring came, and

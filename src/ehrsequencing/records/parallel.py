@@ -1,41 +1,41 @@
-"""What is done to each shard, in this process or spread over several: with the same result in the same order.
+"""The work that `prepare` does on each shard, in this process or in several, with the same results in the same order.
 
-The first pass of `prepare` sees shards one by one, the second ranges of subjects, and each piece depends on nothing but
-itself, so that other processes can do the work: they return plain arrays, and the first process adds them up, or
-appends them to files, in order. Processes are spawned, never forked: nothing is inherited from one that runs threads.
+The first pass works on shards, the second on ranges of subjects. Each piece of work depends on nothing but itself:
+other processes return plain arrays, and the first process adds them up, or appends them to files, in order.
 """
 
 import itertools
-import multiprocessing
 import os
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+import pickle
+import uuid
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from joblib import Parallel, delayed
 
-from ehrsequencing.arrays import Ints
-from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRows, cohort_steps
+from ehrsequencing.records.attrition import Tally
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import DAY_US, Events, opens_run
 from ehrsequencing.records.fixes import FixLog
-from ehrsequencing.records.meds import SPLITS, MedsReader, SplitLookup
+from ehrsequencing.records.meds import SPLITS, MedsReader
 from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.row_store import KeptRows, keep, read_kept
+from ehrsequencing.records.splits import SplitLookup
+from ehrsequencing.records.survey import TrainingFit
 from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit
 from ehrsequencing.storage import read_json
@@ -43,103 +43,8 @@ from ehrsequencing.storage import read_json
 KEPT, CODES = ".rows", "codes.json"  # in the folder that is being made: rows between the passes, and all codes
 _PIECE_ROWS = 1 << 17  # about so many rows are encoded at once: they fit the processor's cache
 _ROWS_PER_PROCESS = 2_000_000  # with fewer, a process costs more than it saves
+_WAITING = 4  # results a process that may wait to be taken
 Result = TypeVar("Result")
-
-
-class Tally:
-    """Counts of one task, step by step, per split."""
-
-    def __init__(self, task: TaskConfig) -> None:
-        self.task = task
-        self.steps = cohort_steps(task)
-        shape = (len(SPLITS), len(self.steps) + 1)
-        self.subjects = np.zeros(shape, dtype=np.int64)  # that got so far
-        self.indexes = np.zeros(shape, dtype=np.int64)
-        self.rows = np.zeros(len(SPLITS), dtype=np.int64)
-        self.queries = np.zeros(len(SPLITS), dtype=np.int64)
-        self.ends_record = 0  # outcomes that are their subject's last event, where that ends the follow-up
-        self.notes = Counter[str]()
-        self.outcomes = np.zeros((len(SPLITS), len(task.causes) + 1), dtype=np.int64)
-        self.records_before = np.zeros((len(SPLITS), len(task.landmarks), 3), dtype=np.int64)
-
-    def add_cohort(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
-        """Add a shard: its cohort, each subject's split (S,), and the visits."""
-        self.ends_record += cohort.ends_record
-        self.notes.update({
-            "follow-up ended by a death that is no cause": cohort.ended_by_death,
-            "indexes with censoring codes only before them": cohort.censoring_before,
-            "indexes before birth": cohort.before_birth,
-        })  # fmt: skip
-        rows, row_split = cohort.rows, split[cohort.rows.subject]
-        first = np.flatnonzero(opens_run(rows.subject))
-        self.subjects += _crossed(split, cohort.reached, self.subjects.shape)
-        self.indexes += _crossed(split[cohort.index_owner], cohort.index_reached, self.indexes.shape)
-        self.rows += np.bincount(row_split, minlength=len(SPLITS))
-        self.queries += np.bincount(row_split[rows.is_query], minlength=len(SPLITS))
-        self.outcomes += _crossed(row_split[first], rows.cause[first], self.outcomes.shape)
-        self._add_records_before(rows, split, visits)
-
-    def _add_records_before(self, rows: CohortRows, split: NDArray[np.int8], visits: Visits) -> None:
-        """Per split and landmark: subjects asked there, those without a visit before it, those with one only later."""
-        start_us = np.full(len(split), NEVER)
-        np.minimum.at(start_us, visits.subject, visits.start_us)
-        for place, days in enumerate(self.task.landmarks):
-            asked = rows.is_query & (rows.prediction_us - rows.index_us == round(days * DAY_US))
-            none = asked & (start_us[rows.subject] > rows.prediction_us)
-            for kind, chosen in enumerate((asked, none, none & (start_us[rows.subject] < NEVER))):
-                who = np.unique(rows.subject[chosen])
-                self.records_before[:, place, kind] += np.bincount(split[who], minlength=len(SPLITS))
-
-    def merge(self, other: "Tally") -> None:
-        """Add the counts of other shards."""
-        self.ends_record += other.ends_record
-        self.notes.update(other.notes)
-        for name in ("subjects", "indexes", "rows", "queries", "outcomes", "records_before"):
-            getattr(self, name).__iadd__(getattr(other, name))
-
-    def _flow(self, subjects: Ints, indexes: Ints) -> list[dict[str, Any]]:
-        """Subjects and index times left after each step, from how many got how far (steps + 1,)."""
-        left, times = int(subjects.sum()), int(indexes.sum())
-        flow = [{"step": "all subjects", "subjects": left, "excluded": 0, "indexes": times}]
-        for step, lost, lost_times in zip(self.steps, subjects[:-1].tolist(), indexes[:-1].tolist(), strict=True):
-            left, times = left - lost, times - lost_times
-            flow.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
-        return flow
-
-    def _before(self, counts: Ints) -> list[dict[str, Any]]:
-        """Of the subjects asked at each landmark (landmarks, 3): those without a record before it."""
-        names = ("subjects", "without_record_before", "first_record_later")
-        rows = [dict(zip(names, row, strict=True)) for row in counts.tolist()]
-        return [{"landmark_days": days, **row} for days, row in zip(self.task.landmarks, rows, strict=True)]
-
-    def as_json(self) -> dict[str, Any]:
-        """Content of `attrition.json`."""
-        outcomes = ["censored", *self.task.causes]
-        return {
-            "steps": self._flow(self.subjects.sum(axis=0), self.indexes.sum(axis=0)),
-            "prediction_times": int(self.rows.sum()),
-            "queries": int(self.queries.sum()),
-            "outcomes_that_end_the_record": self.ends_record,
-            "notes": {note: count for note, count in self.notes.items() if count},
-            "records_before": self._before(self.records_before.sum(axis=0)),
-            "events": dict(zip(outcomes, self.outcomes.sum(axis=0).tolist(), strict=True)),
-            "splits": {
-                name: {
-                    "steps": self._flow(self.subjects[k], self.indexes[k]),
-                    "prediction_times": int(self.rows[k]),
-                    "queries": int(self.queries[k]),
-                    "events": dict(zip(outcomes, self.outcomes[k].tolist(), strict=True)),
-                    "records_before": self._before(self.records_before[k]),
-                }
-                for k, name in enumerate(SPLITS)
-            },
-        }
-
-
-def _crossed(row: NDArray[np.int8], column: NDArray[np.int8], shape: tuple[int, ...]) -> Ints:
-    """How often each pair of small numbers occurs."""
-    counts = np.bincount(row * np.int64(shape[1]) + column, minlength=shape[0] * shape[1])
-    return counts.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -170,24 +75,24 @@ class ShardWork:
     lookup: SplitLookup
     study: StudyConfig
     builders: Sequence[CohortBuilder]
-    excluded: Callable[[str], bool]
+    excluded: CodeMatcher
     parents: Mapping[str, list[str]]
-    folder: Path | None = None  # where the vocabulary of the second pass stands, and all codes of the data set
+    folder: Path  # that is being made: it gets the vocabulary of the second pass, and all codes of the data set
 
-    def new_fit(self) -> VocabularyFit:
-        """A fit that has seen nothing."""
-        return VocabularyFit(self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents)
+    def new_fit(self) -> TrainingFit:
+        """An empty fit."""
+        fit = VocabularyFit(self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents)
+        return TrainingFit(fit, self.lookup)
 
     def fit(self, path: Path, kept: Path, late: LateRows | None) -> FittedShard:
-        """First pass: what the vocabulary is fitted on; the fixed rows, but the late ones, are kept."""
-        self.reader.fixes, self.reader.late, fit = FixLog(), late, self.new_fit()
+        """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in a file."""
+        self.reader.fixes, self.reader.late, part = FixLog(), late, self.new_fit()
         events = self.reader.read(path)
-        _, days = update_fit(fit, events, self.lookup)
-        return FittedShard(keep(events, kept), days, fit.part(), self.reader.fixes)
+        part.add(events)
+        return FittedShard(keep(events, kept), DayCounts.of(events), part.fit.part(), self.reader.fixes)
 
-    def encode(self, shards: Sequence[KeptRows], folder: Path, dataset_end_us: int) -> list[EncodedShard]:
-        """Second pass, on a range of subjects, piece by piece, with the vocabulary that stands in `folder`."""
-        self.folder = folder
+    def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
+        """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
         return [
             self._encode(make_record(events, excluded=self.excluded, settings=self.study.visits), dataset_end_us)
             for events in read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
@@ -202,9 +107,7 @@ class ShardWork:
         parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
         rows, tallies = [], []
         for builder in self.builders:
-            cohort = builder.build(
-                record.events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=dataset_end_us
-            )
+            cohort = builder.build(record, dataset_end_us=dataset_end_us)
             fixes["after_censoring"] += cohort.after_censoring
             tallies.append(Tally(builder.task))
             tallies[-1].add_cohort(cohort, split, record.visits)
@@ -214,27 +117,15 @@ class ShardWork:
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:
-        assert self.folder is not None
         return tuple(read_json(self.folder / KEPT / CODES))
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        assert self.folder is not None
         return Vocabulary.load(self.folder)
 
 
-def update_fit(fit: VocabularyFit, events: Events, lookup: SplitLookup) -> tuple[Ints, DayCounts]:
-    """Add a shard to a fit; its distinct subject ids and its rows by day."""
-    subject_id, subject = events.subjects
-    fit.update(events, subject, (lookup(subject_id) == 0)[subject])
-    return subject_id, DayCounts.of(events)
-
-
-# ---- processes -------------------------------------------------------------------------------------------------------
-
-
 def count_rows(shards: Sequence[Path]) -> int:
-    """Rows in all files together, as they say themselves."""
+    """Rows in all files together, as their footers say."""
     return sum(pq.read_metadata(path).num_rows for path in shards)
 
 
@@ -249,78 +140,63 @@ def count_processes(shards: Sequence[Path], processes: int | None) -> int:
 
 
 class Workers:
-    """Does work on shards in other processes; with one process, in this one.
+    """Calls methods of `ShardWork` in other processes, through joblib; with one process, in this one.
 
     Args:
-        work: What the methods belong to; sent to every process.
+        work: Whose methods are called. It is written once to a file in its folder, for the other processes to load.
         processes: How many.
     """
 
     def __init__(self, work: ShardWork, processes: int) -> None:
         self.work, self.processes = work, processes
-        self._pool: ProcessPoolExecutor | None = None
+        self._file = work.folder / KEPT / f"{uuid.uuid4().hex}.pickle"  # a new name: processes outlive one `prepare`
         if processes > 1:
-            self._pool = ProcessPoolExecutor(
-                processes, multiprocessing.get_context("spawn"), initializer=_start, initargs=(work,)
-            )
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._file.parent.mkdir(exist_ok=True)
+            self._file.write_bytes(pickle.dumps(work))
 
     def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item; results come in the items' order.
 
-        Only a few results wait at any time, so that memory does not grow with the number of items.
-
         Raises:
-            EhrseqError: What the first failing item raises, or a process has ended.
+            EhrseqError: What the first failing item raises, or a process was killed.
         """
-        if self._pool is None:
+        if self.processes == 1:
             yield from (method(self.work, *item) for item in items)
             return
-        waiting: deque[Future[Any]] = deque()
+        items = iter(items)
         try:
-            for item in items:
-                waiting.append(self._pool.submit(_run, method.__name__, item))
-                if len(waiting) > self.processes + 1:
-                    yield _result(waiting.popleft())
-            while waiting:
-                yield _result(waiting.popleft())
+            with Parallel(self.processes, "loky", return_as="generator", batch_size=1, max_nbytes=None) as parallel:
+                # joblib does not wait for whoever takes the results: one block after another keeps them few
+                while block := list(itertools.islice(items, _WAITING * self.processes)):
+                    yield from _taken(parallel(delayed(_call)(self._file, method.__name__, item) for item in block))
         except BrokenProcessPool as error:
-            fix = "use fewer processes if memory ran out; a script that prepares needs if __name__ == '__main__':"
-            raise EhrseqError("a process has ended before its work", where="prepare", fix=fix) from error
+            fix = "use fewer processes if memory ran out"
+            raise EhrseqError("a process was killed during its work", where="prepare", fix=fix) from error
 
 
-_work: ShardWork | None = None  # of this process, where it is a worker
-
-
-def _start(work: ShardWork) -> None:
-    global _work
-    _work = work
-    pa.set_cpu_count(1)  # the processes share the cores already
-
-
-def _run(method: str, item: tuple[Any, ...]) -> Any:
-    """Runs in a worker; a user's error goes back as its parts, since it has keyword arguments."""
+def _taken(results: Generator[Any, None, None]) -> Iterator[Any]:
+    """The results, up to the first error; the work on those after it is cancelled."""
     try:
-        return getattr(_work, method)(*item)
+        for result in results:
+            if isinstance(result, EhrseqError):
+                raise result
+            yield result
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # joblib tells how much work it has cancelled
+            results.close()
+
+
+def _call(file: Path, method: str, item: tuple[Any, ...]) -> Any:
+    """Runs in a worker. An error is a result, so that the first item's is raised, not the first in time."""
+    try:
+        return getattr(_load(file), method)(*item)
     except EhrseqError as error:
-        return _Refused(error.what, error.where, error.fix)
+        return error
 
 
-@dataclass(frozen=True)
-class _Refused:
-    what: str
-    where: str
-    fix: str
-
-
-def _result(future: Future[Any]) -> Any:
-    found = future.result()
-    if isinstance(found, _Refused):
-        raise EhrseqError(found.what, where=found.where, fix=found.fix)
-    return found
+@lru_cache(maxsize=1)
+def _load(file: Path) -> ShardWork:
+    pa.set_cpu_count(1)  # the processes share the cores already
+    work: ShardWork = pickle.loads(file.read_bytes())
+    return work

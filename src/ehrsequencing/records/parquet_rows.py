@@ -1,8 +1,8 @@
-"""Parquet files of any MEDS dialect → events as they stand in the file.
+"""Read Parquet files of any MEDS dialect: a file in, events in the file's order out.
 
-MEDS 0.3 and 0.4 differ in string types; other tools write dates or nanoseconds, dictionaries, double-precision values,
-index columns, or other column names. What can be read without guessing is read, and counted where it was converted;
-`dialect:` in the study file names the rest.
+MEDS 0.3 and 0.4 differ in string types. Other tools write dates or nanoseconds, dictionaries, double-precision values,
+index columns, or other column names. Whatever needs no guessing is converted and counted; `dialect:` in the study file
+says the rest.
 """
 
 import re
@@ -28,7 +28,7 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError)
 
 
 def damaged(path: Path, error: Exception | None = None) -> EhrseqError:
-    """The one error of a file that does not decode, or that the system does not let us read."""
+    """The error of a file that does not decode, or that the system does not let us read."""
     if isinstance(error, OSError) and error.errno is not None:
         return EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the disk")
     return EhrseqError("cannot be read as Parquet", where=str(path), fix="the file is damaged: fetch it again")
@@ -37,7 +37,7 @@ def damaged(path: Path, error: Exception | None = None) -> EhrseqError:
 def read_table(path: Path, columns: list[str] | None = None, *, encoded: Sequence[str] = ()) -> pa.Table:
     """Read a Parquet file, or some columns of it, with one clear error when it is damaged.
 
-    A file that is read whole is validated to its last letter; `read_events` looks at every distinct code itself.
+    A file that is read whole is validated completely; `read_events` checks every distinct code itself.
 
     Args:
         path: The file.
@@ -99,7 +99,7 @@ def read_events(path: Path, log: FixLog, *, dialect: DialectConfig, encounter_co
         encounter_column: Extra column that names the encounter, where visits are cut by it.
 
     Returns:
-        Events in the order of the file, values that are no numbers already dropped.
+        Events in the order of the file, without values that are no finite numbers.
 
     Raises:
         EhrseqError: The file is damaged, a column is missing or has a type that MEDS does not know, a row has no
@@ -288,7 +288,7 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
 
 
 def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
-    text = "\n".join(["", *codes])  # one look at all codes together nearly always finds nothing
+    text = "\n".join(["", *codes])  # one search in all codes together nearly always finds nothing
     is_plain = text.isascii() and text.replace("\n", "").isprintable() and text.count("\n") == len(codes)
     is_plain &= not any(start in text + "\n" for start in ("\n\n", "\n "))
     if is_plain and max(map(len, codes)) < MAX_CODE_BYTES:

@@ -1,9 +1,6 @@
 """`Record`: one shard's subjects between reading and encoding, with their visits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import VisitsConfig
@@ -14,17 +11,26 @@ from ehrsequencing.records.visits import Visits, group_visits
 
 @dataclass(frozen=True)
 class Record:
-    """A shard between reading and encoding: who, born when, and which events make which visits."""
+    """A shard between reading and encoding.
+
+    Attributes:
+        events: The events (n,).
+        subject_id: (S,) int64.
+        subject: (n,) subject row of each event.
+        birth_us: (S,) int64, `STATIC` where unknown.
+        visits: Which events make which visits.
+        excluded: (n,) events that make no token.
+    """
 
     events: Events
-    subject_id: Ints  # (S,)
-    subject: Ints  # (n,) subject row of each event
-    birth_us: Ints  # (S,)
+    subject_id: Ints
+    subject: Ints
+    birth_us: Ints
     visits: Visits
-    excluded: Bools  # (n,) events that make no token
+    excluded: Bools
 
 
-def make_record(events: Events, *, excluded: Callable[[str], bool], settings: VisitsConfig) -> Record:
+def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig) -> Record:
     """Group a shard's events into visits.
 
     Args:
@@ -33,10 +39,7 @@ def make_record(events: Events, *, excluded: Callable[[str], bool], settings: Vi
         settings: How visits are cut.
     """
     subject_id, subject = events.subjects
-    if isinstance(excluded, CodeMatcher):  # it remembers its answer
-        skip = excluded.mask(events.codes)[events.code]
-    else:
-        skip = np.fromiter(map(excluded, events.codes), dtype=bool, count=len(events.codes))[events.code]
+    skip = excluded.mask(events.codes)[events.code]
     visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)
     birth_us = first_time(events, events.is_code(BIRTH), subject, len(subject_id))
     return Record(events, subject_id, subject, birth_us, visits, skip)

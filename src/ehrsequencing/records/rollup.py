@@ -1,13 +1,12 @@
 """Ontology roll-up: what a rare code becomes by its ancestors in `codes.parquet`, fitted on training subjects only.
 
-`on` replaces a rare code by its nearest frequent ancestor. Codes climb: each node, from the leaves up, counts the
-training subjects of its own code and of the rare codes that have climbed to it; with enough of them it stays and
-becomes a token, else everything at it climbs on. So every token that a roll-up makes has been seen in `min_subjects`
-training subjects, and no code climbs higher than it must. `ancestors` leaves codes as they are and adds, as codes
-without a number, every ancestor that enough training subjects have at or below it.
+`on` replaces a rare code by its nearest frequent ancestor. From the leaves up, each node counts the training subjects
+of its own code and of the rare codes that were moved up to it. With `min_subjects` of them it becomes a token, else all
+its codes move on to the next ancestor. `ancestors` keeps codes as they are and adds, as codes without a number, every
+ancestor that enough training subjects have at or below it.
 
-What is saved goes with every model, and a code that nobody but one patient has must not: codes are kept as hashes. Who
-has a code can still look it up.
+A roll-up is saved with every model, and must not reveal a code that only one patient has. So codes are stored as
+hashes, and whoever has a code can still look it up.
 """
 
 import hashlib
@@ -35,11 +34,11 @@ class Rollup:
     to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def replacement(self, code: str) -> str | None:
-        """The token that stands for a code in its place."""
+        """The token that replaces a code."""
         return next(iter(self.to.get(hashed(code), ())), None) if self.mode == "on" else None
 
     def extra(self, code: str) -> tuple[str, ...]:
-        """The tokens that come along with a code."""
+        """The tokens that are added to a code."""
         return self.to.get(hashed(code), ()) if self.mode == "ancestors" else ()
 
     def as_json(self) -> dict[str, Any]:

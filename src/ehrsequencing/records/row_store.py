@@ -1,8 +1,8 @@
-"""Rows between the two passes of `prepare`: checked and fixed once, kept on disk, given back by ranges of subjects.
+"""Rows between the two passes of `prepare`: each shard's fixed rows in a file, read back by ranges of subjects.
 
-Reading and fixing costs more than all that comes after it, so it is done once. A shard's rows are sorted by subject:
-the rows of a range of subjects are one slice of each shard's file. The second pass goes through the subjects in the
-order of their ids, however the shards were cut, and what it writes needs no sorting.
+Reading and fixing costs more than all that comes after, so it is done once. A shard's rows are sorted by subject, so
+the rows of a range of subjects are one slice of its file. The second pass reads subjects in the order of their ids,
+however the shards were cut, and its output needs no sorting.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 from ehrsequencing.arrays import Ints, ragged
 from ehrsequencing.records.events import Events, pieces
 
-_COLUMNS: dict[str, type[np.generic]] = {
-    "time_us": np.int64, "code": np.int32, "value": np.float32, "encounter": np.int32,
-}  # fmt: skip
-SubjectGroup = Callable[[Ints], NDArray[np.int8]]  # of each subject id
+_COLUMNS = {"time_us": np.int64, "code": np.int32, "value": np.float32, "encounter": np.int32}
 
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows of one shard, or of a range of its subjects; one column after another in a file of no other use.
+    """The rows of one shard, or of a range of its subjects; the file holds one column after another.
 
     Attributes:
-        path: The file. Beside it, as `.codes`, stands the number that each of the shard's codes has in the data set.
+        path: The file. A second file, `.codes`, holds the number that each of the shard's codes has in the data set.
         total: Rows in the file.
         columns: Their names.
         subject_id: (S,) int64, sorted.
@@ -75,15 +72,15 @@ def keep(events: Events, path: Path) -> KeptRows:
 
 
 def read_kept(
-    shards: Sequence[KeptRows], codes: tuple[str, ...], *, group: SubjectGroup, rows: int
+    shards: Sequence[KeptRows], codes: tuple[str, ...], *, group: Callable[[Ints], NDArray[np.int8]], rows: int
 ) -> Iterator[Events]:
     """The rows of some subjects, from all shards that hold any, in pieces of whole subjects.
 
     Args:
         shards: As `KeptRows.between` gives them, none of them empty.
         codes: All codes of the data set.
-        group: Subjects come group by group, in each by their ids.
-        rows: About so many rows make a piece: what is done to them finds them in the processor's cache.
+        group: The group of each subject id (S,). Subjects come group by group, in each by their ids.
+        rows: About so many rows make a piece, few enough for the processor's cache.
 
     Yields:
         Rows by subject and time.
@@ -108,7 +105,7 @@ def read_kept(
 def ranges(shards: Sequence[KeptRows], parts: int) -> Iterator[list[KeptRows]]:
     """Cut all subjects, in the order of their ids, into at most so many ranges with about as many rows each.
 
-    Each is made when it is asked for: all of them together would be as many objects as ranges times shards.
+    Ranges are made one at a time, since all of them together would be as many objects as ranges times shards.
     """
     for first, last in _bounds(shards, parts):
         inside = [shard.between(first, last) for shard in shards]

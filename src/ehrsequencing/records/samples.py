@@ -15,10 +15,9 @@ WAITING = 1 << 19  # rows that wait at least before a sample is cut down again; 
 
 
 class Sample:
-    """A bounded sample of values per key: those with the smallest hash, whatever the order in which rows come.
+    """A bounded sample of values per key: those with the smallest hashes, whatever the order of the rows.
 
-    What cannot be among the smallest any more is passed over at once, so that most rows of a large data set cost one
-    comparison.
+    Most rows of a large data set cost one comparison, since hashes above a key's limit are dropped at once.
     """
 
     def __init__(self) -> None:
@@ -27,13 +26,9 @@ class Sample:
         self._waiting = self._kept = 0
 
     def add(
-        self,
-        key: Ints,
-        hashed: NDArray[np.uint64],
-        value: NDArray[np.floating[Any]],
-        owner: NDArray[np.uint32],
+        self, key: Ints, hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]
     ) -> None:
-        """Add rows: keys, hashes, values, and whose they are (n,)."""
+        """Add rows: keys, hashes, values and owners (n,)."""
         missing = int(key.max(initial=-1)) + 1 - len(self._limit)
         if missing > 0:
             self._limit = np.r_[self._limit, np.full(missing, np.iinfo(np.uint64).max, np.uint64)]
@@ -47,7 +42,10 @@ class Sample:
         """Keys (sorted), hashes, values and owners of the sample."""
         if not self._parts:
             return np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0), np.zeros(0, np.uint32)
-        columns, self._parts = list(zip(*self._parts, strict=True)), []  # each is let go as soon as it is one array
+        columns, self._parts = (
+            list(zip(*self._parts, strict=True)),
+            [],
+        )  # parts are freed one by one
         key, hashed, value, owner = (np.concatenate(columns.pop(0)) for _ in range(4))
         if self._waiting:
             order = group_order(key, len(self._limit))
@@ -81,17 +79,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class Values:
-    """Values (n,) of keys, one after another, and whose they are; key k owns `[offsets[k]:offsets[k + 1]]`."""
+    """Values (n,) and their owners, key by key; key k has `[offsets[k]:offsets[k + 1]]`."""
 
     offsets: Ints
     value: NDArray[np.floating[Any]]
     owner: NDArray[np.uint32]
 
     def of(self, key: int) -> tuple[Floats, NDArray[np.uint32]]:
-        """Values of one key, and whose they are."""
+        """Values of one key, and their owners."""
         own = slice(*self.offsets[key : key + 2]) if 0 <= key < len(self.offsets) - 1 else slice(0)
         return self.value[own].astype(np.float64), self.owner[own]
 
     def all(self) -> tuple[Floats, NDArray[np.uint32]]:
-        """The values of all keys together, and whose they are."""
+        """The values of all keys together, and their owners."""
         return self.value.astype(np.float64), self.owner

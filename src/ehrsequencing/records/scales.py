@@ -1,7 +1,7 @@
-"""Scales of numbers that tell nothing of single people: quantiles, mean and standard deviation of groups of people.
+"""Scales of numbers that reveal no single person: quantiles, mean and standard deviation of groups of people.
 
-What a data set stores of its numbers goes with every model that is trained on it. So no number of a scale is one
-person's, and none is a mean that one person makes up (microaggregation, Domingo-Ferrer & Mateo-Sanz 2002):
+Scales are stored with every model. So no number of a scale is one person's, and none is a mean that one person
+determines (microaggregation, Domingo-Ferrer & Mateo-Sanz 2002):
 
 1. A value that at least `enough` people share stands for itself.
 2. All other values, in their order, are cut into groups of at least `enough` people. In a group each of its p people
@@ -27,7 +27,7 @@ KNOTS = 129  # quantiles at 0, 1/128 … 1
 
 
 class Scale(NamedTuple):
-    """What is stored of a code's numbers.
+    """The stored scale of a code's numbers.
 
     Attributes:
         knots: (129,) quantiles, rising.
@@ -45,7 +45,7 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
 
     Args:
         value: (n,) numbers, in any order.
-        owner: (n,) whose they are.
+        owner: (n,) who has each number.
         enough: People that every stored number must come from.
 
     >>> shared, spread = np.full(6, 1.0), np.array([2.0, 3, 4, 5, 6, 7])
@@ -65,7 +65,7 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     sd = float(np.sqrt((weight * (value - mean) ** 2).sum() / n))
     means = np.add.reduceat(weight * value, starts) / (stop - starts)
     of_shared = group.take(first_shared)
-    means[of_shared] = shared = value.take(first_shared)  # the few people that joined its group have no say
+    means[of_shared] = shared = value.take(first_shared)  # without the few people that joined its group
     rank = np.repeat((starts + stop - 1) / 2, 2)  # first and last rank of a shared value, the middle of other groups
     rank[2 * of_shared], rank[2 * of_shared + 1] = starts.take(of_shared), stop.take(of_shared) - 1
     knots = np.interp(np.linspace(0, n - 1, KNOTS), rank, np.repeat(means, 2))
@@ -100,7 +100,7 @@ def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[Ints
             group = set()
     shared = first[people >= enough]
     found = np.sort(np.append(np.array(starts, dtype=np.int64), shared))
-    found[0] = 0  # those with too few people at the very start join the group after them
+    found[0] = 0  # too few people at the very start join the group after them
     return found, shared
 
 

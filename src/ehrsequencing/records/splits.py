@@ -1,9 +1,10 @@
-"""Splits that the records decide: by the folders of the shards, by the date of the index, or by site.
+"""Splits: which subjects a model is trained, tuned and evaluated on.
 
-Each needs a pass over the records of its own, since the vocabulary is fitted on training subjects only.
+In: a data set and the section `splits` of its study. Out: a `SplitLookup`, from subject id to split. Splits by folder,
+date or site need a pass over the records of their own, since the vocabulary is fitted on training subjects only.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,22 +16,62 @@ from numpy.typing import NDArray
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import NEVER, CohortBuilder
-from ehrsequencing.records.events import first_time, opens_run, parse_date_us
-from ehrsequencing.records.meds import (
-    BIRTH,
-    SPLITS,
-    MedsReader,
-    SplitLookup,
-    find_shards,
-    hash_splits,
-    refuse_scattered,
-)
-from ehrsequencing.records.parquet_rows import columns_of, read_subjects, read_table
+from ehrsequencing.records.events import BIRTH, first_time, hash_u64, opens_run, parse_date_us
+from ehrsequencing.records.meds import SPLITS, MedsReader, find_shards, refuse_scattered
+from ehrsequencing.records.parquet_rows import columns_of, read_subjects, read_table, subject_ids
 from ehrsequencing.records.record import make_record
 
-HELD_OUT = SPLITS.index("held_out")
 SplitSource = Literal["file", "folders", "hash", "date", "site"]
+Assigned = tuple[Ints, NDArray[np.int8]]  # sorted subject ids, and the position in `SPLITS` of each
+_FILE = Path("metadata", "subject_splits.parquet")
+_OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "tune", "holdout", "training")
+
+
+class SplitLookup:
+    """The split of every subject.
+
+    Args:
+        settings: Shares and seed of the hash.
+        assigned: The subjects' splits; None splits by hashed subject id.
+        path: The file of splits, for messages.
+    """
+
+    def __init__(self, settings: SplitsConfig, assigned: Assigned | None, path: Path) -> None:
+        self.settings, self.assigned, self.path = settings, assigned, path
+
+    def __call__(self, subject_ids: Ints) -> NDArray[np.int8]:
+        """(S,) position in `SPLITS` of each subject.
+
+        Raises:
+            EhrseqError: A subject has no split.
+        """
+        if self.assigned is None:
+            return hash_splits(subject_ids, self.settings)
+        ids, split = self.assigned
+        position = np.searchsorted(ids, subject_ids)
+        found = position < len(ids)
+        found[found] = ids[position[found]] == subject_ids[found]
+        if not found.all():
+            what = f"{int((~found).sum())} subjects of the data have no split"
+            raise EhrseqError(what, where=str(self.path), fix="add them, or use splits.by=hash")
+        return split[position]
+
+    def absent(self, subject_ids: Ints) -> int:
+        """How many subjects have a split but are not among these."""
+        return 0 if self.assigned is None else int(np.sum(~np.isin(self.assigned[0], subject_ids)))
+
+
+def hash_splits(subject_ids: Ints, settings: SplitsConfig) -> NDArray[np.int8]:
+    """Split by a hash of the subject id, so that the same subject is always in the same split.
+
+    The random seed is hashed itself before it moves the ids. Otherwise the seeds 1, 2, 3 … would shift one pattern
+    along consecutive ids. Seed 0 moves nothing.
+    """
+    seeds = hash_u64(np.array([0, settings.seed % 2**64], dtype=np.uint64))
+    unit = hash_u64(subject_ids.view(np.uint64) + (seeds[1:] - seeds[:1])) / 2.0**64
+    return np.searchsorted([settings.train, settings.train + settings.tuning], unit, side="right").astype(np.int8)
 
 
 def split_lookup(
@@ -38,32 +79,33 @@ def split_lookup(
     *,
     study: StudyConfig,
     tasks: Sequence[TaskConfig],
-    excluded: Callable[[str], bool],
+    excluded: CodeMatcher,
     parents: Mapping[str, list[str]],
 ) -> SplitLookup:
-    """The split of every subject, by whatever rule the study names.
+    """The split of every subject, by the rule that the study names.
 
     Args:
         data: Folder of the data set.
         study: Its `splits` section, and how records become visits.
-        tasks: The tasks whose indexes `splits.by=date` asks about.
+        tasks: The tasks whose indexes decide with `splits.by=date`.
         excluded: Codes that make no visit.
         parents: Parents of each code.
 
     Raises:
         EhrseqError: The records lack what the rule needs.
     """
-    source = split_source(data, study.splits)
     dialect = study.data.dialect or DialectConfig()
-    if source == "date":
-        assigned = _by_date(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-    elif source == "site":
-        assigned = _by_site(data, study.splits, dialect)
-    elif source == "folders":
-        assigned = _by_folder(data, dialect)
-    else:
-        return SplitLookup(data, study.splits)
-    return SplitLookup(data, study.splits, assigned=assigned)
+    assigned = None
+    match split_source(data, study.splits):
+        case "file":
+            assigned = _from_file(data / _FILE)
+        case "folders":
+            assigned = _by_folder(data, dialect)
+        case "date":
+            assigned = _by_date(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
+        case "site":
+            assigned = _by_site(data, study.splits, dialect)
+    return SplitLookup(study.splits, assigned, data / _FILE)
 
 
 def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
@@ -78,7 +120,7 @@ def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
     """
     if settings.by != "file":
         return settings.by
-    if (data / "metadata" / "subject_splits.parquet").is_file():
+    if (data / _FILE).is_file():
         return "file"
     shards = find_shards(data)
     outside = [path for path in shards if _folder(path, data) not in SPLITS]
@@ -91,12 +133,30 @@ def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
     return "folders"
 
 
+def _from_file(path: Path) -> Assigned:
+    table = read_table(path)
+    if not {"subject_id", "split"} <= set(table.column_names):
+        raise EhrseqError("needs the columns subject_id and split", where=str(path), fix="see the MEDS schema")
+    ids = subject_ids(table["subject_id"], path).to_numpy()
+    names = table["split"].to_pylist()
+    unknown = [row for row, name in enumerate(names) if name not in SPLITS]
+    if unknown:
+        word = names[unknown[0]]
+        shown = f" {word!r}" if word in _OTHER_SPLITS else ""  # anything else may be a patient's
+        fix = f"use {', '.join(SPLITS)}"
+        raise EhrseqError(f"unknown split{shown}", where=f"{path}, row {unknown[0]}", fix=fix)
+    pairs = np.unique(np.stack([ids, np.array([SPLITS.index(name) for name in names], dtype=np.int64)]), axis=1)
+    if len(np.unique(pairs[0])) != pairs.shape[1]:
+        raise EhrseqError("a subject is in two splits", where=str(path), fix="keep one row per subject")
+    return pairs[0], pairs[1].astype(np.int8)
+
+
 def _folder(path: Path, data: Path) -> str:
     """Where below `DATA/data` a shard lies: `train` for `train/0.parquet`, `train/a/0.parquet` and `train.parquet`."""
     return path.relative_to(data / "data").parts[0].removesuffix(".parquet")
 
 
-def _by_folder(data: Path, dialect: DialectConfig) -> tuple[Ints, NDArray[np.int8]]:
+def _by_folder(data: Path, dialect: DialectConfig) -> Assigned:
     """MEDS' convention: the shards of `data/train/`, `data/tuning/` and `data/held_out/` are those splits."""
     shards = find_shards(data)
     ids = [_distinct(read_subjects(path, dialect=dialect)) for path in shards]
@@ -106,7 +166,7 @@ def _by_folder(data: Path, dialect: DialectConfig) -> tuple[Ints, NDArray[np.int
 
 
 def _distinct(subject_id: Ints) -> Ints:
-    """Distinct ids, sorted; rows of one subject mostly stand together, so that few are left to sort."""
+    """Distinct ids, sorted; runs of one subject are merged first, so that few are left to sort."""
     return np.unique(subject_id[opens_run(subject_id)])
 
 
@@ -115,34 +175,30 @@ def _by_date(
     *,
     study: StudyConfig,
     tasks: Sequence[TaskConfig],
-    excluded: Callable[[str], bool],
+    excluded: CodeMatcher,
     parents: Mapping[str, list[str]],
-) -> tuple[Ints, NDArray[np.int8]]:
-    """Held out: whose first index of any task falls on `splits.from` or later; without one, whose record starts there.
+) -> Assigned:
+    """Held out: subjects whose first index of any task, or without one first record, is at `splits.from` or later.
 
-    Outcome-free: an index counts if it could be asked at, whether or not anything is known after it.
+    No outcome decides: an index counts whether or not anything is known after it.
     """
     from_us = parse_date_us(study.splits.from_date or "")
-    column = study.visits.column if study.visits.by == "encounter" else None
     builders = [CohortBuilder(task, parents=parents) for task in tasks]
     ids, is_late = [], []
-    for events in MedsReader(data, study.data, encounter_column=column):
+    for events in MedsReader(data, study.data, study.visits):
         record = make_record(events, excluded=excluded, settings=study.visits)
         first_us = np.full(len(record.subject_id), NEVER)
         for builder in builders:
-            rows = builder.build(
-                events, record.subject, record.visits, birth_us=record.birth_us, dataset_end_us=int(NEVER),
-                labelled=False,
-            ).rows  # fmt: skip
+            rows = builder.build(record, dataset_end_us=int(NEVER), labelled=False).rows
             np.minimum.at(first_us, rows.subject, rows.index_us)
         start_us = first_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
         ids.append(record.subject_id)
         is_late.append(np.where(first_us == NEVER, start_us, first_us) >= from_us)
-    return _assigned(np.concatenate(ids), np.concatenate(is_late), study.splits)
+    return _assigned(ids, is_late, study.splits)
 
 
-def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> tuple[Ints, NDArray[np.int8]]:
-    """Held out: who has any row at one of `splits.held_out_sites`, so that no such person is learned from."""
+def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assigned:
+    """Held out: subjects with any row at one of `splits.held_out_sites`, so that none of them is trained on."""
     column, sites = settings.column or "", pa.array(settings.held_out_sites or (), pa.string())
     ids, is_there, seen = [], [], set[str]()
     for path in find_shards(data):
@@ -159,8 +215,7 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> tupl
     if unseen:
         where = f"splits.held_out_sites, column {column}"
         raise EhrseqError(f"no row has the site {unseen[0]!r}", where=where, fix="write sites as the column does")
-    everyone, is_held_out = np.concatenate(ids), np.concatenate(is_there)
-    return _assigned(everyone, is_held_out, settings)
+    return _assigned(ids, is_there, settings)
 
 
 def _as_text(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
@@ -171,14 +226,15 @@ def _as_text(column: pa.ChunkedArray, name: str, path: Path) -> pa.ChunkedArray:
         raise EhrseqError(what, where=str(path), fix="sites are text or whole numbers") from error
 
 
-def _assigned(everyone: Ints, is_held_out: Bools, settings: SplitsConfig) -> tuple[Ints, NDArray[np.int8]]:
-    """Sorted ids and splits; those not held out train or tune by their hash, in the shares of the settings."""
+def _assigned(ids: list[Ints], held_out: list[Bools], settings: SplitsConfig) -> Assigned:
+    """Split the subjects that are not held out by their hash into training and tuning, in the study's shares."""
+    everyone, is_held_out = np.concatenate(ids), np.concatenate(held_out)
     whole = settings.train + settings.tuning
     shares = settings.model_copy(update={"train": settings.train / whole, "tuning": settings.tuning / whole})
     split = np.minimum(hash_splits(everyone, shares), 1)
-    return _sorted(everyone, np.where(is_held_out, HELD_OUT, split))
+    return _sorted(everyone, np.where(is_held_out, SPLITS.index("held_out"), split))
 
 
-def _sorted(ids: Ints, split: NDArray[Any]) -> tuple[Ints, NDArray[np.int8]]:
+def _sorted(ids: Ints, split: NDArray[Any]) -> Assigned:
     order = np.argsort(ids, kind="stable")
     return ids[order], split[order].astype(np.int8)

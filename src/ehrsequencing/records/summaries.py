@@ -1,10 +1,10 @@
-"""Carried summaries: what a query knows of each numeric code's past, as tokens (SCIENCE.md §2, Query)."""
+"""Carried summaries: the past of each numeric code up to a query, in seven numbers (SCIENCE.md §2, Query)."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Floats32, Ints, Ints32
+from ehrsequencing.arrays import Floats, Floats32, Ints, Ints32, spans
 from ehrsequencing.records.events import DAY_US, number_runs, opens_run
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
@@ -26,15 +26,9 @@ class Summaries:
 
 
 def summarise(
-    subject: Ints,
-    time_us: Ints,
-    token: Ints32,
-    value: Floats32,
-    *,
-    query_subject: Ints,
-    query_us: Ints,
+    subject: Ints, time_us: Ints, token: Ints32, value: Floats32, *, query_subject: Ints, query_us: Ints
 ) -> Summaries:
-    """Summarise, for each query, every numeric code that its subject has by then (stamped ≤ p).
+    """Summarise, for each query, every numeric code that its subject has up to then (time ≤ p).
 
     Args:
         subject: (n,) subject row of each number, sorted.
@@ -45,7 +39,7 @@ def summarise(
         query_us: (q,) its moment.
 
     Returns:
-        The summaries. At equal times the row that stood later in the record is the last one.
+        The summaries. At equal times the later row of the record is the last one.
     """
     order = np.argsort(subject * (int(token.max(initial=0)) + 1) + token, kind="stable")  # times stay in order
     subject, time_us, token, number = subject[order], time_us[order], token[order], value[order].astype(np.float64)
@@ -53,21 +47,18 @@ def summarise(
     group_of = number_runs(start, len(order))
     low = np.searchsorted(subject[start], query_subject, side="left")
     high = np.searchsorted(subject[start], query_subject, side="right")
-    query = np.repeat(np.arange(len(query_us)), high - low)
-    group = (
-        np.arange(len(query)) - np.repeat(np.cumsum(high - low) - (high - low), high - low) + np.repeat(low, high - low)
-    )
+    query, (group, _) = np.repeat(np.arange(len(query_us)), high - low), spans(low, high - low)
     count, _ = count_at_or_before(group_of, time_us, group, query_us[query])
     query, group, count = query[count > 0], group[count > 0], count[count > 0]
     first, last = start[group], start[group] + count - 1
-    spans = np.stack([first, last + 1], axis=1).ravel()
+    bounds = np.stack([first, last + 1], axis=1).ravel()
     padded = np.r_[number, 0.0]  # `reduceat` needs every bound inside the array
     values = {
         "LAST": number[last],
         "FIRST": number[first],
-        "MEAN": np.add.reduceat(padded, spans)[::2] / count if len(spans) else np.zeros(0),
-        "MIN": np.minimum.reduceat(padded, spans)[::2] if len(spans) else np.zeros(0),
-        "MAX": np.maximum.reduceat(padded, spans)[::2] if len(spans) else np.zeros(0),
+        "MEAN": np.add.reduceat(padded, bounds)[::2] / count if len(bounds) else np.zeros(0),
+        "MIN": np.minimum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0),
+        "MAX": np.maximum.reduceat(padded, bounds)[::2] if len(bounds) else np.zeros(0),
         "SINCE": (query_us[query] - time_us[last]) / DAY_US,
         "COUNT": count.astype(np.float64),
     }

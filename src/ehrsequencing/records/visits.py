@@ -1,7 +1,7 @@
 """Events → visits: by calendar day, fixed window, gap, or encounter column (SCIENCE.md §1).
 
 Only events that make a token count. A visit's `start` and `end` are its first and last such event, so that everything
-in it was known at `end`, and nothing later.
+in it is known at `end`, and nothing later.
 """
 
 from dataclasses import dataclass
@@ -52,31 +52,27 @@ def group_visits(events: Events, subject: Ints, makes_token: Bools, *, settings:
     if settings.by == "encounter":
         if events.encounter is None:
             raise ValueError("visits by encounter need events that were read with the encounter column")
-        label = _encounter_labels(owner, time, events.encounter[event])
+        return _collect(event, owner, time, _encounter_labels(owner, time, events.encounter[event]))
+    if settings.by == "gap":
+        opens = opens_run(owner)
+        opens[1:] |= np.diff(time) >= round(settings.gap * DAY_US)
     else:
-        if settings.by == "gap":
-            opens = opens_run(owner)
-            opens[1:] |= np.diff(time) >= round(settings.gap * DAY_US)
-        else:
-            width_us = DAY_US if settings.by == "day" else round(settings.window * DAY_US)
-            opens = opens_run(owner, time // width_us)
-        first = np.flatnonzero(opens)  # events are sorted by subject and time, and so are such visits
-        last = np.append(first[1:], len(event))[: len(first)] - 1
-        return Visits(event, number_runs(first, len(event)), owner[first], time[first], time[last])
-    return _collect(event, owner, time, label)
+        width_us = DAY_US if settings.by == "day" else round(settings.window * DAY_US)
+        opens = opens_run(owner, time // width_us)
+    first = np.flatnonzero(opens)  # events are sorted by subject and time, and so are such visits
+    last = np.append(first[1:], len(event))[: len(first)] - 1
+    return Visits(event, number_runs(first, len(event)), owner[first], time[first], time[last])
 
 
 def _collect(event: Ints, owner: Ints, time: Ints, label: Ints) -> Visits:
     """Number the labelled groups by subject and start; order events by visit, then time."""
     order = np.lexsort((time, label))
     event, owner, time, label = event[order], owner[order], time[order], label[order]
-    first = np.flatnonzero(np.r_[True, label[1:] != label[:-1]]) if len(label) else np.zeros(0, np.int64)
-    last = np.r_[first[1:], len(label)] - 1 if len(first) else first
+    first = np.flatnonzero(opens_run(label))
+    last = np.append(first[1:], len(label))[: len(first)] - 1
     subject, start, end = owner[first], time[first], time[last]
     by_time = np.lexsort((end, start, subject))
-    number = np.empty(len(first), dtype=np.int64)
-    number[by_time] = np.arange(len(first))
-    visit = number[np.cumsum(np.r_[True, label[1:] != label[:-1]]) - 1] if len(label) else label
+    visit = np.argsort(by_time)[number_runs(first, len(label))]
     regroup = np.argsort(visit, kind="stable")
     return Visits(event[regroup], visit[regroup], subject[by_time], start[by_time], end[by_time])
 
@@ -138,16 +134,10 @@ def _join_spans(owner: Ints, time: Ints, label: Ints) -> None:
     names, subject, start, end = names[order], subject[order], start[order], end[order]
     loose = np.flatnonzero(~named)
     for shift in (1, 2):  # the span that started last, and, at an instant where two touch, the one before it
-        position = _last_at_or_before(subject, start, owner[loose], time[loose]) - (shift - 1)
-        ok = position >= 0
-        ok[ok] &= (subject[position[ok]] == owner[loose][ok]) & (time[loose][ok] <= end[position[ok]])
+        count, first = count_at_or_before(subject, start, owner[loose], time[loose])
+        position = np.where(count >= shift, first + count - shift, 0)
+        ok = (count >= shift) & (time[loose] <= end[position])
         label[loose[ok]] = names[position[ok]]
-
-
-def _last_at_or_before(key_group: Ints, key: Ints, group: Ints, query: Ints) -> Ints:
-    """Position of the last key of the same group that is ≤ the query, or -1 (see `count_at_or_before`)."""
-    count, first = count_at_or_before(key_group, key, group, query)
-    return np.where(count > 0, first + count - 1, -1)
 
 
 def count_at_or_before(key_group: Ints, key: Ints, group: Ints, query: Ints) -> tuple[Ints, Ints]:

@@ -1,10 +1,9 @@
 """Codes and values → token ids, fitted on training subjects only (SCIENCE.md §1).
 
-Token 0 is padding, 1 the unknown code; then comes one unknown token per code type, then the codes that enough training
-subjects have, then what is made of those with numbers. A token is what its place says, never what its name looks like:
-a code may be called `[PAD]` or `LAST//LAB//X`. A code with numbers also gets a *scale*: its training quantiles, mean
-and standard deviation. Queries carry summaries of the past as tokens of their own (`LAST//`, `MEAN//` …), each with a
-scale.
+Token 0 is padding, 1 the unknown code. Then follow one unknown token per code type, the codes that enough training
+subjects have, and bins and summaries of those with numbers. A token's id decides what it is, never its name, since a
+code may be called `[PAD]` or `LAST//LAB//X`. A code with numbers also gets a *scale*: its training quantiles, mean and
+standard deviation. Queries carry summaries of the past as tokens of their own (`LAST//`, `MEAN//` …) with scales.
 """
 
 from dataclasses import dataclass, field
@@ -43,9 +42,9 @@ class _Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens and value scales; everything that must be known to encode a record the way training data was.
+    """Tokens and value scales: all that is needed to encode a record as the training data was.
 
-    Tokens stand in this order: padding, unknown, the unknown token of each of `kinds`, `codes`; then code by code, for
+    The order of tokens: padding, unknown, the unknown token of each of `kinds`, `codes`; then code by code, for
     those with numbers, its bins (`values.mode=bins`) and its summaries (`values.carry`), each followed by its own bins.
 
     Attributes:
@@ -152,7 +151,7 @@ class Vocabulary:
         return np.array([number[kind] for kind in types], dtype=np.int64)
 
     def is_unknown(self, ids: Ints32) -> Bools:
-        """Which token ids stand for codes that training did not know."""
+        """Which token ids are padding or unknown codes."""
         return ids < self.n_unknown
 
     def ids(self, codes: tuple[str, ...]) -> Ints32:
@@ -282,8 +281,8 @@ class Vocabulary:
 class _Ranks:
     """Rank in [0, 1] of numbers among the quantiles of their scales.
 
-    Tied values get the middle of their run, others interpolate. All scales are searched at once, by halving: numbers
-    need not be sorted by scale, and no step waits for a branch.
+    Tied values get the middle of their run, others interpolate. One binary search covers all scales and numbers at
+    once, so that numbers need not be sorted by scale.
 
     Args:
         knots: (n, k) quantiles of each scale, rising.

@@ -1,7 +1,7 @@
-"""What a vocabulary is fitted on: training subjects per code, and bounded samples of their numbers, shard by shard.
+"""Fit a vocabulary: shards in, training subjects per code and bounded samples of their numbers kept, `Vocabulary` out.
 
-Whatever it holds, `vocabulary.min_subjects` training subjects have: a code; any code of a type, for the type's unknown
-token; numbers of a code, for its scale, its bins and its summaries (`records/scales.py`).
+At least `vocabulary.min_subjects` training subjects have each thing in it: a code; any code of a type, for the type's
+unknown token; numbers of a code, for its scale, bins and summaries (`scales.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _PIECE_ROWS = 1 << 17  # about so many rows are added to a fit at once: they fit
 
 @dataclass(frozen=True)
 class FitPart:
-    """What a fit has collected, as plain arrays: it goes from one process to another (`VocabularyFit.merge`)."""
+    """What a fit has collected, as plain arrays that go from one process to another (`VocabularyFit.merge`)."""
 
     codes: tuple[str, ...]
     subjects: Ints
@@ -117,14 +117,11 @@ class VocabularyFit:
     def _numbers(self, codes: tuple[str, ...]) -> Ints:
         new = [c for c in dict.fromkeys(codes) if c not in self.number]
         self.number |= {c: number for number, c in enumerate(new, start=len(self.number))}
-        kinds = [self._kind_number("" if self.excluded(c) else code_type(c)) for c in new]
+        kinds = [self.kinds.setdefault("" if self.excluded(c) else code_type(c), len(self.kinds)) for c in new]
         self._kind = np.r_[self._kind, np.array(kinds, dtype=np.int64)]
         self.subjects, self.rows = (_longer(a, len(self.number)) for a in (self.subjects, self.rows))
         self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
         return np.array([self.number[c] for c in codes], dtype=np.int64)
-
-    def _kind_number(self, kind: str) -> int:
-        return self.kinds.setdefault(kind, len(self.kinds))
 
     def _update_kinds(self, code: Ints, subject: Ints) -> None:
         """Count the subjects of each type of codes, from distinct pairs of code and subject."""
@@ -134,12 +131,7 @@ class VocabularyFit:
         self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
 
     def _update_summaries(
-        self,
-        code: Ints,
-        subject: Ints,
-        time: Ints,
-        hashed: NDArray[np.uint64],
-        who: NDArray[np.uint32],
+        self, code: Ints, subject: Ints, time: Ints, hashed: NDArray[np.uint64], who: NDArray[np.uint32]
     ) -> None:
         """Scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)."""
         first = np.flatnonzero(opens_run(code, subject))
@@ -229,7 +221,7 @@ class _OrPooled:
 
     @cached_property
     def pooled(self) -> Scale:
-        """Scale of all codes' numbers; where too few people have any, they are all alike."""
+        """Scale of all codes' numbers together; a constant one if too few people have any."""
         return fit_scale(*self.values.all(), enough=self.enough) or Scale(np.zeros(KNOTS), 0.0, 1.0)
 
 

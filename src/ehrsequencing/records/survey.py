@@ -1,0 +1,186 @@
+"""The survey: one pass over all shards of a data set, before anything is made of its records.
+
+Every survey collects the subjects and the rows by day, which tell where the data ends. Whatever else a user needs is a
+`Part`, so that nobody pays for counts that others need. If a few rows lie far after all others (`data_end.py`), the
+pass is made again without them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from ehrsequencing.arrays import Ints
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.data_end import DayCounts, find_late_rows
+from ehrsequencing.records.events import Events
+from ehrsequencing.records.fixes import FixLog
+from ehrsequencing.records.meds import MedsReader, refuse_scattered
+from ehrsequencing.records.splits import SplitLookup
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.records.vocabulary_fit import VocabularyFit
+
+Progress = Callable[[int, int], None]  # called with (pieces of work done, pieces to do)
+
+
+class Part:
+    """What a survey counts beside subjects and days."""
+
+    def add(self, events: Events) -> None:
+        """Count one shard."""
+
+    def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
+        """Read and count every shard; yields its distinct subject ids and its rows by day."""
+        for path in reader.shards:
+            events = reader.read(path)
+            self.add(events)
+            yield events.subjects[0], DayCounts.of(events)
+
+
+Counted = TypeVar("Counted", bound=Part)
+
+
+@dataclass(frozen=True)
+class Survey(Generic[Counted]):
+    """What is in a data set.
+
+    Attributes:
+        subject_id: (S,) all subjects, sorted.
+        days: Rows by day.
+        part: What else was counted.
+    """
+
+    subject_id: Ints
+    days: DayCounts
+    part: Counted
+
+
+def survey(
+    reader: MedsReader, new_part: Callable[[], Counted], tick: Callable[[], None] = lambda: None
+) -> Survey[Counted]:
+    """Survey a data set; from then on `reader` drops its late rows.
+
+    With `data.extracted`, later rows are refused and none is late.
+
+    Args:
+        reader: The data set.
+        new_part: Makes what else is counted, empty; called again for a second pass.
+        tick: Called after each shard.
+
+    Raises:
+        EhrseqError: A shard cannot be used, a subject is in two of them, or nobody has a timed row.
+    """
+    found = _read_all(reader, new_part(), tick)
+    if reader.declared_us is None:
+        reader.late = find_late_rows(found.days)
+    if reader.late is not None:
+        reader.fixes = FixLog()
+        found = _read_all(reader, new_part(), tick)
+    return found
+
+
+def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Survey[Counted]:
+    ids, days = list[Ints](), list[DayCounts]()
+    for subject_id, of_shard in part.shards(reader):
+        ids.append(subject_id)
+        days.append(of_shard)
+        tick()
+    refuse_scattered(ids, reader.shards)
+    every = np.sort(np.concatenate(ids))
+    if not len(every):
+        raise EhrseqError("holds no subject with a timed row", where=str(reader.data), fix="check the data set")
+    return Survey(every, DayCounts.added(days), part)
+
+
+class Steps:
+    """Counts pieces of work for a progress bar: the shards of a survey, then `after` more.
+
+    Args:
+        reader: The data set; a second pass for late rows makes the work longer.
+        after: Pieces of work after the survey.
+        progress: Called with (pieces done, pieces to do) at each step.
+    """
+
+    def __init__(self, reader: MedsReader, after: int, progress: Progress | None) -> None:
+        self.reader, self.after, self.progress, self.done = reader, after, progress, 0
+
+    def __call__(self) -> None:
+        """One more piece is done."""
+        self.done += 1
+        if self.progress is not None:
+            passes = 1 if self.reader.late is None else 2
+            self.progress(self.done, passes * len(self.reader.shards) + self.after)
+
+
+class TrainingFit(Part):
+    """Fits the vocabulary on the training subjects.
+
+    Args:
+        fit: An empty fit.
+        lookup: The split of every subject.
+    """
+
+    def __init__(self, fit: VocabularyFit, lookup: SplitLookup) -> None:
+        self.fit, self.lookup = fit, lookup
+
+    def add(self, events: Events) -> None:
+        """Add a shard to the fit."""
+        subject_id, subject = events.subjects
+        self.fit.update(events, subject, (self.lookup(subject_id) == 0)[subject])
+
+
+class TokenRows(Part):
+    """Counts rows that make a token, and those of them whose code a vocabulary does not know.
+
+    Args:
+        vocabulary: The known codes.
+        excluded: Codes that make no token.
+
+    Attributes:
+        tokens: Rows that make a token.
+        unknown: Those of them with an unknown code.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> None:
+        self.vocabulary, self.excluded = vocabulary, excluded
+        self.tokens = self.unknown = self._subjects = 0
+        self._shares = 0.0
+
+    def add(self, events: Events) -> None:
+        """Count one shard."""
+        subject_id, subject = events.subjects
+        makes_token = ~self.excluded.mask(events.codes)
+        is_unknown = makes_token & self.vocabulary.is_unknown(self.vocabulary.ids(events.codes))
+        tokens, unknown = (
+            np.bincount(subject[chosen[events.code]], minlength=len(subject_id)) for chosen in (makes_token, is_unknown)
+        )
+        self.tokens, self.unknown = self.tokens + int(tokens.sum()), self.unknown + int(unknown.sum())
+        self._subjects += int(np.sum(tokens > 0))
+        self._shares += float((unknown / np.maximum(tokens, 1)).sum())
+
+    @property
+    def unknown_of_subject(self) -> float:
+        """Mean share of a subject's rows that is unknown: one person's many rows do not decide it."""
+        return self._shares / max(self._subjects, 1)
+
+
+class CodeSubjects(Part):
+    """Counts the subjects of each code, in `count`."""
+
+    def __init__(self) -> None:
+        self.count = Counter[str]()
+
+    def add(self, events: Events) -> None:
+        """Count one shard."""
+        pairs = np.unique(np.stack([events.code.astype(np.int64), events.subject_id]), axis=1)
+        for code, count in zip(*np.unique(pairs[0], return_counts=True), strict=True):
+            self.count[events.codes[code]] += int(count)
+
+    def unknown(self, vocabulary: Vocabulary, excluded: CodeMatcher) -> dict[str, int]:
+        """Codes that make a token which `vocabulary` does not know → subjects, the most frequent first."""
+        codes = tuple(code for code, _ in self.count.most_common() if not excluded(code))
+        is_unknown = vocabulary.is_unknown(vocabulary.ids(codes))
+        return {code: self.count[code] for code, is_new in zip(codes, is_unknown, strict=True) if is_new}
