@@ -110,14 +110,10 @@ class Chart:
         turned = f"translate(11 {(self.y.start + self.y.stop) / 2:.1f}) rotate(-90)"
         self.drawn.append(f'<text class="mid" transform="{turned}">{escape(label)}</text>')
 
-    def vertical(self, x: float, style: str) -> None:
-        """A line from the bottom to the top."""
-        self.line(x, self.y.low, x, self.y.high, style)
-
-    def x_grid(self) -> None:
-        """Vertical grid lines."""
-        for tick in ticks(self.x.low, self.x.high):
-            self.vertical(tick, "grid")
+    def verticals(self, at: Sequence[float], style: str) -> None:
+        """Lines from the bottom to the top."""
+        for x in at:
+            self.line(x, self.y.low, x, self.y.high, style)
 
     def rule(self, y: float) -> None:
         """A grid line over the full width, margins included."""

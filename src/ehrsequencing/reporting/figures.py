@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ehrsequencing.reporting.chart import Chart, Curve, Estimate
+from ehrsequencing.reporting.chart import Chart, Curve, Estimate, ticks
 from ehrsequencing.reporting.wording import percent, plain, with_interval
 
 
@@ -110,9 +110,8 @@ def _row_chart(
     low, high = max(min(known, default=0.0), floor), max(known, default=1.0)
     pad = 0.05 * (high - low) or 0.1
     chart = Chart(440, height, (low - pad, high + pad), left=132, top=6)
-    chart.x_grid()
-    if reference is not None:
-        chart.vertical(reference, "reference")
+    chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
+    chart.verticals([] if reference is None else [reference], "reference")
     chart.x_axis(label, plain)
     return chart
 
@@ -274,9 +273,7 @@ def risk_over_time(
         top: Upper end of the risk axis, the same for all of a subject's figures.
     """
     per, unit = _clock(times_days[-1])
-    chart = Chart(440, 220, (0, max(times_days[-1] / per, 1e-3) * 1.02), (0, top), left=50, right=66)
-    chart.y_axis("predicted risk", percent)
-    chart.x_axis(f"{unit} since the index", plain)
+    chart = _subject_chart(max(times_days[-1] / per, 1e-3) * 1.02, top, f"{unit} since the index")
     x = [t / per for t in times_days]
     for k, (name, risks) in enumerate(lines):
         shade = _shade(k, len(lines))
@@ -302,20 +299,25 @@ def risk_curves(
     """
     per, unit = _clock(horizons_days[-1])
     time_per, time_unit = _clock(curves[-1][0]) if curves[-1][0] > 0 else (1.0, "days")
-    chart = Chart(440, 220, (0, horizons_days[-1] / per), (0, top), left=50, right=66)
-    chart.y_axis("predicted risk", percent)
-    chart.x_axis(f"{unit} after the prediction", plain)
-    names = [f"{time / time_per:.1f}".removesuffix(".0") + f" {time_unit[0]}" for time, _ in curves]
-    for k, (name, (_, risks)) in enumerate(zip(names, curves, strict=True)):
-        shade = _shade(k, len(curves))
-        x = [h / per for h in horizons_days]
+    chart, ends = _subject_chart(horizons_days[-1] / per, top, f"{unit} after the prediction"), []
+    x = [h / per for h in horizons_days]
+    for k, (time, risks) in enumerate(curves):
+        name, shade = f"{time / time_per:.1f}".removesuffix(".0") + f" {time_unit[0]}", _shade(k, len(curves))
         chart.path([0, *x], [0, *risks], opacity=shade)
         for at, risk in zip(x, risks, strict=True):
             hover = f"predicted {name} after the index: risk within {at:.3g} {unit} {percent(risk)}"
             chart.mark(0, at, risk, hover, size=2.4, opacity=shade)
         chart.told.append(f"predicted {name} after the index: {percent(risks[-1])} by the last horizon")
-    chart.end_labels([(risks[-1], name) for name, (_, risks) in zip(names, curves, strict=True)])
+        ends.append((risks[-1], name))
+    chart.end_labels(ends)
     return chart.svg(title)
+
+
+def _subject_chart(end: float, top: float, label: str) -> Chart:
+    chart = Chart(440, 220, (0, end), (0, top), left=50, right=66)
+    chart.y_axis("predicted risk", percent)
+    chart.x_axis(label, plain)
+    return chart
 
 
 def _clock(days: float) -> tuple[float, str]:
@@ -343,7 +345,7 @@ def training_curve(epochs: Sequence[int], values: Sequence[float], *, title: str
     for epoch, value in zip(epochs, values, strict=True):
         if epoch == best_epoch:
             chart.told.append(f"kept epoch {epoch} with {value:.4g}")
-            chart.vertical(epoch, "reference")
+            chart.verticals([epoch], "reference")
             chart.mark(0, epoch, value)
             dx, anchor = (-7, "end") if chart.x(epoch) > 0.7 * chart.width else (7, "strong")
             chart.text(epoch, chart.y.high, f"kept: {value:.4g}", anchor, dx=dx, dy=10)
@@ -378,7 +380,7 @@ def oracle_bar(nll_null: float, nll_model: float, nll_oracle: float, *, title: s
 def drift_bar(difference: float, reach: float) -> str:
     """A standardised difference as a small bar left or right of zero, for a table."""
     chart = Chart(100, 12, (-reach, reach), left=6, right=6, top=0, bottom=0)
-    chart.vertical(0, "axis")
+    chart.verticals([0], "axis")
     chart.bar((0, difference), 2, 10, "bar" if abs(difference) >= 0.1 else "bar other")
     chart.told.append(f"{difference:+.2f}")
     return chart.svg("Standardised difference", "fig mini")

@@ -1,6 +1,6 @@
 """The page's figures from metrics and published counts: no count is drawn that may not be printed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -115,29 +115,22 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
     """Calibration of our model, with a baseline behind it; no figure where it would show a small count."""
     drawn, ours = [], table.models[0]
     behind = [row["model"] for row in m["calibration"] if row["model"] in table.models[1:]][:1]
-    for row in m["calibration"]:
-        if row["model"] != ours:
-            continue
-        series = [
-            (table.models.index(r["model"]), r["model"], pool_groups(r))
-            for r in m["calibration"]
-            if r["model"] in (ours, *behind) and _place(r) == _place(row)
-        ]
-        series = sorted((s for s in series if s[2]), key=lambda s: s[0])
-        smooth = [
-            _smooth(r, table.models.index(r["model"]))
-            for r in m.get("smooth_calibration") or []
-            if r["model"] in [name for _, name, _ in series] and _place(r) == _place(row) and len(r["predicted"]) > 1
-        ]
-        figure = None
+    for row in (row for row in m["calibration"] if row["model"] == ours):
+        here = [r for r in m["calibration"] if r["model"] in (ours, *behind) and _place(r) == _place(row)]
+        pooled = [(table.models.index(r["model"]), r["model"], pool_groups(r)) for r in here]
+        series = sorted((s for s in pooled if s[2]), key=lambda s: s[0])
+        names = [name for _, name, _ in series]
+        curves = [r for r in m.get("smooth_calibration") or [] if r["model"] in names and _place(r) == _place(row)]
+        smooth = [_smooth(r, table.models.index(r["model"])) for r in curves if len(r["predicted"]) > 1]
         events, at_risk = shown.get(("by", *_place(row)), "0"), shown.get(("at_risk", row["landmark_days"]), "0")
         if not (exact(events) and exact(at_risk)):  # the sizes of the groups add up to those at risk
             series = [(kind, name, _rough(points)) for kind, name, points in series if events[0] not in "<h"]
             smooth = [_rough_curve(curve) for curve in smooth]
+        figure, where = None, caption(row, shown)
         if series and series[0][0] == 0:
-            title = f"Calibration for {row['cause']}: {caption(row, shown)}"
+            title = f"Calibration for {row['cause']}: {where}"
             figure = Markup(figures.calibration(series, title=title, curves=sorted(smooth, key=lambda c: c.kind)))
-        drawn.append(Panel(row["cause"], caption(row, shown), figure, _distance(table, _place(row))))
+        drawn.append(Panel(row["cause"], where, figure, _distance(table, _place(row))))
     return drawn
 
 
@@ -163,52 +156,40 @@ def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | No
     return {"kind": "calibration", "ici": ici, "chance": None if chance is None else chance["value"]}
 
 
+def _rounder(reach: float) -> Callable[[float | None], Any]:
+    """Rounds risks whose exact place would give away a withheld count, to steps of about a 25th of their reach."""
+    step = next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05) if s >= min(reach / 25, 0.05))
+    return lambda risk: None if risk is None else round(risk / step) * step
+
+
 def _rough(points: Sequence[CalibrationPoint]) -> list[CalibrationPoint]:
-    """Round the risks of points whose exact place would give away a withheld count."""
-    reach = max((p.observed if p.high is None else p.high for p in points), default=1.0)
-    step = _step(reach)
-
-    def near(risk: float | None) -> Any:
-        return None if risk is None else round(risk / step) * step
-
+    near = _rounder(max((p.observed if p.high is None else p.high for p in points), default=1.0))
     return [CalibrationPoint(near(p.predicted), near(p.observed), near(p.low), near(p.high), None) for p in points]
 
 
 def _rough_curve(curve: Curve) -> Curve:
-    """The same for a curve."""
-    step = _step(max((*curve.y, *curve.high), default=1.0))
-
-    def near(values: Sequence[float]) -> list[float]:
-        return [round(v / step) * step for v in values]
-
-    return replace(curve, y=near(curve.y), low=near(curve.low), high=near(curve.high))
-
-
-def _step(reach: float) -> float:
-    return next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05) if s >= min(reach / 25, 0.05))
+    near = _rounder(max((*curve.y, *curve.high), default=1.0))
+    y, low, high = ([near(v) for v in values] for values in (curve.y, curve.low, curve.high))
+    return replace(curve, y=y, low=low, high=high)
 
 
 def risks(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
     """Histograms of the predicted risk by what became of the subjects."""
     drawn = []
-    names = {
-        "event": ("had the event", ""),
-        "no_event": ("did not", "other"),
-        "unknown": ("lost before then", "unknown"),
-    }
+    groups = (("event", "had the event", ""), ("no_event", "did not", "other"))
     for row in m["risk_distribution"]:
         ridges = []
-        for name, (label, style) in names.items():
-            people = shown["risk", row["landmark_days"], row["cause"], row["horizon_days"], name]
-            drawn_at_all = exact(people) or people[0] == "≥"
-            bars = merge_bins(row["edges"], row[name]) if drawn_at_all else []
-            told = f"{label}, {size(people)}{'' if drawn_at_all else ': not drawn'}"
+        for name, label, style in (*groups, ("unknown", "lost before then", "unknown")):
+            people = shown["risk", *_place(row), name]
+            open_ = exact(people) or people[0] == "≥"
+            bars = merge_bins(row["edges"], row[name]) if open_ else []
+            told = f"{label}, {size(people)}{'' if open_ else ': not drawn'}"
             ridges.append(figures.Ridge(told, style, bars, rough=not exact(people)))
-        title = f"Predicted risk of {row['cause']}: {caption(row, shown)}"
-        label = f"predicted risk by {duration(row['horizon_days'])}"
+        where, axis = caption(row, shown), f"predicted risk by {duration(row['horizon_days'])}"
+        title = f"Predicted risk of {row['cause']}: {where}"
         some = any(ridge.bars for ridge in ridges)
-        figure = Markup(figures.risk_distribution(ridges, title=title, label=label)) if some else None
-        drawn.append(Panel(row["cause"], caption(row, shown), figure))
+        figure = Markup(figures.risk_distribution(ridges, title=title, label=axis)) if some else None
+        drawn.append(Panel(row["cause"], where, figure))
     return drawn
 
 
@@ -220,24 +201,22 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
     """
     rows = [row for row in m.get("decision") or [] if row["model"] in models]
     drawn = []
-    for row in rows:
-        if row["model"] != models[0]:
-            continue
+    for row in (row for row in rows if row["model"] == models[0]):
         n, events = (shown.get(("curve", *_place(row), name), "hidden") for name in ("n", "events"))
-        figure, note = None, None
+        figure, note, where = None, None, caption(row, shown)
         if exact(n) and exact(events) and min(row["events"], row["n"] - row["events"]) >= SMALLEST_COUNT:
-            last = _highest_threshold(m, row)
-            lines = [_net_benefit(r, models.index(r["model"]), last) for r in rows if _place(r) == _place(row)]
+            last, here = _highest_threshold(m, row), [r for r in rows if _place(r) == _place(row)]
+            lines = [_net_benefit(r, models.index(r["model"]), last) for r in here]
             lines = sorted((c for c in lines if len(c.x) > 1), key=lambda c: c.kind)
             if lines and lines[0].kind == 0:
                 treat_all = zip(row["thresholds"], row["treat_all"], strict=True)
                 x, y = _columns([(p, v) for p, v in treat_all if v is not None and p <= last], 2)
                 everyone = Curve(9, "act on everyone", x, y, style="grey")
-                title = f"Decision curve for {row['cause']}: {caption(row, shown)}"
+                title = f"Decision curve for {row['cause']}: {where}"
                 figure = Markup(figures.decision([*lines, everyone], title=title))
-                best = _best_range(row, [r for r in rows if _place(r) == _place(row)], last)
+                best = _best_range(row, here, last)
                 note = {"kind": "decision", "events": events, "landmark": row["landmark_days"], "best": best}
-        drawn.append(Panel(row["cause"], caption(row, shown), figure, note))
+        drawn.append(Panel(row["cause"], where, figure, note))
     return drawn
 
 
@@ -291,14 +270,12 @@ def trajectory(m: Mapping[str, Any], t: Mapping[str, Any]) -> dict[str, Any]:
         top = min(1.0, max(max(row) for row in risks) * 1.08) or 0.01
         who = f"subject {t['label']}, {cause}"
         lines = [(duration(h), [row[horizons.index(h)] for row in risks]) for h in wanted]
-        plots = []
-        if len(times) > 1:
-            title = f"Predicted risk over time: {who}"
-            plots.append(Markup(figures.risk_over_time(times, lines, t["kind"], title=title, top=top)))
         curves = [(times[k], risks[k]) for k in few]
-        title = f"Risk curve over the horizons: {who}"
-        plots.append(Markup(figures.risk_curves(horizons, curves, title=title, top=top)))
-        panels.append((cause, plots))
+        over_time, over_horizons = f"Predicted risk over time: {who}", f"Risk curve over the horizons: {who}"
+        plots = [figures.risk_curves(horizons, curves, title=over_horizons, top=top)]
+        if len(times) > 1:
+            plots.insert(0, figures.risk_over_time(times, lines, t["kind"], title=over_time, top=top))
+        panels.append((cause, [Markup(plot) for plot in plots]))
     return {"label": t["label"], "outcome": t["outcome"], "times": len(times), "panels": panels}
 
 
