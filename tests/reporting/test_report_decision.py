@@ -338,12 +338,12 @@ def test_instability_is_drawn_for_groups_of_eleven(monkeypatch: pytest.MonkeyPat
 def test_events_per_parameter_do_not_tell_withheld_events() -> None:
     metrics = complete(subjects=3000)
     shown = publish(metrics)
-    exact = tables.checks(metrics, shown)
-    hidden = tables.checks(metrics, {**shown, ("events", "train", "death"): "≥11"})
+    exact = tables.per_parameter(metrics, shown)
+    hidden = tables.per_parameter(metrics, {**shown, ("events", "train", "death"): "≥11"})
     assert exact is not None
     assert hidden is not None
-    assert sentence("per_parameter", exact["per_parameter"]) == "one event for every 238 parameters"
-    assert sentence("per_parameter", hidden["per_parameter"]) == "one event for less than every 1,000 parameters"
+    assert sentence("per_parameter", exact) == "one event for every 238 parameters"
+    assert sentence("per_parameter", hidden) == "one event for less than every 1,000 parameters"
 
 
 # --------------------------------------------------------------------------------------------------------- the figures

@@ -12,7 +12,7 @@ from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate
 from ehrsequencing.reporting.disclosure.small_counts import exact, merge_bins, pool_groups
 from ehrsequencing.reporting.figures import CalibrationPoint
-from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.scores import Scores, place_of
 from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, signed, size
 
 Shown = Mapping[Any, str]
@@ -38,17 +38,13 @@ def by_cause(m: Mapping[str, Any], drawn: Sequence[Panel]) -> list[tuple[str, li
     return [(cause, some) for cause, some in grouped if some]
 
 
-def _place(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    return row["landmark_days"], row["cause"], row["horizon_days"]
-
-
 def caption(row: Mapping[str, Any], shown: Shown) -> str:
     """Landmark, horizon and number of people of a figure."""
     place = f"{from_landmark(row['landmark_days'])}, by {duration(row['horizon_days'])}".capitalize()
     people = shown.get(("at_risk", row["landmark_days"]))
     if people is not None:
         return f"{place}, {size(people)}"
-    rows = shown.get(("curve", *_place(row), "n"))
+    rows = shown.get(("curve", *place_of(row), "n"))
     return place if rows is None else f"{place}, {size(rows)} prediction times"
 
 
@@ -116,13 +112,13 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
     drawn, ours = [], table.models[0]
     behind = [row["model"] for row in m["calibration"] if row["model"] in table.models[1:]][:1]
     for row in (row for row in m["calibration"] if row["model"] == ours):
-        here = [r for r in m["calibration"] if r["model"] in (ours, *behind) and _place(r) == _place(row)]
+        here = [r for r in m["calibration"] if r["model"] in (ours, *behind) and place_of(r) == place_of(row)]
         pooled = [(table.models.index(r["model"]), r["model"], pool_groups(r)) for r in here]
         series = sorted((s for s in pooled if s[2]), key=lambda s: s[0])
         names = [name for _, name, _ in series]
-        curves = [r for r in m.get("smooth_calibration") or [] if r["model"] in names and _place(r) == _place(row)]
+        curves = [r for r in m.get("smooth_calibration") or [] if r["model"] in names and place_of(r) == place_of(row)]
         smooth = [_smooth(r, table.models.index(r["model"])) for r in curves if len(r["predicted"]) > 1]
-        events, at_risk = shown.get(("by", *_place(row)), "0"), shown.get(("at_risk", row["landmark_days"]), "0")
+        events, at_risk = shown.get(("by", *place_of(row)), "0"), shown.get(("at_risk", row["landmark_days"]), "0")
         if not (exact(events) and exact(at_risk)):  # the sizes of the groups add up to those at risk
             series = [(kind, name, _rough(points)) for kind, name, points in series if events[0] not in "<h"]
             smooth = [_rough_curve(curve) for curve in smooth]
@@ -130,7 +126,7 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
         if series and series[0][0] == 0:
             title = f"Calibration for {row['cause']}: {where}"
             figure = Markup(figures.calibration(series, title=title, curves=sorted(smooth, key=lambda c: c.kind)))
-        drawn.append(Panel(row["cause"], where, figure, _distance(table, _place(row))))
+        drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
 
 
@@ -180,7 +176,7 @@ def risks(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
     for row in m["risk_distribution"]:
         ridges = []
         for name, label, style in (*groups, ("unknown", "lost before then", "unknown")):
-            people = shown["risk", *_place(row), name]
+            people = shown["risk", *place_of(row), name]
             open_ = exact(people) or people[0] == "≥"
             bars = merge_bins(row["edges"], row[name]) if open_ else []
             told = f"{label}, {size(people)}{'' if open_ else ': not drawn'}"
@@ -202,10 +198,10 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
     rows = [row for row in m.get("decision") or [] if row["model"] in models]
     drawn = []
     for row in (row for row in rows if row["model"] == models[0]):
-        n, events = (shown.get(("curve", *_place(row), name), "hidden") for name in ("n", "events"))
+        n, events = (shown.get(("curve", *place_of(row), name), "hidden") for name in ("n", "events"))
         figure, note, where = None, None, caption(row, shown)
         if exact(n) and exact(events) and min(row["events"], row["n"] - row["events"]) >= SMALLEST_COUNT:
-            last, here = _highest_threshold(m, row), [r for r in rows if _place(r) == _place(row)]
+            last, here = _highest_threshold(m, row), [r for r in rows if place_of(r) == place_of(row)]
             lines = [_net_benefit(r, models.index(r["model"]), last) for r in here]
             lines = sorted((c for c in lines if len(c.x) > 1), key=lambda c: c.kind)
             if lines and lines[0].kind == 0:
@@ -223,7 +219,7 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
 def _highest_threshold(m: Mapping[str, Any], row: Mapping[str, Any]) -> float:
     """The highest risk that at least 11 people exceed for certain, by the histogram of the same place."""
     for shape in m["risk_distribution"]:
-        if _place(shape) == _place(row):
+        if place_of(shape) == place_of(row):
             people = [sum(some) for some in zip(shape["event"], shape["no_event"], shape["unknown"], strict=True)]
             above = [edge for k, edge in enumerate(shape["edges"][:-1]) if sum(people[k:]) >= SMALLEST_COUNT]
             return float(max(above, default=0.0))
@@ -302,9 +298,9 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     differences: dict[tuple[Any, ...], dict[str, Any]] = {}  # ours less the truth in C and O/E, by place
     for row in found.get("differences", []):
         if row["metric"] in ("c", "oe"):
-            place = dict(zip(("landmark", "cause", "horizon"), _place(row), strict=True))
+            place = dict(zip(("landmark", "cause", "horizon"), place_of(row), strict=True))
             words = str(row["reason"]) if row.get("hidden") else signed(row, row["metric"])
-            differences.setdefault(_place(row), place)[row["metric"]] = words
+            differences.setdefault(place_of(row), place)[row["metric"]] = words
     z = found.get("beats_oracle_z")
     return {
         "figure": figure,

@@ -96,7 +96,7 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
         "headline": scores.headline(),
         "inputs": tables.inputs(m, shown),
         "immortal": tables.immortal_time(m, shown),
-        "checks": tables.checks(m, shown),
+        "per_parameter": tables.per_parameter(m, shown),
         "follow_up": tables.follow_up(m, shown),
         "oracle": panels.oracle(m["oracle"]),
         "gap_forests": panels.gap_forests(scores, shown),

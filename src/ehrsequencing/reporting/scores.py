@@ -153,6 +153,11 @@ class Scores:
         return chance is not None and row["value"] > chance
 
 
+def place_of(row: Row) -> tuple[Any, Any, Any]:
+    """Landmark, cause and horizon of a row."""
+    return row["landmark_days"], row["cause"], row["horizon_days"]
+
+
 def span(metric: str, row: Row) -> tuple[float, float] | None:
     """Interval with its sign turned so that more is better; the model that is IPA's reference is 0 without one."""
     low, high = row["low"], row["high"]

@@ -16,7 +16,7 @@ from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.disclosure.counts import subgroup_rows
 from ehrsequencing.reporting.disclosure.derived import TELLS_COUNTS
 from ehrsequencing.reporting.disclosure.small_counts import exact, people
-from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.scores import Scores, place_of
 from ehrsequencing.reporting.wording import (
     METRICS,
     duration,
@@ -119,25 +119,9 @@ def immortal_time(m: Mapping[str, Any], shown: Shown) -> list[tuple[str, ...]]:
     return rows
 
 
-def checks(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
-    """Checks of time and splits, and how much data there was for each parameter."""
-    found = m.get("checks")
-    if not found:
-        return None
-    overlap = found.get("split_overlap") or {}
-    return {
-        "shared": overlap.get("shared_subjects"),
-        "hashes": [(split, str(hashed)[:16]) for split, hashed in (overlap.get("hash") or {}).items()],
-        "time_zero": found.get("time_zero"),
-        "cutoff": found.get("predictor_cutoff"),
-        "audit": found.get("audit"),
-        "per_parameter": _per_parameter(m, found.get("events_per_parameter"), shown),
-        "parameters": found.get("parameters"),
-    }
-
-
-def _per_parameter(m: Mapping[str, Any], ratio: float | None, shown: Shown) -> dict[str, Any] | None:
+def per_parameter(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     """Events per parameter, or parameters per event; only the order of magnitude where the events are withheld."""
+    ratio = (m.get("checks") or {}).get("events_per_parameter")
     if not ratio or ratio <= 0:
         return None
     told = exact(shown.get(("events", "train", m["causes"][0]), "hidden"))
@@ -246,8 +230,8 @@ def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | No
     found = m.get("repeated_splits")
     if not found:
         return None
-    rows = {(_place(row), row["model"], row["metric"]): row for row in found["rows"]}
-    gaps = {(_place(row), row["model"], row["metric"]): row for row in found["differences"]}
+    rows = {(place_of(row), row["model"], row["metric"]): row for row in found["rows"]}
+    gaps = {(place_of(row), row["model"], row["metric"]): row for row in found["differences"]}
     blocks = []
     places = dict.fromkeys(place for place, _, _ in rows)
     for place in sorted(places, key=lambda p: (p[0] is not None, p[2] is not None)):
@@ -263,10 +247,6 @@ def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | No
             table.append((models.index(name) if name in models else 9, name, cells))
         blocks.append({"caption": f"{cause}: {where}", "metrics": metrics, "rows": table})
     return {"splits": found["splits"], "seeds": found.get("seeds") or [], "blocks": blocks}
-
-
-def _place(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    return row["landmark_days"], row["cause"], row["horizon_days"]
 
 
 def _mean(row: Mapping[str, Any] | None, metric: str) -> tuple[str, str]:
