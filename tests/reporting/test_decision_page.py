@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.reporting import curves, panels, tables
+from ehrsequencing.reporting import figures, panels, tables
 from ehrsequencing.reporting.disclosure import counts as published
 from ehrsequencing.reporting.disclosure.counts import publish
 from ehrsequencing.reporting.disclosure.small_counts import Count, hide_small, people
@@ -18,11 +18,12 @@ from ehrsequencing.reporting.tables import rough_rate
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.metrics_json import MODELS, WIDE, YEAR, complete, example
 from helpers.report_page import Page, svgs
+from helpers.report_words import compared, not_for, sentence
 
 # ---------------------------------------------------------------------------------------------------------- the words
 
 
-def compared(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.85)) -> Scores:
+def scores_with(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.85)) -> Scores:
     """Ours and two baselines, the second of which tuning subjects find most likely, though its C may be lower."""
     models = ["ours", "first", "second"]
     place = {"landmark_days": 0.0, "cause": "death", "horizon_days": YEAR, "metric": "c"}
@@ -33,25 +34,25 @@ def compared(low: float, high: float, *, c: tuple[float, ...] = (0.86, 0.84, 0.8
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "words", "reason_to_leave"),
+    ("low", "high", "words", "reason_to_replace"),
     [
         (0.001, 0.03, "better than second", True),
         (-0.03, -0.001, "WORSE than second", False),
         (-0.019, 0.019, "level with second", False),
-        (-0.019, 0.021, "no better than second", False),
+        (-0.019, 0.021, "not distinguishable from second", False),
     ],
 )
-def test_verdict_rests_on_the_paired_difference(low: float, high: float, words: str, reason_to_leave: bool) -> None:
-    scores = compared(low, high)
+def test_verdict_rests_on_the_paired_difference(low: float, high: float, words: str, reason_to_replace: bool) -> None:
+    scores = scores_with(low, high)
     assert scores.strongest() == "second"  # by likelihood, not by its place in the list
-    assert "the strongest of them (by likelihood on the tuning subjects)" in scores.compared()
-    assert f"Ranking: {words} (difference" in scores.compared()
-    assert ("Not as a reason to leave second" in scores.not_for()) != reason_to_leave
+    assert "the strongest baseline (chosen by likelihood on the tuning subjects)" in compared(scores)
+    assert f"Ranking: {words} (difference" in compared(scores)
+    assert ("Not as a reason to replace second" in not_for(scores)) != reason_to_replace
 
 
 def test_strongest_baseline_is_the_one_named_everywhere_and_never_the_truth() -> None:
     for c in ((0.8, 0.9, 0.7), (0.8, 0.7, 0.9)):  # C does not choose
-        scores = compared(0, 1, c=c)
+        scores = scores_with(0, 1, c=c)
         assert scores.strongest() == "second"
         assert [name for _, name, _ in scores.headline()["horizons"][0][1]] == ["ours", "second"]
     older = Scores({**scores.m, "strongest": None})
@@ -75,10 +76,10 @@ def test_the_page_and_the_terminal_tell_the_likelihood_of_every_model() -> None:
     assert f"against {rivals[1]}, the strongest baseline" in "\n".join(lines)
     for k, name in enumerate(rivals, start=1):
         (line,) = (text for text in lines if text.startswith(f"NLL of {name}, "))
-        assert f"{2 + k / 10:.4f}, ours against it {-k / 10:+.4f}" in line
+        assert f"{2 + k / 10:.4f}, ours minus it {-k / 10:+.4f}" in line
         assert line.endswith("better")  # lower is better
     text = Page(render(metrics)).text
-    assert f"Likelihood (NLL): better than {rivals[1]} (difference -0.2000" in text
+    assert f"Likelihood (NLL): better than {rivals[1]} (difference -0.20, 95% interval -0.25 to -0.15)" in text
     assert "difference in NLL (left: ours is better)" in text
 
 
@@ -88,7 +89,10 @@ def test_summary_counts_cells_won_and_lost() -> None:
                             and row["cause"] == "death"):  # fmt: skip
         gap.update([{"low": 0.01, "high": 0.02}, {"low": -0.02, "high": -0.01}, {"low": -0.1, "high": 0.1}][k % 3])
     text = Page(render(metrics)).text
-    assert "over all 6 combinations of landmark and horizon: better in 2, worse in 2, not told apart in 2" in text
+    assert (
+        "Over all 6 combinations of landmark and horizon, C is better in 2, worse in 2 and not distinguishable in 2."
+        in text
+    )
 
 
 def test_summary_says_what_whom_when_and_warns() -> None:
@@ -97,7 +101,7 @@ def test_summary_says_what_whom_when_and_warns() -> None:
     headings = ("What was predicted", "For whom", "When", "How well", "Compared with what", "Not to be used for")
     places = [text.index(heading, text.index("Summary What was predicted")) for heading in headings]
     assert places == sorted(places)
-    assert "Asked 1 year and 3 years after the index" in text
+    assert "Predictions are made 1 year and 3 years after the index" in text
     assert "The splits overlap" not in text
     metrics["checks"]["split_overlap"]["shared_subjects"] = 3
     text = Page(render(metrics)).text
@@ -319,7 +323,7 @@ def test_decision_curves_of_few_events_are_not_drawn() -> None:
 def test_instability_is_drawn_for_groups_of_eleven(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = complete(subjects=2000)
     groups: list[Any] = []
-    monkeypatch.setattr(curves, "instability", lambda spreads, title: groups.extend(spreads) or "<svg></svg>")
+    monkeypatch.setattr(figures, "instability", lambda spreads, title: groups.extend(spreads) or "<svg></svg>")
     points = metrics["instability"]["points"]
     tables.instability(metrics)
     assert 1 < len(groups) <= len(points) // 11
@@ -334,12 +338,12 @@ def test_instability_is_drawn_for_groups_of_eleven(monkeypatch: pytest.MonkeyPat
 def test_events_per_parameter_do_not_tell_withheld_events() -> None:
     metrics = complete(subjects=3000)
     shown = publish(metrics)
-    exact = tables.checks(metrics, shown)
-    hidden = tables.checks(metrics, {**shown, ("events", "train", "death"): "≥11"})
+    exact = tables.per_parameter(metrics, shown)
+    hidden = tables.per_parameter(metrics, {**shown, ("events", "train", "death"): "≥11"})
     assert exact is not None
     assert hidden is not None
-    assert exact["per_parameter"] == "one event for every 238 parameters"
-    assert hidden["per_parameter"] == "one event for less than every 1,000 parameters"
+    assert sentence("per_parameter", exact) == "one event for every 238 parameters"
+    assert sentence("per_parameter", hidden) == "one event for less than every 1,000 parameters"
 
 
 # --------------------------------------------------------------------------------------------------------- the figures
@@ -362,12 +366,12 @@ def test_calibration_curve_passes_through_its_points() -> None:
     assert panel.figure is not None
     assert str(panel.figure).count("<polyline") == 2  # ours and one baseline
     assert str(panel.figure).count('class="band"') == 1
-    assert "no more than chance" in panel.note
+    assert sentence("note", panel.note).endswith("so there is no evidence of miscalibration.")
     for row in metrics["metrics"]:
         if row["metric"] == "ici_null":
             row["value"] = 0.0001
     panel = panels.calibrations(metrics, Scores(metrics), publish(metrics))[0]
-    assert panel.note.endswith(": more than chance.")
+    assert sentence("note", panel.note).endswith("so there is evidence of miscalibration.")
 
 
 # -------------------------------------------------------------------------------------------------------- the terminal
@@ -379,7 +383,7 @@ def test_terminal_is_short_and_names_the_difference() -> None:
     against = [line for line in lines if line.startswith("  against")]
     assert len(against) == 6
     assert all(line.startswith(f"  against {MODELS[1]}: C +") for line in against)
-    assert re.search(r"\(.0\.\d{3} to .0\.\d{3}\) (better|no better|level|WORSE)", against[0])
+    assert re.search(r"\(.0\.\d{3} to .0\.\d{3}\) (better|not distinguishable|level|WORSE)", against[0])
     assert not [line for line in lines if line.startswith("transplant within")]
     assert lines[-1] == "transplant, any cause: in the report and in metrics.json"
     assert len(lines) < 70

@@ -179,7 +179,7 @@ def subtractions(metrics: dict[str, Any], page: str) -> list[str]:
                     total = numbers[0]
                     gaps = [total - sum(numbers[1:]), *(total - part for part in numbers[1:])]
                     out += [f"{row[0]}: {gap}" for gap in gaps if gap in SMALL]
-        if rows[0][:2] == ["Asked", "At risk"] and "Event" in rows[0]:
+        if rows[0][:2] == ["Landmark", "At risk"] and "Event" in rows[0]:
             width, at_risk = len(metrics["horizons_days"]), ""
             for row in rows[1:]:
                 at_risk = row[1] if len(row) == len(rows[0]) else at_risk

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.reporting.page_text import HUMAN_ITEMS, TRIALS_ITEM
 from ehrsequencing.reporting.report import render
 from helpers.command_line import ehrseq
 from helpers.metrics_json import complete
 from helpers.report_page import Page
+from helpers.report_words import checklist
 
 
 def text_of(metrics: dict[str, Any]) -> str:
@@ -26,7 +26,7 @@ def test_told_tuning_trials_are_in_the_card_and_the_checklist(trials: int) -> No
     text = text_of(metrics)
     assert f"Tuning trials {trials:,} " in text
     assert "Tuning trials (12c) in this report" in text
-    assert text.count("NOT PROVIDED") == len(HUMAN_ITEMS)
+    assert text.count("NOT PROVIDED") == len(checklist().human_items)
 
 
 @pytest.mark.parametrize("checks", [None, {"tuning_trials": None}, {}])
@@ -35,16 +35,16 @@ def test_untold_tuning_trials_are_for_people_to_provide(checks: dict[str, Any] |
     metrics["checks"] = checks
     text = text_of(metrics)
     assert "Tuning trials NOT PROVIDED" in text
-    assert f"{TRIALS_ITEM[0]} {TRIALS_ITEM[1]} NOT PROVIDED" in text
+    assert f"{' '.join(checklist().trials_item)} NOT PROVIDED" in text
     assert "Tuning trials (12c) in this report" not in text
-    assert text.count("NOT PROVIDED") == len(HUMAN_ITEMS) + 2
+    assert text.count("NOT PROVIDED") == len(checklist().human_items) + 2
 
 
 def test_a_single_training_says_how_to_get_the_instability() -> None:
     metrics = complete()
     metrics["instability"] = None
     text = text_of(metrics)
-    assert "Not measured: one training only." in text
+    assert "Not measured, because there was one training only." in text
     assert "training.members=3" in text
     assert "training.bootstrap=true" in text
     assert "Instability (12e) not in this evaluation" in text
@@ -52,16 +52,16 @@ def test_a_single_training_says_how_to_get_the_instability() -> None:
 
 def test_members_that_share_their_subjects_are_not_called_more_than_that() -> None:
     text = text_of(complete())
-    assert "asked of 3 models that learned from the same subjects and differ only by chance in training" in text
-    assert "What other subjects to learn from would change is not in it" in text
+    assert "over 3 models, trained on the same subjects, which differ only by the randomness of training" in text
+    assert "The effect of other training subjects is not included" in text
 
 
 def test_members_on_bootstrap_samples_are_called_that() -> None:
     metrics = complete()
     metrics["instability"]["bootstrap"] = True
     text = text_of(metrics)
-    assert "asked of 3 models that each learned from a bootstrap sample of the training subjects" in text
-    assert "is not in it" not in text.split("Instability: would another training")[1].split("Spread of the risks")[0]
+    assert "over 3 models, each trained on a bootstrap sample of the training subjects" in text
+    assert "is not included" not in text.split("Instability: would another training")[1].split("Spread of the risks")[0]
 
 
 def test_people_asked_before_any_record_are_told_in_shares_that_tell_no_small_count() -> None:
@@ -69,7 +69,9 @@ def test_people_asked_before_any_record_are_told_in_shares_that_tell_no_small_co
     n = next(row["subjects"] for row in metrics["at_risk"] if row["landmark_days"] == 0)
     row = {"landmark_days": 0.0, "subjects": n, "without_record_before": n // 2, "first_record_later": 3}
     metrics["records_before"] = [row, {**row, "landmark_days": 365.25, "without_record_before": 0}]
-    text = text_of(metrics).split("before anything is recorded of them")[1].split("Counts from 1 to 10")[0]
+    text = (
+        text_of(metrics).split("Subjects who have no record before the prediction")[1].split("Counts from 1 to 10")[0]
+    )
     assert "immortal time" in text
     assert "at the index" in text
     assert "1 year after" not in text
@@ -86,5 +88,5 @@ def test_trials_are_told_when_the_run_is_judged(sim_run: Path, tmp_path: Path) -
         done = ehrseq("evaluate", run, "--baselines", "none", "evaluation.bootstrap=0", *given)
         assert done.exit_code == 0, done.output
         assert json.loads((run / "metrics.json").read_text())["checks"]["tuning_trials"] == told
-        assert ("NOT PROVIDED (evaluation.tuning_trials=N" in (run / "report.html").read_text()) == (told is None)
+        assert ("NOT PROVIDED (set evaluation.tuning_trials=N" in (run / "report.html").read_text()) == (told is None)
     assert ehrseq("evaluate", run, "evaluation.tuning_trials=-1").exit_code == 2

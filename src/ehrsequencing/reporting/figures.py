@@ -1,15 +1,14 @@
-"""The figures of the report: pure functions from data to a string of SVG.
+"""The figures of the report: pure functions from data to a string of SVG, each a few marks on a `Chart`.
 
-Callers pass real numbers (an undefined estimate is `None`) and only counts that may be published.
+Callers pass real numbers (an undefined estimate is None) and only counts that may be published.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from markupsafe import escape
-
-from ehrsequencing.reporting import svg
-from ehrsequencing.reporting.svg import Estimate
+from ehrsequencing.reporting.chart import Chart, Curve, Estimate, ticks
+from ehrsequencing.reporting.wording import percent, plain, with_interval
 
 
 @dataclass(frozen=True)
@@ -24,19 +23,6 @@ class CalibrationPoint:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A line of series `kind` through (x, y), with a band where `low` and `high` are not empty."""
-
-    kind: int
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    style: str = ""
-
-
-@dataclass(frozen=True)
 class Ridge:
     """One row of a risk distribution: `bars` are (left, right, count); a rough one does not tell exact shares."""
 
@@ -46,115 +32,113 @@ class Ridge:
     rough: bool = False
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Mean predicted risk of some subjects, and the mean lower and upper end of their risks over refits."""
+
+    risk: float
+    low: float
+    high: float
+
+
+# ----------------------------------------------------------------------------------------------- charts made of rows
+
+
 def forest(
     groups: Sequence[tuple[str, Sequence[Estimate]]], *, title: str, label: str, reference: float, floor: float
 ) -> str:
-    """Forest plot: one line per model in each group, with intervals and a dashed reference.
+    """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
     Args:
-        groups: (what the group is, its estimates), drawn from top to bottom.
+        groups: (name of the group, its estimates), drawn from top to bottom; a name may have two lines.
         title: Name of the figure.
         label: Name of the horizontal axis.
-        reference: Where the dashed line stands (no skill).
-        floor: The axis starts no lower; what lies below ends in an arrow.
+        reference: Value of the dashed line (no skill).
+        floor: The axis starts no lower; an arrow marks what lies below.
     """
-    numbers = [v for _, rows in groups for e in rows for v in (e.value, e.low, e.high) if v is not None]
-    low, high = max(min([*numbers, reference]), floor), max([*numbers, reference])
-    pad = 0.04 * (high - low) or 0.1
-    row, gap, width = 13.0, 11.0, 440.0
+    row, gap = 13.0, 11.0
     height = 48 + sum(row * len(rows) + gap for _, rows in groups)
-    frame = svg.Frame(width, height, (low - pad, high + pad), (0, 1), left=132, top=6)
-    base = height - frame.bottom
-    body = [svg.line(frame.x(t), frame.top, frame.x(t), base, "grid") for t in svg.ticks(*frame.x_range)]
-    body += [svg.line(frame.x(reference), frame.top, frame.x(reference), base, "reference")]
-    y, told = frame.top + gap / 2, []
+    chart = _row_chart([e for _, rows in groups for e in rows], height, label, reference, floor)
+    y = chart.y.high + gap / 2
     for name, rows in groups:
-        for offset, words in enumerate(name.split("\n")):
-            body.append(svg.text(4, y + row * len(rows) / 2 + 4 + 14 * (offset - name.count("\n") / 2), words))
+        for k, words in enumerate(name.split("\n")):
+            chart.margin_text(4, y + row * len(rows) / 2 + 14 * (k - name.count("\n") / 2), words)
         for estimate in rows:
-            body.append(_forest_row(frame, estimate, y + row / 2, frame.x(reference)))
+            words = f"{estimate.name}: {with_interval(estimate.value, estimate.low, estimate.high, '.3f')}"
+            _draw_estimate(chart, estimate, y + row / 2, words, f"{estimate.name}: undefined", reference)
             y += row
         y += gap
-        body.append(svg.line(0, y - gap / 2, width, y - gap / 2, "grid"))
-        told.append(f"{name}: " + "; ".join(f"{e.name} {svg.with_interval(e, _three)}" for e in rows))
-    return svg.figure(width, height, title, ". ".join(told), *body, frame.x_axis(label, svg.plain))
+        chart.rule(y - gap / 2)
+        told = (f"{e.name} {with_interval(e.value, e.low, e.high, '.3f')}" for e in rows)
+        chart.told.append(f"{name}: " + "; ".join(told))
+    return chart.svg(title)
 
 
-def _three(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _forest_row(frame: svg.Frame, estimate: Estimate, y: float, zero: float) -> str:
-    hover = f"{estimate.name}: {svg.with_interval(estimate, _three)}"
-    if estimate.value is None:
-        return svg.text(zero + 6, y + 4, f"{estimate.name}: undefined", "muted")
-    low, high = frame.x_range
-    left, right = estimate.low, estimate.high
-    out = ""
-    if left is not None and right is not None:
-        x1, x2 = frame.x(min(max(left, low), high)), frame.x(max(min(right, high), low))
-        out = svg.line(x1, y, x2, y, f"whisker m{svg.style_of(estimate.kind)}")
-        out += svg.text(x1 - 3, y + 4, "‹", "mid") if left < low else ""
-    if estimate.value < low:
-        return f"<g><title>{escape(hover)}</title>{out}{svg.text(frame.x(low) - 3, y + 4, '‹', 'mid')}</g>"
-    return out + svg.mark(estimate.kind, frame.x(estimate.value), y, hover, size=3.4)
-
-
-def calibration(
-    series: Sequence[tuple[int, str, Sequence[CalibrationPoint]]], *, title: str, curves: Sequence[Curve] = ()
+def levels(
+    groups: Sequence[tuple[str, Sequence[tuple[str, Estimate]]]], *, title: str, label: str, reference: float | None
 ) -> str:
-    """Observed against predicted risk: smooth curves with a band, groups with intervals, and the diagonal.
+    """One row for each level of each group, with its interval and a dashed line.
 
     Args:
-        series: (mark, model, points); the first is drawn solid and with intervals, the others hollow and faint.
+        groups: (group, its levels with their estimates), drawn from top to bottom.
         title: Name of the figure.
-        curves: Smooth curves (risk, observed), ours first; only ours shows its band.
+        label: Name of the horizontal axis.
+        reference: Value of the dashed line; None: no line.
     """
-    points = [p for _, _, some in series for p in some]
-    reach = max((v for p in points for v in (p.predicted, p.observed, p.high or 0.0)), default=0.0)
-    reach = max([reach, *(v for curve in curves for v in (*curve.x, *curve.y))]) or 1.0
-    top = min(1.0, max(reach * 1.08, 0.01))
-    frame = svg.Frame(320, 320, (0, top), (0, top), left=50)
-    body = [frame.y_axis("observed", svg.percent), frame.x_axis("predicted", svg.percent)]
-    body += [svg.line(frame.x(0), frame.y(0), frame.x(top), frame.y(top), "reference")]
-    told = [f"{curve.name}: smooth curve from {_ends(curve)}" for curve in curves if curve.x]
-    body += [draw_curve(frame, curve) for curve in reversed(curves)]
-    for place, (kind, name, some) in reversed(list(enumerate(series))):
-        marks = []
-        for p in some:
-            words = f"predicted {svg.percent(p.predicted)}, observed {_observed(p)}"
-            words += "" if p.n is None else f", n = {p.n:,}"
-            told.append(f"{name}: {words}")
-            x, y = frame.x(min(p.predicted, top)), frame.y(min(p.observed, top))
-            if p.low is not None and p.high is not None:
-                ends = frame.y(max(p.low, 0.0)), frame.y(min(p.high, top))
-                marks.append(svg.line(x, *(ends[0], x, ends[1]), f"whisker m{svg.style_of(kind)}"))
-            marks.append(svg.mark(kind, x, y, f"{name}: {words}", hollow=place > 0))
-        body.append(f'<g class="{"faint" if place else "ours"}">{"".join(marks)}</g>')
-    return svg.figure(320, 320, title, ". ".join(told), *body)
+    row, head = 17.0, 20.0
+    height = 48 + sum(head + row * len(rows) for _, rows in groups)
+    chart = _row_chart([e for _, rows in groups for _, e in rows], height, label, reference)
+    y = chart.y.high
+    for name, rows in groups:
+        chart.margin_text(4, y + 11, shorten(name), "strong")
+        y += head
+        for level, estimate in rows:
+            words = with_interval(estimate.value, estimate.low, estimate.high, ".2f")
+            chart.told.append(f"{name} {level}: {words}")
+            chart.margin_text(14, y + row / 2, shorten(level))
+            _draw_estimate(chart, estimate, y + row / 2, f"{level}: {words}", "not shown", chart.x.low)
+            y += row
+    return chart.svg(title)
 
 
-def _ends(curve: Curve) -> str:
-    first, last = (f"predicted {svg.percent(curve.x[k])}, observed {svg.percent(curve.y[k])}" for k in (0, -1))
-    return f"{first} to {last}"
+def _row_chart(
+    estimates: Sequence[Estimate], height: float, label: str, reference: float | None, floor: float = -math.inf
+) -> Chart:
+    """The frame of a chart of rows: a horizontal axis that holds all estimates, its grid and its reference."""
+    known = [v for e in estimates for v in (e.value, e.low, e.high) if v is not None]
+    known += [] if reference is None else [reference]
+    low, high = max(min(known, default=0.0), floor), max(known, default=1.0)
+    pad = 0.05 * (high - low) or 0.1
+    chart = Chart(440, height, (low - pad, high + pad), left=132, top=6)
+    chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
+    chart.verticals([] if reference is None else [reference], "reference")
+    chart.x_axis(label, plain)
+    return chart
 
 
-def draw_curve(frame: svg.Frame, curve: Curve) -> str:
-    """The line of a curve, and its band where it has one, cut off at the frame."""
-    low, high = frame.y_range
+def _draw_estimate(chart: Chart, estimate: Estimate, y: float, words: str, missing: str, beside: float) -> None:
+    """An estimate with its whisker; an arrow where it leaves the axis; `missing` right of `beside` where undefined."""
+    if estimate.value is None:
+        chart.text(beside, y, missing, "muted", dx=6, dy=4)
+        return
+    if estimate.low is not None and estimate.high is not None:
+        chart.whisker(estimate.kind, (estimate.low, estimate.high), (y, y))
+    if min(estimate.value, estimate.value if estimate.low is None else estimate.low) < chart.x.low:
+        chart.text(chart.x.low, y, "‹", "mid", dx=-3, dy=4)
+    if estimate.value >= chart.x.low:
+        chart.mark(estimate.kind, estimate.value, y, words, size=3.4)
 
-    def spots(values: Sequence[float]) -> list[tuple[float, float]]:
-        return [(frame.x(x), frame.y(min(max(y, low), high))) for x, y in zip(curve.x, values, strict=True)]
 
-    area = svg.band(spots(curve.low), spots(curve.high)) if curve.low and curve.high and curve.kind == 0 else ""
-    style = curve.style or ("" if curve.kind == 0 else "k1 thin")
-    return area + svg.path(spots(curve.y), style=style)
+def shorten(words: str, most: int = 18) -> str:
+    """Words that fit beside a row of a figure.
 
-
-def _observed(point: CalibrationPoint) -> str:
-    if point.low is None or point.high is None:
-        return svg.percent(point.observed)
-    return f"{svg.percent(point.observed)} ({svg.percent(point.low)} to {svg.percent(point.high)})"
+    >>> shorten("ETHNICITY//NOT SPECIFIED"), shorten("60-69")
+    ('…//NOT SPECIFIED', '60-69')
+    """
+    if len(words) <= most:
+        return words
+    tail = words.rsplit("//", 1)[-1]
+    return f"…//{tail}" if tail != words and len(tail) <= most - 3 else words[: most - 1] + "…"
 
 
 def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> str:
@@ -164,61 +148,111 @@ def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> str
     """
     ends = [right for ridge in ridges for _, right, count in ridge.bars if count]
     head, tall, empty = 20.0, 58.0, 6.0
-    rows = [tall if ridge.bars else empty for ridge in ridges]
-    height = 40 + sum(row + head for row in rows)
-    frame = svg.Frame(320, height, (0, max(ends, default=1.0)), (0, 1), left=12, right=20, top=0)
-    body, told, base = [], [], 0.0
-    for ridge, row in zip(ridges, rows, strict=True):
+    height = 40 + sum(head + (tall if ridge.bars else empty) for ridge in ridges)
+    chart, base = Chart(320, height, (0, max(ends, default=1.0)), left=12, right=20, top=0), 0.0
+    for ridge in ridges:
+        row = tall if ridge.bars else empty
         base += row + head
-        body.append(svg.text(frame.left, base - row - 5, ridge.label))
-        body.append(svg.line(frame.left, base, 320 - frame.right, base, "grid"))
-        body += [_bar(frame, ridge, bar, base, row) for bar in ridge.bars if bar[2]]
-        told.append(ridge.label)
-    return svg.figure(320, height, title, ". ".join(told), *body, frame.x_axis(label, svg.percent))
+        chart.text(0, base - row - 5, ridge.label)
+        chart.line(0, base, chart.x.high, base, "grid")
+        chart.told.append(ridge.label)
+        everyone = sum(count for *_, count in ridge.bars)
+        peak = max((count / (right - left) for left, right, count in ridge.bars), default=1.0)
+        for left, right, count in (bar for bar in ridge.bars if bar[2]):
+            share = count / (right - left) / peak
+            share = max(round(20 * share), 1) / 20 if ridge.rough else share
+            part = "" if ridge.rough else f": {percent(count / everyone)} of them"
+            hover = f"risk {percent(left)} to {percent(right)}{part}"
+            chart.bar((left, right), base - row * share, base, f"bar {ridge.style}".rstrip(), hover)
+    chart.x_axis(label, percent)
+    return chart.svg(title)
 
 
-def _bar(frame: svg.Frame, ridge: Ridge, bar: tuple[float, float, int], base: float, row: float) -> str:
-    left, right, count = bar
-    peak = max(some / (end - start) for start, end, some in ridge.bars)
-    share = count / (right - left) / peak
-    tall = row * (max(round(20 * share), 1) / 20 if ridge.rough else share)
-    part = "" if ridge.rough else f": {svg.percent(count / sum(some for *_, some in ridge.bars))} of them"
-    hover = f"risk {svg.percent(left)} to {svg.percent(right)}{part}"
-    x, wide = frame.x(left), frame.x(right) - frame.x(left)
-    return (
-        f'<rect x="{x + 0.5:.1f}" y="{base - tall:.1f}" width="{max(wide - 1, 0.5):.1f}" height="{tall:.1f}"'
-        f' class="bar {ridge.style}"><title>{escape(hover)}</title></rect>'
-    )
+# ------------------------------------------------------------------------------------------------ risks and decisions
 
 
-def _clock(days: float) -> tuple[float, str]:
-    """The unit in which so many days read well: (days per unit, its name)."""
-    return next(
-        (d, name) for d, name in ((365.25, "years"), (1.0, "days"), (1 / 24, "hours")) if days >= 2 * d or d < 1
-    )
+def calibration(
+    series: Sequence[tuple[int, str, Sequence[CalibrationPoint]]], *, title: str, curves: Sequence[Curve] = ()
+) -> str:
+    """Observed against predicted risk: smooth curves with a band, groups with intervals, and the diagonal.
+
+    Args:
+        series: (mark, model, points); the first is drawn solid, the others hollow and faint.
+        title: Name of the figure.
+        curves: Smooth curves (risk, observed), ours first; only ours shows its band.
+    """
+    found = [v for _, _, points in series for p in points for v in (p.predicted, p.observed, p.high or 0.0)]
+    found += [v for curve in curves for v in (*curve.x, *curve.y)]
+    chart = _risk_square(max(found, default=0.0) or 1.0, 320, "predicted", "observed")
+    for curve in reversed(curves):
+        chart.curve(curve)
+    chart.told = [f"{c.name}: smooth curve from {_point(c, 0)} to {_point(c, -1)}" for c in curves if c.x]
+    for place, (kind, name, points) in reversed(list(enumerate(series))):
+        style = "faint" if place else ""
+        for p in points:
+            size = "" if p.n is None else f", n = {p.n:,}"
+            observed = with_interval(p.observed, p.low, p.high, percent)
+            words = f"{name}: predicted {percent(p.predicted)}, observed {observed}{size}"
+            chart.told.append(words)
+            if p.low is not None and p.high is not None:
+                chart.whisker(kind, (p.predicted, p.predicted), (p.low, p.high), style)
+            chart.mark(kind, p.predicted, p.observed, words, hollow=place > 0, style=style)
+    return chart.svg(title)
 
 
-def _spread(wanted: Sequence[float], step: float, low: float, high: float) -> list[float]:
-    """Move label positions apart by at least `step`, keeping their order and staying inside where there is room."""
-    order = sorted(range(len(wanted)), key=lambda k: wanted[k])
-    placed = [0.0] * len(wanted)
-    last = low - step
-    for k in order:
-        placed[k] = last = max(wanted[k], last + step)
-    ceiling = high + step
-    for k in reversed(order):
-        placed[k] = ceiling = min(placed[k], ceiling - step)
-    return placed
+def _point(curve: Curve, k: int) -> str:
+    return f"predicted {percent(curve.x[k])}, observed {percent(curve.y[k])}"
 
 
-def _end_labels(frame: svg.Frame, ends: Sequence[tuple[float, str]]) -> str:
-    heights = _spread([frame.y(value) for value, _ in ends], 13.0, frame.top + 4, frame.height - frame.bottom)
-    x = frame.width - frame.right + 6
-    return "".join(svg.text(x, y + 4, words) for y, (_, words) in zip(heights, ends, strict=True))
+def _risk_square(reach: float, height: float, x_label: str, y_label: str) -> Chart:
+    """Risk against risk on equal axes, with the diagonal."""
+    top = min(1.0, max(reach * 1.08, 0.01))
+    chart = Chart(320, height, (0, top), (0, top), left=50)
+    chart.y_axis(y_label, percent)
+    chart.x_axis(x_label, percent)
+    chart.line(0, 0, top, top, "reference")
+    return chart
 
 
-def _shade(place: int, count: int) -> float:
-    return 1.0 if count == 1 else 0.35 + 0.65 * place / (count - 1)
+def instability(groups: Sequence[Spread], *, title: str) -> str:
+    """How far risks move when the model is fitted again: one interval per group of subjects of similar risk."""
+    chart = _risk_square(max((g.high for g in groups), default=1.0), 300, "predicted risk", "range over refits")
+    for g in groups:
+        words = f"predicted {percent(g.risk)}: from {percent(g.low)} to {percent(g.high)}"
+        chart.told.append(words)
+        chart.whisker(0, (g.risk, g.risk), (g.low, g.high))
+        chart.mark(0, g.risk, g.risk, words, size=3.0)
+    return chart.svg(title)
+
+
+def decision(curves: Sequence[Curve], *, title: str) -> str:
+    """Net benefit per 100 subjects over the risk threshold from which one would act; acting on nobody is 0.
+
+    Args:
+        curves: Ours first, then others, then acting on everyone (styled grey); y is the net benefit per subject.
+        title: Name of the figure.
+    """
+    scaled = [replace(c, y=_times_100(c.y), low=_times_100(c.low), high=_times_100(c.high)) for c in curves]
+    top = max((v for c in scaled for v in c.y if v > 1e-9), default=0.0) * 1.12 or 1.0  # nobody gains: an empty frame
+    end = max((x for c in scaled for x in c.x), default=1.0)
+    chart = Chart(320, 260, (0.0, end), (-0.12 * top, top), left=50)
+    chart.y_axis("net benefit per 100", plain)
+    chart.x_axis("act from a risk of", percent)
+    chart.line(0, 0, end, 0, "axis")
+    for c in reversed(scaled):
+        stop = next((k + 1 for k, y in enumerate(c.y) if y < chart.y.low), len(c.y))  # where it leaves downwards
+        chart.curve(replace(c, x=c.x[:stop], y=c.y[:stop], low=c.low[:stop], high=c.high[:stop]))
+    for c in scaled:
+        first, last = (f"{c.y[k]:.3g} at {percent(c.x[k])}" for k in (0, -1))
+        chart.told.append(f"{c.name}: {first} to {last}")
+    return chart.svg(title)
+
+
+def _times_100(values: Sequence[float]) -> list[float]:
+    return [100 * v for v in values]
+
+
+# ------------------------------------------------------------------------------------------------------- one subject
 
 
 def risk_over_time(
@@ -239,21 +273,17 @@ def risk_over_time(
         top: Upper end of the risk axis, the same for all of a subject's figures.
     """
     per, unit = _clock(times_days[-1])
-    frame = svg.Frame(440, 220, (0, max(times_days[-1] / per, 1e-3) * 1.02), (0, top), left=50, right=66)
-    body = [frame.y_axis("predicted risk", svg.percent), frame.x_axis(f"{unit} since the index", svg.plain)]
-    for place, (name, risks) in enumerate(lines):
-        shade = _shade(place, len(lines))
-        spots = [(frame.x(t / per), frame.y(r)) for t, r in zip(times_days, risks, strict=True)]
-        body.append(svg.path(spots, shade))
-        if len(spots) > 40:  # marks would merge into a band
-            continue
-        for (x, y), t, r, kind in zip(spots, times_days, risks, kinds, strict=True):
-            hover = f"{t / per:.1f} {unit} after the index ({kind}): risk within {name} {svg.percent(r)}"
-            body.append(f'<g opacity="{shade:.2f}">{svg.mark(0, x, y, hover, hollow=kind == "query", size=2.4)}</g>')
-    ends = [(risks[-1], name) for name, risks in lines]
-    from_to = (f"within {name}: from {svg.percent(risks[0])} to {svg.percent(risks[-1])}" for name, risks in lines)
-    told = ". ".join(from_to)
-    return svg.figure(440, 220, title, told, *body, _end_labels(frame, ends))
+    chart = _subject_chart(max(times_days[-1] / per, 1e-3) * 1.02, top, f"{unit} since the index")
+    x = [t / per for t in times_days]
+    for k, (name, risks) in enumerate(lines):
+        shade = _shade(k, len(lines))
+        chart.path(x, risks, opacity=shade)
+        for at, risk, kind in zip(x, risks, kinds, strict=True) if len(x) <= 40 else ():  # more would merge
+            hover = f"{at:.1f} {unit} after the index ({kind}): risk within {name} {percent(risk)}"
+            chart.mark(0, at, risk, hover, hollow=kind == "query", size=2.4, opacity=shade)
+        chart.told.append(f"within {name}: from {percent(risks[0])} to {percent(risks[-1])}")
+    chart.end_labels([(risks[-1], name) for name, risks in lines])
+    return chart.svg(title)
 
 
 def risk_curves(
@@ -269,65 +299,88 @@ def risk_curves(
     """
     per, unit = _clock(horizons_days[-1])
     time_per, time_unit = _clock(curves[-1][0]) if curves[-1][0] > 0 else (1.0, "days")
-    frame = svg.Frame(440, 220, (0, horizons_days[-1] / per), (0, top), left=50, right=66)
-    body = [frame.y_axis("predicted risk", svg.percent), frame.x_axis(f"{unit} after the prediction", svg.plain)]
-    ends, told = [], []
-    for place, (time, risks) in enumerate(curves):
-        shade = _shade(place, len(curves))
-        name = f"{time / time_per:.1f}".removesuffix(".0") + f" {time_unit[0]}"
-        body.append(
-            svg.path(
-                [(frame.x(0), frame.y(0))]
-                + [(frame.x(h / per), frame.y(r)) for h, r in zip(horizons_days, risks, strict=True)],
-                shade,
-            )
-        )
-        for h, r in zip(horizons_days, risks, strict=True):
-            hover = f"asked {name} after the index: risk within {h / per:.3g} {unit} {svg.percent(r)}"
-            body.append(f'<g opacity="{shade:.2f}">{svg.mark(0, frame.x(h / per), frame.y(r), hover, size=2.4)}</g>')
+    chart, ends = _subject_chart(horizons_days[-1] / per, top, f"{unit} after the prediction"), []
+    x = [h / per for h in horizons_days]
+    for k, (time, risks) in enumerate(curves):
+        name, shade = f"{time / time_per:.1f}".removesuffix(".0") + f" {time_unit[0]}", _shade(k, len(curves))
+        chart.path([0, *x], [0, *risks], opacity=shade)
+        for at, risk in zip(x, risks, strict=True):
+            hover = f"predicted {name} after the index: risk within {at:.3g} {unit} {percent(risk)}"
+            chart.mark(0, at, risk, hover, size=2.4, opacity=shade)
+        chart.told.append(f"predicted {name} after the index: {percent(risks[-1])} by the last horizon")
         ends.append((risks[-1], name))
-        told.append(f"asked {name} after the index: {svg.percent(risks[-1])} by the last horizon")
-    return svg.figure(440, 220, title, ". ".join(told), *body, _end_labels(frame, ends))
+    chart.end_labels(ends)
+    return chart.svg(title)
+
+
+def _subject_chart(end: float, top: float, label: str) -> Chart:
+    chart = Chart(440, 220, (0, end), (0, top), left=50, right=66)
+    chart.y_axis("predicted risk", percent)
+    chart.x_axis(label, plain)
+    return chart
+
+
+def _clock(days: float) -> tuple[float, str]:
+    """The unit in which so many days read well: (days per unit, its name)."""
+    units = ((365.25, "years"), (1.0, "days"), (1 / 24, "hours"))
+    return next((per, name) for per, name in units if days >= 2 * per or per < 1)
+
+
+def _shade(place: int, count: int) -> float:
+    return 1.0 if count == 1 else 0.35 + 0.65 * place / (count - 1)
+
+
+# ------------------------------------------------------------------------------------------ training, truth and drift
 
 
 def training_curve(epochs: Sequence[int], values: Sequence[float], *, title: str, best_epoch: int | None = None) -> str:
     """One number per epoch; the epoch whose weights were kept is marked."""
     low, high = min(values), max(values)
     pad = 0.08 * (high - low) or max(abs(high) * 0.05, 1e-3)
-    frame = svg.Frame(440, 200, (min(epochs) - 0.3, max(epochs) + 0.3), (low - pad, high + pad), left=58)
-    body = [frame.y_axis("", svg.plain), frame.x_axis("epoch", _whole)]
-    body.append(svg.path([(frame.x(e), frame.y(v)) for e, v in zip(epochs, values, strict=True)]))
-    told = f"from {values[0]:.4g} to {values[-1]:.4g} over {len(epochs)} epochs"
+    chart = Chart(440, 200, (min(epochs) - 0.3, max(epochs) + 0.3), (low - pad, high + pad), left=58)
+    chart.y_axis("", plain)
+    chart.x_axis("epoch", lambda value: f"{value:g}" if value == int(value) else "")
+    chart.path(epochs, values)
+    chart.told.append(f"from {values[0]:.4g} to {values[-1]:.4g} over {len(epochs)} epochs")
     for epoch, value in zip(epochs, values, strict=True):
         if epoch == best_epoch:
-            told += f"; kept epoch {epoch} with {value:.4g}"
-            x, y = frame.x(epoch), frame.y(value)
-            left = x > frame.width * 0.7
-            body += [svg.line(x, frame.top, x, 200 - frame.bottom, "reference"), svg.mark(0, x, y)]
-            side, anchor = (-7, "end") if left else (7, "strong")
-            body += [svg.text(x + side, frame.top + 10, f"kept: {value:.4g}", anchor)]
+            chart.told.append(f"kept epoch {epoch} with {value:.4g}")
+            chart.verticals([epoch], "reference")
+            chart.mark(0, epoch, value)
+            dx, anchor = (-7, "end") if chart.x(epoch) > 0.7 * chart.width else (7, "strong")
+            chart.text(epoch, chart.y.high, f"kept: {value:.4g}", anchor, dx=dx, dy=10)
         elif len(epochs) <= 60:
-            body.append(svg.mark(0, frame.x(epoch), frame.y(value), f"epoch {epoch}: {value:.4g}", size=1.6))
-    return svg.figure(440, 200, title, told, *body)
-
-
-def _whole(value: float) -> str:
-    return f"{value:g}" if value == int(value) else ""
+            chart.mark(0, epoch, value, f"epoch {epoch}: {value:.4g}", size=1.6)
+    return chart.svg(title)
 
 
 def oracle_bar(nll_null: float, nll_model: float, nll_oracle: float, *, title: str) -> str:
-    """Where the model's NLL stands between knowing nothing (left) and knowing the true hazards (right)."""
+    """The model's NLL between that of knowing nothing (left) and that of the true hazards (right)."""
     span = nll_null - nll_oracle
     share = (nll_null - nll_model) / span if span > 0 else 0.0
-    frame = svg.Frame(440, 96, (min(0.0, max(share, -0.25)), max(1.0, min(share, 1.25))), (0, 1), left=14, right=14)
-    x0, x1, at = frame.x(0), frame.x(1), frame.x(min(max(share, -0.25), 1.25))
-    style = "bar" if share <= 1 else "bar beyond"
-    body = [f'<rect x="{x0:.1f}" y="34" width="{x1 - x0:.1f}" height="20" class="bar unknown"/>']
-    body += [f'<rect x="{min(x0, at):.1f}" y="34" width="{abs(at - x0):.1f}" height="20" class="{style}"/>']
-    body += [svg.line(x, 28, x, 60, "axis") for x in (x0, x1, at)]
-    anchor = "end" if at > 330 else "" if at < 110 else "mid"
-    body += [svg.text(at, 22, f"model {nll_model:.4f}", f"strong {anchor}")]
-    body += [svg.text(x0, 76, f"null {nll_null:.4f}"), svg.text(x1, 76, f"oracle {nll_oracle:.4f}", "end")]
-    body += [svg.text(x0, 91, "knows nothing of the subject"), svg.text(x1, 91, "knows the true hazards", "end")]
-    told = f"null {nll_null:.4f}, model {nll_model:.4f}, oracle {nll_oracle:.4f}: {svg.percent(share)} of the gain"
-    return svg.figure(440, 96, title, told, *body)
+    at = min(max(share, -0.25), 1.25)
+    chart = Chart(440, 96, (min(0.0, at), max(1.0, at)), left=14, right=14, bottom=0)
+    chart.bar((0, 1), 34, 54, "bar unknown")
+    chart.bar((0, at), 34, 54, "bar" if share <= 1 else "bar beyond")
+    for x in (0, 1, at):
+        chart.line(x, 28, x, 60, "axis")
+    anchor = "end" if chart.x(at) > 330 else "" if chart.x(at) < 110 else "mid"
+    chart.text(at, 22, f"model {nll_model:.4f}", f"strong {anchor}".rstrip())
+    for x, words, meaning, anchor in (
+        (0, f"null {nll_null:.4f}", "knows nothing of the subject", ""),
+        (1, f"oracle {nll_oracle:.4f}", "knows the true hazards", "end"),
+    ):
+        chart.text(x, 76, words, anchor)
+        chart.text(x, 91, meaning, anchor)
+    gain = f"{percent(share)} of the gain"
+    chart.told.append(f"null {nll_null:.4f}, model {nll_model:.4f}, oracle {nll_oracle:.4f}: {gain}")
+    return chart.svg(title)
+
+
+def drift_bar(difference: float, reach: float) -> str:
+    """A standardised difference as a small bar left or right of zero, for a table."""
+    chart = Chart(100, 12, (-reach, reach), left=6, right=6, top=0, bottom=0)
+    chart.verticals([0], "axis")
+    chart.bar((0, difference), 2, 10, "bar" if abs(difference) >= 0.1 else "bar other")
+    chart.told.append(f"{difference:+.2f}")
+    return chart.svg("Standardised difference", "fig mini")

@@ -1,6 +1,6 @@
-"""The report's figures, from metrics and published counts: no count is drawn that may not be printed."""
+"""The page's figures from metrics and published counts: no count is drawn that may not be printed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -8,21 +8,28 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.reporting import curves, figures, svg
+from ehrsequencing.reporting import figures
+from ehrsequencing.reporting.chart import Curve, Estimate
 from ehrsequencing.reporting.disclosure.small_counts import exact, merge_bins, pool_groups
-from ehrsequencing.reporting.figures import CalibrationPoint, Curve
-from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, size
+from ehrsequencing.reporting.figures import CalibrationPoint
+from ehrsequencing.reporting.scores import Scores, place_of
+from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, signed, size
+
+Shown = Mapping[Any, str]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure of a place (landmark, cause, horizon); None where it would show a small count."""
+    """One figure of a landmark, cause and horizon; None where it would show a small count.
+
+    Attributes:
+        note: Values of the sentence under the figure; its `kind` names the macro of `sentences.html.jinja`.
+    """
 
     cause: str
     caption: str
     figure: Markup | None
-    note: str = ""
+    note: Mapping[str, Any] | None = None
 
 
 def by_cause(m: Mapping[str, Any], drawn: Sequence[Panel]) -> list[tuple[str, list[Panel]]]:
@@ -31,47 +38,95 @@ def by_cause(m: Mapping[str, Any], drawn: Sequence[Panel]) -> list[tuple[str, li
     return [(cause, some) for cause, some in grouped if some]
 
 
-def _place(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    return row["landmark_days"], row["cause"], row["horizon_days"]
-
-
-def caption(row: Mapping[str, Any], shown: Mapping[Any, str]) -> str:
-    """Where a figure belongs, and how many it is about."""
+def caption(row: Mapping[str, Any], shown: Shown) -> str:
+    """Landmark, horizon and number of people of a figure."""
     place = f"{from_landmark(row['landmark_days'])}, by {duration(row['horizon_days'])}".capitalize()
     people = shown.get(("at_risk", row["landmark_days"]))
     if people is not None:
         return f"{place}, {size(people)}"
-    rows = shown.get(("curve", *_place(row), "n"))
+    rows = shown.get(("curve", *place_of(row), "n"))
     return place if rows is None else f"{place}, {size(rows)} prediction times"
 
 
-def calibrations(m: Mapping[str, Any], table: Scores, shown: Mapping[Any, str]) -> list[Panel]:
+# ----------------------------------------------------------------------------------------------------- forest plots
+
+
+def forests(table: Scores, shown: Shown) -> list[tuple[str, list[Markup]]]:
+    """Forest plots of C and IPA per cause."""
+    drawn = []
+    for cause in table.m["causes"]:
+        plots = []
+        for metric, reference, floor in (("c", 0.5, 0.0), ("ipa", 0.0, -0.25)):
+            groups = []
+            for place in table.combinations():
+                found = [table.values.get((name, place[0], cause, place[1], metric)) for name in table.models]
+                groups.append((_group_name(*place, shown), _estimates(table.models, found)))
+            name = METRICS[metric].name
+            title = f"{name} of each model for {cause}"
+            plots += _forest(groups, title=title, label=name, reference=reference, floor=floor)
+        if plots:
+            drawn.append((cause, plots))
+    return drawn
+
+
+def gap_forests(table: Scores, shown: Shown) -> list[Markup]:
+    """Our model less each baseline in C and IPA for the cause of interest, and in NLL."""
+    plots = []
+    for metric in ("c", "ipa", "nll"):
+        groups = []
+        for place in table.combinations() if metric != "nll" else [(at, None) for at in table.landmarks]:
+            found = [table.gap(name, *place, metric) if name in table.rivals else None for name in table.models]
+            groups.append((_group_name(*place, shown), _estimates(table.models, found)))
+        name, side = METRICS[metric].name, "right" if METRICS[metric].better > 0 else "left"
+        title, label = f"Difference in {name} to each baseline", f"difference in {name} ({side}: ours is better)"
+        plots += _forest(groups, title=title, label=label, reference=0.0, floor=-0.5)
+    return plots
+
+
+def _estimates(models: Sequence[str], rows: Sequence[Mapping[str, Any] | None]) -> list[Estimate]:
+    """The rows that exist and are not withheld."""
+    return [
+        Estimate(kind, name, row["value"], row["low"], row["high"])
+        for kind, (name, row) in enumerate(zip(models, rows, strict=True))
+        if row is not None and not row.get("hidden")
+    ]
+
+
+def _forest(groups: Sequence[tuple[str, list[Estimate]]], **options: Any) -> list[Markup]:
+    some = [group for group in groups if group[1]]
+    return [Markup(figures.forest(some, **options))] if some else []
+
+
+def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> str:
+    where = "all times" if landmark is None else from_landmark(landmark).replace("after the index", "after index")
+    people = shown.get(("at_risk", landmark))
+    by = "over all horizons" if horizon is None else f"by {duration(horizon)}"
+    return f"{where}\n{by}" + ("" if people is None else f", {size(people)}")
+
+
+# ------------------------------------------------------------------------------------- calibration, risks, decisions
+
+
+def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Panel]:
     """Calibration of our model, with a baseline behind it; no figure where it would show a small count."""
     drawn, ours = [], table.models[0]
     behind = [row["model"] for row in m["calibration"] if row["model"] in table.models[1:]][:1]
-    for row in m["calibration"]:
-        if row["model"] != ours:
-            continue
-        series = [
-            (table.models.index(r["model"]), r["model"], pool_groups(r))
-            for r in m["calibration"]
-            if r["model"] in (ours, *behind) and _place(r) == _place(row)
-        ]
-        series = sorted((s for s in series if s[2]), key=lambda s: s[0])
-        smooth = [
-            _smooth(r, table.models.index(r["model"]))
-            for r in m.get("smooth_calibration") or []
-            if r["model"] in [name for _, name, _ in series] and _place(r) == _place(row) and len(r["predicted"]) > 1
-        ]
-        figure = None
-        events, at_risk = shown.get(("by", *_place(row)), "0"), shown.get(("at_risk", row["landmark_days"]), "0")
+    for row in (row for row in m["calibration"] if row["model"] == ours):
+        here = [r for r in m["calibration"] if r["model"] in (ours, *behind) and place_of(r) == place_of(row)]
+        pooled = [(table.models.index(r["model"]), r["model"], pool_groups(r)) for r in here]
+        series = sorted((s for s in pooled if s[2]), key=lambda s: s[0])
+        names = [name for _, name, _ in series]
+        curves = [r for r in m.get("smooth_calibration") or [] if r["model"] in names and place_of(r) == place_of(row)]
+        smooth = [_smooth(r, table.models.index(r["model"])) for r in curves if len(r["predicted"]) > 1]
+        events, at_risk = shown.get(("by", *place_of(row)), "0"), shown.get(("at_risk", row["landmark_days"]), "0")
         if not (exact(events) and exact(at_risk)):  # the sizes of the groups add up to those at risk
             series = [(kind, name, _rough(points)) for kind, name, points in series if events[0] not in "<h"]
             smooth = [_rough_curve(curve) for curve in smooth]
+        figure, where = None, caption(row, shown)
         if series and series[0][0] == 0:
-            title = f"Calibration for {row['cause']}: {caption(row, shown)}"
+            title = f"Calibration for {row['cause']}: {where}"
             figure = Markup(figures.calibration(series, title=title, curves=sorted(smooth, key=lambda c: c.kind)))
-        drawn.append(Panel(row["cause"], caption(row, shown), figure, _distance(table, _place(row))))
+        drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
 
 
@@ -89,69 +144,52 @@ def _columns(points: Sequence[Sequence[float]], count: int) -> list[list[float]]
     return [[point[k] for point in points] for k in range(count)]
 
 
-def _distance(table: Scores, place: tuple[Any, Any, Any]) -> str:
-    landmark, cause, horizon = place
-    ici, chance = (table.values.get((table.models[0], landmark, cause, horizon, k)) for k in ("ici", "ici_null"))
+def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | None:
+    """The ICI of our model, and what a perfectly calibrated model would show by chance."""
+    ici, chance = (table.values.get((table.models[0], *place, name)) for name in ("ici", "ici_null"))
     if ici is None or ici["value"] is None:
-        return ""
-    between = "" if ici["low"] is None or ici["high"] is None else f" ({ici['low']:.1%} to {ici['high']:.1%})"
-    told = f"Mean distance from the diagonal (ICI) {ici['value']:.1%}{between}"
-    if chance is None or chance["value"] is None:
-        return f"{told}."
-    words = "no more than chance" if ici["value"] <= chance["value"] else "more than chance"
-    return f"{told}; right risks would stay under {chance['value']:.1%}: {words}."
+        return None
+    return {"kind": "calibration", "ici": ici, "chance": None if chance is None else chance["value"]}
+
+
+def _rounder(reach: float) -> Callable[[float | None], Any]:
+    """Rounds risks whose exact place would give away a withheld count, to steps of about a 25th of their reach."""
+    step = next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05) if s >= min(reach / 25, 0.05))
+    return lambda risk: None if risk is None else round(risk / step) * step
 
 
 def _rough(points: Sequence[CalibrationPoint]) -> list[CalibrationPoint]:
-    """Round the risks of points whose exact place would give away a withheld count."""
-    reach = max((p.observed if p.high is None else p.high for p in points), default=1.0)
-    step = _step(reach)
-
-    def near(risk: float | None) -> Any:
-        return None if risk is None else round(risk / step) * step
-
+    near = _rounder(max((p.observed if p.high is None else p.high for p in points), default=1.0))
     return [CalibrationPoint(near(p.predicted), near(p.observed), near(p.low), near(p.high), None) for p in points]
 
 
 def _rough_curve(curve: Curve) -> Curve:
-    """The same for a curve."""
-    step = _step(max((*curve.y, *curve.high), default=1.0))
-
-    def near(values: Sequence[float]) -> list[float]:
-        return [round(v / step) * step for v in values]
-
-    return replace(curve, y=near(curve.y), low=near(curve.low), high=near(curve.high))
+    near = _rounder(max((*curve.y, *curve.high), default=1.0))
+    y, low, high = ([near(v) for v in values] for values in (curve.y, curve.low, curve.high))
+    return replace(curve, y=y, low=low, high=high)
 
 
-def _step(reach: float) -> float:
-    return next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05) if s >= min(reach / 25, 0.05))
-
-
-def risks(m: Mapping[str, Any], shown: Mapping[Any, str]) -> list[Panel]:
+def risks(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
     """Histograms of the predicted risk by what became of the subjects."""
     drawn = []
-    names = {
-        "event": ("had the event", ""),
-        "no_event": ("did not", "other"),
-        "unknown": ("lost before then", "unknown"),
-    }
+    groups = (("event", "had the event", ""), ("no_event", "did not", "other"))
     for row in m["risk_distribution"]:
         ridges = []
-        for name, (label, style) in names.items():
-            people = shown["risk", row["landmark_days"], row["cause"], row["horizon_days"], name]
-            drawn_at_all = exact(people) or people[0] == "≥"
-            bars = merge_bins(row["edges"], row[name]) if drawn_at_all else []
-            told = f"{label}, {size(people)}{'' if drawn_at_all else ': not drawn'}"
+        for name, label, style in (*groups, ("unknown", "lost before then", "unknown")):
+            people = shown["risk", *place_of(row), name]
+            open_ = exact(people) or people[0] == "≥"
+            bars = merge_bins(row["edges"], row[name]) if open_ else []
+            told = f"{label}, {size(people)}{'' if open_ else ': not drawn'}"
             ridges.append(figures.Ridge(told, style, bars, rough=not exact(people)))
-        title = f"Predicted risk of {row['cause']}: {caption(row, shown)}"
-        label = f"predicted risk by {duration(row['horizon_days'])}"
+        where, axis = caption(row, shown), f"predicted risk by {duration(row['horizon_days'])}"
+        title = f"Predicted risk of {row['cause']}: {where}"
         some = any(ridge.bars for ridge in ridges)
-        figure = Markup(figures.risk_distribution(ridges, title=title, label=label)) if some else None
-        drawn.append(Panel(row["cause"], caption(row, shown), figure))
+        figure = Markup(figures.risk_distribution(ridges, title=title, label=axis)) if some else None
+        drawn.append(Panel(row["cause"], where, figure))
     return drawn
 
 
-def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Mapping[Any, str]) -> list[Panel]:
+def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list[Panel]:
     """Decision curves of our model and a baseline beside acting on everyone and on nobody.
 
     Net benefit times the number of people is made of counts, so the curves are rounded to five people, they end where
@@ -159,31 +197,29 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Mapping[Any, s
     """
     rows = [row for row in m.get("decision") or [] if row["model"] in models]
     drawn = []
-    for row in rows:
-        if row["model"] != models[0]:
-            continue
-        n, events = (shown.get(("curve", *_place(row), name), "hidden") for name in ("n", "events"))
-        figure, note = None, ""
+    for row in (row for row in rows if row["model"] == models[0]):
+        n, events = (shown.get(("curve", *place_of(row), name), "hidden") for name in ("n", "events"))
+        figure, note, where = None, None, caption(row, shown)
         if exact(n) and exact(events) and min(row["events"], row["n"] - row["events"]) >= SMALLEST_COUNT:
-            last = _highest_threshold(m, row)
-            lines = [_net_benefit(r, models.index(r["model"]), last) for r in rows if _place(r) == _place(row)]
+            last, here = _highest_threshold(m, row), [r for r in rows if place_of(r) == place_of(row)]
+            lines = [_net_benefit(r, models.index(r["model"]), last) for r in here]
             lines = sorted((c for c in lines if len(c.x) > 1), key=lambda c: c.kind)
             if lines and lines[0].kind == 0:
                 treat_all = zip(row["thresholds"], row["treat_all"], strict=True)
                 x, y = _columns([(p, v) for p, v in treat_all if v is not None and p <= last], 2)
                 everyone = Curve(9, "act on everyone", x, y, style="grey")
-                title = f"Decision curve for {row['cause']}: {caption(row, shown)}"
-                figure = Markup(curves.decision([*lines, everyone], title=title))
-                what = "events" if row["landmark_days"] is not None else "prediction times before an event"
-                note = f"{events} {what}. {_best_range(row, [r for r in rows if _place(r) == _place(row)], last)}"
-        drawn.append(Panel(row["cause"], caption(row, shown), figure, note))
+                title = f"Decision curve for {row['cause']}: {where}"
+                figure = Markup(figures.decision([*lines, everyone], title=title))
+                best = _best_range(row, here, last)
+                note = {"kind": "decision", "events": events, "landmark": row["landmark_days"], "best": best}
+        drawn.append(Panel(row["cause"], where, figure, note))
     return drawn
 
 
 def _highest_threshold(m: Mapping[str, Any], row: Mapping[str, Any]) -> float:
     """The highest risk that at least 11 people exceed for certain, by the histogram of the same place."""
     for shape in m["risk_distribution"]:
-        if _place(shape) == _place(row):
+        if place_of(shape) == place_of(row):
             people = [sum(some) for some in zip(shape["event"], shape["no_event"], shape["unknown"], strict=True)]
             above = [edge for k, edge in enumerate(shape["edges"][:-1]) if sum(people[k:]) >= SMALLEST_COUNT]
             return float(max(above, default=0.0))
@@ -206,8 +242,8 @@ def _net_benefit(row: Mapping[str, Any], kind: int, last: float) -> Curve:
     return Curve(kind, row["model"], x, y, low if banded else (), high if banded else ())
 
 
-def _best_range(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]], last: float) -> str:
-    """From which to which threshold our curve lies above all others by more than it is rounded to, in words."""
+def _best_range(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]], last: float) -> tuple[float, float] | None:
+    """The longest range of thresholds where our curve is above all others by more than it is rounded to."""
     best, margin = [], 5.0 / row["n"]
     for k, p in enumerate(row["thresholds"]):
         rivals = [0.0, row["treat_all"][k], *(r["net_benefit"][k] for r in others if r["model"] != row["model"])]
@@ -215,10 +251,10 @@ def _best_range(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]], las
         best.append(ours is not None and p <= last and all(v is None or ours > v + margin for v in rivals))
     runs = [(won, [k for k, _ in run]) for won, run in groupby(enumerate(best), key=lambda item: item[1])]
     longest = max((run for won, run in runs if won), key=len, default=[])
-    if len(longest) < 2:
-        return "By these estimates nowhere worth more than every alternative."
-    ends = (svg.percent(row["thresholds"][longest[k]]) for k in (0, -1))
-    return "By these estimates worth more than every alternative for who would act from {} to {} risk.".format(*ends)
+    return None if len(longest) < 2 else (row["thresholds"][longest[0]], row["thresholds"][longest[-1]])
+
+
+# --------------------------------------------------------------------------------- single subjects, training, truth
 
 
 def trajectory(m: Mapping[str, Any], t: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,14 +266,12 @@ def trajectory(m: Mapping[str, Any], t: Mapping[str, Any]) -> dict[str, Any]:
         top = min(1.0, max(max(row) for row in risks) * 1.08) or 0.01
         who = f"subject {t['label']}, {cause}"
         lines = [(duration(h), [row[horizons.index(h)] for row in risks]) for h in wanted]
-        plots = []
-        if len(times) > 1:
-            title = f"Predicted risk over time: {who}"
-            plots.append(Markup(figures.risk_over_time(times, lines, t["kind"], title=title, top=top)))
         curves = [(times[k], risks[k]) for k in few]
-        title = f"Risk curve over the horizons: {who}"
-        plots.append(Markup(figures.risk_curves(horizons, curves, title=title, top=top)))
-        panels.append((cause, plots))
+        over_time, over_horizons = f"Predicted risk over time: {who}", f"Risk curve over the horizons: {who}"
+        plots = [figures.risk_curves(horizons, curves, title=over_horizons, top=top)]
+        if len(times) > 1:
+            plots.insert(0, figures.risk_over_time(times, lines, t["kind"], title=over_time, top=top))
+        panels.append((cause, [Markup(plot) for plot in plots]))
     return {"label": t["label"], "outcome": t["outcome"], "times": len(times), "panels": panels}
 
 
@@ -255,37 +289,27 @@ def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Where the model stands between knowing nothing and the truth of a simulation."""
+    """The model's NLL between that of no knowledge and that of the true hazards of a simulation."""
     if found is None:
         return None
     values = [found["nll_null"], found["nll_model"], found["nll_oracle"]]
-    figure = None
-    if all(v is not None for v in values):
-        figure = Markup(figures.oracle_bar(*values, title="NLL between no knowledge and the truth"))
-    share, se, z = found["gain_share"], found.get("gain_share_se"), found.get("beats_oracle_z")
-    reached = "undefined" if share is None else f"{share:.1%}" + ("" if se is None else f" (standard error {se:.1%})")
-    return {
-        "figure": figure, "reached": reached, "z": z, "leak": z is not None and z > 3,
-        "risks": found.get("risks", []), "mechanisms": found.get("mechanisms", []),
-        "expected": found.get("gain_share_expected"), "differences": _beside_truth(found.get("differences", [])),
-    }  # fmt: skip
-
-
-def _beside_truth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Ours less the truth in C and O/E: a row per landmark, cause and horizon, values and intervals in words."""
-    told: dict[tuple[Any, Any, Any], dict[str, Any]] = {}
-    for row in rows:
+    title = "NLL between no knowledge and the truth"
+    figure = None if None in values else Markup(figures.oracle_bar(*values, title=title))
+    differences: dict[tuple[Any, ...], dict[str, Any]] = {}  # ours less the truth in C and O/E, by place
+    for row in found.get("differences", []):
         if row["metric"] in ("c", "oe"):
-            place = dict(zip(("landmark", "cause", "horizon"), _place(row), strict=True))
-            told.setdefault(_place(row), place)[row["metric"]] = _signed(row)
-    return list(told.values())
-
-
-def _signed(row: Mapping[str, Any]) -> str:
-    if row["value"] is None:
-        return str(row["reason"]) if row.get("hidden") else "undefined"
-    digits = METRICS[row["metric"]].digits
-    between = ""
-    if row["low"] is not None and row["high"] is not None:
-        between = f" ({row['low']:+.{digits}f} to {row['high']:+.{digits}f})"
-    return f"{row['value']:+.{digits}f}{between}"
+            place = dict(zip(("landmark", "cause", "horizon"), place_of(row), strict=True))
+            words = str(row["reason"]) if row.get("hidden") else signed(row, row["metric"])
+            differences.setdefault(place_of(row), place)[row["metric"]] = words
+    z = found.get("beats_oracle_z")
+    return {
+        "figure": figure,
+        "share": found["gain_share"],
+        "share_se": found.get("gain_share_se"),
+        "expected": found.get("gain_share_expected"),
+        "z": z,
+        "leak": z is not None and z > 3,
+        "risks": found.get("risks", []),
+        "mechanisms": found.get("mechanisms", []),
+        "differences": list(differences.values()),
+    }

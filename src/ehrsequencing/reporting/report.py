@@ -1,14 +1,15 @@
-"""One self-contained `report.html` from an evaluation's metrics: what was predicted, for whom, how well.
+"""One self-contained `report.html` from the content of `metrics.json`.
 
-The page needs no script and no network; its content security policy forbids both. Everything is escaped, nobody's id
-or date is read, every count of people goes through `small_counts` before it is printed or drawn, and what would give a
-hidden count away by a product goes with it (`disclosure`).
+The page needs no script and no network, and its content security policy forbids both. All text is escaped. No id or
+date of a person is read. Every count of people goes through `disclosure` before it is printed or drawn, together with
+the numbers from which a hidden count could be worked out. The page's sentences are in the templates.
 """
 
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.reporting import page_text, panels, svg, tables
-from ehrsequencing.reporting.disclosure.counts import publish
+from ehrsequencing.reporting import panels, summary, tables
+from ehrsequencing.reporting.chart import swatch
+from ehrsequencing.reporting.disclosure.counts import excluded, publish
 from ehrsequencing.reporting.disclosure.derived import disclose
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.wording import METRICS, duration, from_landmark
+from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, listed, percent, rounded, size
 from ehrsequencing.storage import write_bytes
 
 _REQUIRED = (
-    "title", "split", "created", "versions", "task", "question", "data", "causes", "horizons_days", "attrition",
-    "events", "models", "metrics", "at_risk", "calibration", "risk_distribution", "trajectories", "history", "config",
-    "warnings",
-)  # fmt: skip
+    *("title", "split", "created", "versions", "task", "question", "data", "causes", "horizons_days", "attrition"),
+    *("events", "models", "metrics", "at_risk", "calibration", "risk_distribution", "trajectories", "history"),
+    *("config", "warnings"),
+)
 _LATER = (  # absent from older runs: the page then says that they were not computed
-    "differences", "smooth_calibration", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks",
-    "instability", "external", "recalibration", "repeated_splits", "oracle", "audit",
-    "records_before",
-)  # fmt: skip
+    *("differences", "smooth_calibration", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks"),
+    *("instability", "external", "recalibration", "repeated_splits", "oracle", "audit", "records_before"),
+)
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no XML may hold these
 
 
@@ -55,12 +56,20 @@ def render(metrics: Mapping[str, Any]) -> str:
     if missing:
         raise EhrseqError(f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again")
     m = dict.fromkeys(_LATER) | _clean(metrics)
-    environment = Environment(
-        loader=PackageLoader("ehrsequencing.reporting"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters.update(duration=duration, landmark=from_landmark)
-    return environment.get_template("report.html.jinja").render(_context(m))
+    return environment().get_template("report.html.jinja").render(_context(m))
+
+
+@cache
+def environment() -> Environment:
+    """The templates with the filters that they format numbers with; whatever they print is escaped."""
+    loader = PackageLoader("ehrsequencing.reporting")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters.update(duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded)
+    made.filters["size"] = size
+    made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
+    made.filters["whole_percent"] = "{:.0%}".format
+    made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
+    return made
 
 
 def _clean(value: Any) -> Any:
@@ -75,47 +84,40 @@ def _clean(value: Any) -> Any:
 
 
 def _context(m: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the template prints, by name."""
+    """Everything that the templates print, by name."""
     shown = publish(m)
     m = disclose(m, shown)
-    table = Scores(m)
-    return {
-        "m": m, "style": Markup(svg.STYLE), "metrics": METRICS, "shown": shown, "models": table.models,
-        "swatches": [Markup(svg.swatch(k)) for k in range(len(table.models))],
-        **_words(m, table, shown), **_figures(m, table, shown),
-        "accuracy": _by_cause(table.blocks("accuracy")), "calibration": _by_cause(table.blocks("calibration")),
-        "inputs": tables.inputs(m, shown), "checks": tables.checks(m, shown), "card": tables.card(m),
+    scores = Scores(m)
+    by_cause = partial(panels.by_cause, m)
+    sections = {
+        "how_well": summary.how_well(scores),
+        "compared": summary.compared(scores),
+        "not_for": summary.not_for(scores),
+        "headline": scores.headline(),
+        "inputs": tables.inputs(m, shown),
         "immortal": tables.immortal_time(m, shown),
-        "external": tables.external(m, shown), "follow_up": tables.follow_up(m, shown),
-        "repeated": tables.repeated(m, table.models), "recalibration": tables.recalibration(m),
-        "training": panels.training(m["history"]), "oracle": panels.oracle(m.get("oracle")), "audit": m.get("audit"),
-        "settings": _flat(m["config"]),
-    }  # fmt: skip
-
-
-def _words(m: dict[str, Any], table: Scores, shown: dict[Any, str]) -> dict[str, Any]:
-    filled, human = page_text.checklist(m)
-    return {
-        "summary": page_text.summary(m, table, shown), "headline": table.headline(), "strongest": table.strongest(),
-        "definition": page_text.definition(m["task"]), "flow": page_text.flow(m["attrition"], shown),
-        "limits": page_text.limits(m, table), "human_items": human, "filled_items": filled,
-    }  # fmt: skip
-
-
-def _figures(m: dict[str, Any], table: Scores, shown: dict[Any, str]) -> dict[str, Any]:
-    return {
-        "forests": table.forests(shown), "gap_forests": table.gap_forests(shown),
-        "calibrations": panels.by_cause(m, panels.calibrations(m, table, shown)),
-        "decisions": panels.by_cause(m, panels.decisions(m, table.models, shown)),
-        "risks": panels.by_cause(m, panels.risks(m, shown)), "subgroups": tables.subgroups(m, table, shown),
-        "trajectories": [panels.trajectory(m, t) for t in m["trajectories"] if t["times_days"]],
+        "per_parameter": tables.per_parameter(m, shown),
+        "follow_up": tables.follow_up(m, shown),
+        "oracle": panels.oracle(m["oracle"]),
+        "gap_forests": panels.gap_forests(scores, shown),
+        "forests": panels.forests(scores, shown),
+        "accuracy": scores.blocks("accuracy"),
+        "calibrations": by_cause(panels.calibrations(m, scores, shown)),
+        "calibration": scores.blocks("calibration"),
+        "recalibration": tables.recalibration(m),
+        "decisions": by_cause(panels.decisions(m, scores.models, shown)),
+        "subgroups": tables.subgroups(m, scores, shown),
+        "repeated": tables.repeated(m, scores.models),
         "instability": tables.instability(m),
-    }  # fmt: skip
-
-
-def _by_cause(blocks: Sequence[Mapping[str, Any]]) -> list[tuple[str | None, list[Mapping[str, Any]]]]:
-    causes = dict.fromkeys(block["cause"] for block in blocks)
-    return [(cause, [block for block in blocks if block["cause"] == cause]) for cause in causes]
+        "risks": by_cause(panels.risks(m, shown)),
+        "trajectories": [panels.trajectory(m, t) for t in m["trajectories"] if t["times_days"]],
+        "audit": m["audit"],
+        "training": panels.training(m["history"]),
+        "settings": _flat(m["config"]),
+    }
+    swatches = [Markup(swatch(k)) for k in range(len(scores.models))]
+    names = {"models": scores.models, "strongest": scores.strongest(), "undefined": scores.undefined}
+    return {"m": m, "shown": shown, "metrics": METRICS, "swatches": swatches, "excluded": excluded} | names | sections
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

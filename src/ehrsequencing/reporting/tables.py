@@ -1,6 +1,7 @@
-"""Tables beside the metrics: what went in, what was checked, who was followed how long, what moves when refitted.
+"""The page's tables beside the metrics: inputs, checks, follow-up, subgroups, refits, repeated splits, recalibration.
 
-Rates over few people are counts in disguise, so they are told in steps of at least 11 people (`rough_rate`).
+In: the content of `metrics.json` and the published counts. Out: cells as text. A rate over few people would give a
+count away, so such rates are rounded to steps of at least 11 people (`rough_rate`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,15 +11,26 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, TOO_FEW
-from ehrsequencing.reporting import curves
+from ehrsequencing.reporting import figures
+from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.disclosure.counts import subgroup_rows
 from ehrsequencing.reporting.disclosure.derived import TELLS_COUNTS
 from ehrsequencing.reporting.disclosure.small_counts import exact, people
-from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.svg import Estimate, percent
-from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, said, size
+from ehrsequencing.reporting.scores import Scores, place_of
+from ehrsequencing.reporting.wording import (
+    METRICS,
+    duration,
+    from_landmark,
+    interval,
+    percent,
+    signed,
+    size,
+    verdict,
+    with_interval,
+)
 
 Shown = Mapping[Any, str]
+THIN = 0.1  # chance of being followed below which single subjects carry a number
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _INPUTS = {  # measure: (words, kind); people: a share of people or of their prediction times
     "unknown_token_rate": ("recorded codes without a token", "tokens"),
@@ -31,7 +43,7 @@ _INPUTS = {  # measure: (words, kind); people: a share of people or of their pre
 
 
 def rough_rate(rate: float | None, subjects: int) -> str:
-    """A share of people in steps of at least 11 of them, so that it tells no small count.
+    """A share of people in steps of at least 11 of them, so that it gives no small count away.
 
     >>> rough_rate(0.1234, 20_000), rough_rate(0.1234, 300), rough_rate(0.001, 300), rough_rate(0.0, 300)
     ('12.3%', '10%', '<5%', '0%')
@@ -50,28 +62,27 @@ def rough_rate(rate: float | None, subjects: int) -> str:
     return percent(round(rate / step) * step)
 
 
-# ------------------------------------------------------------------------------------------------- what went in
+# ------------------------------------------------------------------------------------------------ inputs and checks
 
 
 def inputs(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
-    """Rates of the inputs per split, and the largest differences between training and judged data."""
+    """Rates of the inputs per split, and the largest differences between training and evaluated subjects."""
     found = m.get("inputs")
     if not found:
         return None
-    splits = list(found["by_split"])
+    by_split, splits = found["by_split"], list(found["by_split"])
     rows = [
-        (words, [_input(found["by_split"][s].get(name), kind, people(shown.get(("subjects", s)))) for s in splits])
+        (words, [_input(by_split[s].get(name), kind, people(shown.get(("subjects", s)))) for s in splits])
         for name, (words, kind) in _INPUTS.items()
-        if any(found["by_split"][s].get(name) is not None for s in splits)
+        if any(by_split[s].get(name) is not None for s in splits)
     ]
     sizes = [shown.get(("subjects", s), "–") for s in splits]
     sides = [people(shown.get(("subjects", s))) for s in ("train", m["split"])]
     drift = (found.get("drift") or [])[:15]
     reach = max((abs(row["smd"] or 0.0) for row in drift), default=0.0)
-    return {
-        "splits": splits, "sizes": sizes, "rows": rows, "drift": [_drifted(row, sides, reach) for row in drift],
-        "far": sum(abs(row["smd"] or 0.0) >= 0.1 for row in drift),
-    }  # fmt: skip
+    drifted = [_drifted(row, sides, reach) for row in drift]
+    far = sum(row["far"] for row in drifted)
+    return {"splits": splits, "sizes": sizes, "rows": rows, "drift": drifted, "far": far}
 
 
 def _input(value: float | None, kind: str, subjects: int) -> str:
@@ -79,28 +90,26 @@ def _input(value: float | None, kind: str, subjects: int) -> str:
         return "–"
     if kind == "people":
         return rough_rate(value, subjects)
-    return f"{100 * value:.3g}%" if kind == "tokens" else f"{value:.1f}"
+    return percent(value) if kind == "tokens" else f"{value:.1f}"
 
 
 def _drifted(row: Mapping[str, Any], sides: Sequence[int], reach: float) -> dict[str, Any]:
-    means, few = [], False
-    share = not row["feature"].endswith("(rank)")  # else a mean rank, from -1.7 to 1.7
-    share = share and all(row[side] is not None and 0 <= row[side] <= 1 for side in ("train", "judged"))
-    for value, subjects in zip((row["train"], row["judged"]), sides, strict=True):
-        if value is None or not share:
-            means.append("undefined" if value is None else f"{value:.3g}")
-            continue
-        few = few or 0 < min(value, 1 - value) * subjects < SMALLEST_COUNT or not subjects
-        means.append(rough_rate(value, subjects))
-    smd = row["smd"]
-    shown = None if smd is None else round(smd, 1 if few else 2)
-    bar = None if shown is None else Markup(curves.drift_bar(shown, max(reach, 0.2)))
-    words = "undefined" if shown is None else f"{shown:+.{1 if few else 2}f}"
+    """Means of an input on both sides and their standardised difference, rounded where few people have the input."""
+    both, smd = (row["train"], row["judged"]), row["smd"]
+    is_rank = row["feature"].endswith("(rank)")  # a mean rank, from -1.7 to 1.7
+    if is_rank or any(value is None or not 0 <= value <= 1 for value in both):
+        means, digits = ["undefined" if value is None else f"{value:.3g}" for value in both], 2
+    else:
+        means = [rough_rate(value, n) for value, n in zip(both, sides, strict=True)]
+        few = any(not n or 0 < min(value, 1 - value) * n < SMALLEST_COUNT for value, n in zip(both, sides, strict=True))
+        digits = 1 if few else 2
+    bar = None if smd is None else Markup(figures.drift_bar(round(smd, digits), max(reach, 0.2)))
+    words = "undefined" if smd is None else f"{round(smd, digits):+.{digits}f}"
     return {"feature": row["feature"], "means": means, "words": words, "bar": bar, "far": abs(smd or 0.0) >= 0.1}
 
 
 def immortal_time(m: Mapping[str, Any], shown: Shown) -> list[tuple[str, ...]]:
-    """Where some subjects have no record before they are asked: landmark, share of them, share recorded later."""
+    """Where some subjects have no record before the prediction: landmark, share of them, share recorded later."""
     rows: list[tuple[str, ...]] = []
     for row in m.get("records_before") or []:
         if row["without_record_before"]:
@@ -110,78 +119,19 @@ def immortal_time(m: Mapping[str, Any], shown: Shown) -> list[tuple[str, ...]]:
     return rows
 
 
-# ------------------------------------------------------------------------------------------------ what was checked
-
-
-def checks(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
-    """Proofs about time and splits, and how much data there was for each parameter."""
-    found = m.get("checks")
-    if not found:
-        return None
-    overlap = found.get("split_overlap") or {}
-    shared = overlap.get("shared_subjects")
-    return {
-        "shared": shared,
-        "hashes": [(split, str(hashed)[:16]) for split, hashed in (overlap.get("hash") or {}).items()],
-        "time_zero": found.get("time_zero"), "cutoff": found.get("predictor_cutoff"), "audit": found.get("audit"),
-        "per_parameter": _per_parameter(m, found.get("events_per_parameter"), shown),
-        "parameters": found.get("parameters"),
-    }  # fmt: skip
-
-
-def _per_parameter(m: Mapping[str, Any], ratio: float | None, shown: Shown) -> str | None:
-    """Events per parameter; only its order of magnitude where the events themselves are not told."""
+def per_parameter(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
+    """Events per parameter, or parameters per event; only the order of magnitude where the events are withheld."""
+    ratio = (m.get("checks") or {}).get("events_per_parameter")
     if not ratio or ratio <= 0:
         return None
     told = exact(shown.get(("events", "train", m["causes"][0]), "hidden"))
     if ratio >= 1:
-        return f"{ratio:.3g} events for each parameter" if told else "at least one event for each parameter"
+        return {"exact": told, "events": f"{ratio:.3g}"}
     each = 1 / ratio
-    rough = f"{each:,.0f}" if told else f"{10 ** len(str(int(each))):,}"
-    return f"one event for {'every' if told else 'less than every'} {rough} parameters"
+    return {"exact": told, "parameters": f"{each:,.0f}" if told else f"{10 ** len(str(int(each))):,}"}
 
 
-def card(m: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The model card: how this very model can be made again."""
-    found, config, history = m.get("checks") or {}, m["config"], m["history"]
-    model, training = (config.get(name) or {} for name in ("model", "training"))
-    seeds = found.get("seeds") or ([training["seed"]] if "seed" in training else [])
-    seconds = sum(row.get("seconds") or 0 for row in history)
-    trials, parameters, members = (found.get(name) for name in ("tuning_trials", "parameters", "members"))
-    architecture = [f"{name.replace('_', ' ')} {model[name]}" for name in _ARCHITECTURE if model.get(name) is not None]
-    rows = [
-        ("Model", m["models"][0] if m["models"] else "–"),
-        ("Architecture", ", ".join(architecture)),
-        ("Parameters", f"{parameters:,}" if parameters is not None else ""),
-        ("Members", f"{members} models, averaged" if members and members > 1 else ""),
-        ("Seeds" if len(seeds) > 1 else "Seed", "seed " * (len(seeds) == 1) + ", ".join(map(str, seeds))),
-        ("Training", f"{len(history)} epochs in {seconds:.0f} seconds" if history else ""),
-        ("Tuning trials", "NOT PROVIDED (evaluation.tuning_trials=N tells it)" if trials is None else f"{trials:,}"),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in m["versions"].items())),
-        ("Data", str(m["data"].get("name") or "")),
-        ("Evaluated on", str(m["created"])),
-    ]
-    return [(name, text) for name, text in rows if text]
-
-
-_ARCHITECTURE = ("architecture", "size", "dim", "layers", "heads", "visit_encoder", "timeline", "head", "dropout")
-
-
-def external(m: Mapping[str, Any], shown: Shown) -> dict[str, str] | None:
-    """What the banner of an external validation says."""
-    found = m.get("external")
-    if not found:
-        return None
-    unknown = found.get("unknown_token_rate")
-    rate = "unknown" if unknown is None else f"{100 * unknown:.3g}%"
-    return {
-        "data": str(found.get("data")),
-        "subjects": shown.get(("external",), "an unknown number of"),
-        "unknown": rate,
-    }
-
-
-# ------------------------------------------------------------------------------------------- who was followed how long
+# ------------------------------------------------------------------------------------------ follow-up and subgroups
 
 
 def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
@@ -194,38 +144,17 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         return None
     rows = []
     for landmark in landmarks:
-        median = medians.get(landmark) or {}
         rest = [still.get((landmark, h)) for h in m["horizons_days"]]
         text = shown.get(("subjects", m["split"])) if landmark is None else shown.get(("at_risk", landmark))
         cells = [("–" if g is None else rough_rate(g, people(text)), g is not None and g < THIN) for g in rest]
-        rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), _days(median), cells))
-    names = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}
-    model = names.get(str(censoring.get("model")), censoring.get("model"))
+        median = medians.get(landmark)
+        ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
+        words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
+        rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
+    model = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}.get(str(censoring.get("model")), censoring.get("model"))
+    # The chance itself is not told: times those at risk it is how many are left.
     thin = [h for (_, h), g in still.items() if g is not None and g < THIN]
-    return {"rows": rows, "model": model, "note": _thin(thin, len(still)) if thin else ""}
-
-
-def _thin(horizons: Sequence[float], places: int) -> str:
-    """Where few are followed, without the chance itself: times those at risk it is how many are left."""
-    return (
-        f"Few subjects are followed long enough: at {len(horizons)} of {places} combinations of landmark and horizon "
-        f"the chance of still being followed is below {THIN:.0%}. Trust horizons under {duration(min(horizons))} more."
-    )
-
-
-THIN = 0.1  # chance of being followed below which single subjects carry a number
-
-
-def _days(median: Mapping[str, Any]) -> str:
-    if not median:
-        return "–"
-    value, low, high = (median.get(name) for name in ("median_days", "low", "high"))
-    if value is None:
-        return "undefined"
-    return duration(value) + ("" if low is None or high is None else f" ({duration(low)} to {duration(high)})")
-
-
-# ---------------------------------------------------------------------------------- subgroups, refits, repeated splits
+    return {"rows": rows, "model": model, "thin": thin, "places": len(still)}
 
 
 def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[str, Any]]:
@@ -241,36 +170,30 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
         horizon = here[0]["horizon_days"]
         place = f"{from_landmark(landmark)}, by {duration(horizon)}".capitalize()
         overall = table.number(table.models[0], landmark, horizon, "auc").value
-        figures = [
-            Markup(curves.levels(
-                [(group, [(level["name"], level[metric]) for level in levels]) for group, levels in families.items()],
-                title=f"{METRICS[metric].name} in subgroups, {place}", label=words, reference=line,
-            ))
-            for metric, words, line in (("oe", "O/E (1: right)", 1.0), ("auc", "AUC (dashed: all together)", overall))
-        ]  # fmt: skip
+        plots = []
+        for metric, label, line in (("oe", "O/E (1: right)", 1.0), ("auc", "AUC (dashed: all together)", overall)):
+            groups = [(group, [(level["name"], level[metric]) for level in some]) for group, some in families.items()]
+            title = f"{METRICS[metric].name} in subgroups, {place}"
+            plots.append(Markup(figures.levels(groups, title=title, label=label, reference=line)))
         n = shown.get(("at_risk", landmark))
         caption = place if n is None else f"{place}, {size(n)}"
-        out.append({"caption": caption, "families": families, "figures": figures})
+        out.append({"caption": caption, "families": families, "figures": plots})
     return out
 
 
 def _level(row: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
     """One line; its metrics only where at least 11 had the event and 11 had not.
 
-    Where either number is printed roughly, the AUC alone: the others would tell it (`disclosure.py`).
+    Where either number is printed roughly, the AUC alone: the others would give it away (`disclosure`).
     """
     key = ("group", row["landmark_days"], row["group"], row["level"])
     n, events = (shown.get((*key, name), "hidden") for name in ("n", "events"))
-    told = (
-        people(events) >= SMALLEST_COUNT and people(n) >= SMALLEST_COUNT and row["n"] - row["events"] >= SMALLEST_COUNT
-    )
-    open_ = {"auc"} | (set(TELLS_COUNTS) if exact(n) and exact(events) else set())
-    blank = Estimate(0, row["level"], None)
+    told = min(people(events), people(n), row["n"] - row["events"]) >= SMALLEST_COUNT
+    allowed = {"auc"} | (set(TELLS_COUNTS) if exact(n) and exact(events) else set()) if told else set()
+    found = {name: (row.get(name) or {}) if name in allowed else {} for name in ("oe", "auc", "brier")}
     values = {
-        name: Estimate(0, row["level"], *((row.get(name) or {}).get(k) for k in ("value", "low", "high")))
-        if told and name in open_ else blank
-        for name in ("oe", "auc", "brier")
-    }  # fmt: skip
+        name: Estimate(0, row["level"], *(of.get(k) for k in ("value", "low", "high"))) for name, of in found.items()
+    }
     few = any((row.get(name) or {}).get("reason") == TOO_FEW for name in values)
     return {"name": str(row["level"]), "n": n, "events": events, "told": told, "few": few, **values}
 
@@ -282,6 +205,9 @@ def _without_sums(levels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**level, "brier": Estimate(0, level["name"], None)} for level in levels]
 
 
+# --------------------------------------------------------------------------- refits, repeated splits, recalibration
+
+
 def instability(m: Mapping[str, Any]) -> dict[str, Any] | None:
     """Spread of the risks over refits, in groups of at least 11 subjects of similar risk."""
     found = m.get("instability")
@@ -291,58 +217,51 @@ def instability(m: Mapping[str, Any]) -> dict[str, Any] | None:
     count = min(len(points) // SMALLEST_COUNT, 15)
     cuts = [round(k * len(points) / count) for k in range(count + 1)] if count else [0]
     spreads = [
-        curves.Spread(*(sum(p[name] for p in points[a:b]) / (b - a) for name in ("risk", "low", "high")))
+        figures.Spread(*(sum(p[name] for p in points[a:b]) / (b - a) for name in ("risk", "low", "high")))
         for a, b in pairwise(cuts)
     ]
     title = f"Risk by {duration(found['horizon_days'])} over {found['resamples']} refits"
-    figure = Markup(curves.instability(spreads, title=title)) if spreads else None
+    figure = Markup(figures.instability(spreads, title=title)) if spreads else None
     return {**found, "bootstrap": bool(found.get("bootstrap")), "figure": figure, "title": title}
 
 
 def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | None:
-    """Means over random splits with corrected intervals: all cells together first, single cells below."""
+    """Means over random splits with corrected intervals: all landmarks and horizons together first."""
     found = m.get("repeated_splits")
     if not found:
         return None
+    rows = {(place_of(row), row["model"], row["metric"]): row for row in found["rows"]}
+    gaps = {(place_of(row), row["model"], row["metric"]): row for row in found["differences"]}
     blocks = []
-    places = dict.fromkeys((r["landmark_days"], r["cause"], r["horizon_days"]) for r in found["rows"])
+    places = dict.fromkeys(place for place, _, _ in rows)
     for place in sorted(places, key=lambda p: (p[0] is not None, p[2] is not None)):
-        rows = [r for r in found["rows"] if (r["landmark_days"], r["cause"], r["horizon_days"]) == place]
-        gaps = [r for r in found["differences"] if (r["landmark_days"], r["cause"], r["horizon_days"]) == place]
-        metrics = [name for name in METRICS if any(r["metric"] == name for r in rows)]
+        here = [(model, metric) for at, model, metric in rows if at == place]
+        metrics = [name for name in METRICS if name in {metric for _, metric in here}]
         landmark, cause, horizon = place
-        where = (
-            "mean of all landmarks and horizons" if landmark is None and horizon is None else from_landmark(landmark)
-        )
+        where = "mean of all landmarks and horizons" if landmark is horizon is None else from_landmark(landmark)
         where += "" if horizon is None else f", by {duration(horizon)}"
-        table = [
-            (models.index(name) if name in models else 9, name,
-             [(_mean(rows, name, metric), _gap(gaps, name, metric)) for metric in metrics])
-            for name in dict.fromkeys(r["model"] for r in rows)
-        ]  # fmt: skip
+        table = []
+        for name in dict.fromkeys(model for model, _ in here):
+            keys = [(place, name, metric) for metric in metrics]
+            cells = [(_mean(rows.get(key), key[2]), _gap(gaps.get(key), key[2])) for key in keys]
+            table.append((models.index(name) if name in models else 9, name, cells))
         blocks.append({"caption": f"{cause}: {where}", "metrics": metrics, "rows": table})
     return {"splits": found["splits"], "seeds": found.get("seeds") or [], "blocks": blocks}
 
 
-def _mean(rows: Sequence[Mapping[str, Any]], model: str, metric: str) -> tuple[str, str]:
-    row = next((r for r in rows if (r["model"], r["metric"]) == (model, metric)), None)
+def _mean(row: Mapping[str, Any] | None, metric: str) -> tuple[str, str]:
+    """A mean and its interval."""
     if row is None or row["mean"] is None:
         return (str(row["reason"]) if row is not None and row.get("hidden") else "undefined"), ""
-    digits = METRICS[metric].digits
-    low, high = row["low"], row["high"]
-    return f"{row['mean']:.{digits}f}", "" if low is None or high is None else f"{low:.{digits}f} to {high:.{digits}f}"
+    show = f".{METRICS[metric].digits}f"
+    return f"{row['mean']:{show}}", interval(row["low"], row["high"], show)
 
 
-def _gap(rows: Sequence[Mapping[str, Any]], model: str, metric: str) -> list[str]:
-    """Whether our model is better than this one, in words, by the paired difference."""
-    row = next((r for r in rows if (r["model"], r["metric"]) == (model, metric)), None)
+def _gap(row: Mapping[str, Any] | None, metric: str) -> list[str]:
+    """The paired difference to a baseline, and whether our model is better."""
     if row is None or row["mean"] is None or not METRICS[metric].better:
         return []
-    digits = METRICS[metric].digits
-    span = (
-        "" if row["low"] is None or row["high"] is None else f" ({row['low']:+.{digits}f} to {row['high']:+.{digits}f})"
-    )
-    return [f"{row['mean']:+.{digits}f}{span}", f"ours: {said(row, metric)}"]
+    return [signed({**row, "value": row["mean"]}, metric), f"ours: {verdict(row, metric)}"]
 
 
 def recalibration(m: Mapping[str, Any]) -> dict[str, Any] | None:

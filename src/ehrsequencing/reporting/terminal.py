@@ -1,53 +1,48 @@
-"""Tables as text, for the end of a command: the metrics, and the audit."""
+"""What `ehrseq evaluate` and `ehrseq audit` print at their end: the metrics and the audit as lines of text."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.minimum_counts import TOO_FEW
-from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.wording import METRICS, said
+from ehrsequencing.reporting.scores import Row, Scores
+from ehrsequencing.reporting.wording import METRICS, verdict, with_interval
 
 COLUMNS = ("c", "auc", "ipa", "brier", "oe")
+VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}
 
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """The cause of interest at each landmark and horizon: a line per model, and how ours differs from the strongest.
+    """The cause of interest at each landmark and horizon: one line per model, and ours minus the strongest baseline.
 
     Args:
         metrics: Content of `metrics.json`.
     """
-    found = {
-        (m["landmark_days"], m["cause"], m["horizon_days"], m["model"], m["metric"]): m for m in metrics["metrics"]
-    }
-    table, wide = Scores(metrics), max([18, *(len(name) for name in metrics["models"])])
-    places = [place for place in dict.fromkeys(key[:3] for key in found) if place[2] is not None]
-    shown = [place for place in places if place[1] == metrics["causes"][0]]
-    lines = []
-    for landmark, cause, horizon in shown:
-        lines += [
-            f"{cause} within {format_days(horizon)}, {_place(landmark)}",
-            f"  {'':{wide}}" + "".join(f"{METRICS[c].name:^21}" for c in COLUMNS),
-        ]
+    table, ours, lines = Scores(metrics), metrics["causes"][0], list[str]()
+    wide = max([18, *(len(name) for name in metrics["models"])])
+    by_horizon = dict.fromkeys(key[1:4] for key in table.values if key[3] is not None)
+    for place in (place for place in by_horizon if place[1] == ours):
+        landmark, _, horizon = place
+        lines.append(f"{ours} within {format_days(horizon)}, {_landmark(landmark)}")
+        lines.append(f"  {'':{wide}}" + "".join(f"{METRICS[c].name:^21}" for c in COLUMNS))
         for model in metrics["models"]:
-            cells = [_cell(found.get((landmark, cause, horizon, model, column))) for column in COLUMNS]
+            cells = [_cell(table.values.get((model, *place, column))) for column in COLUMNS]
             lines.append(f"  {model:{wide}}" + "".join(f"{cell:^21}" for cell in cells).rstrip())
-        lines += _gap_line(table, landmark, horizon)
+        lines += _difference_line(table, landmark, horizon)
     for m in metrics["metrics"]:
-        if m["metric"] == "nll" and m["cause"] == metrics["causes"][0] and _cell(m) not in ("undefined", TOO_FEW):
+        if m["metric"] == "nll" and m["cause"] == ours and m["value"] is not None and m.get("reason") != TOO_FEW:
             gap = table.gap(m["model"], m["landmark_days"], None, "nll")
-            words = "" if gap is None or gap["value"] is None else f", ours against it {_signed(gap, 'nll', 4)}"
-            lines.append(f"NLL of {m['model']}, {_place(m['landmark_days'])}: {m['value']:.4f}{words}")
-    others = dict.fromkeys(place[1] for place in places if place not in shown)
+            words = "" if gap is None or gap["value"] is None else f", ours minus it {_signed(gap, 'nll', 4)}"
+            lines.append(f"NLL of {m['model']}, {_landmark(m['landmark_days'])}: {m['value']:.4f}{words}")
+    others = dict.fromkeys(str(place[1]) for place in by_horizon if place[1] != ours)
     if others:
-        lines.append(f"{', '.join(map(str, others))}: in the report and in metrics.json")
+        lines.append(f"{', '.join(others)}: in the report and in metrics.json")
     return lines + _oracle_lines(metrics.get("oracle"))
 
 
-def _gap_line(table: Scores, landmark: float | None, horizon: float) -> list[str]:
-    """Ours less the strongest baseline, in one line; none where it was not computed."""
-    rival = table.strongest()
-    words = []
+def _difference_line(table: Scores, landmark: float | None, horizon: float) -> list[str]:
+    """Ours minus the strongest baseline in one line; none where it was not computed."""
+    rival, words = table.strongest(), []
     for metric in ("c", "ipa"):
         gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
         if gap is not None and gap.get("reason") == TOO_FEW:
@@ -58,50 +53,44 @@ def _gap_line(table: Scores, landmark: float | None, horizon: float) -> list[str
     return [f"  against {rival}{named}: {', '.join(words)}"] if words else []
 
 
-def _signed(gap: Mapping[str, Any], metric: str, digits: int) -> str:
+def _signed(gap: Row, metric: str, digits: int) -> str:
     """A difference with its interval and its verdict."""
-    low, high = gap["low"], gap["high"]
-    between = "" if low is None or high is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"
-    return f"{gap['value']:+.{digits}f}{between} {said(gap, metric)}"
+    return f"{with_interval(gap['value'], gap['low'], gap['high'], f'+.{digits}f')} {verdict(gap, metric)}"
 
 
 def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
+    """How much of the gain in likelihood from no knowledge to the true hazards of a simulation the model reaches."""
     if oracle is None:
         return []
-    share, error, expected = oracle["gain_share"], 1.96 * oracle["gain_share_se"], oracle.get("gain_share_expected")
-    lines = [f"{share:.1%} (± {error:.1%}) of the gain in NLL that the truth gives, by what happened to these subjects"]
+    lines, expected = [], oracle.get("gain_share_expected")
     if expected is not None:
-        lines.insert(0, f"{expected:.1%} of the gain in NLL that the truth gives, by what the truth expects")
+        lines.append(f"{expected:.1%} of the gain in NLL that the true hazards give, in expectation")
+    share, error = oracle["gain_share"], 1.96 * oracle["gain_share_se"]
+    lines.append(f"{share:.1%} (± {error:.1%}) of the gain in NLL that the true hazards give, on the observed outcomes")
     if oracle["mechanisms"]:
         learned = (f"{row['mechanism']} {row['share']:.2f}" for row in oracle["mechanisms"])
         lines.append(f"learned of each mechanism (1: all): {', '.join(learned)}")
-    if oracle["beats_oracle_z"] > 3:
-        z = oracle["beats_oracle_z"]
+    z, nll_z = oracle["beats_oracle_z"], oracle.get("nll_z", 0)
+    if z > 3:
         lines.append(
             f"LEAK: better than the true hazards by {z:.1f} standard errors. No honest model is: see ehrseq audit"
         )
-    elif oracle.get("nll_z", 0) > 3:
+    elif nll_z > 3:
         lines.append(
-            f"better than the true hazards by {oracle['nll_z']:.1f} standard errors of the NLL, but it foresees no "
-            "event that they do not expect: too few simulated futures (truth_futures), no leak"
+            f"better than the true hazards by {nll_z:.1f} standard errors of the NLL, but not in foreseeing events: "
+            "no leak, the simulation has too few futures (truth_futures)"
         )
     return lines
 
 
-def _place(landmark_days: float | None) -> str:
-    return "all prediction times" if landmark_days is None else f"{format_days(landmark_days)} after the index"
+def _landmark(days: float | None) -> str:
+    return "all prediction times" if days is None else f"{format_days(days)} after the index"
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
-    if row is not None and row.get("reason") == TOO_FEW:
-        return TOO_FEW
-    if row is None or row["value"] is None:
+def _cell(row: Row | None) -> str:
+    if row is None:
         return "undefined"
-    interval = f" ({row['low']:.3f}–{row['high']:.3f})" if row["low"] is not None and row["high"] is not None else ""
-    return f"{row['value']:.3f}{interval}"
-
-
-VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}
+    return TOO_FEW if row.get("reason") == TOO_FEW else with_interval(row["value"], row["low"], row["high"], ".3f", "–")
 
 
 def audit_lines(result: Mapping[str, Any]) -> list[str]:
@@ -110,18 +99,16 @@ def audit_lines(result: Mapping[str, Any]) -> list[str]:
     Args:
         result: Content of `audit.json`.
     """
+    named: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     lines = [f"{result['task']}, {result['split']}, up to {result['subjects']} subjects of each split", ""]
     for check in result["checks"]:
+        named[check["verdict"]].append(check["name"])
         lines.append(f"  {VERDICTS[check['verdict']]:10}  {check['name']:20} {check['reason']}")
-    leaks, warnings = (
-        [check["name"] for check in result["checks"] if check["verdict"] == verdict] for verdict in ("leak", "warning")
-    )
+    leaks, warnings = named["leak"], named["warning"]
     if warnings:
-        lines += ["", f"WARNING: {', '.join(warnings)}. Not proven, not cleared: find out before you use this run."]
+        lines += ["", f"WARNING: {', '.join(warnings)}. Find out whether this is a leak before you use this run."]
     if leaks:
-        lines += ["", f"LEAK: {', '.join(leaks)}. Believe no number of this run until this is understood."]
-    else:
-        passed = sum(check["verdict"] == "passed" for check in result["checks"])
-        warned = f"{len(warnings)} warned, " if warnings else ""
-        lines += ["", f"no leak found: {passed} checks passed, {warned}{result['not_tested']} could not be made"]
-    return lines
+        return [*lines, "", f"LEAK: {', '.join(leaks)}. Do not trust any number of this run until this is explained."]
+    warned = f"{len(warnings)} warned, " if warnings else ""
+    passed = f"{len(named['passed'])} checks passed, {warned}{result['not_tested']} could not be made"
+    return [*lines, "", f"no leak found: {passed}"]

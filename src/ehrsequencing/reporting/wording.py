@@ -1,11 +1,16 @@
-"""How metrics, durations, differences and counts are put into words."""
+"""Formatting: numbers, intervals, durations, lists, counts and metrics as short pieces of text.
 
-from collections.abc import Iterable, Mapping
+`METRICS` holds the words and the direction of each metric. Whole sentences are in the templates.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.reporting.disclosure.small_counts import exact
+
+Show = str | Callable[[float], str]  # how a number is printed: a format, or a function
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,7 @@ METRICS = {
     **{name: replace(metric, part="calibration") for name, metric in _CALIBRATION.items()},
 }  # fmt: skip
 RIGHT = {"oe": 1.0, "slope": 1.0, "intercept": 0.0}  # what the metric is where the risks mean what they say
-MARGIN = 0.02  # a difference in C, AUC or IPA that would matter
-ANY = "any cause"
+MARGIN = 0.02  # the smallest difference in C, AUC or IPA that would matter
 
 
 def duration(days: float) -> str:
@@ -78,40 +82,75 @@ def verdict(gap: Mapping[str, Any], metric: str) -> str:
     """What the interval of "ours less theirs" allows one to say.
 
     >>> verdict({"value": .03, "low": .01, "high": .05}, "c"), verdict({"value": .0, "low": -.01, "high": .01}, "c")
-    ('better than', 'level with')
+    ('better', 'level')
     >>> verdict({"value": .03, "low": -.01, "high": .07}, "c")
-    'no better than'
+    'not distinguishable'
     >>> verdict({"value": .01, "low": .005, "high": .02}, "brier")
-    'WORSE than'
+    'WORSE'
     >>> verdict({"value": .3, "low": None, "high": None, "reason": "too few events"}, "c")
-    'not compared (too few events) with'
+    'not compared (too few events)'
     """
     low, high = gap["low"], gap["high"]
     if gap.get("reason"):
-        return f"not compared ({gap['reason']}) with"
+        return f"not compared ({gap['reason']})"
     if low is None or high is None:
-        return "not compared by interval with"
+        return "not compared (no interval)"
     low, high = (low, high) if METRICS[metric].better > 0 else (-high, -low)
     if low > 0:
-        return "better than"
+        return "better"
     if high < 0:
-        return "WORSE than"
-    return "level with" if max(-low, high) <= MARGIN and metric not in ("brier", "nll") else "no better than"
-
-
-def said(gap: Mapping[str, Any], metric: str) -> str:
-    """The verdict without its object: `better`, `level`, `no better`."""
-    return verdict(gap, metric).removesuffix(" than").removesuffix(" with")
-
-
-def difference(gap: Mapping[str, Any], metric: str) -> str:
-    """A difference with its sign and interval."""
-    digits = METRICS[metric].digits
-    if gap["low"] is None or gap["high"] is None:
-        return f"difference {gap['value']:+.{digits}f}"
-    return f"difference {gap['value']:+.{digits}f}, 95% interval {gap['low']:+.{digits}f} to {gap['high']:+.{digits}f}"
+        return "WORSE"
+    return "level" if max(-low, high) <= MARGIN and metric not in ("brier", "nll") else "not distinguishable"
 
 
 def size(people: str) -> str:
-    """`n = 312` or `n ≥11`, on one line."""
-    return f"n\u00a0=\u00a0{people}" if exact(people) else f"n\u00a0{people}"
+    """A published count on one line: `n = 312`, or `n ≥11` where it is not exact."""
+    return f"n\u00a0=\u00a0{people}" if people[:1].isdigit() else f"n\u00a0{people}"
+
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+
+
+def percent(value: float) -> str:
+    """A risk in percent, to three digits: `2.5%`."""
+    return f"{100 * value:.3g}%"
+
+
+def plain(value: float) -> str:
+    """A number without trailing zeros."""
+    return f"{value:.6g}"
+
+
+def with_interval(value: float | None, low: float | None, high: float | None, show: Show, to: str = " to ") -> str:
+    """A value with its interval, each printed by a format or a function.
+
+    >>> with_interval(0.861, 0.85, 0.88, ".2f"), with_interval(0.861, None, None, ".1%"), with_interval(None, 0, 1, "")
+    ('0.86 (0.85 to 0.88)', '86.1%', 'undefined')
+    """
+    if value is None:
+        return "undefined"
+    number = f"{value:{show}}" if isinstance(show, str) else show(value)
+    around = interval(low, high, show, to)
+    return f"{number} ({around})" if around else number
+
+
+def interval(low: float | None, high: float | None, show: Show, to: str = " to ") -> str:
+    """`0.85 to 0.88`; empty where there is no interval."""
+    if low is None or high is None:
+        return ""
+    return to.join(f"{end:{show}}" if isinstance(show, str) else show(end) for end in (low, high))
+
+
+def signed(row: Mapping[str, Any], metric: str) -> str:
+    """A difference in a metric with its sign and interval, in the metric's digits."""
+    return with_interval(row["value"], row["low"], row["high"], f"+.{METRICS[metric].digits}f")
+
+
+def rounded(value: float, sign: str = "") -> str:
+    """A number in prose: two significant digits, at most four after the point.
+
+    >>> rounded(0.8612), rounded(0.0204), rounded(-0.2, "+"), rounded(12.3), rounded(0.0)
+    ('0.86', '0.020', '-0.20', '12', '0.0')
+    """
+    size = math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:{sign}.{min(max(1 - size, 0), 4)}f}"

@@ -1,6 +1,6 @@
 """What may be told of numbers that are made of counts: they are hidden with the counts that they would give away.
 
-`published.py` decides how each count is printed. A count that is hidden there must not come back by a product: with n
+`counts.py` decides how each count is printed. A count that is hidden there must not come back by a product: with n
 subjects, n × Brier / (1 − IPA) is n · p (1 − p), and so the number of events; O/E times the mean risk is another way to
 it. `disclose` takes such numbers out of the metrics before anything is drawn or written, so that no table, figure or
 sentence can hold them.

@@ -3,7 +3,7 @@
 A count is a sum over disjoint groups of people, so everything printed in the report is a system of linear equations
 about those groups. `hide_small` is the one gate: it hides the small counts, then more counts wherever subtraction
 (or any other reasoning about sums) would still pin a small one down. `publish` writes the report's tables as such a
-system (`published.py`); `merge_bins` and `pool_groups` coarsen the figures. The threshold is that of the US CMS cell
+system (`counts.py`); `merge_bins` and `pool_groups` coarsen the figures. The threshold is that of the US CMS cell
 size policy, in which nobody (0) is not a small group.
 """
 
