@@ -20,8 +20,8 @@ from ehrsequencing.evaluation.recalibration import (
     log_hazards,
     recalibrate,
 )
+from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.models.recalibrated import Recalibrated
-from ehrsequencing.models.survival import horizon_nll
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run

@@ -12,7 +12,8 @@ from test_models_reference import make_model
 from torch import Tensor
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll, visit_nll_terms
+from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
+from ehrsequencing.models.head import HazardHead
 from helpers.strategies import Subject, Visit, pack, sample_records
 from reference.likelihood import horizon_term
 
@@ -27,6 +28,12 @@ def log_hazards(seed: int, *, rows: int = 1, causes: int = 2, bins: int = 4) -> 
 
 def column(*numbers: float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
+
+
+def subject_nll(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
+    """(S,) the visit head's NLL of each subject."""
+    terms = visit_nll(logits, at_risk, cause=cause, subject_offsets=subject_offsets)
+    return torch.segment_reduce(terms, "sum", offsets=subject_offsets)
 
 
 # ---- the `visit` head ------------------------------------------------------------------------------------------------
@@ -46,7 +53,7 @@ def check_visit_enumerated(seed: int) -> None:
         for event in (0, 1):
             cause = torch.zeros(visits, dtype=torch.int64)
             cause[last] = event
-            nll = float(visit_nll(logits, at_risk, cause=cause, subject_offsets=offsets))
+            nll = float(subject_nll(logits, at_risk, cause=cause, subject_offsets=offsets))
             expected = survived * (hazards[last] if event else 1.0)
             assert abs(nll + math.log(expected)) < 1e-8, (last, event)
             total += expected if event else 0.0
@@ -66,7 +73,7 @@ def test_visit_nll_of_several_subjects() -> None:
     at_risk = torch.tensor([True, False, True, True, True, False])
     cause = torch.tensor([0, 0, 1, 0, 0, 0])
     offsets = torch.tensor([0, 3, 3, 5, 6])
-    nll = visit_nll(logits, at_risk, cause=cause, subject_offsets=offsets)
+    nll = subject_nll(logits, at_risk, cause=cause, subject_offsets=offsets)
     h = torch.sigmoid(logits.detach())
     expected = torch.stack([-(1 - h[0]).log() - h[2].log(), torch.tensor(0.0), -(1 - h[3]).log(), torch.tensor(0.0)])
     torch.testing.assert_close(nll, expected)
@@ -80,7 +87,7 @@ def test_visit_nll_gradcheck() -> None:
     offsets = torch.tensor([0, 3, 6])
     logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda x: visit_nll(x, at_risk, cause=cause, subject_offsets=offsets), logits, atol=1e-8
+        lambda x: subject_nll(x, at_risk, cause=cause, subject_offsets=offsets), logits, atol=1e-8
     )
 
 
@@ -96,7 +103,7 @@ def test_visit_nll_gradcheck() -> None:
 )
 def test_visit_nll_refuses_impossible_labels(at_risk: list[int], cause: list[int], message: str) -> None:
     with pytest.raises(EhrseqError, match=message):
-        visit_nll(
+        subject_nll(
             torch.zeros(3),
             torch.tensor(at_risk, dtype=torch.bool),
             cause=torch.tensor(cause),
@@ -261,7 +268,7 @@ def check_extremes(size: float, dtype: torch.dtype) -> None:
     for sign in (-1.0, 1.0):
         eta = torch.full((2,), sign * size, dtype=dtype, requires_grad=True)
         for event in (0, 1):
-            nll = visit_nll(
+            nll = subject_nll(
                 eta,
                 torch.ones(2, dtype=torch.bool),
                 cause=torch.tensor([0, event]),
@@ -377,7 +384,7 @@ def test_loss_is_the_mean_over_labelled_prediction_times(head: str) -> None:
     torch.testing.assert_close(model.loss(batch, divisor=1000.0), nll.sum() / 1000)
     if head == "visit":
         assert batch.cause is not None
-        per_subject = visit_nll(
+        per_subject = subject_nll(
             model(batch), counted, cause=batch.cause * counted, subject_offsets=batch.subject_offsets
         )
         torch.testing.assert_close(per_subject.sum(), nll.sum())
@@ -413,7 +420,7 @@ def test_models_refuse_what_cannot_be_answered() -> None:
 
 
 def test_terms_of_rows_not_at_risk_are_zero() -> None:
-    terms = visit_nll_terms(
+    terms = visit_nll(
         torch.zeros(3), torch.tensor([True, False, True]), cause=torch.tensor([0, 0, 1]),
         subject_offsets=torch.tensor([0, 3]),
     )  # fmt: skip

@@ -16,10 +16,10 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.recalibration import log_hazards
 from ehrsequencing.models.build import load_model
 from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.models.recalibrated import Recalibrated
-from ehrsequencing.models.survival import horizon_nll
 from ehrsequencing.predict import nll_of_rows
-from ehrsequencing.records.grid import exposure
+from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.training import recalibration

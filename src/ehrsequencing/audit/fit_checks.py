@@ -16,7 +16,8 @@ from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.predict import VISIT_BUDGET
-from ehrsequencing.records.grid import exposure, grid_edges
+from ehrsequencing.records.grid import grid_edges
+from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.recalibration import fit_bin_recalibration, labelled_log_hazards

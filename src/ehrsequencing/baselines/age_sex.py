@@ -9,7 +9,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.history import AGE_KNOTS_YEARS
 from ehrsequencing.baselines.piecewise import HazardModel, days_since_index
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.records.grid import exposure
+from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 

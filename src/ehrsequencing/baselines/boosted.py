@@ -13,7 +13,7 @@ from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.baselines.piecewise import HazardModel
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.records.grid import event_bin, exposure
+from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 

@@ -12,7 +12,7 @@ from ehrsequencing.baselines.history import FeatureSpec, LinearDesign, fit_featu
 from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import conditional_risk
-from ehrsequencing.records.grid import cohort_hazards
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 

@@ -8,7 +8,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.piecewise import days_since_index, nll_of_hazards
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen, conditional_risk
-from ehrsequencing.records.grid import cohort_hazards
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
 

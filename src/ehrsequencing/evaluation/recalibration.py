@@ -26,7 +26,7 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.recalibrated import Recalibrated
 from ehrsequencing.predict import VISIT_BUDGET, risk_of_rows
-from ehrsequencing.records.grid import event_bin, exposure
+from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.run import Run

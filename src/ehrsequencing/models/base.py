@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
+from ehrsequencing.models.head import HazardHead
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll_terms
 from ehrsequencing.storage import write_bytes
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -111,7 +112,7 @@ class SurvivalModel(nn.Module):
             raise EhrseqError(f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels")
         logits = self(batch)
         if self.config.head == "visit":
-            return visit_nll_terms(
+            return visit_nll(
                 logits,
                 batch.at_risk & ~batch.is_query,
                 cause=batch.cause.masked_fill(batch.is_query, 0),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.records.grid import event_bin, exposure
+from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.training.feed import feed
 from ehrsequencing.training.hazard_regression import fit_hazards, inverse
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from ehrsequencing.config import ModelConfig, TaskConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.grid import cohort_hazards, grid_edges
+from ehrsequencing.records.grid import grid_edges
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 
