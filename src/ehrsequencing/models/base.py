@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
+from ehrsequencing.config.parts import architecture
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
 from ehrsequencing.models.head import HazardHead
@@ -23,20 +24,19 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 class SurvivalModel(nn.Module):
     """A network that gives the logits of hazards for every row of a `VisitBatch`.
 
-    A subclass sets `architecture`, builds its parts (then `_add_head`), and defines `forward`.
+    A subclass declares its architecture, builds its parts (then `_add_head`), and defines `forward`.
     """
 
-    architecture: ClassVar[str]
     head: HazardHead
     wide_head: nn.Linear | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if config.architecture != self.architecture:
+        if not isinstance(self, expected := architecture.class_of(config.architecture)):
             raise EhrseqError(
-                f"{type(self).__name__} is {self.architecture!r}, the configuration says {config.architecture!r}",
+                f"{type(self).__name__} is not {config.architecture!r}, which the configuration says",
                 where="ModelConfig.architecture",
-                fix="use the class of that architecture",
+                fix=f"use {expected.__name__}",
             )
         if config.members != 1:
             raise EhrseqError("is one model", where=f"ModelConfig.members={config.members}", fix="use Ensemble")

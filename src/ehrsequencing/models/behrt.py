@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import architecture
 from ehrsequencing.models import plans
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import BEHRTEmbedding, Tokens
@@ -38,6 +39,9 @@ class BEHRT(nn.Module):
         return inputs, self.norm(x)
 
 
+@architecture(
+    "flat", uses=("max_tokens", "history_dropout", "attention"), defaults={"history_dropout": 0.0}, relates_codes=True
+)
 class BEHRTForSurvival(SurvivalModel):
     """Flat BEHRT with hazards at every visit and query.
 
@@ -49,8 +53,6 @@ class BEHRTForSurvival(SurvivalModel):
         >>> batch.to_padded(model(batch).sigmoid()).shape
         torch.Size([2, 3])
     """
-
-    architecture = "flat"
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

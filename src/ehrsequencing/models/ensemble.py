@@ -11,14 +11,9 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import architecture
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.behrt import BEHRTForSurvival
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-
-SINGLE: dict[str, type[SurvivalModel]] = {
-    model.architecture: model for model in (HierarchicalBEHRTForSurvival, BEHRTForSurvival)
-}
 
 
 class Ensemble(SurvivalModel):
@@ -49,7 +44,7 @@ class Ensemble(SurvivalModel):
             raise EhrseqError("an ensemble of one", where="ModelConfig.members", fix=fix)
         self.config = config
         single = config.model_copy(update={"members": 1})
-        self.members = nn.ModuleList(SINGLE[config.architecture](single) for _ in range(config.members))
+        self.members = nn.ModuleList(architecture.class_of(config.architecture)(single) for _ in range(config.members))
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits of the mean hazard: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head."""

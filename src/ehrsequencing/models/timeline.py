@@ -5,12 +5,14 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import timeline
 from ehrsequencing.models import plans
 from ehrsequencing.models.rotary import rotation
 from ehrsequencing.models.segments import dropout, gather_rows, to_device
 from ehrsequencing.models.transformer import TransformerLayer
 
 
+@timeline("transformer", uses=("history_dropout", "attention"))
 class TransformerTimeline(nn.Module):
     """Transformer over a subject's visits: causal, with a sliding window of `max_visits`; queries are seen by none.
 
@@ -35,6 +37,7 @@ class TransformerTimeline(nn.Module):
         return z
 
 
+@timeline("lstm", defaults={"history_dropout": 0.0}, has_window=False)
 class LSTMTimeline(nn.Module):
     """LSTM over a subject's real visits, from the first one on; it has no window.
 

@@ -1,4 +1,8 @@
-"""Module 2: one visit's codes → one vector."""
+"""Module 2: one visit's codes → one vector.
+
+A visit encoder is one class with `@visit_encoder("name")`, in any file of this folder or in a module of your own. It is
+made from a `ModelConfig`. Its `forward(codes, batch)` takes K code vectors and gives one vector a visit, (N, d).
+"""
 
 from typing import Literal, overload
 
@@ -8,43 +12,14 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import visit_encoder
 from ehrsequencing.models import plans
 from ehrsequencing.models.embeddings import CODE_NORM, CodeVectors
 from ehrsequencing.models.segments import dropout, gather_rows, pool, segment_softmax
 from ehrsequencing.models.transformer import TransformerLayer
 
 
-class MeanPoolingVisitEncoder(nn.Module):
-    """`u_v = mean of e_k over the visit's codes`; zero for an empty visit."""
-
-    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
-        """K code vectors → (N, d)."""
-        return pool(e.rows, e.index, batch.visit_offsets)
-
-
-class SumPoolingVisitEncoder(nn.Module):
-    """`u_v = Σ e_k`; with `scaled`, `Σ e_k / √n` over the visit's n codes. Zero for an empty visit."""
-
-    def __init__(self, *, scaled: bool = False) -> None:
-        super().__init__()
-        self.scaled = scaled
-
-    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
-        """K code vectors → (N, d)."""
-        total = pool(e.rows, e.index, batch.visit_offsets, mode="sum")
-        if not self.scaled:
-            return total
-        return total * batch.codes_per_visit.clamp(min=1).to(total.dtype).rsqrt().unsqueeze(1)
-
-
-class MaxPoolingVisitEncoder(nn.Module):
-    """`u_v = max of e_k over the visit's codes`, dimension by dimension; zero for an empty visit."""
-
-    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
-        """K code vectors → (N, d)."""
-        return pool(e.rows, e.index, batch.visit_offsets, mode="max")
-
-
+@visit_encoder("attention", uses=("scorer",))
 class AttnPoolingVisitEncoder(nn.Module):
     """Learned importance: `u_v = Σ α_k e_k`, `α = softmax over the visit of score(e_k)`.
 
@@ -89,6 +64,35 @@ class AttnPoolingVisitEncoder(nn.Module):
             return F.linear(hidden, 2 * self.W2.weight, self.W2.bias).squeeze(1)
 
 
+@visit_encoder("mean")
+@visit_encoder("sum")
+@visit_encoder("max")
+class PoolingVisitEncoder(nn.Module):
+    """`u_v` = mean, sum or elementwise maximum of e_k over the visit's codes; zero for an empty visit."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.mode = config.visit_encoder
+
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        return pool(e.rows, e.index, batch.visit_offsets, mode=self.mode)
+
+
+@visit_encoder("scaled_sum")
+class ScaledSumVisitEncoder(nn.Module):
+    """`u_v = Σ e_k / √n` over the visit's n codes; zero for an empty visit."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        total = pool(e.rows, e.index, batch.visit_offsets, mode="sum")
+        return total * batch.codes_per_visit.clamp(min=1).to(total.dtype).rsqrt().unsqueeze(1)
+
+
+@visit_encoder("transformer", uses=("visit_layers", "visit_pool"), relates_codes=True)
 class TransformerVisitEncoder(nn.Module):
     """Mini-transformer: the codes of a visit see one another, then their masked mean, or a CLS token's state.
 
@@ -148,24 +152,10 @@ class VisitEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pooling = _pooling(config)
+        self.pooling = visit_encoder.class_of(config.visit_encoder)(config)
         self.mlp = VisitMLP(config) if config.visit_mlp else None
 
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
         """K code vectors → (N, d)."""
         u: Tensor = self.pooling(e, batch)
         return u if self.mlp is None else self.mlp(u, batch)
-
-
-def _pooling(config: ModelConfig) -> nn.Module:
-    match config.visit_encoder:
-        case "attention":
-            return AttnPoolingVisitEncoder(config)
-        case "transformer":
-            return TransformerVisitEncoder(config)
-        case "mean":
-            return MeanPoolingVisitEncoder()
-        case "max":
-            return MaxPoolingVisitEncoder()
-        case "sum" | "scaled_sum":
-            return SumPoolingVisitEncoder(scaled=config.visit_encoder == "scaled_sum")
