@@ -20,7 +20,7 @@ from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.recalibration import fit_bin_recalibration, labelled_log_hazards
+from ehrsequencing.training.recalibration import fit_recalibration, labelled_log_hazards
 
 SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
@@ -182,7 +182,7 @@ def _fitted_again(data: AuditData, model: SurvivalModel, told: Floats, names: tu
         owners.append(rows.subject[chosen] * len(names) + number)
     duration, entry = np.concatenate(durations), np.concatenate(entries)
     edges = model.config.edges_days
-    found = fit_bin_recalibration(
+    found = fit_recalibration(
         _undone(np.concatenate(hazards), exposure(edges, entry, duration), told), edges, duration_days=duration,
         cause=np.concatenate(causes), entry_days=entry, subject=np.concatenate(owners),
         prior_sd=data.run.study.training.recalibration,

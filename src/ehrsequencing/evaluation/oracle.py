@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import TaskConfig, load_task
-from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure, horizon_nll
+from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_table
 from ehrsequencing.records.timelines import TaskRows, Timelines
 
@@ -85,7 +87,11 @@ class Truth:
 
     def risk(self, horizons_days: Floats) -> Floats:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
-        return cumulative_incidence(self.hazards, self.edges_days[1:-1].tolist(), horizons_days)
+        logits = torch.from_numpy(np.log(np.maximum(np.nan_to_num(self.hazards, nan=1.0), _NO_HAZARD)))
+        inner = self.edges_days[1:-1].tolist()
+        risk = cumulative_incidence(logits, inner, horizons_days=horizons_days.tolist()).numpy()
+        risk[~self.known] = np.nan
+        return np.asarray(risk, dtype=np.float64)
 
 
 def other_settings(data: Path, task: TaskConfig) -> list[str]:
@@ -333,7 +339,7 @@ def oracle_gap(
         smaller of `nll_z` (by the NLL) and `foresight_z`.
     """
     hazards = cohort_hazards(edges_days, train.entry_days, train.duration_days, train.cause, n_causes=n_causes)
-    nll_null = _nll(np.broadcast_to(hazards, (len(rows), *hazards.shape)), edges_days, rows)
+    nll_null = _nll(hazards, edges_days, rows)
     known = ~np.isnan(nll_oracle) & ~np.isnan(nll_model)
     subject = rows.subject[known]
     null, model, oracle = nll_null[known], nll_model[known], nll_oracle[known]

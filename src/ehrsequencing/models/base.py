@@ -62,7 +62,7 @@ class SurvivalModel(nn.Module):
     def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:
         """Fold `log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}` into the last layers.
 
-        The model keeps its shape, its files and its cost; its hazards are what `Recalibrated` would give.
+        The model keeps its shape, its files and its cost; its hazards are those of `Recalibrated`.
 
         Args:
             intercept: (causes, bins) a.

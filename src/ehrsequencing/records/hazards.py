@@ -41,7 +41,7 @@ def horizon_nll(
         NLL_p = Σ_e Σ_k λ_{e,k} · |[τ_{k−1}, τ_k) ∩ [entry, duration)|  −  Σ_e 1[cause = e] · log λ_{e, k(duration)}
 
     Args:
-        hazards: (R, E, K) per day, above 0.
+        hazards: (R, E, K) per day, above 0; or (E, K), the same for all rows.
         edges_days: The K − 1 inner edges.
         duration_days: (R,) days to event or censoring.
         cause: (R,) 0 = censored, else 1..E.
@@ -50,9 +50,11 @@ def horizon_nll(
     Returns:
         (R,); NaN where a hazard is NaN.
     """
-    nll = np.einsum("rek,rk->r", hazards, exposure(edges_days, entry_days, duration_days))
+    days = exposure(edges_days, entry_days, duration_days)
+    nll = days @ hazards.sum(axis=0) if hazards.ndim == 2 else np.einsum("rek,rk->r", hazards, days)
     had = np.flatnonzero(cause > 0)
-    nll[had] -= np.log(hazards[had, cause[had].astype(np.int64) - 1, event_bin(edges_days, duration_days[had])])
+    own = np.broadcast_to(hazards, (len(nll), *hazards.shape[-2:]))
+    nll[had] -= np.log(own[had, cause[had].astype(np.int64) - 1, event_bin(edges_days, duration_days[had])])
     return np.asarray(nll, dtype=np.float64)
 
 
