@@ -1,4 +1,4 @@
-"""A model's whole shape."""
+"""Settings of a model: its parts, sizes and embeddings."""
 
 from typing import Annotated, Any, Literal
 
@@ -15,45 +15,49 @@ Head = Annotated[str, AfterValidator(parts.head.checked)]
 
 
 class ModelConfig(Settings):
-    """A model's whole shape (docs/models.md). `size` sets `dim`, `layers` and `heads`; what else is given wins."""
+    """The parts and sizes of a model (docs/models.md). `size` is the default of `dim`, `layers` and `heads`."""
 
     size: Literal["small", "medium", "large"] | None = None  # d64 2 layers | d128 4 layers | d256 6 layers
-    vocab_size: int = Field(2, ge=2)  # token ids, 0 = [PAD]; `train` fills it in
+    vocab_size: int = Field(2, ge=2)  # number of token ids, 0 = [PAD]; filled in by `train`
     architecture: Architecture = "hierarchical"
     dim: int = Field(128, ge=4)  # width d of every vector
     heads: int = Field(4, ge=1)
     layers: int = Field(4, ge=1)  # of the timeline, or of the flat encoder
-    dropout: float = Field(0.0, ge=0, lt=1)  # residual and feed-forward; never on attention weights
-    code_dropout: float = Field(0.0, ge=0, lt=1)  # of whole codes of a visit (not static ones), in training
-    history_dropout: float = Field(0.3, ge=0, lt=1)  # of whole visits (flat: codes) as values of attention over time;
-    # ... 0 for flat and the LSTM unless given
+    dropout: float = Field(0.0, ge=0, lt=1)  # of residual branches and the head, not of attention weights
+    code_dropout: float = Field(
+        0.0, ge=0, lt=1
+    )  # probability that training drops a code of a visit (not a static code)
+    # Probability that training hides a visit (flat: a code) from attention over time. Default 0 for flat and LSTM.
+    history_dropout: float = Field(0.3, ge=0, lt=1)
     visit_encoder: VisitEncoder = "attention"
-    visit_mlp: bool = True  # residual MLP after the pooling; off = the seeds' encoder
-    scorer: Literal["query", "bottleneck"] = "query"  # of attention pooling: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
-    visit_layers: int = Field(1, ge=1)  # of the mini-transformer
-    visit_pool: Literal["mean", "cls"] = "mean"  # of the mini-transformer
+    visit_mlp: bool = True  # residual MLP after the visit encoder
+    scorer: Literal["query", "bottleneck"] = "query"  # attention: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
+    visit_layers: int = Field(1, ge=1)  # visit_encoder=transformer: number of layers
+    visit_pool: Literal["mean", "cls"] = "mean"  # visit_encoder=transformer: mean of the codes, or a CLS token
     timeline: Timeline = "transformer"
-    wide_head: bool = False  # zero-initialised linear head on the timeline's input
+    wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     attention: Literal["causal", "bidirectional"] = "causal"
     head: Head = "horizon"
     causes: int = Field(1, ge=1)
     edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
-    position: Literal["learned", "sinusoidal", "none"] = "learned"  # of the visit index; flat: of the token
-    rotary: bool = True  # attention between visits knows the days and visits between them; not of lstm and flat
-    code_position: bool = False  # a code's place within its visit
-    code_types: bool = False  # an embedding of the code's kind (its MEDS prefix)
-    n_code_types: int = Field(1, ge=1)  # `train` fills it in
+    position: Literal["learned", "sinusoidal", "none"] = (
+        "learned"  # embedding of the visit's index; flat: of the token's
+    )
+    rotary: bool = True  # attention knows the days and visits between two visits; not lstm, flat
+    code_position: bool = False  # embedding of a code's position within its visit
+    code_types: bool = False  # embedding of a code's type (its MEDS prefix)
+    n_code_types: int = Field(1, ge=1)  # filled in by `train`
     age_bin_years: float = Field(5.0, ge=0)  # 0 = no age embedding
-    age_polynomial: bool = False  # beside the bins, a cubic in age: what is lost inside a bin
+    age_polynomial: bool = False  # adds a cubic in age to the bins
     delta_bins: Literal["log", "linear", "none"] = "log"
-    delta_bin_days: float = Field(7.0, gt=0)  # delta_bins=linear: the seeds' 7 d bins up to 365 d; or 30 d up to 5 y
-    delta_top_days: float = Field(365.0, gt=0)
-    max_visits: int = Field(512, ge=1)  # sliding window: a visit and the max_visits - 1 before it
-    max_tokens: int = Field(2048, ge=1)  # flat: whole visits back, up to so many tokens
+    delta_bin_days: float = Field(7.0, gt=0)  # delta_bins=linear: width of a bin
+    delta_top_days: float = Field(365.0, gt=0)  # delta_bins=linear: from here on the last bin is open
+    max_visits: int = Field(512, ge=1)  # attention window: a visit and the max_visits - 1 before it
+    max_tokens: int = Field(2048, ge=1)  # flat: attention window in tokens, cut at whole visits
     values: Literal["polynomial", "interpolate", "none"] = "polynomial"
-    value_bins: int = Field(5, ge=2)  # knots of `interpolate`
-    frozen: tuple[Literal["age", "visit"], ...] = ()  # embeddings that training leaves as they are
-    members: int = Field(1, ge=1)  # of an ensemble (models/ensemble.py); `train` fills it in from training.members
+    value_bins: int = Field(5, ge=2)  # values=interpolate: number of knots
+    frozen: tuple[Literal["age", "visit"], ...] = ()  # embeddings that are not trained
+    members: int = Field(1, ge=1)  # size of the ensemble; filled in from training.members
 
     @model_validator(mode="before")
     @classmethod
