@@ -1,4 +1,4 @@
-"""What every survival model of this package shares: likelihood, risk, and its two files."""
+"""The base class of all models: likelihood, risk, and the two files of a saved model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,7 +92,7 @@ class SurvivalModel(nn.Module):
 
         Args:
             batch: With `at_risk` and `cause`, and for the `horizon` head `duration_days` (`entry_days` optional). For
-                the `visit` head the cause stands on the subject's last at-risk visit; queries do not count.
+                the `visit` head the cause is on the subject's last at-risk visit; queries do not count.
 
         Returns:
             (N,) in at least float32; 0 where not at risk.
@@ -118,7 +118,7 @@ class SurvivalModel(nn.Module):
                 cause=batch.cause.masked_fill(batch.is_query, 0),
                 subject_offsets=batch.subject_offsets,
             )
-        at_risk = batch.host.at_risk  # counted on the CPU, for their number decides shapes
+        at_risk = batch.host.at_risk  # counted on the CPU, since their number is a shape
         assert at_risk is not None
         rows = to_device(at_risk.nonzero().squeeze(1), logits.device)
         duration_days, entry_days = batch.duration_days, batch.entry_days
@@ -199,7 +199,7 @@ class SurvivalModel(nn.Module):
         try:
             with torch.device("meta"):  # shapes only: a hostile configuration allocates nothing
                 model = cls(config)
-        except (OverflowError, RuntimeError, TypeError) as error:  # torch's three words for a size that is too big
+        except (OverflowError, RuntimeError, TypeError) as error:  # what torch raises for a size that is too big
             raise EhrseqError("describes no possible model", where=str(folder / CONFIG_FILE), fix=fix) from error
         for name, tensor in model.state_dict().items():
             if name not in weights:

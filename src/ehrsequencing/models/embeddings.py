@@ -55,7 +55,7 @@ class CodeEmbedding(nn.Module):
         interpolate   e = E_c + (1 − w)·T_{c,j} + w·T_{c,j+1},   j + w = (r/√12 + ½)·(bins − 1), clipped to the knots
 
     and e = E_c for a code without one. (r/√12 + ½ turns a uniform rank of sd 1 back into 0..1.) `code_position` adds
-    P_j for the j-th code of its visit (the seeds' intra-visit position: codes are then no set), `code_types` adds
+    P_j for the j-th code of its visit (codes of a visit are then ordered), `code_types` adds
     Y_t for the type t of `VisitBatch.code_types`. In training, `code_dropout` takes away whole codes (not static ones).
     """
 
@@ -168,7 +168,7 @@ class CodeEmbedding(nn.Module):
 
 
 def _distinct(keys: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
-    """Distinct keys in rising order (R,), and where each key stands among them (K,)."""
+    """Distinct keys in rising order (R,), and the index of each key among them (K,)."""
     if kinds > 2**20:  # too many to mark each
         distinct, index = torch.unique(keys, return_inverse=True)
         return distinct, index
@@ -178,7 +178,7 @@ def _distinct(keys: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
 
 
 class PositionalEmbedding(nn.Module):
-    """A learned vector for each place from 0; places beyond the table share its last row."""
+    """A learned vector for each position from 0; positions beyond the table share its last row."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
@@ -186,16 +186,16 @@ class PositionalEmbedding(nn.Module):
         nn.init.normal_(self.table.weight, std=dim**-0.5)
 
     def forward(self, place: Tensor) -> Tensor:
-        """(N,) places → (N, d)."""
+        """(N,) positions → (N, d)."""
         vectors: Tensor = self.table(place.clamp(max=self.table.num_embeddings - 1))
         return vectors
 
 
 class SinusoidalPositionalEncoding(nn.Module):
-    """Fixed places: `PE(i)_{2j} = sin(i / 10000^{2j/d})`, `PE(i)_{2j+1} = cos(…)`, times √(2/d).
+    """Fixed positions: `PE(i)_{2j} = sin(i / 10000^{2j/d})`, `PE(i)_{2j+1} = cos(…)`, times √(2/d).
 
-    It has no parameters and no last place: places beyond those seen in training have their own vectors. The factor
-    gives it the norm of a learned table's rows at their start.
+    It has no parameters and no last position: positions beyond those seen in training have their own vectors. The
+    factor gives it the norm that rows of a learned table start with.
     """
 
     def __init__(self, dim: int) -> None:
@@ -203,7 +203,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.dim = dim
 
     def forward(self, place: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N,) places → (N, d)."""
+        """(N,) positions → (N, d)."""
         pair = torch.arange((self.dim + 1) // 2, dtype=torch.float64, device=place.device)
         angle = place.double().unsqueeze(1) * torch.exp(-math.log(10_000.0) * 2 * pair / self.dim)
         waves = torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, : self.dim]
@@ -240,7 +240,7 @@ class DeltaTEmbedding(nn.Module):
     """Binned time gap since the visit before.
 
     - `log`: an own bin without a visit before, then from 0, 1 h, 2 h … 1 d, 2 d, 4 d … 10 y (`GAP_EDGES_DAYS`).
-    - `linear` (the seeds'): `⌊gap / bin_days⌋`, the top bin open from `top_days` on; a first visit has gap 0.
+    - `linear`: `⌊gap / bin_days⌋`, the top bin open from `top_days` on; a first visit has gap 0.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -301,11 +301,11 @@ def positions(config: ModelConfig, *, rows: int) -> PositionalEmbedding | Sinuso
 def place_vectors(
     position: PositionalEmbedding | SinusoidalPositionalEncoding, place: Tensor, *, like: Tensor
 ) -> Tensor:
-    """(N,) places → (N, d) in the precision of `like`; on the CPU each place of a sinusoid up to the last, once."""
+    """(N,) positions → (N, d) in the precision of `like`; on the CPU a sinusoid is computed once for each position."""
     if isinstance(position, PositionalEmbedding):
         vectors: Tensor = position(place)
         return vectors
-    is_cpu = place.device.type == "cpu"  # elsewhere sines are cheap, and to look for the last place is to wait
+    is_cpu = place.device.type == "cpu"  # on a GPU sines are cheap, and reading the last position would wait for it
     longest = int(place.max()) + 1 if is_cpu and len(place) else 0
     if not is_cpu or longest > len(place):  # parts of a long record begin late
         waves: Tensor = position(place, dtype=like.dtype)

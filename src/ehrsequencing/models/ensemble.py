@@ -22,7 +22,7 @@ class Ensemble(SurvivalModel):
         λ_{e,k} = (1/M) Σ_m λ^m_{e,k}
 
     The mean is again a piecewise-constant hazard (for the `visit` head, a probability), so that likelihood, risk,
-    audit and the two files of a saved model are those of any other model. Members are asked one after another.
+    audit and the two files of a saved model are those of any other model. Members run one after another.
 
     Attributes:
         members: The models; `members[m]` is what training with the seed `seed + m` alone gives.
@@ -83,8 +83,8 @@ def mean_hazard_logits(logits: Tensor, *, is_probability: bool = False) -> Tenso
 def member_band(risk: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where 95 % of the members' risks lie: from the 2.5 % to the 97.5 % point, both rounded outwards to a member.
 
-    With up to 40 members these are the least and the greatest. They tell how far the answer depends on the luck of
-    training (with `training.bootstrap`, also on who was there to learn from), not how far it is from the truth.
+    With up to 40 members these are the least and the greatest. They show how far the risk depends on the randomness of
+    training (with `training.bootstrap`, also on the sample of subjects), not how far it is from the truth.
 
     Args:
         risk: (M, ...) one for each member.

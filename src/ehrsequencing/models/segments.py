@@ -41,8 +41,8 @@ def gather_distinct_rows(x: Tensor, index: Tensor | None) -> Tensor:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device that goes on working meanwhile; x itself where it is there already."""
-    if device.type == "cuda":  # from memory that is not page-locked, the copy would wait for all work before it
+    """Copy to a device without waiting for it; x itself if it is there already."""
+    if device.type == "cuda":  # from pageable memory the copy would wait for all earlier work
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 

@@ -23,11 +23,11 @@ from ehrsequencing.models.transformer import TransformerLayer
 class AttnPoolingVisitEncoder(nn.Module):
     """Learned importance: `u_v = Σ α_k e_k`, `α = softmax over the visit of score(e_k)`.
 
-        query        score(e) = q·tanh(W e + b)                       W: d → d     (the hierarchical seed)
-        bottleneck   score(e) = W2 tanh(W1 e + b1) + b2                W1: d → d/2  (the attention-pooling seed)
+        query        score(e) = q·tanh(W e + b)                       W: d → d
+        bottleneck   score(e) = W2 tanh(W1 e + b1) + b2                W1: d → d/2
 
-    Each code is scored alone, so the same code has the same score in any place; α sums to 1 over a visit's codes. It
-    is importance, not cause. An empty visit gives the zero vector and no gradient.
+    Each code is scored alone, so the same code has the same score everywhere. α sums to 1 over a visit's codes; it is
+    importance, not cause. An empty visit gives the zero vector and no gradient.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -114,7 +114,7 @@ class TransformerVisitEncoder(nn.Module):
             x = self._contextual(e.expand(), batch.host.visit_offsets)
             return pool(x, torch.arange(len(x), device=x.device), batch.visit_offsets)
         visits = torch.arange(batch.n_visits, device=e.index.device)
-        first = batch.visit_offsets[:-1] + visits  # each visit's token stands before its codes
+        first = batch.visit_offsets[:-1] + visits  # each visit's CLS token is before its codes
         row = e.index.new_zeros(batch.n_codes + batch.n_visits)  # 0: the CLS token
         row[torch.arange(batch.n_codes, device=row.device) + batch.visit_of_code + 1] = e.index + 1
         offsets = batch.host.visit_offsets + torch.arange(batch.n_visits + 1)
@@ -148,7 +148,7 @@ class VisitMLP(nn.Module):
 
 
 class VisitEncoder(nn.Module):
-    """The encoder that the configuration names, then the residual MLP unless it is off (the seeds' encoder)."""
+    """The encoder that the configuration names, then the residual MLP unless `visit_mlp` is off."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """The training loop: random subjects up to a visit budget, AdamW, averaged weights, early stop on tuning NLL.
 
 With `training.members=M` a run is M such models, one after another, saved as one (`models/ensemble.py`).
-A run is a function of its data, settings and seed alone: each step seeds its dropout from its own number, and each
-epoch its order of subjects, so that an interrupted run goes on to the same bits. The parts of a long record
+A run depends only on its data, settings and seed: each step seeds its dropout from its own number, and each epoch its
+order of subjects, so that an interrupted run continues to the same bits. The parts of a long record
 (`ehrsequencing.loader`) are batches of one step: their gradients add up before the one update.
 """
 
@@ -179,7 +179,7 @@ class Trainer:
         folder.remove_checkpoints()
 
     def _recalibrate(self) -> dict[str, Any]:
-        """Fix the best model's boldness; what was changed, and the tuning NLL after it."""
+        """Recalibrate the best model; the fitted numbers, and the tuning NLL after it."""
         fitted = recalibrate_head(
             self.best, self.tuning, prior_sd=self.settings.recalibration,
             visit_budget=4 * self.settings.visit_budget, device=self.fabric.device,
@@ -207,8 +207,8 @@ class Trainer:
             model.load_state_dict(load_model(member.out).state_dict())
             history += [{"member": number + 1, **row} for row in read_json_lines(member.out / HISTORY)]
             manifest = read_manifest(member.out, what=RUN.what)
-            told = ("seed", "best_epoch", "tuning_nll", "recalibration")
-            facts.append({key: manifest[key] for key in told if key in manifest})
+            kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
+            facts.append({key: manifest[key] for key in kept if key in manifest})
         nll = self.tuning_nll(ensemble.to(self.fabric.device))
         self._write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll})
 
@@ -222,7 +222,7 @@ class Trainer:
         return state
 
     def _save_when_due(self, checkpoints: Path, state: TrainingState) -> None:
-        """A checkpoint, unless the last one is fresh or the run is about to be written: what is lost is seconds."""
+        """Save a checkpoint, unless the last one is recent or the run is about to be written."""
         now = time.monotonic()
         if state.finished or now - self._saved_at < self.settings.checkpoint_seconds:
             return
@@ -306,7 +306,7 @@ class Trainer:
         self.ema.update(state.global_step)
 
     def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
-        """Judge the averaged weights on the tuning split; keep them when they are the best so far."""
+        """Evaluate the averaged weights on the tuning split; keep them if they are the best so far."""
         nll = self.tuning_nll(self.averaged)
         better = nll < state.best_nll - self.settings.min_gain
         if better:
