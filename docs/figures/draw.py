@@ -14,7 +14,7 @@ from torch import Tensor
 from ehrsequencing import VisitBatch
 from ehrsequencing.models import plans
 from ehrsequencing.models.attention import AttentionPlan, attention
-from ehrsequencing.models.embeddings import Tokens
+from ehrsequencing.models.behrt import Tokens
 from ehrsequencing.models.segments import segment_softmax
 
 HERE = Path(__file__).parent

@@ -14,6 +14,7 @@ _PUBLIC = {
     "VisitBatch": "ehrsequencing.batch",
     "HierarchicalBEHRTForSurvival": "ehrsequencing.models.hierarchical",
     "BEHRTForSurvival": "ehrsequencing.models.behrt",
+    "visit_encoder": "ehrsequencing.config.parts",
 }
 __all__ = [
     "BEHRTForSurvival",
@@ -22,11 +23,13 @@ __all__ = [
     "ModelConfig",
     "VisitBatch",
     "__version__",
+    "visit_encoder",
 ]
 
 if TYPE_CHECKING:
     from ehrsequencing.batch import VisitBatch
     from ehrsequencing.config import ModelConfig
+    from ehrsequencing.config.parts import visit_encoder
     from ehrsequencing.errors import EhrseqError
     from ehrsequencing.models.behrt import BEHRTForSurvival
     from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival

@@ -1,13 +1,13 @@
-"""`VisitBatch`: the packed batch that every model takes, and its padded edge. Knows neither files nor models.
+"""`VisitBatch`: the packed batch that every model takes, and conversions from and to padded tensors.
 
-Subjects, their visits and the visits' codes stand one after another in flat arrays; offsets say who owns what:
+Subjects, their visits and the visits' codes are flat arrays; offsets say which subject has which visits and codes:
 
     codes            3 8 5 | 2 | (empty) | 4 4 9        K = 7 codes
     visit_offsets    0       3   4         4      7     N = 4 visits
     subject_offsets  0           2                4     S = 2 subjects
 
-Inside a subject, real visits stand in time order. A *query* (a moment asked about, not a visit) stands after the
-real visits that it may see and before the next one; several queries may follow one another.
+Real visits of a subject are in time order. A *query* is a time at which a prediction is wanted, not a visit. It comes
+after the real visits that it may see and before the next one; several queries may follow one another.
 """
 
 from collections.abc import Callable
@@ -188,7 +188,7 @@ class VisitBatch:
         duration_days: Tensor | None = None,
         cause: Tensor | None = None,
     ) -> "VisitBatch":
-        """Pack padded tensors (the seeds' hierarchical contract).
+        """Pack padded tensors (the hierarchical contract).
 
         Masks may have any pattern; what pads hold (NaN, 1e30, any id) is never read. The codes of a padded visit are
         pads too. Visits stand in row-major order of the real slots, and `to_padded` goes back to (B, V).
@@ -324,7 +324,7 @@ class VisitBatch:
         return moved
 
     def pin_memory(self) -> "VisitBatch":
-        """The batch in page-locked memory, from which a GPU copies while everybody goes on; needs CUDA."""
+        """The batch in page-locked memory, from which a GPU copies without blocking; needs CUDA."""
         return self._with_tensors(Tensor.pin_memory)
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "VisitBatch":

@@ -109,7 +109,7 @@ class SubjectLoader:
             EhrseqError: A visit has more codes than this kind of model can relate to one another.
         """
         loader = cls(records, queries=config.head == "horizon", code_types=code_types, reach=Reach.of(config))
-        if config.architecture == "flat" or config.visit_encoder == "transformer":
+        if config.relates_codes:
             loader._refuse_huge_visits()
         return loader
 

@@ -13,7 +13,6 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
-from ehrsequencing.models.recalibrated import Recalibrated
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -29,6 +28,7 @@ from ehrsequencing.storage import (
     sha256,
     write_json,
 )
+from ehrsequencing.training.recalibration import Recalibrated
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted

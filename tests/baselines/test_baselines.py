@@ -22,14 +22,14 @@ from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, hist
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.baselines.neural import FLAT, LSTM, TrainedBaseline, is_variant, train_baseline, variant
-from ehrsequencing.baselines.piecewise import incidence
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records import grid
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure, grid_edges
+from ehrsequencing.records.grid import grid_edges
+from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
@@ -77,7 +77,7 @@ def test_incidence_of_constant_hazards_is_the_closed_form() -> None:
     hazards = np.array([[[0.01, 0.01, 0.01], [0.03, 0.03, 0.03]]])
     days = np.array([5.0, 20.0, 100.0])
     expected = np.stack([share * (1 - np.exp(-0.04 * days)) for share in (0.25, 0.75)])
-    np.testing.assert_allclose(incidence(hazards, [10.0, 30.0], days)[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(cumulative_incidence(hazards, [10.0, 30.0], days)[0], expected, rtol=1e-12)
 
 
 def test_grid_holds_every_horizon_and_hazards_are_events_over_days() -> None:

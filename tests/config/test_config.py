@@ -61,7 +61,7 @@ def test_a_wrong_setting_is_named(override: str, message: str) -> None:
 
 
 def test_head_visit_has_one_cause_and_no_grid() -> None:
-    with pytest.raises(EhrseqError, match="one hazard per visit"):
+    with pytest.raises(EhrseqError, match="causes=2 belongs to head=horizon"):
         validated(ModelConfig, {"head": "visit", "causes": 2}, where="test")
 
 
@@ -200,7 +200,7 @@ def test_an_idle_setting_is_refused_and_its_home_is_named(idle: str) -> None:
 
 
 def test_an_lstm_does_not_look_ahead() -> None:
-    with pytest.raises(EhrseqError, match="reads forward only"):
+    with pytest.raises(EhrseqError, match="attention=bidirectional belongs to timeline=transformer"):
         load_study(None, ["model.timeline=lstm", "model.attention=bidirectional"])
 
 

@@ -236,7 +236,7 @@ def test_what_a_prepared_set_or_a_run_has_settled_cannot_be_changed_by_a_file(
     predict = ("predict", sim_run, sim_data, "--out", tmp_path / "p.parquet")
     assert "visits.by is 'gap'" in line("visits: {by: gap}", *predict)
     task = yaml.safe_load((sim_run / "config.yaml").read_text())["task"] | {"blanking": 9.0}
-    assert f"task.blanking is another one than that of {sim_run}" in line(yaml.safe_dump({"task": task}), *predict)
+    assert f"task.blanking differs from that of {sim_run}" in line(yaml.safe_dump({"task": task}), *predict)
     assert not (tmp_path / "p.parquet").exists()
 
 

@@ -11,20 +11,13 @@ from scipy.optimize import minimize
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.evaluation.recalibration import (
-    FEWEST_EVENTS,
-    Recalibration,
-    before_and_after,
-    fit_recalibration,
-    log_hazards,
-    recalibrate,
-)
-from ehrsequencing.models.recalibrated import Recalibrated
-from ehrsequencing.models.survival import horizon_nll
+from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
-from helpers.known_hazards import EDGES, Floats, world
+from ehrsequencing.training.recalibration import FEWEST, Recalibrated, fit_recalibration
+from helpers.known_hazards import EDGES, Floats, log_hazards, world
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records
 
@@ -41,13 +34,13 @@ def test_a_known_miscalibration_is_undone() -> None:
     a, b = np.array([-1.5, 0.7])[:, None], np.array([0.6, 1.4])[:, None]
     wrong = (eta - a) / b  # so that a + b · wrong is the truth
     found = fit_recalibration(wrong, EDGES, duration_days=duration, cause=cause, entry_days=entry)
-    assert found.slope == pytest.approx(b.ravel(), rel=0.06)
-    fixed = np.array(found.intercept)[:, None] + np.array(found.slope)[:, None] * wrong
+    np.testing.assert_allclose(found.slope, np.repeat(b, 3, axis=1), rtol=0.06)
+    fixed = found.intercept + found.slope * wrong
     assert np.abs((fixed - eta).mean(axis=(0, 2))).max() < 0.03
     assert nll(fixed, duration, cause, entry) <= nll(eta, duration, cause, entry) < nll(wrong, duration, cause, entry)
-    assert found.events == tuple(np.bincount(cause)[1:])
+    np.testing.assert_array_equal(found.subjects, np.bincount(cause)[1:])
     right = fit_recalibration(eta, EDGES, duration_days=duration, cause=cause, entry_days=entry)
-    assert right.slope == pytest.approx([1, 1], abs=0.06)
+    np.testing.assert_allclose(right.slope, 1.0, atol=0.06)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -60,7 +53,9 @@ def test_it_is_the_maximum_of_the_models_own_likelihood(seed: int) -> None:
     def loss(x: Floats) -> float:
         return nll(x[:2, None] + x[2:, None] * eta, duration, cause, entry)
 
-    own = np.r_[found.intercept, found.slope]
+    own = np.r_[found.intercept[:, 0], found.slope[:, 0]]
+    assert np.ptp(found.intercept, axis=1).max() == np.ptp(found.slope, axis=1).max() == 0  # alike in all bins
+    assert np.abs(found.trend).max() == 0
     options = {"maxiter": 4000, "xatol": 1e-6}
     other = minimize(loss, np.array([0.0, 0.0, 1.0, 1.0]), method="Nelder-Mead", options=options)
     assert loss(own) <= other.fun + 1e-4
@@ -71,16 +66,18 @@ def test_it_is_the_maximum_of_the_models_own_likelihood(seed: int) -> None:
 
 def test_few_events_and_equal_hazards_leave_the_slope_alone() -> None:
     eta, duration, cause, entry = world(300, seed=3)
-    rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST_EVENTS), 0, cause)
+    rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST), 0, cause)
     found = fit_recalibration(eta, EDGES, duration_days=duration, cause=rare, entry_days=entry)
-    assert (found.intercept[1], found.slope[1], found.events[1]) == (0.0, 1.0, FEWEST_EVENTS - 1)
-    assert found.slope[0] != 1.0
+    assert set(found.intercept[1]) == {0.0}
+    assert set(found.slope[1]) == {1.0}
+    assert found.subjects[1] == FEWEST - 1
+    assert found.slope[0, 0] != 1.0
     flat = np.full_like(eta, -5.0)
     found = fit_recalibration(flat, EDGES, duration_days=duration, cause=cause, entry_days=entry)
     days = (duration - entry).sum()
     for e in range(2):
-        assert found.slope[e] == 1.0
-        assert np.exp(found.intercept[e] - 5.0) == pytest.approx((cause == e + 1).sum() / days)
+        assert set(found.slope[e]) == {1.0}
+        assert np.exp(found.intercept[e, 0] - 5.0) == pytest.approx((cause == e + 1).sum() / days)
 
 
 def test_a_recalibrated_model_is_a_model() -> None:
@@ -105,15 +102,16 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
     fitted = recalibrate(run, store)
     found = before_and_after(run, fitted, judged)
     assert found["fitted_on"] == "tuning"
-    assert fitted.events[0] >= FEWEST_EVENTS > fitted.events[1]
+    assert fitted.subjects[0] >= FEWEST > fitted.subjects[1]
     first, second = run.task.causes
     before, after = (found[key][first]["oe"][0] for key in ("before", "after"))
     assert before < 0.5
     assert abs(np.log(after)) < abs(np.log(before))
-    assert found["fitted"][second] == {"intercept": 0.0, "slope": 1.0, "events": fitted.events[1]}
+    assert found["fitted"][second] == {"intercept": 0.0, "slope": 1.0, "events": fitted.subjects[1]}
     tuning = store.records("simulated", "tuning")
     at = np.any([tuning.rows.at_landmark(days) for days in run.task.landmarks], axis=0)
-    mean = [nll_of_rows(model, tuning)[at].mean() for model in (run.model, fitted.of(run.model))]
+    after_it = Recalibrated(run.model, fitted.intercept, fitted.slope)
+    mean = [nll_of_rows(model, tuning)[at].mean() for model in (run.model, after_it)]
     assert mean[1] < mean[0]
     eta = log_hazards(run.model, tuning)
     np.testing.assert_allclose(eta, log_hazards(honest, tuning) + np.log(8.0) * np.array([1, 0])[:, None], atol=1e-5)
@@ -121,7 +119,7 @@ def test_before_and_after_of_a_run_that_was_spoilt(sim_run: Path, sim_prepared: 
 
 def test_nothing_to_fix_changes_nothing(sim_run: Path, sim_prepared: Path) -> None:
     run, store = Run(sim_run), Prepared(sim_prepared)
-    same = Recalibration((0.0, 0.0), (1.0, 1.0), (0, 0)).of(run.model)
+    same = Recalibrated(run.model, [0.0, 0.0], [1.0, 1.0])
     tuning = store.records("simulated", "tuning")
     risks = [risk_of_rows(model, tuning, horizons_days=[365.0]) for model in (run.model, same)]
     assert np.array_equal(*risks)

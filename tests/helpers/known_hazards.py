@@ -1,7 +1,13 @@
 """Durations and causes drawn from known piecewise-constant hazards."""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training import recalibration
 
 EDGES = (100.0, 400.0)
 Floats = NDArray[np.float64]
@@ -23,3 +29,12 @@ def world(n: int, *, seed: int) -> tuple[Floats, Floats, NDArray[np.int64], Floa
     share = np.exp(eta[np.arange(n), 0, bins]) / total[np.arange(n), bins]
     cause = np.where(duration > censoring, 0, np.where(rng.random(n) < share, 1, 2))
     return eta, np.minimum(duration, censoring), cause, entry
+
+
+def log_hazards(model: SurvivalModel, records: TaskRecords, *, code_types: NDArray[np.int64] | None = None) -> Floats:
+    """(R, causes, bins) at every prediction time, in the order of the rows."""
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    row, eta = recalibration.log_hazards(model, loader, visit_budget=2048, device=torch.device("cpu"))
+    out = np.empty((len(records), *eta.shape[1:]))
+    out[row] = eta
+    return out

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll, visit_nll_terms
+from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
+from ehrsequencing.models.head import HazardHead
 from helpers.likelihood_checks import (
     EDGES,
     check_extremes,
@@ -20,6 +21,7 @@ from helpers.likelihood_checks import (
     check_visit_enumerated,
     column,
     log_hazards,
+    subject_nll,
 )
 from helpers.models import make_model
 from helpers.strategies import Subject, Visit, pack, sample_records
@@ -43,7 +45,7 @@ def test_visit_nll_of_several_subjects() -> None:
     at_risk = torch.tensor([True, False, True, True, True, False])
     cause = torch.tensor([0, 0, 1, 0, 0, 0])
     offsets = torch.tensor([0, 3, 3, 5, 6])
-    nll = visit_nll(logits, at_risk, cause=cause, subject_offsets=offsets)
+    nll = subject_nll(logits, at_risk, cause=cause, subject_offsets=offsets)
     h = torch.sigmoid(logits.detach())
     expected = torch.stack([-(1 - h[0]).log() - h[2].log(), torch.tensor(0.0), -(1 - h[3]).log(), torch.tensor(0.0)])
     torch.testing.assert_close(nll, expected)
@@ -57,7 +59,7 @@ def test_visit_nll_gradcheck() -> None:
     offsets = torch.tensor([0, 3, 6])
     logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda x: visit_nll(x, at_risk, cause=cause, subject_offsets=offsets), logits, atol=1e-8
+        lambda x: subject_nll(x, at_risk, cause=cause, subject_offsets=offsets), logits, atol=1e-8
     )
 
 
@@ -73,7 +75,7 @@ def test_visit_nll_gradcheck() -> None:
 )
 def test_visit_nll_refuses_impossible_labels(at_risk: list[int], cause: list[int], message: str) -> None:
     with pytest.raises(EhrseqError, match=message):
-        visit_nll(
+        subject_nll(
             torch.zeros(3),
             torch.tensor(at_risk, dtype=torch.bool),
             cause=torch.tensor(cause),
@@ -253,7 +255,7 @@ def test_loss_is_the_mean_over_labelled_prediction_times(head: str) -> None:
     torch.testing.assert_close(model.loss(batch, divisor=1000.0), nll.sum() / 1000)
     if head == "visit":
         assert batch.cause is not None
-        per_subject = visit_nll(
+        per_subject = subject_nll(
             model(batch), counted, cause=batch.cause * counted, subject_offsets=batch.subject_offsets
         )
         torch.testing.assert_close(per_subject.sum(), nll.sum())
@@ -289,7 +291,7 @@ def test_models_refuse_what_cannot_be_answered() -> None:
 
 
 def test_terms_of_rows_not_at_risk_are_zero() -> None:
-    terms = visit_nll_terms(
+    terms = visit_nll(
         torch.zeros(3), torch.tensor([True, False, True]), cause=torch.tensor([0, 0, 1]),
         subject_offsets=torch.tensor([0, 3]),
     )  # fmt: skip

@@ -55,7 +55,7 @@ def test_frozen_embeddings_get_no_gradient(settings: dict[str, object], frozen: 
 
 def test_a_folder_of_the_other_architecture(tmp_path: Path) -> None:
     make_model(architecture="flat").save_pretrained(tmp_path)
-    with pytest.raises(EhrseqError, match=r"'hierarchical', the configuration says 'flat'"):
+    with pytest.raises(EhrseqError, match=r"HierarchicalBEHRTForSurvival is not 'flat', .*use BEHRTForSurvival"):
         Model.from_pretrained(tmp_path)
 
 

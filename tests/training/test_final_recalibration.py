@@ -11,19 +11,17 @@ from torch import Tensor
 
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation.recalibration import log_hazards
 from ehrsequencing.models.build import load_model
 from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.models.recalibrated import Recalibrated
-from ehrsequencing.models.survival import horizon_nll
+from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.predict import nll_of_rows
-from ehrsequencing.records.grid import exposure
+from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.training import recalibration
 from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.recalibration import FEWEST_SUBJECTS, BinRecalibration, fit_bin_recalibration
-from helpers.known_hazards import EDGES, world
+from ehrsequencing.training.recalibration import FEWEST, Recalibrated, Recalibration, fit_recalibration
+from helpers.known_hazards import EDGES, log_hazards, world
 from helpers.models import make_model
 from helpers.strategies import pack, sample_records
 
@@ -36,15 +34,15 @@ ARCHITECTURES = [
 ]  # fmt: skip
 
 
-def fit(given: World, *, prior_sd: float, subject: NDArray[np.int64] | None = None) -> BinRecalibration:
+def fit(given: World, *, prior_sd: float, subject: NDArray[np.int64] | None = None) -> Recalibration:
     eta, duration, cause, entry = given
-    return fit_bin_recalibration(
+    return fit_recalibration(
         eta, EDGES, duration_days=duration, cause=cause, entry_days=entry,
         subject=np.arange(len(cause)) if subject is None else subject, prior_sd=prior_sd,
     )  # fmt: skip
 
 
-def fixed(found: BinRecalibration, eta: Floats) -> Floats:
+def fixed(found: Recalibration, eta: Floats) -> Floats:
     return np.asarray(found.intercept + found.slope * eta)
 
 
@@ -134,9 +132,9 @@ def test_the_less_is_known_the_less_is_changed() -> None:
     assert size[0] < 1e-6
     few: World = tuple(part[:150] for part in given)  # type: ignore[assignment]
     assert np.abs(fit(few, prior_sd=0.05).stretch).sum() < 0.5 * size[2]
-    rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST_SUBJECTS), 0, cause)
+    rare = np.where((cause == 2) & (np.cumsum(cause == 2) >= FEWEST), 0, cause)
     found = fit((given[0], duration, rare, entry), prior_sd=0.05)
-    assert found.subjects[1] == FEWEST_SUBJECTS - 1
+    assert found.subjects[1] == FEWEST - 1
     assert not found.intercept[1].any()
     assert (found.slope[1] == 1).all()
     assert (found.slope[0] != 1).all()
@@ -205,7 +203,7 @@ def test_a_trained_run_is_fixed_and_says_how(
     types = Run(run).code_types
     before, after = (log_hazards(load_model(folder), tuning, code_types=types) for folder in (plain, run))
     config = load_model(run).config
-    expected = fit_bin_recalibration(
+    expected = fit_recalibration(
         before, config.edges_days, duration_days=np.asarray(rows.duration_days), cause=np.asarray(rows.cause),
         entry_days=np.asarray(rows.entry_days), subject=rows.subject, prior_sd=0.2,
     )  # fmt: skip

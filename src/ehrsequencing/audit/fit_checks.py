@@ -21,7 +21,7 @@ from ehrsequencing.predict import VISIT_BUDGET
 from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.recalibration import BinRecalibration, fit_bin_recalibration, labelled_log_hazards
+from ehrsequencing.training.recalibration import Recalibration, fit_recalibration, labelled_log_hazards
 
 SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
@@ -143,7 +143,7 @@ class _Correction:
         place = np.linspace(-1.0, 1.0, self.intercept.shape[1])
         return 1 + self.numbers[:, 1:2] + self.numbers[:, 2:3] * place
 
-    def apart(self, found: BinRecalibration) -> float:
+    def apart(self, found: Recalibration) -> float:
         """The largest difference of a number; infinite where the counts of subjects differ."""
         if not np.array_equal(self.subjects, found.subjects):
             return float("inf")
@@ -193,7 +193,7 @@ def _corrections(data: AuditData) -> list[tuple[SurvivalModel, _Correction]]:
 
 def _fitted_again(
     data: AuditData, model: SurvivalModel, correction: _Correction, names: tuple[str, ...]
-) -> BinRecalibration:
+) -> Recalibration:
     """What training would have fitted on some splits."""
     hazards, durations, causes, entries, owners = [], [], [], [], []
     for number, name in enumerate(names):
@@ -205,7 +205,7 @@ def _fitted_again(
         causes.append(rows.cause[chosen])
         entries.append(rows.entry_days[chosen])
         owners.append(rows.subject[chosen] * len(names) + number)
-    return fit_bin_recalibration(
+    return fit_recalibration(
         np.concatenate(hazards),
         model.config.edges_days,
         duration_days=np.concatenate(durations),

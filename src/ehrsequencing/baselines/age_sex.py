@@ -7,7 +7,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import FittingData, HazardModel
 from ehrsequencing.baselines.history import AGE_KNOTS_YEARS, has_static
 from ehrsequencing.baselines.piecewise import days_since_index
-from ehrsequencing.records.grid import exposure
+from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.timelines import TaskRecords
 
 

@@ -12,10 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.baselines.piecewise import incidence, nll_of_hazards
+from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.metrics.censoring import conditional_risk
-from ehrsequencing.records.grid import cohort_hazards
+from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -123,7 +123,7 @@ class HazardModel(ChunkedBaseline):
     def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
         """See `ChunkedBaseline`."""
         hazards = self.hazards(records, chosen)
-        return lambda days: incidence(hazards, self.edges, days)
+        return lambda days: cumulative_incidence(hazards, self.edges, days)
 
 
 def _chunks(n_rows: int) -> list[slice]:

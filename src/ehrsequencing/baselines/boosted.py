@@ -12,7 +12,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.baselines.base import FittingData, HazardModel
 from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, history_features
-from ehrsequencing.records.grid import event_bin, exposure
+from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 Predict = Callable[[Floats32], Floats]

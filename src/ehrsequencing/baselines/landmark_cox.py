@@ -8,7 +8,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import ChunkedBaseline, FittingData
 from ehrsequencing.baselines.cox import CoxFit, CoxRows, choose_ridge, cox_incidence
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
-from ehrsequencing.records.grid import cohort_hazards
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 MOST_CELLS = 8_000_000  # prediction times × covariates; above, prediction times are drawn at random

@@ -8,7 +8,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import ChunkedBaseline, FittingData
 from ehrsequencing.baselines.piecewise import days_since_index
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen
-from ehrsequencing.records.grid import cohort_hazards
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRecords
 
 

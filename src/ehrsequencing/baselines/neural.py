@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,18 +18,10 @@ from ehrsequencing.training.loop import Trainer
 
 LSTM, FLAT = "LSTM", "flat BEHRT"
 FOLDER = "baselines"  # of a run
-_CHANGES: dict[str, dict[str, Any]] = {
+_CHANGES: dict[str, dict[str, str]] = {
     LSTM: {"architecture": "hierarchical", "timeline": "lstm"},
     FLAT: {"architecture": "flat"},
 }
-# What flat BEHRT does not have, and a hierarchical model does not; ModelConfig refuses settings without effect.
-_IDLE = {
-    LSTM: ("max_tokens", "history_dropout"),
-    FLAT: (
-        "visit_encoder", "visit_mlp", "scorer", "visit_layers", "visit_pool", "timeline", "code_position", "delta_bins",
-        "delta_bin_days", "delta_top_days", "history_dropout",
-    ),
-}  # fmt: skip
 
 
 class TrainedBaseline:
@@ -79,8 +70,7 @@ def variant(model: ModelConfig, name: str) -> ModelConfig:
     >>> variant(ModelConfig(dim=64, visit_encoder="mean"), FLAT).dim
     64
     """
-    kept = {field: value for field, value in model.model_dump().items() if field not in _IDLE[name]}
-    return ModelConfig.model_validate(kept | _CHANGES[name])
+    return model.with_parts(**_CHANGES[name])
 
 
 def is_variant(model: ModelConfig, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which command takes which sections of the settings: what it does not use, it refuses."""
+"""Which command uses which sections of the settings. A command refuses settings that it does not use."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate --data": ("evaluation", *_RECORDS),
     "predict": _RECORDS,
 }
-# What a prepared set or a run has settled. How a run is judged is never settled.
+# Sections that a prepared set or a run has fixed. The section `evaluation` is never fixed.
 _OF_PREPARED = ("data", "visits", "values", "vocabulary", "splits")
 _OF_RUN = (*_OF_PREPARED, "model", "training")
 
@@ -86,12 +86,12 @@ def refuse_other_task(given: TaskConfig, known: TaskConfig, *, file: Path, by: P
     ours["index"].pop("file"), theirs["index"].pop("file")  # the same file may lie elsewhere by now
     for name in ours:
         if ours[name] != theirs[name]:
-            what = f"task.{name} is another one than that of {by}"
+            what = f"task.{name} differs from that of {by}"
             raise EhrseqError(what, where=str(file), fix="leave the task out, or make that folder again with it")
 
 
 def _named(file: Path) -> dict[str, set[str]]:
-    """Section → settings that a study file itself names; what a preset or a size brings along is not among them."""
+    """Section → settings that a study file itself names, without those that come from a preset or a size."""
     raw = read_yaml(file)
     named = {section: set(body if isinstance(body, dict) else ()) for section, body in raw.items() if body is not None}
     if "dialect" in raw:  # a part of `data`, by another name, like `from` of `from_date`

@@ -1,4 +1,4 @@
-"""Settings from YAML files and `section.key=value`, and one clear line for what is wrong with them."""
+"""Read settings from YAML files and `section.key=value`; an error is one line that names the setting."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -50,10 +50,10 @@ def load_study(
     Args:
         path: The study file.
         overrides: Settings that win over the file.
-        evaluation: What a run records under `evaluation`: the defaults of this section.
+        evaluation: Defaults of the section `evaluation`: those that a run records.
 
     Raises:
-        EhrseqError: A setting is unknown or has no possible value.
+        EhrseqError: A setting is unknown, or its value is not allowed.
     """
     where = str(path) if path is not None else "settings"
     data = read_settings(path, overrides)
@@ -88,10 +88,8 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]
     return data
 
 
-_SHAPES = {  # in words for people who write YAML
-    "model_type": "must hold settings, as in key: value", "dict_type": "must hold settings, as in key: value",
-    "tuple_type": "must be a list, as in [a, b]",
-}  # fmt: skip
+_HOLDS_SETTINGS = "must hold settings, as in key: value"
+_SHAPES = {"model_type": _HOLDS_SETTINGS, "dict_type": _HOLDS_SETTINGS, "tuple_type": "must be a list, as in [a, b]"}
 
 
 def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> SettingsT:

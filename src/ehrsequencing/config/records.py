@@ -19,17 +19,17 @@ class VisitsConfig(Settings):
 
     by: Literal["day", "window", "gap", "encounter"] = "day"
     window: Days = Field(1 / 24, gt=0)  # by=window: length of the window, aligned to midnight
-    gap: Days = Field(1.0, gt=0)  # by=gap: a new visit after so long without an event
+    gap: Days = Field(1.0, gt=0)  # by=gap: so long without an event starts a new visit
     column: str = "hadm_id"  # by=encounter: the column that names the encounter
     ignore: tuple[str, ...] = ()  # code patterns that make no token, no visit and no visit end
 
 
 class ValuesConfig(Settings):
-    """What a code's number becomes."""
+    """How numeric values become model inputs."""
 
     mode: Literal["polynomial", "interpolate", "bins", "none"] = "polynomial"
     bins: int = Field(5, ge=2, le=50)
-    carry: bool = True  # queries carry summaries of the past per numeric code
+    carry: bool = True  # queries carry summaries of past values of each numeric code
 
 
 def _from_switch(value: object) -> object:
@@ -37,16 +37,16 @@ def _from_switch(value: object) -> object:
 
 
 class VocabularyConfig(Settings):
-    """Which codes get a token of their own."""
+    """Which codes get their own token."""
 
-    min_subjects: int = Field(5, ge=1)  # training subjects that must have the code
+    min_subjects: int = Field(5, ge=1)  # a code needs so many training subjects to get its own token
     # Rare codes by the ontology (`parent_codes`): on = replaced by their nearest frequent ancestor; ancestors = every
     # code also brings its frequent ancestors along.
     rollup: Annotated[Literal["off", "on", "ancestors"], BeforeValidator(_from_switch)] = "off"
 
 
 class SplitsConfig(Settings):
-    """Who trains, tunes and is held out. `file` falls back to the folders of shards, and without them to `hash`."""
+    """How subjects are split. `file` falls back to the folders of shards, then to `hash`."""
 
     by: Literal["file", "hash", "date", "site"] = "file"
     train: float = Field(0.70, gt=0, lt=1)
@@ -103,12 +103,12 @@ class DialectConfig(Settings):
 
 
 class DataConfig(Settings):
-    """Facts about the data set that its files do not tell."""
+    """Facts about the data set that are not in its files."""
 
     extracted: str | None = None  # ISO date of extraction: later events are refused
     dialect: DialectConfig | None = None  # written as the section `dialect:` of a study file; None: MEDS as it is
 
     @model_serializer(mode="wrap")
     def _without_empty_dialect(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What an older version recorded, and its digest, stay as they were.
+        # Keeps the digests of runs that older versions recorded.
         return {name: value for name, value in dump(self).items() if name != "dialect" or value is not None}

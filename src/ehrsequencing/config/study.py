@@ -15,68 +15,84 @@ class TrainingConfig(Settings):
 
     epochs: int = Field(60, ge=1)
     seed: int = Field(0, ge=0, lt=2**32)
-    members: int = Field(1, ge=1)  # models with the seeds seed, seed + 1 …; their mean hazard is the run's
-    bootstrap: bool = False  # a member learns from as many subjects, drawn with replacement by its seed
-    subjects_per_step: int | None = Field(48, ge=1)  # randomly drawn; null: as many as the budget holds
-    visit_budget: int = Field(2048, ge=1)  # most visits (and queries) in a step, unless one subject has more
-    min_steps: int = Field(10, ge=1)  # per epoch: small cohorts get a smaller budget
-    masked_codes: float = Field(0.3, ge=0)  # pace of guessing a visit's code from its others, of learning_rate; 0 = off
+    members: int = Field(1, ge=1)  # train so many models with the seeds seed, seed + 1 …, and average their hazards
+    bootstrap: bool = False  # train each member on subjects drawn with replacement
+    subjects_per_step: int | None = Field(48, ge=1)  # drawn at random; null: as many as visit_budget allows
+    visit_budget: int = Field(2048, ge=1)  # most visits and queries in a batch, unless one subject has more
+    min_steps: int = Field(10, ge=1)  # per epoch; in small cohorts the budget shrinks to reach it
+    # Learning rate of predicting a masked code of a visit from its other codes, relative to learning_rate; 0 = off.
+    masked_codes: float = Field(0.3, ge=0)
     learning_rate: float = Field(5e-4, gt=0)
     warmup_steps: int = Field(100, ge=0)
     schedule: Literal["constant", "cosine"] = "constant"
-    weight_decay: float = Field(1.0, ge=0)  # decoupled, of matrices only
-    decay_steps: int | None = Field(300, ge=1)  # in an epoch of more steps each decays less, in proportion; null: never
+    weight_decay: float = Field(1.0, ge=0)  # decoupled (AdamW); weight matrices only
+    # Above so many steps an epoch, decay falls in proportion, so that its effective memory stays constant in epochs.
+    decay_steps: int | None = Field(300, ge=1)  # null: it never falls
     clip_norm: float = Field(1.0, gt=0)
     ema: float = Field(0.9999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
-    ema_warmup: int = Field(4, ge=2)  # at step t it is at most (1 + t) / (ema_warmup + t): about the run's last quarter
+    ema_warmup: int = Field(4, ge=2)  # the decay at step t is at most (1 + t) / (ema_warmup + t)
     precision: Literal["32", "bf16"] = "32"
-    patience: int = Field(6, ge=1)  # epochs after the warm-up without a better tuning NLL before the early stop
-    early_stop: Literal["visits", "landmarks"] = "visits"  # tuning NLL at every prediction time, or at landmarks alone
-    min_gain: float = Field(0.0, ge=0)  # a tuning NLL is better if it is lower by more than that
-    checkpoint_steps: int = Field(200, ge=1)  # steps between checkpoints inside an epoch, and one after each epoch,
-    checkpoint_seconds: float = Field(15.0, ge=0)  # ... but never sooner than so long after the one before
-    recalibration: float = Field(0.05, ge=0)  # at the end; prior sd of how far log-hazards are off; 0 = none
-    grid_bins: int = Field(20, ge=4, le=64)  # quantile edges of the horizon head (SCIENCE.md: 16-24)
+    patience: int = Field(6, ge=1)  # stop after so many epochs without a better tuning NLL, warm-up excluded
+    early_stop: Literal["visits", "landmarks"] = "visits"  # tuning NLL at all prediction times, or only at landmarks
+    min_gain: float = Field(0.0, ge=0)  # a tuning NLL counts as better if it is lower by more than this
+    checkpoint_steps: int = Field(200, ge=1)  # save every so many steps, and after each epoch
+    checkpoint_seconds: float = Field(15.0, ge=0)  # shortest time between two checkpoints
+    recalibration: float = Field(
+        0.05, ge=0
+    )  # strength of the final recalibration (prior SD of the correction); 0 = off
+    grid_bins: int = Field(20, ge=4, le=64)  # quantile bins of the horizon head (SCIENCE.md: 16-24)
 
 
 class EvaluationConfig(Settings):
-    """How a run is judged."""
+    """How a run is evaluated."""
 
-    baselines: Literal["fast", "all", "none"] = "fast"  # all: also LSTM and flat BEHRT, trained as the run was
-    # The strongest of them is the one that the tuning subjects find most likely, chosen anew for every data set.
-    censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: where censoring depends on the record
+    baselines: Literal["fast", "all", "none"] = "fast"  # all: also LSTM and flat BEHRT, trained with the run's settings
+    censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: if censoring depends on the record
     bootstrap: int = Field(500, ge=0)  # resamples of subjects
     seed: int = Field(0, ge=0, lt=2**32)
-    trajectories: int | None = Field(None, ge=0)  # curves of single people in the report; null: 4 if simulated, else 0
-    decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # none: spread over the predicted risks
+    trajectories: int | None = Field(
+        None, ge=0
+    )  # patients whose curves the report shows; null: 4 in simulated data, else 0
+    decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # empty: chosen from the predicted risks
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
-    # Settings tried before these, as people report them (None: NOT PROVIDED); the boosted baseline tries as many.
+    # Number of settings tried before these, for the report (null: not provided). The boosted baseline tries as many.
     tuning_trials: int | None = Field(None, ge=0)
-    recalibrate: bool = False  # per-cause recalibration on the tuning split, reported before and after
+    recalibrate: bool = False  # fit a recalibration on the tuning split; report calibration before and after
 
 
-# Cohort presets (docs/models.md), the first two chosen on tuning splits (docs/benchmarks.md), the last after published
-# tuning notes. What a study sets itself wins. Large cohorts have none: the defaults were measured on them.
+# Cohort presets (docs/models.md). The first two were chosen on tuning splits (docs/benchmarks.md), the last follows
+# published tuning notes. Settings that a study gives win. Large cohorts need none: the defaults were measured on them.
 _AS_MEASURED = {  # for docs/benchmarks.md
-    "subjects_per_step": None, "masked_codes": 0.0, "ema": 0.99, "ema_warmup": 10, "early_stop": "landmarks",
-    "decay_steps": None, "recalibration": 0.0,
-}  # fmt: skip
+    "subjects_per_step": None,
+    "masked_codes": 0.0,
+    "ema": 0.99,
+    "ema_warmup": 10,
+    "early_stop": "landmarks",
+    "decay_steps": None,
+    "recalibration": 0.0,
+}
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "small_cohort": {  # fewer than 5,000 subjects: little to learn, and no places to learn by heart
+    "small_cohort": {  # fewer than 5,000 subjects: a small, strongly regularised model without learned positions
         "model": {
-            "size": "small", "position": "sinusoidal", "rotary": False, "dropout": 0.3, "code_dropout": 0.3,
-            "age_polynomial": True, "wide_head": True, "history_dropout": 0.0,
+            "size": "small",
+            "position": "sinusoidal",
+            "rotary": False,
+            "dropout": 0.3,
+            "code_dropout": 0.3,
+            "age_polynomial": True,
+            "wide_head": True,
+            "history_dropout": 0.0,
         },
         "training": {"weight_decay": 1.0, "visit_budget": 2048, **_AS_MEASURED},
     },
-    "medium_cohort": {  # 5,000 to 20,000 subjects: a small model that forgets readily
+    "medium_cohort": {  # 5,000 to 20,000 subjects: a small model with fast weight decay
         "model": {"size": "small", "rotary": False, "dropout": 0.2, "history_dropout": 0.0, "wide_head": True},
         "training": {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512, **_AS_MEASURED},
     },
-    "domain_shift": {  # another institution: fixed places, and ages and visit numbers kept as they were
+    "domain_shift": {  # another institution: fixed positions; age and visit embeddings are not trained
         "model": {"position": "sinusoidal", "frozen": ("age", "visit")},
     },
-}  # fmt: skip
+}
 REMOVED_PRESETS = {
     "large_cohort": "it was never measured; the defaults were, with 20,000 to 100,000 subjects; leave preset out",
 }
@@ -112,7 +128,7 @@ class StudyConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _file_dialect(cls, data: Any) -> Any:
-        """`dialect:` is a section of its own to write, and part of `data` to read: whoever reads records needs both."""
+        """A study file has `dialect:` as its own section; it becomes part of `data`."""
         if not isinstance(data, dict) or "dialect" not in data:
             return data
         facts, rest = data.get("data", {}), {k: v for k, v in data.items() if k != "dialect"}
@@ -124,7 +140,7 @@ class StudyConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _without_empty_sections(cls, data: Any) -> Any:
-        """A section with nothing in it (`visits:` and no more) is one that was left out."""
+        """An empty section (`visits:` alone) counts as left out."""
         if not isinstance(data, dict):
             return data
         return {name: section for name, section in data.items() if section is not None}

@@ -1,21 +1,18 @@
-"""YAML and JSON as settings need them: no key twice, dates as text, and no text that exhausts memory or the stack."""
+"""Parse YAML and JSON strictly: duplicate keys are errors, dates stay text, and size and depth are bounded."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
 
-_MOST_NODES = 100_000  # of a YAML text with its aliases written out; a study file has some hundred
-_NOT_YAML = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)  # what PyYAML raises for bad tags, too
+_MOST_NODES = 100_000  # of a YAML text with its aliases written out; a study file has a few hundred
+_INVALID = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)  # PyYAML raises any of them for bad tags
 
 
 class BadText(ValueError):
-    """Text that is no valid YAML or JSON.
-
-    Args:
-        what: What is wrong with it.
-        line: Where, counted from 1.
-    """
+    """Text that is not valid YAML or JSON; `line` counts from 1."""
 
     def __init__(self, what: str, line: int | None = None) -> None:
         self.what, self.line = what, line
@@ -31,15 +28,8 @@ def parse_yaml(text: str) -> Any:
     >>> parse_yaml("{from: 2015-01-01, seed: 3}")
     {'from': '2015-01-01', 'seed': 3}
     """
-    try:
+    with _bad_text("YAML"):
         return yaml.load(text, Loader=_Strict)
-    except BadText:
-        raise
-    except RecursionError as error:
-        raise BadText("is nested too deeply") from error
-    except _NOT_YAML as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        raise BadText("is not valid YAML", None if line is None else line + 1) from error
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -51,14 +41,23 @@ def parse_json(text: str | bytes) -> Any:
     >>> parse_json('{"seed": 3}')
     {'seed': 3}
     """
-    try:
+    with _bad_text("JSON"):
         return json.loads(text, object_pairs_hook=_distinct)
+
+
+@contextmanager
+def _bad_text(language: str) -> Iterator[None]:
+    """Turn what a parser raises into `BadText`, with the line where the parser names it."""
+    try:
+        yield
     except BadText:
         raise
     except RecursionError as error:
         raise BadText("is nested too deeply") from error
-    except ValueError as error:
-        raise BadText("is not valid JSON", getattr(error, "lineno", None)) from error
+    except _INVALID as error:
+        mark = getattr(error, "problem_mark", None)  # of YAML, counted from 0
+        line = getattr(error, "lineno", None) if mark is None else mark.line + 1
+        raise BadText(f"is not valid {language}", line) from error
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -73,7 +72,7 @@ class _Strict(yaml.SafeLoader):
     """Safe YAML with text dates, distinct keys and a bounded size."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping, whose keys must differ: of two, PyYAML would take the last in silence."""
+        """A mapping with distinct keys; of two equal keys PyYAML would silently take the last."""
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -84,7 +83,7 @@ class _Strict(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> yaml.Node | None:
-        """The document, refused where its aliases would multiply it without end."""
+        """The document; refused where its aliases would make it too large."""
         node: yaml.Node | None = super().get_single_node()
         if node is not None and _size(node, {}) > _MOST_NODES:
             raise BadText("is too large with its aliases written out")

@@ -15,8 +15,8 @@ import torch
 
 from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import TaskConfig, load_task
-from ehrsequencing.models.survival import cumulative_incidence
-from ehrsequencing.records.grid import cohort_hazards, event_bin, exposure
+from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_table
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
@@ -82,19 +82,13 @@ class Truth:
 
     def nll(self, rows: TaskRows) -> Floats:
         """(R,) NLL of the true hazards, Σ_e ∫ λ*_e over the exposure − log λ*_cause(duration); NaN without a truth."""
-        inner = self.edges_days[1:-1].tolist()
-        duration, cause = rows.duration_days, rows.cause.astype(np.int64)
-        span = exposure(inner, rows.entry_days, duration)
-        nll = np.einsum("rek,rk->r", self.hazards, span)
-        had = np.flatnonzero(cause > 0)
-        nll[had] -= np.log(self.hazards[had, cause[had] - 1, event_bin(inner, duration[had])])
-        return np.asarray(nll, dtype=np.float64)
+        return _nll(self.hazards, self.edges_days[1:-1].tolist(), rows)
 
     def risk(self, horizons_days: Floats) -> Floats:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
         logits = torch.from_numpy(np.log(np.maximum(np.nan_to_num(self.hazards, nan=1.0), _NO_HAZARD)))
         inner = self.edges_days[1:-1].tolist()
-        risk = cumulative_incidence(logits, inner, horizons_days=[float(days) for days in horizons_days]).numpy()
+        risk = cumulative_incidence(logits, inner, horizons_days=horizons_days.tolist()).numpy()
         risk[~self.known] = np.nan
         return risk
 
@@ -344,11 +338,7 @@ def oracle_gap(
         smaller of `nll_z` (by the NLL) and `foresight_z`.
     """
     hazards = cohort_hazards(edges_days, train.entry_days, train.duration_days, train.cause, n_causes=n_causes)
-    span = exposure(edges_days, rows.entry_days, rows.duration_days)
-    nll_null = span @ hazards.sum(axis=0)
-    had = rows.cause > 0
-    bins = event_bin(edges_days, rows.duration_days)
-    nll_null[had] -= np.log(hazards[rows.cause[had] - 1, bins[had]])
+    nll_null = _nll(hazards, edges_days, rows)
     known = ~np.isnan(nll_oracle) & ~np.isnan(nll_model)
     subject = rows.subject[known]
     null, model, oracle = nll_null[known], nll_model[known], nll_oracle[known]
@@ -363,6 +353,12 @@ def oracle_gap(
         "beats_oracle_z": min(nll_z, foresight_z), "nll_z": nll_z, "foresight_z": foresight_z,
         "prediction_times": int(known.sum()),
     }  # fmt: skip
+
+
+def _nll(hazards: Floats, edges_days: Sequence[float], rows: TaskRows) -> Floats:
+    return horizon_nll(
+        hazards, edges_days, duration_days=rows.duration_days, cause=rows.cause, entry_days=rows.entry_days
+    )
 
 
 def _z(values: Floats, subject: Ints) -> float:

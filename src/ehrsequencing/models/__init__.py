@@ -1,1 +1,1 @@
-"""Models: packed visits → logits of hazards, in the seeds' own words. Imports torch, `config` and `batch` only."""
+"""Models: a packed batch of visits goes in, logits of hazards come out. Start with `hierarchical.py`."""

@@ -1,8 +1,8 @@
-"""What every survival model of this package shares: likelihood, risk, and its two files."""
+"""The base class of all models: likelihood, risk, and the two files of a saved model."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
+from ehrsequencing.config.parts import architecture
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
+from ehrsequencing.models.head import HazardHead
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.models.survival import HazardHead, cumulative_incidence, horizon_nll, visit_nll_terms
 from ehrsequencing.storage import write_bytes
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -22,20 +24,19 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 class SurvivalModel(nn.Module):
     """A network that gives the logits of hazards for every row of a `VisitBatch`.
 
-    A subclass sets `architecture`, builds its parts (then `_add_head`), and defines `forward`.
+    A subclass declares its architecture, builds its parts (then `_add_head`), and defines `forward`.
     """
 
-    architecture: ClassVar[str]
     head: HazardHead
     wide_head: nn.Linear | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        if config.architecture != self.architecture:
+        if not isinstance(self, expected := architecture.class_of(config.architecture)):
             raise EhrseqError(
-                f"{type(self).__name__} is {self.architecture!r}, the configuration says {config.architecture!r}",
+                f"{type(self).__name__} is not {config.architecture!r}, which the configuration says",
                 where="ModelConfig.architecture",
-                fix="use the class of that architecture",
+                fix=f"use {expected.__name__}",
             )
         if config.members != 1:
             raise EhrseqError("is one model", where=f"ModelConfig.members={config.members}", fix="use Ensemble")
@@ -61,7 +62,7 @@ class SurvivalModel(nn.Module):
     def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:
         """Fold `log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}` into the last layers.
 
-        The model keeps its shape, its files and its cost; its hazards are what `Recalibrated` would give.
+        The model keeps its shape, its files and its cost; its hazards are those of `Recalibrated`.
 
         Args:
             intercept: (causes, bins) a.
@@ -91,7 +92,7 @@ class SurvivalModel(nn.Module):
 
         Args:
             batch: With `at_risk` and `cause`, and for the `horizon` head `duration_days` (`entry_days` optional). For
-                the `visit` head the cause stands on the subject's last at-risk visit; queries do not count.
+                the `visit` head the cause is on the subject's last at-risk visit; queries do not count.
 
         Returns:
             (N,) in at least float32; 0 where not at risk.
@@ -111,13 +112,13 @@ class SurvivalModel(nn.Module):
             raise EhrseqError(f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels")
         logits = self(batch)
         if self.config.head == "visit":
-            return visit_nll_terms(
+            return visit_nll(
                 logits,
                 batch.at_risk & ~batch.is_query,
                 cause=batch.cause.masked_fill(batch.is_query, 0),
                 subject_offsets=batch.subject_offsets,
             )
-        at_risk = batch.host.at_risk  # counted on the CPU, for their number decides shapes
+        at_risk = batch.host.at_risk  # counted on the CPU, since their number is a shape
         assert at_risk is not None
         rows = to_device(at_risk.nonzero().squeeze(1), logits.device)
         duration_days, entry_days = batch.duration_days, batch.entry_days
@@ -198,7 +199,7 @@ class SurvivalModel(nn.Module):
         try:
             with torch.device("meta"):  # shapes only: a hostile configuration allocates nothing
                 model = cls(config)
-        except (OverflowError, RuntimeError, TypeError) as error:  # torch's three words for a size that is too big
+        except (OverflowError, RuntimeError, TypeError) as error:  # what torch raises for a size that is too big
             raise EhrseqError("describes no possible model", where=str(folder / CONFIG_FILE), fix=fix) from error
         for name, tensor in model.state_dict().items():
             if name not in weights:

@@ -1,15 +1,114 @@
 """Flat BEHRT: all codes of a subject in one sequence, visits recovered by averaging → hazards."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import architecture
 from ehrsequencing.models import plans
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.embeddings import BEHRTEmbedding, Tokens
-from ehrsequencing.models.segments import pool
+from ehrsequencing.models.embeddings import (
+    MAX_INDEX_ROWS,
+    AgeEmbedding,
+    CodeEmbedding,
+    PositionalEmbedding,
+    place_vectors,
+    positions,
+)
+from ehrsequencing.models.segments import dropout, gather_rows, pool, to_device
 from ehrsequencing.models.transformer import TransformerLayer
+
+
+class VisitEmbedding(PositionalEmbedding):
+    """The structural visit id of flat BEHRT: "this token belongs to visit 3". It knows nothing of what is in visit 3.
+
+    What a visit contains is the *aggregated* visit embedding, after the transformer (`aggregate_visits`).
+    """
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The T tokens of flat BEHRT: a batch's codes, and a marker in front of each query and each empty visit.
+
+    Attributes:
+        offsets: (N+1,) row n owns tokens `offsets[n]:offsets[n+1]`, at least one.
+        row: (T,) the row that owns each token.
+        of_code: (K,) the token of each code.
+        is_query_marker: (T,) markers of queries.
+        place: (T,) number of the subject's real-visit tokens before the row, plus the place within the row.
+        host_offsets: `offsets`, on the CPU.
+    """
+
+    offsets: Tensor
+    row: Tensor
+    of_code: Tensor
+    is_query_marker: Tensor
+    place: Tensor
+    host_offsets: Tensor
+
+    @classmethod
+    def of(cls, batch: VisitBatch) -> "Tokens":
+        """The tokens of a batch: counted on the CPU, for their number decides shapes, then moved to its device."""
+        device, batch = batch.codes.device, batch.host
+        has_marker = batch.is_query | (batch.codes_per_visit == 0)
+        count = batch.codes_per_visit + has_marker
+        offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        total = int(offsets[-1])
+        row = torch.arange(batch.n_visits).repeat_interleave(count, output_size=total)
+        of_code = torch.arange(batch.n_codes) + has_marker.cumsum(0)[batch.visit_of_code]
+        is_query_marker = torch.zeros(total, dtype=torch.bool)
+        is_query_marker[offsets[:-1][batch.is_query]] = True
+        real = count * ~batch.is_query
+        before = real.cumsum(0) - real  # real tokens before each row, of all subjects
+        first = batch.subject_offsets[batch.subject_of_visit]
+        before = before - before[first]  # ... of its own subject
+        if batch.tokens_skipped is not None:
+            before = before + batch.tokens_skipped[batch.subject_of_visit]
+        place = before[row] + torch.arange(total) - offsets[row]
+
+        def moved(x: Tensor) -> Tensor:
+            return to_device(x, device)
+
+        return cls(moved(offsets), moved(row), moved(of_code), moved(is_query_marker), moved(place), offsets)
+
+
+class BEHRTEmbedding(nn.Module):
+    """Flat BEHRT's input: `LN(code + age + visit + position (+ static, + q))`, then dropout; one vector a token.
+
+    - code: `CodeEmbedding`; a marker token has none. age: of the token's visit.
+    - visit: `VisitEmbedding` of the number of real visits before the token's own.
+    - position: place among the subject's tokens, learned (up to 512) or sinusoidal.
+    - static: mean of the subject's codes without a time, on every token. q: on the marker of a query.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.code = CodeEmbedding(config)
+        self.age = AgeEmbedding(config) if config.age_bin_years else None
+        self.visit = VisitEmbedding(min(config.max_visits, MAX_INDEX_ROWS), config.dim)
+        self.position = positions(config, rows=config.max_tokens)
+        self.query = nn.Parameter(torch.zeros(config.dim))
+        self.norm = nn.LayerNorm(config.dim)
+        self.dropout = config.dropout
+
+    def forward(self, batch: VisitBatch, tokens: Tokens) -> Tensor:
+        """T tokens of all rows → (T, d)."""
+        e = self.code(batch)
+        rows = torch.cat([e.rows.new_zeros(1, e.rows.shape[1]), self.query.unsqueeze(0).to(e.rows.dtype), e.rows])
+        index = tokens.is_query_marker.long()  # 0: a marker without identity, 1: the marker of a query
+        index[tokens.of_code] = e.index + 2
+        x = gather_rows(rows, index)
+        of_row = gather_rows(self.code.of_static(batch), batch.subject_of_visit) + self.visit(batch.visit_index)
+        if self.age is not None:
+            of_row = of_row + self.age(batch.age_years)
+        x = x + gather_rows(of_row, tokens.row)
+        if self.position is not None:
+            x = x + place_vectors(self.position, tokens.place, like=x)
+        normed: Tensor = self.norm(x)
+        return dropout(normed, self.dropout, training=self.training)
 
 
 class BEHRT(nn.Module):
@@ -38,6 +137,9 @@ class BEHRT(nn.Module):
         return inputs, self.norm(x)
 
 
+@architecture(
+    "flat", uses=("max_tokens", "history_dropout", "attention"), defaults={"history_dropout": 0.0}, relates_codes=True
+)
 class BEHRTForSurvival(SurvivalModel):
     """Flat BEHRT with hazards at every visit and query.
 
@@ -49,8 +151,6 @@ class BEHRTForSurvival(SurvivalModel):
         >>> batch.to_padded(model(batch).sigmoid()).shape
         torch.Size([2, 3])
     """
-
-    architecture = "flat"
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)

@@ -1,10 +1,11 @@
-"""Configuration or folder → model, whichever its architecture."""
+"""Configuration or folder → model, of any architecture, or an ensemble."""
 
 from pathlib import Path
 
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import architecture
 from ehrsequencing.models.base import SurvivalModel, read_config
-from ehrsequencing.models.ensemble import SINGLE, Ensemble
+from ehrsequencing.models.ensemble import Ensemble
 
 
 def build_model(config: ModelConfig) -> SurvivalModel:
@@ -18,4 +19,5 @@ def load_model(path: str | Path) -> SurvivalModel:
 
 
 def _class_of(config: ModelConfig) -> type[SurvivalModel]:
-    return SINGLE[config.architecture] if config.members == 1 else Ensemble
+    found: type[SurvivalModel] = architecture.class_of(config.architecture) if config.members == 1 else Ensemble
+    return found

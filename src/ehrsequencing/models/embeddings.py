@@ -1,6 +1,6 @@
-"""Module 1 (codes) and module 3 (time signals): what happened, and when. Signals are tables whose vectors add up.
+"""Module 1 (codes → vectors) and module 3 (visit index, age and time gap → vectors that are added).
 
-Start of all tables but the codes': standard deviation d^-½, a norm of one; the sinusoid is scaled to the same.
+All tables but that of the codes start with standard deviation d^-½, so that rows have norm 1, as the sinusoid has.
 """
 
 import math
@@ -18,9 +18,7 @@ from ehrsequencing.models.segments import constant, dropout, gather_rows, pool, 
 MAX_AGE_YEARS = 120.0  # the top bin is open
 MAX_INDEX_ROWS = 512  # later visits (flat: tokens) share the last row
 MAX_CODE_POSITIONS = 128  # later codes of a visit share the last row
-CODE_NORM = (
-    4.0  # of a code at the start, at every width. Smaller ones learn pairs of codes too late (docs/decisions.md)
-)
+CODE_NORM = 4.0  # of a code's vector at the start. Smaller norms learn pairs of codes too late (docs/decisions.md)
 # Lower edges of the gap bins: 0, 1 h, 2 h, 4 h, 8 h, 12 h, 1 d, 2 d, 4 d ... 2048 d, 10 y (the last is open).
 GAP_EDGES_DAYS = (0.0, *(h / 24 for h in (1, 2, 4, 8, 12)), *(float(2**j) for j in range(12)), 3652.5)
 
@@ -57,7 +55,7 @@ class CodeEmbedding(nn.Module):
         interpolate   e = E_c + (1 − w)·T_{c,j} + w·T_{c,j+1},   j + w = (r/√12 + ½)·(bins − 1), clipped to the knots
 
     and e = E_c for a code without one. (r/√12 + ½ turns a uniform rank of sd 1 back into 0..1.) `code_position` adds
-    P_j for the j-th code of its visit (the seeds' intra-visit position: codes are then no set), `code_types` adds
+    P_j for the j-th code of its visit (codes of a visit are then ordered), `code_types` adds
     Y_t for the type t of `VisitBatch.code_types`. In training, `code_dropout` takes away whole codes (not static ones).
     """
 
@@ -117,10 +115,8 @@ class CodeEmbedding(nn.Module):
         kinds, keys = self.table.num_embeddings, batch.codes
         if self.position_table is not None:
             place = torch.arange(batch.n_codes, device=keys.device) - batch.visit_offsets[batch.visit_of_code]
-            kinds, keys = (
-                kinds * MAX_CODE_POSITIONS,
-                keys * MAX_CODE_POSITIONS + place.clamp(max=MAX_CODE_POSITIONS - 1),
-            )
+            kinds = kinds * MAX_CODE_POSITIONS
+            keys = keys * MAX_CODE_POSITIONS + place.clamp(max=MAX_CODE_POSITIONS - 1)
         if self.type_table is not None:
             n_types, types = self.type_table.num_embeddings, batch.code_types
             if types is None or (len(types) and int(types.max()) >= n_types):
@@ -172,7 +168,7 @@ class CodeEmbedding(nn.Module):
 
 
 def _distinct(keys: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
-    """Distinct keys in rising order (R,), and where each key stands among them (K,)."""
+    """Distinct keys in rising order (R,), and the index of each key among them (K,)."""
     if kinds > 2**20:  # too many to mark each
         distinct, index = torch.unique(keys, return_inverse=True)
         return distinct, index
@@ -182,7 +178,7 @@ def _distinct(keys: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
 
 
 class PositionalEmbedding(nn.Module):
-    """A learned vector for each place from 0; places beyond the table share its last row."""
+    """A learned vector for each position from 0; positions beyond the table share its last row."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
@@ -190,23 +186,16 @@ class PositionalEmbedding(nn.Module):
         nn.init.normal_(self.table.weight, std=dim**-0.5)
 
     def forward(self, place: Tensor) -> Tensor:
-        """(N,) places → (N, d)."""
+        """(N,) positions → (N, d)."""
         vectors: Tensor = self.table(place.clamp(max=self.table.num_embeddings - 1))
         return vectors
 
 
-class VisitEmbedding(PositionalEmbedding):
-    """The structural visit id of flat BEHRT: "this token belongs to visit 3". It knows nothing of what is in visit 3.
-
-    What a visit contains is the *aggregated* visit embedding, after the transformer (`aggregate_visits`).
-    """
-
-
 class SinusoidalPositionalEncoding(nn.Module):
-    """Fixed places: `PE(i)_{2j} = sin(i / 10000^{2j/d})`, `PE(i)_{2j+1} = cos(…)`, times √(2/d).
+    """Fixed positions: `PE(i)_{2j} = sin(i / 10000^{2j/d})`, `PE(i)_{2j+1} = cos(…)`, times √(2/d).
 
-    It has no parameters and no last place: places beyond those seen in training have their own vectors. The factor
-    gives it the norm of a learned table's rows at their start.
+    It has no parameters and no last position: positions beyond those seen in training have their own vectors. The
+    factor gives it the norm that rows of a learned table start with.
     """
 
     def __init__(self, dim: int) -> None:
@@ -214,7 +203,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.dim = dim
 
     def forward(self, place: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N,) places → (N, d)."""
+        """(N,) positions → (N, d)."""
         pair = torch.arange((self.dim + 1) // 2, dtype=torch.float64, device=place.device)
         angle = place.double().unsqueeze(1) * torch.exp(-math.log(10_000.0) * 2 * pair / self.dim)
         waves = torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, : self.dim]
@@ -234,9 +223,8 @@ class AgeEmbedding(nn.Module):
         self.bin_years = config.age_bin_years
         self.table = nn.Embedding(math.ceil(MAX_AGE_YEARS / self.bin_years) + 2, config.dim)
         nn.init.normal_(self.table.weight, std=config.dim**-0.5)
-        self.terms = (
-            nn.Parameter(torch.randn(3, config.dim) * 0.5 * config.dim**-0.5) if config.age_polynomial else None
-        )
+        terms = torch.randn(3, config.dim) * 0.5 * config.dim**-0.5 if config.age_polynomial else None
+        self.terms = None if terms is None else nn.Parameter(terms)
 
     def forward(self, age_years: Tensor) -> Tensor:
         """(N,) ages, NaN where unknown → (N, d)."""
@@ -252,7 +240,7 @@ class DeltaTEmbedding(nn.Module):
     """Binned time gap since the visit before.
 
     - `log`: an own bin without a visit before, then from 0, 1 h, 2 h … 1 d, 2 d, 4 d … 10 y (`GAP_EDGES_DAYS`).
-    - `linear` (the seeds'): `⌊gap / bin_days⌋`, the top bin open from `top_days` on; a first visit has gap 0.
+    - `linear`: `⌊gap / bin_days⌋`, the top bin open from `top_days` on; a first visit has gap 0.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -313,98 +301,16 @@ def positions(config: ModelConfig, *, rows: int) -> PositionalEmbedding | Sinuso
 def place_vectors(
     position: PositionalEmbedding | SinusoidalPositionalEncoding, place: Tensor, *, like: Tensor
 ) -> Tensor:
-    """(N,) places → (N, d) in the precision of `like`; on the CPU each place of a sinusoid up to the last, once."""
+    """(N,) positions → (N, d) in the precision of `like`; on the CPU a sinusoid is computed once for each position."""
     if isinstance(position, PositionalEmbedding):
         vectors: Tensor = position(place)
         return vectors
-    is_cpu = place.device.type == "cpu"  # elsewhere sines are cheap, and to look for the last place is to wait
+    is_cpu = place.device.type == "cpu"  # on a GPU sines are cheap, and reading the last position would wait for it
     longest = int(place.max()) + 1 if is_cpu and len(place) else 0
     if not is_cpu or longest > len(place):  # parts of a long record begin late
         waves: Tensor = position(place, dtype=like.dtype)
         return waves
     return gather_rows(position(torch.arange(longest, device=place.device), dtype=like.dtype), place)
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The T tokens of flat BEHRT: a batch's codes, and a marker in front of each query and each empty visit.
-
-    Attributes:
-        offsets: (N+1,) row n owns tokens `offsets[n]:offsets[n+1]`, at least one.
-        row: (T,) the row that owns each token.
-        of_code: (K,) the token of each code.
-        is_query_marker: (T,) markers of queries.
-        place: (T,) number of the subject's real-visit tokens before the row, plus the place within the row.
-        host_offsets: `offsets`, on the CPU.
-    """
-
-    offsets: Tensor
-    row: Tensor
-    of_code: Tensor
-    is_query_marker: Tensor
-    place: Tensor
-    host_offsets: Tensor
-
-    @classmethod
-    def of(cls, batch: VisitBatch) -> "Tokens":
-        """The tokens of a batch: counted on the CPU, for their number decides shapes, then moved to its device."""
-        device, batch = batch.codes.device, batch.host
-        has_marker = batch.is_query | (batch.codes_per_visit == 0)
-        count = batch.codes_per_visit + has_marker
-        offsets = torch.cat([count.new_zeros(1), count.cumsum(0)])
-        total = int(offsets[-1])
-        row = torch.arange(batch.n_visits).repeat_interleave(count, output_size=total)
-        of_code = torch.arange(batch.n_codes) + has_marker.cumsum(0)[batch.visit_of_code]
-        is_query_marker = torch.zeros(total, dtype=torch.bool)
-        is_query_marker[offsets[:-1][batch.is_query]] = True
-        real = count * ~batch.is_query
-        before = real.cumsum(0) - real  # real tokens before each row, of all subjects
-        first = batch.subject_offsets[batch.subject_of_visit]
-        before = before - before[first]  # ... of its own subject
-        if batch.tokens_skipped is not None:
-            before = before + batch.tokens_skipped[batch.subject_of_visit]
-        place = before[row] + torch.arange(total) - offsets[row]
-
-        def moved(x: Tensor) -> Tensor:
-            return to_device(x, device)
-
-        return cls(moved(offsets), moved(row), moved(of_code), moved(is_query_marker), moved(place), offsets)
-
-
-class BEHRTEmbedding(nn.Module):
-    """Flat BEHRT's input: `LN(code + age + visit + position (+ static, + q))`, then dropout; one vector a token.
-
-    - code: `CodeEmbedding`; a marker token has none. age: of the token's visit.
-    - visit: `VisitEmbedding` of the number of real visits before the token's own.
-    - position: place among the subject's tokens, learned (up to 512) or sinusoidal.
-    - static: mean of the subject's codes without a time, on every token. q: on the marker of a query.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.code = CodeEmbedding(config)
-        self.age = AgeEmbedding(config) if config.age_bin_years else None
-        self.visit = VisitEmbedding(min(config.max_visits, MAX_INDEX_ROWS), config.dim)
-        self.position = positions(config, rows=config.max_tokens)
-        self.query = nn.Parameter(torch.zeros(config.dim))
-        self.norm = nn.LayerNorm(config.dim)
-        self.dropout = config.dropout
-
-    def forward(self, batch: VisitBatch, tokens: Tokens) -> Tensor:
-        """T tokens of all rows → (T, d)."""
-        e = self.code(batch)
-        rows = torch.cat([e.rows.new_zeros(1, e.rows.shape[1]), self.query.unsqueeze(0).to(e.rows.dtype), e.rows])
-        index = tokens.is_query_marker.long()  # 0: a marker without identity, 1: the marker of a query
-        index[tokens.of_code] = e.index + 2
-        x = gather_rows(rows, index)
-        of_row = gather_rows(self.code.of_static(batch), batch.subject_of_visit) + self.visit(batch.visit_index)
-        if self.age is not None:
-            of_row = of_row + self.age(batch.age_years)
-        x = x + gather_rows(of_row, tokens.row)
-        if self.position is not None:
-            x = x + place_vectors(self.position, tokens.place, like=x)
-        normed: Tensor = self.norm(x)
-        return dropout(normed, self.dropout, training=self.training)
 
 
 def age_bins(age_years: Tensor, *, bin_years: float) -> Tensor:

@@ -11,14 +11,9 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import architecture
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.models.behrt import BEHRTForSurvival
-from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-
-SINGLE: dict[str, type[SurvivalModel]] = {
-    model.architecture: model for model in (HierarchicalBEHRTForSurvival, BEHRTForSurvival)
-}
 
 
 class Ensemble(SurvivalModel):
@@ -27,7 +22,7 @@ class Ensemble(SurvivalModel):
         λ_{e,k} = (1/M) Σ_m λ^m_{e,k}
 
     The mean is again a piecewise-constant hazard (for the `visit` head, a probability), so that likelihood, risk,
-    audit and the two files of a saved model are those of any other model. Members are asked one after another.
+    audit and the two files of a saved model are those of any other model. Members run one after another.
 
     Attributes:
         members: The models; `members[m]` is what training with the seed `seed + m` alone gives.
@@ -49,7 +44,7 @@ class Ensemble(SurvivalModel):
             raise EhrseqError("an ensemble of one", where="ModelConfig.members", fix=fix)
         self.config = config
         single = config.model_copy(update={"members": 1})
-        self.members = nn.ModuleList(SINGLE[config.architecture](single) for _ in range(config.members))
+        self.members = nn.ModuleList(architecture.class_of(config.architecture)(single) for _ in range(config.members))
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits of the mean hazard: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head."""
@@ -88,8 +83,8 @@ def mean_hazard_logits(logits: Tensor, *, is_probability: bool = False) -> Tenso
 def member_band(risk: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where 95 % of the members' risks lie: from the 2.5 % to the 97.5 % point, both rounded outwards to a member.
 
-    With up to 40 members these are the least and the greatest. They tell how far the answer depends on the luck of
-    training (with `training.bootstrap`, also on who was there to learn from), not how far it is from the truth.
+    With up to 40 members these are the least and the greatest. They show how far the risk depends on the randomness of
+    training (with `training.bootstrap`, also on the sample of subjects), not how far it is from the truth.
 
     Args:
         risk: (M, ...) one for each member.

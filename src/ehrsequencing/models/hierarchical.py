@@ -4,13 +4,14 @@ from torch import Tensor
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import architecture, timeline
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.segments import gather_rows
-from ehrsequencing.models.timeline import LSTMTimeline, TransformerTimeline
 from ehrsequencing.models.visit_encoder import VisitEncoder
 
 
+@architecture("hierarchical", uses=("visit_encoder", "visit_mlp", "timeline", "code_position", "delta_bins"))
 class HierarchicalBEHRTForSurvival(SurvivalModel):
     """Two-level BEHRT: a visit encoder over codes, a causal timeline over visits, hazards at every visit and query.
 
@@ -25,14 +26,12 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         (torch.Size([6, 1, 3]), torch.Size([6, 1, 2]))
     """
 
-    architecture = "hierarchical"
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.code_embedding = CodeEmbedding(config)
         self.visit_encoder = VisitEncoder(config)
         self.visit_time_embedding = VisitTimeEmbedding(config)
-        self.timeline = LSTMTimeline(config) if config.timeline == "lstm" else TransformerTimeline(config)
+        self.timeline = timeline.class_of(config.timeline)(config)
         self._add_head()
         self._freeze(age=self.visit_time_embedding.age, visit=self.visit_time_embedding.position)
 

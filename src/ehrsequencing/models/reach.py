@@ -6,6 +6,7 @@ import numpy as np
 
 from ehrsequencing.arrays import Ints
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import timeline
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Reach:
         An LSTM's state depends on the whole record, and bidirectional attention looks ahead: memory then grows with
         the longest record.
         """
-        if config.attention == "bidirectional" or (config.architecture, config.timeline) == ("hierarchical", "lstm"):
+        if config.attention == "bidirectional" or not timeline.parts[config.timeline].has_window:
             return None
         is_flat = config.architecture == "flat"
         return cls(config.layers, config.max_tokens if is_flat else config.max_visits, in_tokens=is_flat)

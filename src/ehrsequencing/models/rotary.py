@@ -1,13 +1,13 @@
-"""Rotary places: attention between visits that knows how many days and how many visits lie between them.
+"""Rotary positions: attention between visits that knows how many days and how many visits lie between them.
 
-Each head's queries and keys are turned, pair of dimensions by pair, by an angle that grows with the row's place:
+Each head's queries and keys are turned, pair of dimensions by pair, by an angle that grows with the row's position:
 
-    (a_j, b_j) → (a_j cos φ_j − b_j sin φ_j,  a_j sin φ_j + b_j cos φ_j),    φ_j = 2π · place / period_j
+    (a_j, b_j) → (a_j cos φ_j − b_j sin φ_j,  a_j sin φ_j + b_j cos φ_j),    φ_j = 2π · position / period_j
 
-so that a product of two depends on the difference of their places alone (Su et al. 2021, RoFormer). Half of the pairs
-take the days since the subject's first row as their place, the others the number of real visits before the row. The
-embeddings of module 3 say where a visit stands; this says how far it is from another, which "the visit before" and
-"within two months" need, and which learned places teach only number by number.
+so that a product of two depends only on the difference of their positions (Su et al. 2021, RoFormer). Half of the pairs
+use the days since the subject's first row as position, the others the number of real visits before the row. Module 3
+encodes where a visit is in the record. This encodes how far it is from another visit, as in "the visit before" or
+"within two months".
 """
 
 import math
@@ -65,7 +65,7 @@ def rotation(batch: VisitBatch, *, head_dim: int, dtype: torch.dtype) -> Rotatio
 def days_since_first(batch: VisitBatch) -> Tensor:
     """(N,) float64 days from the subject's first row to each: the sum of the gaps between real visits so far.
 
-    Stays themselves are not counted. A query stands its own gap after the last real visit before it. Gaps are rounded
+    Stays themselves are not counted. A query is its own gap after the last real visit before it. Gaps are rounded
     to 2⁻²⁰ days, a tenth of a second: sums over the batch are then exact, and no subject moves another by a rounding.
     """
     gap = (batch.delta_days.double() * 2**20).round() / 2**20

@@ -5,7 +5,7 @@
 """
 
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,8 +41,8 @@ def gather_distinct_rows(x: Tensor, index: Tensor | None) -> Tensor:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy to a device that goes on working meanwhile; x itself where it is there already."""
-    if device.type == "cuda":  # from memory that is not page-locked, the copy would wait for all work before it
+    """Copy to a device without waiting for it; x itself if it is there already."""
+    if device.type == "cuda":  # from pageable memory the copy would wait for all earlier work
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 
@@ -89,7 +89,7 @@ def pool(
     offsets: Tensor,
     *,
     weights: Tensor | None = None,
-    mode: Literal["mean", "sum", "max"] = "mean",
+    mode: str = "mean",
 ) -> Tensor:
     """Mean, sum or maximum of each segment's rows, or their weighted sum; zero for an empty segment.
 
@@ -98,7 +98,7 @@ def pool(
         index: (K,) the row of each item.
         offsets: (N+1,) segment n holds items `offsets[n]:offsets[n+1]`.
         weights: (K,) weight of each item; the mode is then the sum.
-        mode: What becomes of a segment's rows.
+        mode: `mean`, `sum` or `max`.
 
     Returns:
         (N, d)

@@ -5,12 +5,14 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import timeline
 from ehrsequencing.models import plans
 from ehrsequencing.models.rotary import rotation
 from ehrsequencing.models.segments import dropout, gather_rows, to_device
 from ehrsequencing.models.transformer import TransformerLayer
 
 
+@timeline("transformer", uses=("history_dropout", "attention"))
 class TransformerTimeline(nn.Module):
     """Transformer over a subject's visits: causal, with a sliding window of `max_visits`; queries are seen by none.
 
@@ -35,10 +37,11 @@ class TransformerTimeline(nn.Module):
         return z
 
 
+@timeline("lstm", defaults={"history_dropout": 0.0}, has_window=False)
 class LSTMTimeline(nn.Module):
     """LSTM over a subject's real visits, from the first one on; it has no window.
 
-    A query is one step from the state after the visits before it, and that step's state is not kept: nobody sees it.
+    A query is one step from the state after the visits before it. That step's state is discarded.
     Per layer, with gates i, f, g, o:
 
         i, f, g, o = W_ih x_v + b_ih + W_hh h_{v−1} + b_hh
@@ -62,7 +65,7 @@ class LSTMTimeline(nn.Module):
         return x
 
     def _layer(self, x: Tensor, layer: int, steps: "_Steps") -> Tensor:
-        """One layer: all visits of one place in time at once, then all queries at once."""
+        """One layer: all visits with the same index at once, then all queries at once."""
         names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
         w_ih, w_hh, b_ih, b_hh = (getattr(self.lstm, name) for name in names)
         with torch.autocast(x.device.type, enabled=False):
@@ -88,10 +91,10 @@ def _cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Steps:
-    """A batch's rows in the order in which an LSTM meets them: place 0 of all subjects, then place 1, and so on.
+    """A batch's rows in the order in which an LSTM reads them: all first visits, then all second visits, and so on.
 
-    Longer subjects stand first within a step, so that those who go on are the first rows of the step before. Worked out
-    on the CPU, so that nobody waits for the device.
+    Longer subjects come first within a step, so that the subjects of a step are the first rows of the step before.
+    Computed on the CPU, so that the device need not be waited for.
     """
 
     def __init__(self, batch: VisitBatch) -> None:

@@ -15,8 +15,8 @@ LAYER_SCALE = 0.1  # start of the learned scale of each residual branch
 class TransformerLayer(nn.Module):
     """Pre-LN block: `x + s1·Attn(LN x)`, then `x + s2·W2 gelu(W1 LN x)`, s learned per channel (LayerScale).
 
-    With `value_dropout` p, training drops the whole value of a row, for everybody who sees it, with probability p, and
-    divides what is left by 1 − p.
+    With `value_dropout` p, training drops a row's whole value with probability p for all rows that attend to it, and
+    divides the other values by 1 − p.
     """
 
     def __init__(self, config: ModelConfig, *, value_dropout: float = 0.0) -> None:
@@ -31,7 +31,7 @@ class TransformerLayer(nn.Module):
         self.dropout, self.value_dropout = config.dropout, value_dropout
 
     def forward(self, x: Tensor, plan: Plan, turn: Rotation | None = None) -> Tensor:
-        """(N, d) packed rows → (N, d); `turn` tells queries and keys how far they are from one another."""
+        """(N, d) packed rows → (N, d); `turn` encodes the distance between rows."""
         qk, v = self.qkv(self.attention_norm(x)).split([2 * x.shape[1], x.shape[1]], dim=1)
         q, k = (qk if turn is None else turn(qk, heads=2 * self.heads)).chunk(2, dim=1)
         if self.value_dropout and self.training:

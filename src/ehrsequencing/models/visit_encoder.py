@@ -1,4 +1,8 @@
-"""Module 2: one visit's codes → one vector."""
+"""Module 2: one visit's codes → one vector.
+
+A visit encoder is one class with `@visit_encoder("name")`, in any file of this folder or in a module of your own. It is
+made from a `ModelConfig`. Its `forward(codes, batch)` takes K code vectors and gives one vector a visit, (N, d).
+"""
 
 from typing import Literal, overload
 
@@ -8,51 +12,22 @@ from torch import Tensor, nn
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import visit_encoder
 from ehrsequencing.models import plans
 from ehrsequencing.models.embeddings import CODE_NORM, CodeVectors
 from ehrsequencing.models.segments import dropout, gather_rows, pool, segment_softmax
 from ehrsequencing.models.transformer import TransformerLayer
 
 
-class MeanPoolingVisitEncoder(nn.Module):
-    """`u_v = mean of e_k over the visit's codes`; zero for an empty visit."""
-
-    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
-        """K code vectors → (N, d)."""
-        return pool(e.rows, e.index, batch.visit_offsets)
-
-
-class SumPoolingVisitEncoder(nn.Module):
-    """`u_v = Σ e_k`; with `scaled`, `Σ e_k / √n` over the visit's n codes. Zero for an empty visit."""
-
-    def __init__(self, *, scaled: bool = False) -> None:
-        super().__init__()
-        self.scaled = scaled
-
-    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
-        """K code vectors → (N, d)."""
-        total = pool(e.rows, e.index, batch.visit_offsets, mode="sum")
-        if not self.scaled:
-            return total
-        return total * batch.codes_per_visit.clamp(min=1).to(total.dtype).rsqrt().unsqueeze(1)
-
-
-class MaxPoolingVisitEncoder(nn.Module):
-    """`u_v = max of e_k over the visit's codes`, dimension by dimension; zero for an empty visit."""
-
-    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
-        """K code vectors → (N, d)."""
-        return pool(e.rows, e.index, batch.visit_offsets, mode="max")
-
-
+@visit_encoder("attention", uses=("scorer",))
 class AttnPoolingVisitEncoder(nn.Module):
     """Learned importance: `u_v = Σ α_k e_k`, `α = softmax over the visit of score(e_k)`.
 
-        query        score(e) = q·tanh(W e + b)                       W: d → d     (the hierarchical seed)
-        bottleneck   score(e) = W2 tanh(W1 e + b1) + b2                W1: d → d/2  (the attention-pooling seed)
+        query        score(e) = q·tanh(W e + b)                       W: d → d
+        bottleneck   score(e) = W2 tanh(W1 e + b1) + b2                W1: d → d/2
 
-    Each code is scored alone, so the same code has the same score in any place; α sums to 1 over a visit's codes. It
-    is importance, not cause. An empty visit gives the zero vector and no gradient.
+    Each code is scored alone, so the same code has the same score everywhere. α sums to 1 over a visit's codes; it is
+    importance, not cause. An empty visit gives the zero vector and no gradient.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -89,6 +64,35 @@ class AttnPoolingVisitEncoder(nn.Module):
             return F.linear(hidden, 2 * self.W2.weight, self.W2.bias).squeeze(1)
 
 
+@visit_encoder("mean")
+@visit_encoder("sum")
+@visit_encoder("max")
+class PoolingVisitEncoder(nn.Module):
+    """`u_v` = mean, sum or elementwise maximum of e_k over the visit's codes; zero for an empty visit."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.mode = config.visit_encoder
+
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        return pool(e.rows, e.index, batch.visit_offsets, mode=self.mode)
+
+
+@visit_encoder("scaled_sum")
+class ScaledSumVisitEncoder(nn.Module):
+    """`u_v = Σ e_k / √n` over the visit's n codes; zero for an empty visit."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
+        """K code vectors → (N, d)."""
+        total = pool(e.rows, e.index, batch.visit_offsets, mode="sum")
+        return total * batch.codes_per_visit.clamp(min=1).to(total.dtype).rsqrt().unsqueeze(1)
+
+
+@visit_encoder("transformer", uses=("visit_layers", "visit_pool"), relates_codes=True)
 class TransformerVisitEncoder(nn.Module):
     """Mini-transformer: the codes of a visit see one another, then their masked mean, or a CLS token's state.
 
@@ -110,7 +114,7 @@ class TransformerVisitEncoder(nn.Module):
             x = self._contextual(e.expand(), batch.host.visit_offsets)
             return pool(x, torch.arange(len(x), device=x.device), batch.visit_offsets)
         visits = torch.arange(batch.n_visits, device=e.index.device)
-        first = batch.visit_offsets[:-1] + visits  # each visit's token stands before its codes
+        first = batch.visit_offsets[:-1] + visits  # each visit's CLS token is before its codes
         row = e.index.new_zeros(batch.n_codes + batch.n_visits)  # 0: the CLS token
         row[torch.arange(batch.n_codes, device=row.device) + batch.visit_of_code + 1] = e.index + 1
         offsets = batch.host.visit_offsets + torch.arange(batch.n_visits + 1)
@@ -144,28 +148,14 @@ class VisitMLP(nn.Module):
 
 
 class VisitEncoder(nn.Module):
-    """The encoder that the configuration names, then the residual MLP unless it is off (the seeds' encoder)."""
+    """The encoder that the configuration names, then the residual MLP unless `visit_mlp` is off."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pooling = _pooling(config)
+        self.pooling = visit_encoder.class_of(config.visit_encoder)(config)
         self.mlp = VisitMLP(config) if config.visit_mlp else None
 
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
         """K code vectors → (N, d)."""
         u: Tensor = self.pooling(e, batch)
         return u if self.mlp is None else self.mlp(u, batch)
-
-
-def _pooling(config: ModelConfig) -> nn.Module:
-    match config.visit_encoder:
-        case "attention":
-            return AttnPoolingVisitEncoder(config)
-        case "transformer":
-            return TransformerVisitEncoder(config)
-        case "mean":
-            return MeanPoolingVisitEncoder()
-        case "max":
-            return MaxPoolingVisitEncoder()
-        case "sum" | "scaled_sum":
-            return SumPoolingVisitEncoder(scaled=config.visit_encoder == "scaled_sum")

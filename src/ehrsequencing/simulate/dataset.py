@@ -65,9 +65,9 @@ def simulate(
         EhrseqError: The arguments make no sense, `out` holds something else, or the disk refuses.
     """
     if subjects < 1:
-        raise EhrseqError("there is nobody to simulate", where="subjects", fix="ask for 1 or more")
+        raise EhrseqError("must be at least 1", where="subjects", fix="choose 1 or more")
     if shard_subjects < 1:
-        raise EhrseqError("leaves no room for a subject", where="shard_subjects", fix="choose 1 or more")
+        raise EhrseqError("must be at least 1", where="shard_subjects", fix="choose 1 or more")
     if seed < 0:
         raise EhrseqError("is negative", where="seed", fix="choose 0 or more")
     process, codes = Process(config), CodeTable(config)

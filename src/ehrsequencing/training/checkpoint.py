@@ -1,7 +1,7 @@
-"""Checkpoints: the whole state of a training run, in safetensors and JSON, complete or absent.
+"""Checkpoints: the whole state of a training run in safetensors and JSON, either complete or absent.
 
 A checkpoint is a folder `checkpoints/step-00000123` with `state.safetensors`, `state.json` and a manifest of hashes,
-made under a temporary name and renamed. The last two are kept, so that a damaged one costs some steps, not the run.
+written under a temporary name and renamed. The last two are kept: if one is damaged, only some steps are lost.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Batches for the device, and losses back from it, without waiting: on a GPU both cost a stop, on the CPU neither."""
+"""Move batches to the device and losses back without waiting for it; a wait would stall a GPU."""
 
 import math
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def ahead(items: Iterator[Item]) -> Iterator[Item]:
 
 
 class Losses:
-    """Losses of steps that are still on the device, until somebody looks at them.
+    """Losses of steps, kept on the device until they are read.
 
     Args:
         device: Of the losses. On the CPU every one is read at once.
@@ -62,7 +62,7 @@ class Losses:
             self.read(state)
 
     def read(self, state: TrainingState) -> None:
-        """Add what is waiting to the state; one wait for the device, whatever their number.
+        """Add the waiting losses to the state, with one wait for the device.
 
         Raises:
             EhrseqError: A loss is not finite.

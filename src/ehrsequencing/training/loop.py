@@ -1,13 +1,12 @@
 """The training loop: random subjects up to a visit budget, AdamW, averaged weights, early stop on tuning NLL.
 
 With `training.members=M` a run is M such models, one after another, saved as one (`models/ensemble.py`).
-A run is a function of its data, settings and seed alone: each step seeds its dropout from its own number, and each
-epoch its order of subjects, so that an interrupted run goes on to the same bits. The parts of a long record
+A run depends only on its data, settings and seed: each step seeds its dropout from its own number, and each epoch its
+order of subjects, so that an interrupted run continues to the same bits. The parts of a long record
 (`ehrsequencing.loader`) are batches of one step: their gradients add up before the one update.
 """
 
 import copy
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -34,18 +33,10 @@ from ehrsequencing.storage import (
     MANIFEST,
     RUN,
     RUN_NEEDS,
-    UNFINISHED_RUN,
     digest,
-    is_json_of,
-    is_temporary,
-    read_json,
     read_json_lines,
     read_manifest,
-    remove_folder,
-    require_name,
     sweep_temporaries,
-    write_bytes,
-    write_json,
     write_manifest,
     write_settings,
 )
@@ -62,8 +53,8 @@ from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model
+from ehrsequencing.training.run_folder import RunFolder, write_history
 
-BEGUN = "begun.json"  # among the checkpoints: what the run began with
 FILES = (CONFIG_FILE, WEIGHTS_FILE, "config.yaml", "history.jsonl", "vocabulary.json", "vocabulary.safetensors")
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
 
@@ -163,15 +154,16 @@ class Trainer:
 
     def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Train to the early stop and write the run."""
-        checkpoints = self.out / "checkpoints"
+        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+        checkpoints = folder.checkpoints
         if resume and (self.out / MANIFEST).is_file():
-            self._check_finished()
-            _remove_own(checkpoints)
+            folder.check_finished()
+            folder.remove_checkpoints()
             return
-        self._begin(checkpoints / BEGUN, resume=resume)
+        folder.begin(resume=resume)
         if self.settings.members > 1:
             self._fit_members(checkpoints, on_progress)
-            _remove_own(checkpoints)
+            folder.remove_checkpoints()
             return
         state = self._start(checkpoints, resume=resume)
         while not state.finished:
@@ -184,50 +176,15 @@ class Trainer:
         if self.settings.recalibration > 0 and self.config.head == "horizon":
             facts |= self._recalibrate()
         self._write_run(self.best.cpu(), state.history, facts)
-        _remove_own(checkpoints)
+        folder.remove_checkpoints()
 
     def _recalibrate(self) -> dict[str, Any]:
-        """Fix the best model's boldness; what was changed, and the tuning NLL after it."""
+        """Recalibrate the best model; the fitted numbers, and the tuning NLL after it."""
         fitted = recalibrate_head(
             self.best, self.tuning, prior_sd=self.settings.recalibration,
             visit_budget=4 * self.settings.visit_budget, device=self.fabric.device,
         )  # fmt: skip
         return {"tuning_nll": self.tuning_nll(self.best), "recalibration": fitted.as_json(self.task.causes)}
-
-    def _check_finished(self) -> None:
-        """A finished run has nothing to resume, as long as it is this very run."""
-        manifest = read_manifest(self.out, what=RUN.what)
-        if manifest.get("kind") != RUN.name:
-            raise EhrseqError(f"holds something other than {RUN.what}", where=str(self.out), fix="name another folder")
-        fix = "name another folder for a run with other settings or data"
-        self._require_own(manifest, was="holds a finished run made with", fix=fix)
-        sweep_temporaries(self.out)
-
-    def _begin(self, mark: Path, *, resume: bool) -> None:
-        """Mark the folder as this run's; refuse one in use, or with another run or anything else in it."""
-        require_name(self.out)
-        if self.out.exists() and not self.out.is_dir():
-            raise EhrseqError("is a file", where=str(self.out), fix="name a folder")
-        if not resume and self.out.is_dir() and any(self.out.iterdir()):
-            fix = "name another folder, or add --resume to go on with this run"
-            raise EhrseqError("is not empty", where=str(self.out), fix=fix)
-        if is_json_of(mark, UNFINISHED_RUN):
-            fix = "resume with the settings and data that it was started with, or start in an empty folder"
-            self._require_own(read_json(mark), was="was started with", fix=fix)
-            return
-        if self.out.is_dir() and any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
-            what = "is not empty, and holds no run that this version of ehrseq train started"
-            raise EhrseqError(what, where=str(self.out), fix="name another folder")
-        identity = self.prepared.identity(self.task.name)
-        write_json(mark, {**UNFINISHED_RUN.facts, "fingerprint": self.fingerprint, **identity})
-
-    def _require_own(self, noted: dict[str, Any], *, was: str, fix: str) -> None:
-        """Refuse to go on with a run of other data or settings; `noted` is what its folder says of it."""
-        if other := self.prepared.unlike(self.task.name, noted):
-            what = f"{was} other data (what differs: {', '.join(other)})"
-            raise EhrseqError(what, where=str(self.out), fix=fix)
-        if noted.get("fingerprint") != self.fingerprint:
-            raise EhrseqError(f"{was} other settings", where=str(self.out), fix=fix)
 
     def _fit_members(self, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> None:
         """One member after another, each a run of its own in `checkpoints/member-…`; then all of them as one run.
@@ -250,8 +207,8 @@ class Trainer:
             model.load_state_dict(load_model(member.out).state_dict())
             history += [{"member": number + 1, **row} for row in read_json_lines(member.out / HISTORY)]
             manifest = read_manifest(member.out, what=RUN.what)
-            told = ("seed", "best_epoch", "tuning_nll", "recalibration")
-            facts.append({key: manifest[key] for key in told if key in manifest})
+            kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
+            facts.append({key: manifest[key] for key in kept if key in manifest})
         nll = self.tuning_nll(ensemble.to(self.fabric.device))
         self._write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll})
 
@@ -265,7 +222,7 @@ class Trainer:
         return state
 
     def _save_when_due(self, checkpoints: Path, state: TrainingState) -> None:
-        """A checkpoint, unless the last one is fresh or the run is about to be written: what is lost is seconds."""
+        """Save a checkpoint, unless the last one is recent or the run is about to be written."""
         now = time.monotonic()
         if state.finished or now - self._saved_at < self.settings.checkpoint_seconds:
             return
@@ -349,7 +306,7 @@ class Trainer:
         self.ema.update(state.global_step)
 
     def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
-        """Judge the averaged weights on the tuning split; keep them when they are the best so far."""
+        """Evaluate the averaged weights on the tuning split; keep them if they are the best so far."""
         nll = self.tuning_nll(self.averaged)
         better = nll < state.best_nll - self.settings.min_gain
         if better:
@@ -400,12 +357,6 @@ class Trainer:
         }, files=[self.out / name for name in FILES], required=RUN_NEEDS)  # fmt: skip
 
 
-def _remove_own(checkpoints: Path) -> None:
-    """Remove the checkpoints of a finished run; a folder of that name without our mark is somebody else's."""
-    if (checkpoints / BEGUN).is_file():
-        remove_folder(checkpoints)
-
-
 def resampled(subjects: Ints, *, seed: int) -> Ints:
     """As many subjects, drawn with replacement: some twice or more, about a third of them not at all."""
     drawn: Ints = np.random.default_rng([seed, len(subjects)]).choice(subjects, len(subjects))
@@ -415,8 +366,3 @@ def resampled(subjects: Ints, *, seed: int) -> Ints:
 def hash_seed(seed: int, step: int) -> int:
     """A well-mixed seed for one step."""
     return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def write_history(out: Path, history: list[dict[str, Any]]) -> None:
-    """Write `history.jsonl`, one line an epoch."""
-    write_bytes(out / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())

@@ -1,4 +1,4 @@
-"""What a visit's codes say about one another: the masked-code objective, trained beside the hazards."""
+"""The masked-code objective: predict a code of a visit from its other codes. Trained beside the hazards."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.segments import to_device
 
-MOST_VISITS = 1024  # of one batch: each is told apart from all the others, so the cost is their square
+MOST_VISITS = 1024  # of one batch: the softmax compares each with all others, so the cost is quadratic
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class MaskedCodes(nn.Module):
         z_v = W_q LN(u_v),   k_c = W_k E_c,   loss_v = −log softmax over c of (z_v · k_c / √d), at v's own c
 
     over the different codes c taken in this batch, each as often as it was taken (an in-batch softmax, which learns
-    how much more often codes meet than by chance). Codes that belong together are so found without a single outcome;
-    hazards alone find pairs of codes only after the timeline has begun to learn subjects by heart (docs/decisions.md).
+    how much more often codes meet than by chance). It finds codes that belong together without any
+    outcome. Hazards alone find pairs of codes only after the timeline has begun to overfit (docs/decisions.md).
     It is BERT's masked token (Devlin et al. 2019; BEHRT: Li et al. 2020) within one visit, so it cannot see the
     future. Its own parameters live here: the trained model has none of them.
     """
@@ -59,7 +59,7 @@ class MaskedCodes(nn.Module):
         with torch.autocast(z.device.type, enabled=False):
             wide = torch.promote_types(z.dtype, torch.float32)
             scores = (z.to(wide) @ k.to(wide).T) * z.shape[1] ** -0.5
-            same = targets.unsqueeze(1) == targets  # its own code, taken from another visit, is no wrong answer
+            same = targets.unsqueeze(1) == targets  # its own code, taken from another visit, is not a wrong answer
             scores = scores.masked_fill(same.fill_diagonal_(False), float("-inf"))
             return F.cross_entropy(scores, torch.arange(len(targets), device=scores.device), reduction="sum")
 

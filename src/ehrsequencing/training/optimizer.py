@@ -1,4 +1,4 @@
-"""AdamW as this package uses it: what decays and how much, and how fast it learns."""
+"""The optimiser: AdamW, which weights decay and how much, and the learning rate of each step."""
 
 import math
 
@@ -12,7 +12,7 @@ def make_optimizer(model: nn.Module, settings: TrainingConfig, *, steps_per_epoc
     """Weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases.
 
     AdamW's weights are a moving average of its updates over 1/(learning rate · decay) steps. More subjects make more
-    steps an epoch; what should stay is the number of epochs that weights remember (Wang & Aitchison 2024, How to set
+    steps an epoch; the effective memory should stay constant in epochs (Wang & Aitchison 2024, How to set
     AdamW's weight decay as you scale model and dataset size). So beyond `decay_steps` an epoch, decay falls in
     proportion.
     """

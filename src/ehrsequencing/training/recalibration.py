@@ -1,7 +1,10 @@
-"""The last step of training: how bold the hazards are, fixed on the tuning split and folded into the head.
+"""Recalibration: log-hazards shifted and stretched, cause by cause, by what labelled prediction times say.
 
-Epochs end when the tuning NLL over all bins is least. By then some bins are still timid, others learned by heart
-already. Three numbers a cause fix that at no cost, for prediction sees an ordinary model (`docs/decisions.md`).
+    log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}
+
+Recalibrated hazards are hazards again: survival and all cumulative incidences still sum to one, which they would not if
+each risk were shifted on its own. The fit has two uses. Training ends with it, on all prediction times of the tuning
+split, and folds the result into the head. `ehrseq evaluate --recalibrate` fits it at landmarks and keeps it apart.
 """
 
 from collections.abc import Sequence
@@ -10,30 +13,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
 
 from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.records.grid import event_bin, exposure
+from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.training.feed import feed
-from ehrsequencing.training.hazard_regression import fit_hazards, inverse
 
-FEWEST_SUBJECTS = 10  # with the event: with fewer, nothing is known about a cause's hazards
+FEWEST = 10  # subjects with the event, below which a cause is left as it is
 MOST_ROWS = 200_000  # prediction times: of a larger tuning split every second subject is taken, or every third …
+_STEPS = 100
+_FLAT = 1e-9  # of the greatest curvature
 
 
 @dataclass(frozen=True)
-class BinRecalibration:
-    """`log λ'_{e,k} = a_{e,k} + b_{e,k} · log λ_{e,k}`, and the three numbers of each cause that it is made of.
+class Recalibration:
+    """What was fitted: a and b, and the three numbers of each cause that give them.
 
     Attributes:
         intercept: (E, K) a.
         slope: (E, K) b.
         level: (E,) ℓ, the shift of the log-hazard where it has its mean.
-        stretch: (E,) β, the stretch in the middle of the grid less 1.
+        stretch: (E,) β, the stretch in the middle of the grid, less 1.
         trend: (E,) γ, how much more the last bin is stretched than the middle one.
-        subjects: (E,) tuning subjects with the event, on which each cause's numbers rest.
+        subjects: (E,) subjects with the event; events, where subjects were not given.
     """
 
     intercept: Floats
@@ -58,28 +65,72 @@ class BinRecalibration:
         }
 
 
-def fit_bin_recalibration(
+class Recalibrated(SurvivalModel):
+    """A model, or an ensemble, with recalibrated hazards; the model inside is not changed.
+
+    Args:
+        model: With the `horizon` head.
+        intercept: a, one a cause (E,) or one a cause and bin (E, K).
+        slope: b, likewise.
+
+    Raises:
+        EhrseqError: The model has the `visit` head.
+
+    Example:
+        >>> from ehrsequencing.config import ModelConfig
+        >>> from ehrsequencing.models.build import build_model
+        >>> model = build_model(ModelConfig(vocab_size=10, size="small", causes=2)).eval()
+        >>> mask = torch.ones(1, 1, 2, dtype=torch.bool)
+        >>> batch = VisitBatch.from_padded(mask.long(), mask, torch.full((1, 1), 60.0), torch.zeros(1, 1), mask.any(-1))
+        >>> double = Recalibrated(model, [0.0, np.log(2.0)], [1.0, 1.0])
+        >>> (double(batch) - model(batch)).exp().flatten()
+        tensor([1., 2.], grad_fn=...)
+    """
+
+    intercept: Tensor
+    slope: Tensor
+
+    def __init__(self, model: SurvivalModel, intercept: ArrayLike, slope: ArrayLike) -> None:
+        nn.Module.__init__(self)  # not the base's check: the model inside has passed it
+        if model.config.head == "visit":
+            fix = "use a model with head=horizon"
+            raise EhrseqError("the visit head has no hazards per day", where="ModelConfig.head=visit", fix=fix)
+        self.config, self.model = model.config, model
+        for name, values in (("intercept", intercept), ("slope", slope)):
+            columns = np.asarray(values, dtype=np.float32).reshape(model.config.causes, -1)
+            self.register_buffer(name, torch.from_numpy(columns))
+        self.train(model.training)
+
+    def forward(self, batch: VisitBatch) -> Tensor:
+        """(N, causes, bins) log-hazards per day."""
+        logits: Tensor = self.model(batch)
+        return self.intercept + self.slope * logits
+
+
+# ---- the fit ---------------------------------------------------------------------------------------------------------
+
+
+def fit_recalibration(
     log_hazard: NDArray[np.floating],
     edges_days: Sequence[float],
     *,
     duration_days: Floats,
     cause: NDArray[np.integer],
     entry_days: NDArray[np.floating],
-    subject: NDArray[np.integer],
-    prior_sd: float,
-) -> BinRecalibration:
-    """How far log-hazards are to be shifted and stretched, by what labelled prediction times say.
+    subject: NDArray[np.integer] | None = None,
+    prior_sd: float | None = None,
+) -> Recalibration:
+    """Fit how far log-hazards are to be shifted and stretched, cause by cause, by the `horizon` likelihood.
 
         log λ'_{e,k} = η_{e,k} + ℓ_e + (β_e + γ_e s_k) · (η_{e,k} − m_{e,k})      s_k from −1 (first bin) to 1 (last)
 
-    m is the bin's mean of η, weighted by the events that η expects. θ = (ℓ, β, γ) is fitted by maximum likelihood,
-    cause by cause. Prediction times of one subject share their future, so its covariance V is the sandwich, summed by
-    subject (Lin & Wei 1989); and what is known of a trained model beforehand is that it is nearly right,
-    θ ~ N(0, `prior_sd`² I). The answer is the posterior mean by the normal approximation,
+    Without a prior, θ = (ℓ, β) has maximum likelihood, γ = 0, and m is one number a cause, so that a and b are the same
+    in all bins. With a prior, θ = (ℓ, β, γ), and m is the bin's mean of η, weighted by the events that η expects.
+    Prediction times of one subject share their future, so the covariance V of the maximum θ̂ is the sandwich, summed by
+    subject (Lin & Wei 1989). A trained model is nearly right, θ ~ N(0, τ² I) with τ = `prior_sd`, and the result is the
+    posterior mean by the normal approximation, which changes little where events are few:
 
-        θ* = τ² (τ² I + V)⁻¹ θ̂                                                  τ = `prior_sd`
-
-    so that few events change little.
+        θ* = τ² (τ² I + V)⁻¹ θ̂
 
     Args:
         log_hazard: (R, E, K) η, log-hazards per day.
@@ -87,32 +138,35 @@ def fit_bin_recalibration(
         duration_days: (R,) to the event or censoring.
         cause: (R,) 0 = censored, 1..E.
         entry_days: (R,) when exposure starts.
-        subject: (R,) whose prediction time it is.
-        prior_sd: τ.
+        subject: (R,) whose prediction time it is; None: each is of another subject.
+        prior_sd: τ; None: no prior.
     """
     n_causes, bins = log_hazard.shape[1:]
     days = exposure(edges_days, entry_days, duration_days)
     at = event_bin(edges_days, duration_days)
-    owner: Ints = np.unique(subject, return_inverse=True)[1]
+    owner: Ints = np.unique(np.arange(len(cause)) if subject is None else subject, return_inverse=True)[1]
     place = np.linspace(-1.0, 1.0, bins)
+    stretches = np.stack([np.ones(bins)] if prior_sd is None else [np.ones(bins), place])  # what β and γ multiply
     theta, intercept = np.zeros((n_causes, 3)), np.zeros((n_causes, bins))
     slope, subjects = np.ones((n_causes, bins)), np.zeros(n_causes, dtype=np.int64)
     for e in range(n_causes):
         events = np.flatnonzero(cause == e + 1)
         subjects[e] = len(np.unique(owner[events]))
-        if subjects[e] < FEWEST_SUBJECTS:
+        if subjects[e] < FEWEST:
             continue
         eta = log_hazard[:, e].astype(np.float64)
-        centre = _centres(eta, days)
-        found, covariance = _fit_cause(eta, eta - centre, place, days, events, at[events], owner)
-        theta[e] = prior_sd**2 * np.linalg.solve(prior_sd**2 * np.eye(3) + covariance, found)
+        centre = _centres(eta, days) if prior_sd is not None else np.full(bins, eta[events, at[events]].mean())
+        found, covariance = _fit_cause(eta, eta - centre, stretches, days, events, at[events], owner)
+        if prior_sd is not None:
+            found = np.asarray(prior_sd**2 * np.linalg.solve(prior_sd**2 * np.eye(3) + covariance, found))
+        theta[e, : len(found)] = found
         slope[e] = 1 + theta[e, 1] + theta[e, 2] * place
         intercept[e] = theta[e, 0] + (1 - slope[e]) * centre
-    return BinRecalibration(intercept, slope, theta[:, 0], theta[:, 1], theta[:, 2], subjects)
+    return Recalibration(intercept, slope, theta[:, 0], theta[:, 1], theta[:, 2], subjects)
 
 
 def _centres(eta: Floats, days: Floats) -> Floats:
-    """(K,) mean of η in each bin, weighted by expected events; plain where nobody is at risk."""
+    """(K,) mean of η in each bin, weighted by expected events; unweighted where nobody is at risk."""
     expected = days * np.exp(eta)
     total = expected.sum(axis=0)
     weighted = (expected * eta).sum(axis=0) / np.where(total > 0, total, 1.0)
@@ -120,28 +174,72 @@ def _centres(eta: Floats, days: Floats) -> Floats:
 
 
 def _fit_cause(
-    eta: Floats, x: Floats, place: Floats, days: Floats, events: Ints, at: Ints,
-    owner: Ints,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """θ̂ (3,) of one cause and its covariance (3, 3); η and x = η − m are (R, K)."""
+    eta: Floats, x: Floats, stretches: Floats, days: Floats, events: Ints, at: Ints, owner: Ints
+) -> tuple[Floats, Floats]:
+    """θ̂ (F,) of one cause and its covariance (F, F); η and x = η − m are (R, K), `stretches` (F − 1, K)."""
     row, column = np.nonzero(days)
-    seen = x[row, column]
-    features = np.stack([np.ones_like(seen), seen, seen * place[column]])
+    features = np.stack([np.ones(len(row)), *(x[row, column] * stretches[:, column])])
     offset = np.log(days[row, column]) + eta[row, column]
-    own = np.stack([np.ones(len(events)), x[events, at], x[events, at] * place[at]])  # (3, events)
-    theta, hessian = fit_hazards(features, offset, own.sum(axis=1), start=(0.0, 0.0, 0.0))
+    own = np.stack([np.ones(len(events)), *(x[events, at] * stretches[:, at])])  # (F, events)
+    theta, hessian = _fit_hazards(features, offset, own.sum(axis=1))
     expected = features * np.exp(offset + theta @ features)
     n = int(owner.max()) + 1
-    score = np.stack([
-        np.bincount(owner[row], expected[f], n) - np.bincount(owner[events], own[f], n) for f in range(3)
-    ])  # fmt: skip
-    bread = inverse(hessian)
+    score = np.stack(
+        [np.bincount(owner[row], seen, n) - np.bincount(owner[events], had, n)
+         for seen, had in zip(expected, own, strict=True)]
+    )  # fmt: skip
+    bread = _inverse(hessian)
     return theta, bread @ (score @ score.T) @ bread
+
+
+def _fit_hazards(features: Floats, offset: Floats, at_events: Floats) -> tuple[Floats, Floats]:
+    """Maximum likelihood of θ in `log λ = offset + Σ_f θ_f x_f`: a piecewise-exponential model is a Poisson one.
+
+        NLL(θ) = Σ_{cells} exp(offset + θ·x) − θ · Σ_{events} x
+
+    over all cells (prediction time × bin) with days at risk. It is convex, and Newton's method with step halving finds
+    the minimum. θ stays 0 in directions that change no cell (everybody has the same hazard).
+
+    Args:
+        features: (F, n) x of each cell.
+        offset: (n,) of the log-hazard, plus the log of the days at risk.
+        at_events: (F,) sum of x over the cells of the events.
+
+    Returns:
+        θ (F,), and the NLL's Hessian there (F, F).
+    """
+
+    def loss(theta: Floats) -> float:
+        return float(np.exp(offset + theta @ features).sum() - theta @ at_events)
+
+    theta = np.zeros(len(features))
+    hessian = np.zeros((len(theta), len(theta)))
+    with np.errstate(over="ignore"):
+        for _ in range(_STEPS):
+            expected = np.exp(offset + theta @ features)
+            gradient = features @ expected - at_events
+            hessian = (features * expected) @ features.T
+            step = -_inverse(hessian) @ gradient
+            size, before = 1.0, loss(theta)
+            while not loss(theta + size * step) <= before and size > 1e-9:
+                size /= 2
+            theta = theta + size * step
+            if np.abs(step).max() < 1e-10:
+                break
+    return theta, hessian
+
+
+def _inverse(hessian: Floats) -> Floats:
+    """Inverse of a symmetric matrix; zero along directions in which it is flat."""
+    return np.asarray(np.linalg.pinv(hessian, rcond=_FLAT, hermitian=True))
+
+
+# ---- on a model ------------------------------------------------------------------------------------------------------
 
 
 def recalibrate_head(
     model: SurvivalModel, loader: SubjectLoader, *, prior_sd: float, visit_budget: int, device: torch.device
-) -> BinRecalibration:
+) -> Recalibration:
     """Fit on all prediction times of a split, and fold the result into the model's head.
 
     Args:
@@ -153,7 +251,7 @@ def recalibrate_head(
     """
     rows = loader.rows
     row, eta = labelled_log_hazards(model, loader, visit_budget=visit_budget, device=device)
-    fitted = fit_bin_recalibration(
+    fitted = fit_recalibration(
         eta, model.config.edges_days, duration_days=rows.duration_days[row],
         cause=rows.cause[row], entry_days=rows.entry_days[row],
         subject=rows.subject[row], prior_sd=prior_sd,

@@ -1,4 +1,4 @@
-"""What a model's settings leave to the data: vocabulary, causes, the hazard's grid and where it starts."""
+"""Fill in the model settings that the data decides: vocabulary, causes, the time grid and the initial hazards."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import numpy as np
 
 from ehrsequencing.config import ModelConfig, TaskConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.grid import cohort_hazards, grid_edges
+from ehrsequencing.records.grid import grid_edges
+from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 
@@ -43,7 +44,7 @@ def resolve_model(
 
 
 def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> ModelConfig:
-    """The settings with what the data decides; to ask for something else there is an error, not a wish."""
+    """The settings with what the data decides; a different value given by the user raises an error."""
     for name, value in filled.items():
         if getattr(model, name) not in (ModelConfig.model_fields[name].default, value):
             fix = "leave it out; values.mode and values.bins are settings of ehrseq prepare"

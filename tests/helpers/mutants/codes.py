@@ -126,12 +126,12 @@ def a_sum_is_a_mean(patch: Patch) -> None:
 
 @mutant("reference: scaled_sum")
 def a_scaled_sum_is_not_scaled(patch: Patch) -> None:
-    forward = visit_encoder.SumPoolingVisitEncoder.forward
+    forward = visit_encoder.ScaledSumVisitEncoder.forward
 
-    def unscaled(self: visit_encoder.SumPoolingVisitEncoder, e: embeddings.CodeVectors, batch: VisitBatch) -> Tensor:
+    def unscaled(self: visit_encoder.ScaledSumVisitEncoder, e: embeddings.CodeVectors, batch: VisitBatch) -> Tensor:
         return forward(self, e, batch) * batch.codes_per_visit.clamp(min=1).double().sqrt().unsqueeze(1)
 
-    patch.setattr(visit_encoder.SumPoolingVisitEncoder, "forward", unscaled)
+    patch.setattr(visit_encoder.ScaledSumVisitEncoder, "forward", unscaled)
 
 
 @mutant("reference: max")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ehrsequencing import batch as batch_module
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.models import survival
+from ehrsequencing.models import hazards
 from helpers.mutants import SAMPLE, Mutants, Patch
 from helpers.strategies import Padded, pad
 
@@ -108,8 +108,8 @@ def a_censored_visit_counts_as_survived(patch: Patch) -> None:
         nll = torch.where(cause > 0, F.softplus(-logits), F.softplus(logits))
         return nll.masked_fill(~at_risk, 0.0)
 
-    patch.setattr(survival, "visit_nll_terms", terms)
-    patch.setattr("ehrsequencing.models.base.visit_nll_terms", terms)
+    patch.setattr("helpers.likelihood_checks.visit_nll", terms)
+    patch.setattr("ehrsequencing.models.base.visit_nll", terms)
 
 
 @mutant("enumerated", "reference: visit head")
@@ -117,9 +117,9 @@ def the_event_index_is_one_off(patch: Patch) -> None:
     def terms(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
         return right(logits.roll(1), at_risk, cause=cause, subject_offsets=subject_offsets)
 
-    right = survival.visit_nll_terms
-    patch.setattr(survival, "visit_nll_terms", terms)
-    patch.setattr("ehrsequencing.models.base.visit_nll_terms", terms)
+    right = hazards.visit_nll
+    patch.setattr("helpers.likelihood_checks.visit_nll", terms)
+    patch.setattr("ehrsequencing.models.base.visit_nll", terms)
 
 
 @mutant("reference", "integral")
@@ -127,7 +127,7 @@ def the_entry_is_ignored(patch: Patch) -> None:
     def nll(logits: Tensor, edges_days: tuple[float, ...], **labels: Tensor) -> Tensor:
         return right(logits, edges_days, **{**labels, "entry_days": None})
 
-    right = survival.horizon_nll
+    right = hazards.horizon_nll
     patch.setattr("ehrsequencing.models.base.horizon_nll", nll)
     patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
 
@@ -139,7 +139,7 @@ def an_event_on_an_edge_belongs_to_the_bin_above(patch: Patch) -> None:
     def right(x: Tensor, edges: Tensor, **kwargs: bool) -> Tensor:
         return bucketize(x, edges, right=True)
 
-    patch.setattr(survival.torch, "bucketize", right)
+    patch.setattr(hazards.torch, "bucketize", right)
 
 
 @mutant("reference", "integral")
@@ -147,7 +147,7 @@ def the_causes_are_swapped(patch: Patch) -> None:
     def nll(logits: Tensor, edges_days: tuple[float, ...], *, cause: Tensor, **labels: Tensor) -> Tensor:
         return right(logits, edges_days, cause=(cause > 0) * (logits.shape[1] + 1 - cause), **labels)
 
-    right = survival.horizon_nll
+    right = hazards.horizon_nll
     patch.setattr("ehrsequencing.models.base.horizon_nll", nll)
     patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
 
@@ -158,13 +158,13 @@ def competing_hazards_are_left_out(patch: Patch) -> None:
         own = (cause.clamp(min=1) - 1).view(-1, 1, 1).expand(-1, 1, logits.shape[2])
         return right(logits.gather(1, own), edges_days, cause=cause.clamp(max=1), **labels)
 
-    right = survival.horizon_nll
+    right = hazards.horizon_nll
     patch.setattr("ehrsequencing.models.base.horizon_nll", nll)
     patch.setattr("helpers.likelihood_checks.horizon_nll", nll)
 
 
 def risks(patch: Patch, change: Callable[..., Tensor]) -> None:
-    right = survival.cumulative_incidence
+    right = hazards.cumulative_incidence
     patch.setattr("helpers.likelihood_checks.cumulative_incidence", lambda *a, **k: change(right, *a, **k))
 
 
@@ -197,7 +197,7 @@ def survival_by_a_difference_of_sums(patch: Patch) -> None:
         share, total = logits.softmax(1), logits.logsumexp(1).exp()
         found = []
         for horizon in times["horizons_days"]:
-            days = survival._overlap(edges, torch.zeros(1).double(), torch.full((1,), horizon).double())
+            days = hazards.exposure(edges, torch.zeros(1).double(), torch.full((1,), horizon).double())
             hazard = total * days
             before = (hazard - hazard.cumsum(1)).exp()
             found.append((share * (before * -torch.expm1(-hazard)).unsqueeze(1)).sum(2))
@@ -208,7 +208,7 @@ def survival_by_a_difference_of_sums(patch: Patch) -> None:
 
 @mutant("extremes")
 def the_exponential_has_no_tangent(patch: Patch) -> None:
-    patch.setattr(survival, "_tangent_exp", torch.exp)
+    patch.setattr(hazards, "_tangent_exp", torch.exp)
 
 
 @mutant("extremes")
@@ -217,4 +217,4 @@ def clamp_then_log(patch: Patch) -> None:
         h = torch.sigmoid(logits).clamp(1e-7, 1 - 1e-7)
         return torch.where(cause > 0, -h.log(), -(1 - h).log()).float()
 
-    patch.setattr(survival, "visit_nll_terms", terms)
+    patch.setattr("helpers.likelihood_checks.visit_nll", terms)

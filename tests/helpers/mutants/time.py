@@ -248,9 +248,9 @@ def gates_are_in_another_order(patch: Patch) -> None:
 # ---- tokens of the flat model ----------------------------------------------------------------------------------------
 
 
-def tokens(patch: Patch, change: Callable[[embeddings.Tokens, VisitBatch], embeddings.Tokens]) -> None:
-    right = embeddings.Tokens.of
-    patch.setattr(embeddings.Tokens, "of", lambda batch: change(right(batch), batch))
+def tokens(patch: Patch, change: Callable[[behrt.Tokens, VisitBatch], behrt.Tokens]) -> None:
+    right = behrt.Tokens.of
+    patch.setattr(behrt.Tokens, "of", lambda batch: change(right(batch), batch))
 
 
 @mutant("reference: flat", "reference: flat sinusoidal")
@@ -265,7 +265,7 @@ def positions_go_on_over_subjects(patch: Patch) -> None:
 
 @mutant("reference: flat", "queries: flat")
 def tokens_of_queries_take_positions(patch: Patch) -> None:
-    def counted(t: embeddings.Tokens, batch: VisitBatch) -> embeddings.Tokens:
+    def counted(t: behrt.Tokens, batch: VisitBatch) -> behrt.Tokens:
         first = t.offsets[batch.subject_offsets[batch.subject_of_visit[t.row]]]
         return replace(t, place=torch.arange(len(t.row)) - first)
 
@@ -289,14 +289,14 @@ def codes_stand_in_the_next_codes_token(patch: Patch) -> None:
 
 
 def flat_visit_ids(patch: Patch, make: Callable[[VisitBatch], Tensor]) -> None:
-    forward = embeddings.BEHRTEmbedding.forward
+    forward = behrt.BEHRTEmbedding.forward
 
-    def wrong(self: embeddings.BEHRTEmbedding, batch: VisitBatch, t: embeddings.Tokens) -> Tensor:
+    def wrong(self: behrt.BEHRTEmbedding, batch: VisitBatch, t: behrt.Tokens) -> Tensor:
         other = replace(batch)
         other.__dict__["visit_index"] = make(batch)
         return forward(self, other, t)
 
-    patch.setattr(embeddings.BEHRTEmbedding, "forward", wrong)
+    patch.setattr(behrt.BEHRTEmbedding, "forward", wrong)
 
 
 @mutant("reference: flat", "composition: flat")
@@ -309,7 +309,7 @@ def queries_take_visit_ids(patch: Patch) -> None:
     flat_visit_ids(patch, lambda b: torch.arange(b.n_visits) - b.subject_offsets[b.subject_of_visit])
 
 
-def aggregated(patch: Patch, change: Callable[[Tensor, embeddings.Tokens], Tensor]) -> None:
+def aggregated(patch: Patch, change: Callable[[Tensor, behrt.Tokens], Tensor]) -> None:
     patch.setattr(behrt.BEHRTForSurvival, "aggregate_visits", staticmethod(change))
 
 
@@ -323,7 +323,7 @@ def visits_are_summed_not_averaged(patch: Patch) -> None:
 def visits_are_averaged_over_the_longest(patch: Patch) -> None:
     right = behrt.BEHRTForSurvival.aggregate_visits
 
-    def padded(states: Tensor, t: embeddings.Tokens) -> Tensor:
+    def padded(states: Tensor, t: behrt.Tokens) -> Tensor:
         counts = t.offsets.diff()
         return right(states, t) * (counts / max([1, *counts.tolist()])).unsqueeze(1)
 
@@ -334,7 +334,7 @@ def visits_are_averaged_over_the_longest(patch: Patch) -> None:
 def visits_take_the_next_ones_first_token(patch: Patch) -> None:
     right = behrt.BEHRTForSurvival.aggregate_visits
 
-    def shifted(states: Tensor, t: embeddings.Tokens) -> Tensor:
+    def shifted(states: Tensor, t: behrt.Tokens) -> Tensor:
         return right(states.roll(-1, 0), t)
 
     aggregated(patch, shifted)

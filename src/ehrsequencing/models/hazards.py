@@ -1,82 +1,53 @@
-"""Module 5: states → hazards, and the likelihoods as pure functions on logits (docs: SCIENCE, two heads).
+"""Formulas of both heads as pure functions of logits: likelihood, cumulative incidence, exposure (SCIENCE.md §3).
 
-Time axes: bin k of the `horizon` head covers `[τ_{k-1}, τ_k)` days after the prediction time, with τ_0 = 0, the inner
-edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin.
+The `horizon` head has hazards per day that are constant in each of K bins. Bin k covers `[τ_{k-1}, τ_k)` days after the
+prediction time, with τ_0 = 0, the inner edges `edges_days` = τ_1 … τ_{K-1}, and an open last bin. `records/hazards.py`
+has the same formulas in NumPy, for hazards per day instead of logits; a test compares the two.
 """
 
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.segments import constant, dropout
+from ehrsequencing.models.segments import constant
 
-LINEAR_ABOVE = 20.0  # beyond a hazard of e^20 per day, exp goes on as its tangent: losses and gradients stay finite
-SMALLEST_HAZARD = 1e-8  # per day; where the head's bias starts in a bin without events
-
-
-class HazardHead(nn.Module):
-    """MLP hazard head: `W2·gelu(W1·LN(z))`, on logits.
-
-    `horizon`: (N, causes, bins) log-hazards per day. `visit`: (N,) logits of the hazard of the interval after v.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.shape = () if config.head == "visit" else (config.causes, config.bins)
-        self.norm = nn.LayerNorm(config.dim)
-        self.W1 = nn.Linear(config.dim, config.dim)
-        self.dropout = config.dropout
-        self.W2 = nn.Linear(config.dim, config.causes * config.bins)
-        nn.init.normal_(self.W2.weight, std=0.1 * config.dim**-0.5)  # starts near its bias
-        nn.init.zeros_(self.W2.bias)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """(N, d) → (N, causes, bins) or, for the `visit` head, (N,)."""
-        hidden = dropout(F.gelu(self.W1(self.norm(z))), self.dropout, training=self.training)
-        logits: Tensor = self.W2(hidden)
-        return logits.view(len(z), *self.shape)
-
-    def set_bias(self, hazards: Tensor) -> None:
-        """Start at the training cohort's own hazards.
-
-        Args:
-            hazards: `horizon`: (causes, bins) events per day at risk, floored at 1e-8. `visit`: one probability (any
-                shape of one element).
-
-        Raises:
-            EhrseqError: The shape is not the head's, or a number is negative or not finite.
-        """
-        if hazards.numel() != self.W2.bias.numel() or (self.shape and hazards.shape != self.shape):
-            raise EhrseqError(
-                f"expected shape {self.shape or (1,)}, got {tuple(hazards.shape)}", where="HazardHead.set_bias(hazards)"
-            )
-        if not bool((hazards.isfinite() & (hazards >= 0)).all()):
-            raise EhrseqError("hazards must be finite and not negative", where="HazardHead.set_bias(hazards)")
-        flat = hazards.double().flatten()
-        bias = flat.clamp(min=SMALLEST_HAZARD).log() if self.shape else torch.logit(flat, eps=SMALLEST_HAZARD)
-        with torch.no_grad():
-            self.W2.bias.copy_(bias)
-
-    def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:
-        """From now on `η' = intercept + slope · η`, both (causes, bins); errors as of `SurvivalModel.recalibrate`."""
-        for name, values in {"intercept": intercept, "slope": slope}.items():
-            if not self.shape or values.shape != self.shape or not bool(values.isfinite().all()):
-                what = f"expected finite numbers of shape {self.shape}, got {tuple(values.shape)}"
-                raise EhrseqError(what if self.shape else "the visit head has no hazards per day", where=name)
-        with torch.no_grad():
-            self.W2.weight.mul_(slope.reshape(-1, 1))
-            self.W2.bias.mul_(slope.flatten()).add_(intercept.flatten())
+LINEAR_ABOVE = 20.0  # above a hazard of e^20 per day exp continues as its tangent, which keeps gradients finite
 
 
 # ---- the `visit` head ------------------------------------------------------------------------------------------------
 
 
-def visit_nll_terms(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
-    """Each visit's part of `visit_nll`: (N,), 0 where not at risk. Arguments and errors as there."""
+def visit_nll(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
+    """Discrete-time NLL with one hazard per visit; summed over a subject's visits it is the subject's NLL.
+
+        h_v = σ(η_v) = P(event in (end_v, end_{v+1}] | at risk, history ≤ v)
+        NLL_i = − Σ_{v < e} log(1 − h_v) − δ · log h_e          sums over the subject's at-risk visits, e the last
+
+    δ = 1 where `cause[e] > 0`: the event falls in the interval after e. With δ = 0 the interval of e was not fully
+    observed and contributes nothing.
+
+    Args:
+        logits: (N,) η; may be anything in rows that are not at risk.
+        at_risk: (N,) real visits at risk. Queries have no interval and must not be among them.
+        cause: (N,) 0, or 1 on the last at-risk visit of a subject with the event.
+        subject_offsets: (S+1,) subject s has the rows `subject_offsets[s]:subject_offsets[s+1]`.
+
+    Returns:
+        (N,) each visit's term, in at least float32; 0 where not at risk.
+
+    Raises:
+        EhrseqError: A cause above 1 or below 0, or an event elsewhere than on the last at-risk visit.
+
+    Example:
+        Hazards ½ at three visits and an event after the third: −log ½ three times.
+
+        >>> at_risk, cause = torch.tensor([True, True, True]), torch.tensor([0, 0, 1])
+        >>> visit_nll(torch.zeros(3), at_risk, cause=cause, subject_offsets=torch.tensor([0, 3]))
+        tensor([0.6931, 0.6931, 0.6931])
+    """
     _check_visit_labels(logits, at_risk, cause, subject_offsets)
     ends = subject_offsets[1:]
     subject = torch.bucketize(torch.arange(len(logits), device=ends.device), ends, right=True)
@@ -84,50 +55,15 @@ def visit_nll_terms(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_o
     is_last = at_risk & (before[1:] == before[ends[subject]])
     event = at_risk & (cause > 0)
     if _can_be_read(event) and bool((event & ~is_last).any()):
-        raise EhrseqError(
-            "an event stands on a visit that is not the subject's last at risk",
-            where="cause",
-            fix="put the cause on the last at-risk visit only",
-        )
+        what = "an event is on a visit that is not the subject's last at risk"
+        raise EhrseqError(what, where="cause", fix="put the cause on the last at-risk visit only")
     eta = logits.masked_fill(~at_risk, 0.0).to(torch.promote_types(logits.dtype, torch.float32))
     terms = torch.where(is_last, event * F.softplus(-eta), F.softplus(eta))
     return terms.masked_fill(~at_risk, 0.0)
 
 
-def visit_nll(logits: Tensor, at_risk: Tensor, *, cause: Tensor, subject_offsets: Tensor) -> Tensor:
-    """Discrete-time NLL of each subject, one hazard per visit (the seeds' loss, on logits).
-
-        h_v = σ(η_v) = P(event in (end_v, end_{v+1}] | at risk, history ≤ v)
-        NLL_i = − Σ_{v < e} log(1 − h_v) − δ · log h_e          sums over the subject's at-risk visits, e the last
-
-    δ = 1 where `cause[e] > 0`: the event falls in the interval after e. With δ = 0, e's own interval was not fully
-    observed and adds nothing.
-
-    Args:
-        logits: (N,) η; of rows not at risk, anything.
-        at_risk: (N,) real visits at risk. Queries have no interval and must not be among them.
-        cause: (N,) 0, or 1 on the last at-risk visit of a subject with the event.
-        subject_offsets: (S+1,) subject s owns rows `subject_offsets[s]:subject_offsets[s+1]`.
-
-    Returns:
-        (S,) in at least float32; 0 for a subject never at risk.
-
-    Raises:
-        EhrseqError: A cause above 1 or below 0, or an event elsewhere than on the last at-risk visit.
-
-    Example:
-        Hazards ½ at three visits, the event after the third: −log ½ three times.
-
-        >>> at_risk, cause = torch.tensor([True, True, True]), torch.tensor([0, 0, 1])
-        >>> visit_nll(torch.zeros(3), at_risk, cause=cause, subject_offsets=torch.tensor([0, 3]))
-        tensor([2.0794])
-    """
-    terms = visit_nll_terms(logits, at_risk, cause=cause, subject_offsets=subject_offsets)
-    return torch.segment_reduce(terms, "sum", offsets=subject_offsets)
-
-
 def _can_be_read(tensor: Tensor) -> bool:
-    """Labels are checked on the CPU; elsewhere each look at a number would wait for the device."""
+    """Labels are checked on the CPU only: elsewhere reading a number would wait for the device."""
     return tensor.device.type == "cpu"
 
 
@@ -138,9 +74,9 @@ def _check_visit_labels(logits: Tensor, at_risk: Tensor, cause: Tensor, subject_
     if not _can_be_read(cause):
         return
     if bool(((cause < 0) | (cause > 1)).any()):
-        raise EhrseqError("the visit head knows the causes 0 and 1", where="cause", fix="use the horizon head")
+        raise EhrseqError("the visit head has the causes 0 and 1 only", where="cause", fix="use the horizon head")
     if bool(((cause > 0) & ~at_risk).any()):
-        raise EhrseqError("an event stands on a visit that is not at risk", where="cause", fix="correct the labels")
+        raise EhrseqError("an event is on a visit that is not at risk", where="cause", fix="correct the labels")
 
 
 # ---- the `horizon` head ----------------------------------------------------------------------------------------------
@@ -158,10 +94,10 @@ def horizon_nll(
 
         NLL_p = Σ_e Σ_k λ_{e,k} · |[τ_{k−1}, τ_k) ∩ [entry, duration)|  −  Σ_e 1[cause = e] · log λ_{e, k(duration)}
 
-    with k(t) the bin of `τ_{k−1} < t ≤ τ_k`: an event at an edge counts where its exposure lies.
+    with k(t) the bin of `τ_{k−1} < t ≤ τ_k`: an event at an edge belongs to the bin that ends there, like its exposure.
 
     Args:
-        logits: (N, E, K) log-hazards. Above 20 the exponential goes on as its tangent.
+        logits: (N, E, K) log-hazards per day. Above 20 the exponential continues as its tangent.
         edges_days: The K − 1 inner edges τ_1 < … < τ_{K−1}.
         duration_days: (N,) days to event or censoring.
         cause: (N,) 0 = censored, else 1..E.
@@ -184,8 +120,8 @@ def horizon_nll(
     entry_days = torch.zeros_like(duration_days) if entry_days is None else entry_days
     _check_horizon_labels(logits, entry_days, duration_days, cause)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    exposure = _overlap(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)  # (N, K)
-    cumulative = torch.einsum("nek,nk->n", _tangent_exp(logits), exposure)
+    days = exposure(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)  # (N, K)
+    cumulative = torch.einsum("nek,nk->n", _tangent_exp(logits), days)
     bin_of = torch.bucketize(duration_days.double(), _inner(edges_days, duration_days))  # τ_{k−1} < T ≤ τ_k
     at_event = logits.flatten(1).gather(1, ((cause - 1).clamp(min=0) * logits.shape[2] + bin_of).unsqueeze(1))
     return cumulative - at_event.squeeze(1) * (cause > 0)
@@ -237,7 +173,7 @@ def cumulative_incidence(
     start = start.expand(len(logits))
     risks = []
     for horizon in horizons:
-        hazard = total * _overlap(edges_days, start, horizon.expand(len(logits)))  # (N, K) within each bin
+        hazard = total * exposure(edges_days, start, horizon.expand(len(logits)))  # (N, K) within each bin
         survival = F.pad(-hazard.cumsum(1)[:, :-1], (1, 0)).exp()  # at the start of each bin
         risks.append((share * (survival * -torch.expm1(-hazard)).unsqueeze(1)).sum(2))
     return torch.stack(risks, 2) if risks else logits.new_zeros(*logits.shape[:2], 0)
@@ -252,8 +188,8 @@ def _inner(edges_days: Sequence[float], like: Tensor) -> Tensor:
     return constant(tuple(edges_days), torch.float64, like.device)
 
 
-def _overlap(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor:
-    """Days of each bin inside `[start, stop)`: (N,) and (N,) → (N, K)."""
+def exposure(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor:
+    """Days of each bin inside `[start, stop)`, `|[τ_{k−1}, τ_k) ∩ [start, stop)|`: (N,) and (N,) → (N, K)."""
     lower = torch.cat([start.new_zeros(1), _inner(edges_days, start)])
     upper = torch.cat([lower[1:], start.new_full((1,), float("inf"))])
     return (torch.minimum(stop.unsqueeze(1), upper) - torch.maximum(start.unsqueeze(1), lower)).clamp(min=0)

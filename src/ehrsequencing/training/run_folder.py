@@ -1,0 +1,85 @@
+"""The folder of a run while it trains: started, resumed or refused, and what is removed at the end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.storage import (
+    HISTORY,
+    RUN,
+    UNFINISHED_RUN,
+    is_json_of,
+    is_temporary,
+    read_json,
+    read_manifest,
+    remove_folder,
+    require_name,
+    sweep_temporaries,
+    write_bytes,
+    write_json,
+)
+
+BEGUN = "begun.json"  # among the checkpoints: what the run was started with
+
+
+class RunFolder:
+    """Guards the output folder of one training run.
+
+    Args:
+        out: The folder.
+        prepared: What the run is trained on.
+        task_name: Its task.
+        fingerprint: Digest of what a resumed run must share with its start.
+    """
+
+    def __init__(self, out: Path, prepared: Prepared, task_name: str, fingerprint: str) -> None:
+        self.out, self.prepared, self.task_name, self.fingerprint = out, prepared, task_name, fingerprint
+        self.checkpoints = out / "checkpoints"
+
+    def check_finished(self) -> None:
+        """Refuse a finished run of other settings or data."""
+        manifest = read_manifest(self.out, what=RUN.what)
+        if manifest.get("kind") != RUN.name:
+            raise EhrseqError(f"holds something other than {RUN.what}", where=str(self.out), fix="name another folder")
+        fix = "name another folder for a run with other settings or data"
+        self._require_own(manifest, was="holds a finished run made with", fix=fix)
+        sweep_temporaries(self.out)
+
+    def begin(self, *, resume: bool) -> None:
+        """Mark the folder as this run's; refuse a folder that holds another run or other files."""
+        mark = self.checkpoints / BEGUN
+        require_name(self.out)
+        if self.out.exists() and not self.out.is_dir():
+            raise EhrseqError("is a file", where=str(self.out), fix="name a folder")
+        if not resume and self.out.is_dir() and any(self.out.iterdir()):
+            fix = "name another folder, or add --resume to go on with this run"
+            raise EhrseqError("is not empty", where=str(self.out), fix=fix)
+        if is_json_of(mark, UNFINISHED_RUN):
+            fix = "resume with the settings and data that it was started with, or start in an empty folder"
+            self._require_own(read_json(mark), was="was started with", fix=fix)
+            return
+        if self.out.is_dir() and any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
+            what = "is not empty, and holds no run that this version of ehrseq train started"
+            raise EhrseqError(what, where=str(self.out), fix="name another folder")
+        identity = self.prepared.identity(self.task_name)
+        write_json(mark, {**UNFINISHED_RUN.facts, "fingerprint": self.fingerprint, **identity})
+
+    def _require_own(self, noted: dict[str, Any], *, was: str, fix: str) -> None:
+        """Refuse to continue a run of other data or settings; `noted` is what its folder records."""
+        if other := self.prepared.unlike(self.task_name, noted):
+            what = f"{was} other data (what differs: {', '.join(other)})"
+            raise EhrseqError(what, where=str(self.out), fix=fix)
+        if noted.get("fingerprint") != self.fingerprint:
+            raise EhrseqError(f"{was} other settings", where=str(self.out), fix=fix)
+
+    def remove_checkpoints(self) -> None:
+        """Remove the checkpoints of a finished run; a folder of that name without our mark is left alone."""
+        if (self.checkpoints / BEGUN).is_file():
+            remove_folder(self.checkpoints)
+
+
+def write_history(out: Path, history: list[dict[str, Any]]) -> None:
+    """Write `history.jsonl`, one line an epoch."""
+    write_bytes(out / HISTORY, "".join(json.dumps(row) + "\n" for row in history).encode())

@@ -1,0 +1,131 @@
+"""A new visit encoder is one class: settings accept its name, models train with it, and a saved model keeps it.
+
+Settings load without torch, so they read the parts of this package from source; importing must declare the same.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ehrsequencing as eh
+from ehrsequencing.batch import VisitBatch
+from ehrsequencing.config import StudyConfig, load_study
+from ehrsequencing.config.parts import KINDS, Part, declared_in, visit_encoder
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models import build
+from ehrsequencing.models.embeddings import CodeVectors
+from ehrsequencing.models.segments import segment_softmax
+from helpers.strategies import VOCAB, pack, sample_records
+
+
+@pytest.fixture(autouse=True)
+def _forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visit_encoder, "parts", dict(visit_encoder.parts))
+    monkeypatch.setattr(visit_encoder, "_classes", dict(visit_encoder._classes))
+
+
+def declare() -> type[nn.Module]:
+    @eh.visit_encoder("loudest", uses=("scorer",))
+    class LoudestCode(nn.Module):
+        """The codes of a visit, weighted by how loud they are."""
+
+        def __init__(self, config: eh.ModelConfig) -> None:
+            super().__init__()
+            self.loudness = nn.Linear(config.dim, 1)
+
+        def forward(self, codes: CodeVectors, batch: VisitBatch) -> Tensor:
+            e = codes.expand()
+            weights = segment_softmax(self.loudness(e).squeeze(1), batch.visit_offsets, batch.visit_of_code)
+            return torch.zeros(batch.n_visits, e.shape[1]).index_add(0, batch.visit_of_code, weights.unsqueeze(1) * e)
+
+    return LoudestCode
+
+
+def test_one_class_trains_a_step_and_is_kept(tmp_path: Path) -> None:
+    LoudestCode = declare()
+    config = eh.ModelConfig(
+        vocab_size=VOCAB, dim=8, heads=2, layers=1, visit_encoder="loudest", causes=2, edges_days=(30.0,)
+    )
+    torch.manual_seed(0)
+    model, batch = build.build_model(config), pack(sample_records())
+    batch = VisitBatch(**{name: x.float() if isinstance(x, Tensor) and x.dtype == torch.float64 else x
+                          for name, x in vars(batch).items() if name in VisitBatch.__dataclass_fields__})  # fmt: skip
+    assert isinstance(model.visit_encoder.pooling, LoudestCode)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = model.loss(batch)
+    before.backward()
+    assert model.visit_encoder.pooling.loudness.weight.grad.abs().max() > 0
+    optimizer.step()
+    model.eval()
+    assert model.loss(batch) < before
+    model.save_pretrained(tmp_path)
+    again = build.load_model(tmp_path)
+    assert isinstance(again.visit_encoder.pooling, LoudestCode)
+    assert torch.equal(again(batch), model(batch))
+
+
+def test_a_run_is_trained_with_it_by_the_settings_alone(
+    sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    from ehrsequencing.records.prepared import Prepared
+    from ehrsequencing.run import Run
+    from ehrsequencing.training.loop import Trainer
+
+    declare()
+    tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
+    study = load_study(None, [*tiny, "model.visit_encoder=loudest"])
+    Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study).fit()
+    assert Run(tmp_path / "run").model.config.visit_encoder == "loudest"
+
+
+def test_settings_refuse_what_it_does_not_use() -> None:
+    declare()
+    assert load_study(None, ["model.visit_encoder=loudest", "model.scorer=bottleneck"]).model.scorer == "bottleneck"
+    with pytest.raises(EhrseqError, match="visit_layers=2 belongs to visit_encoder=transformer"):
+        load_study(None, ["model.visit_encoder=loudest", "model.visit_layers=2"])
+    with pytest.raises(EhrseqError, match="belongs to visit_encoder=attention or visit_encoder=loudest"):
+        load_study(None, ["model.visit_encoder=mean", "model.scorer=bottleneck"])
+
+
+def test_a_name_that_nobody_declared_is_refused_with_the_names_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(
+        EhrseqError, match=r"model\.visit_encoder: 'loudest' is not one of attention, .*; if it is your own, import"
+    ):
+        load_study(None, ["model.visit_encoder=loudest"])
+    config = eh.ModelConfig(visit_encoder="mean", dim=8, heads=2, layers=1)
+    build.build_model(config).save_pretrained(tmp_path)
+    text = (tmp_path / "config.json").read_text().replace('"mean"', '"loudest"')
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(EhrseqError, match="'loudest' is not one of"):
+        build.load_model(tmp_path)
+
+
+def test_a_taken_name_is_refused() -> None:
+    with pytest.raises(EhrseqError, match="is the name of another part"):
+        eh.visit_encoder("mean")(type("Mine", (nn.Module,), {}))
+    assert declare() is not declare()  # again in a notebook: the last one counts
+
+
+def test_a_declaration_is_read_from_source_as_python_reads_it() -> None:
+    source = "@visit_encoder('a', uses=('scorer',), relates_codes=True)\n@visit_encoder('b')\nclass A: ...\n"
+    assert list(declared_in(source, "visit_encoder")) == [("a", Part(("scorer",), relates_codes=True)), ("b", Part())]
+    assert not list(declared_in(source, "timeline"))
+    for kind in KINDS:
+        from_source = dict(type(kind)(kind.setting).parts)
+        assert from_source
+        for name in from_source:
+            kind.class_of(name)  # imports its module, whose decorator declares it again
+        assert kind.parts == from_source
+
+
+def test_settings_know_all_parts_without_torch() -> None:
+    code = (
+        "import sys; from ehrsequencing import ModelConfig, visit_encoder\n"
+        "c = ModelConfig(visit_encoder='transformer', visit_layers=2, timeline='lstm')\n"
+        "assert c.history_dropout == 0 and c.relates_codes and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
