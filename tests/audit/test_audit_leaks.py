@@ -13,6 +13,7 @@ import torch
 from test_audit_codes import PLANTED as PLANTED_CODES
 
 import ehrsequencing.records.encoding as encoding_room
+import ehrsequencing.records.record as record_room
 import ehrsequencing.records.vocabulary_fit as fit_room
 import ehrsequencing.training.loop as loop_room
 import ehrsequencing.training.resolve as resolve_room
@@ -199,14 +200,14 @@ def stays_known_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPa
 @planted("tokens_in_records", "prefix_equality")
 def codes_after_the_stamped_end_of_their_visit(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """A visit is said to be known in full at its start: codes of the outcome's day come before the outcome."""
-    group = encoding_room.group_visits
+    group = record_room.group_visits
 
     def early(*arguments: Any, **settings: Any) -> Any:
         visits = group(*arguments, **settings)
         return replace(visits, end_us=visits.start_us)
 
     with patch.context() as during:
-        during.setattr(encoding_room, "group_visits", early)
+        during.setattr(record_room, "group_visits", early)
         prepared = make_set(tmp, hospital_rows())
     return assemble(prepared, tmp / "run")
 
