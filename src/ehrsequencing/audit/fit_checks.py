@@ -38,12 +38,14 @@ def tokens_of_training(data: AuditData) -> Finding:
     plain = data.base_token == np.arange(len(vocabulary))
     plain &= ~vocabulary.is_unknown(np.arange(len(vocabulary), dtype=np.int32))
     few = int((plain & (counts < needed)).sum())
+    what = f"codes have a token that fewer than {needed} training subjects have"
+    clean = f"at least {needed} training subjects have every code with a token"
     return judge(
         few,
         of=int(plain.sum()),
-        what=f"codes have a token that fewer than {needed} training subjects have",
+        what=what,
+        clean=clean,
         tested={"codes": int(plain.sum()), "training subjects": len(data.records["train"].timelines)},
-        clean=f"at least {needed} training subjects have every code with a token",
     )
 
 

@@ -37,13 +37,9 @@ def stamps(data: AuditData) -> Finding:
         misplaced += int((~rows.is_query & (last != p)).sum())
         misplaced += int((rows.index_us > p).sum())
         total += len(p)
-    finding = judge(
-        late,
-        of=total,
-        what="prediction times see a visit that had not ended",
-        tested={"rows": total},
-        clean="every visit that is seen had ended",
-    )
+    what = "prediction times see a visit that had not ended"
+    clean = "every visit that is seen had ended"
+    finding = judge(late, of=total, what=what, clean=clean, tested={"rows": total})
     if finding.verdict == "passed" and misplaced:
         why = f"{misplaced:,} of {total:,} prediction times are not the end of the visit that answers for them"
         return Finding("leak", why, {"rows": total}, float(misplaced), 0.0)
@@ -90,13 +86,9 @@ def tokens_in_records(data: AuditData) -> Finding:
         if n
     ]
     bad = unexplained + later + static
-    return judge(
-        bad,
-        of=total,
-        what=f"tokens do not follow from the records: {', '.join(parts)}",
-        tested=tested,
-        clean="every token stands for an event that was recorded within its visit",
-    )
+    what = f"tokens do not follow from the records: {', '.join(parts)}"
+    clean = "every token stands for an event that was recorded within its visit"
+    return judge(bad, of=total, what=what, clean=clean, tested=tested)
 
 
 def _explain(data: AuditData, source: Source, records: TaskRecords, subject: int) -> tuple[int, int, int, int]:
@@ -168,13 +160,9 @@ def summaries(data: AuditData) -> Finding:
     tested = {"queries": total, "summaries": summed}
     if not summed and not wrong:
         return Finding("not_tested", "no sampled query carries a summary", tested)
-    return judge(
-        wrong,
-        of=max(total, wrong),
-        what="queries carry summaries that the record until then does not give",
-        tested=tested,
-        clean="every summary follows from the record until then",
-    )
+    what = "queries carry summaries that the record until then does not give"
+    clean = "every summary follows from the record until then"
+    return judge(wrong, of=max(total, wrong), what=what, clean=clean, tested=tested)
 
 
 def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, Ints]:
@@ -293,13 +281,9 @@ def outcome_in_input(data: AuditData) -> Finding:
         finding = _outcome_by_another_name(data, data.source, matcher, matches)
         if finding is not None:
             return finding
-    return judge(
-        bad,
-        of=tested["rows"],
-        what="at-risk prediction times see a code of the outcome after the index",
-        tested=tested,
-        clean="no at-risk prediction time sees a code of an outcome after its index",
-    )
+    what = "at-risk prediction times see a code of the outcome after the index"
+    clean = "no at-risk prediction time sees a code of an outcome after its index"
+    return judge(bad, of=tested["rows"], what=what, clean=clean, tested=tested)
 
 
 def _up_to_index(records: TaskRecords) -> Ints:

@@ -17,25 +17,19 @@ SLACK_DAYS = 1e-6  # a tenth of a second: durations are days in float64
 def same_instant(data: AuditData) -> Finding:
     """A prediction time lies before the end of its follow-up, and after any blanking."""
     bad = total = 0
-    for name in SPLITS:
-        rows = data.records[name].rows
+    for rows in (records.rows for records in data.records.values()):
         duration, entry = rows.duration_days, rows.entry_days.astype(np.float64)
         bad += int((~(duration > 0) | ~(duration > entry)).sum())
         total += len(rows)
-    return judge(
-        bad,
-        of=total,
-        what="prediction times lie at or after the outcome or the end of follow-up",
-        tested={"rows": total},
-        clean="every prediction time lies before the end of its follow-up",
-    )
+    what = "prediction times lie at or after the outcome or the end of follow-up"
+    clean = "every prediction time lies before the end of its follow-up"
+    return judge(bad, of=total, what=what, clean=clean, tested={"rows": total})
 
 
 def labels_agree(data: AuditData) -> Finding:
     """All prediction times of one index end in the same event at the same instant."""
     bad = total = 0
-    for name in SPLITS:
-        rows = data.records[name].rows
+    for rows in (records.rows for records in data.records.values()):
         if not len(rows):
             continue
         index = rows.index_us
@@ -52,13 +46,9 @@ def labels_agree(data: AuditData) -> Finding:
         bad += int((apart | (since_first < 0)).sum())
         bad += int((np.diff(rows.visits_before)[np.diff(group) == 0] < 0).sum())
         total += len(rows)
-    return judge(
-        bad,
-        of=total,
-        what="labels do not fit the other labels of the same person",
-        tested={"rows": total},
-        clean="all labels of one person end at one instant, in one event",
-    )
+    what = "labels do not fit the other labels of the same person"
+    clean = "all labels of one person end at one instant, in one event"
+    return judge(bad, of=total, what=what, clean=clean, tested={"rows": total})
 
 
 def labels_in_records(data: AuditData) -> Finding:
@@ -90,13 +80,9 @@ def labels_in_records(data: AuditData) -> Finding:
                     bad["with another index"] += 1
                 total += 1
     parts = [f"{n:,} {what}" for what, n in bad.items() if n]
-    return judge(
-        sum(bad.values()),
-        of=total,
-        what=f"labels do not follow from the records: {', '.join(parts)}",
-        tested={"subjects": subjects, "rows": total},
-        clean="every sampled label follows from the records",
-    )
+    what = f"labels do not follow from the records: {', '.join(parts)}"
+    clean = "every sampled label follows from the records"
+    return judge(sum(bad.values()), of=total, what=what, clean=clean, tested={"subjects": subjects, "rows": total})
 
 
 def _same_label(rows: TaskRows, row: int, end_us: int, cause: int) -> bool:
@@ -131,13 +117,9 @@ def splits(data: AuditData) -> Finding:
     """Nobody is in two splits, or twice in one."""
     ids = np.concatenate([data.records[name].timelines.subject_id for name in SPLITS])
     distinct = len(np.unique(ids))
-    return judge(
-        len(ids) - distinct,
-        of=distinct,
-        what="subjects are in more than one split, or twice in one",
-        tested={"subjects": distinct},
-        clean="every subject is in one split, once",
-    )
+    what = "subjects are in more than one split, or twice in one"
+    clean = "every subject is in one split, once"
+    return judge(len(ids) - distinct, of=distinct, what=what, clean=clean, tested={"subjects": distinct})
 
 
 CHECKS = (
