@@ -9,8 +9,9 @@ from typer.testing import CliRunner, Result
 
 from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, saved_audit
-from ehrsequencing.storage import MANIFEST, RUN_NEEDS, read_json, write_json
+from ehrsequencing.storage import read_json, write_json
 
 OTHERS = ("metrics.json", "report.html", "audit.json", "history.jsonl", RECALIBRATION)
 

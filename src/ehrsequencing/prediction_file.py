@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.arrays import Floats32, Ints
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.storage import PREDICTIONS, atomic_path, is_parquet_of, parquet_mark
+from ehrsequencing.output_kinds import PREDICTIONS, is_parquet_of, parquet_mark
+from ehrsequencing.storage import atomic_path
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema([

@@ -14,8 +14,9 @@ from test_readers_synthea import NEW, write
 from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
+from ehrsequencing.output_kinds import MANIFEST, PREDICTIONS, is_parquet_of
 from ehrsequencing.run import Run
-from ehrsequencing.storage import MANIFEST, PREDICTIONS, is_parquet_of, read_json
+from ehrsequencing.storage import read_json
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv
 from helpers.storage import everything

@@ -9,15 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing import storage
-from ehrsequencing.storage import (
-    MANIFEST,
-    Kind,
-    complete_folder,
-    read_manifest,
-    sweep_temporaries,
-    write_bytes,
-    write_manifest,
-)
+from ehrsequencing.output_kinds import MANIFEST, Kind
+from ehrsequencing.storage import complete_folder, read_manifest, write_bytes, write_manifest
+from ehrsequencing.temporaries import sweep_temporaries
 
 SET = Kind("set", "a set")
 CALLS = ("replace", "mkdir", "rmdir", "unlink")  # of the system, that change what is on the disk
@@ -36,7 +30,7 @@ def make_set(folder: Path, content: bytes, *, then: Callable[[], None] = lambda:
 
 def in_a_process(call: str) -> tuple[list[str], dict[str, str]]:
     """Command and environment that call one of these functions in a fresh process, which may fork and be killed."""
-    command = [sys.executable, "-c", f"import sys; from pathlib import Path; from storage_helpers import *; {call}"]
+    command = [sys.executable, "-c", f"import sys; from pathlib import Path; from helpers.storage import *; {call}"]
     return command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 

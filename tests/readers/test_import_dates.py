@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from ehrsequencing.cli.app import app
 from ehrsequencing.config import ImportConfig, load_import
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.dates import count_dates, date_column
+from ehrsequencing.readers.date_order import count_dates, date_column
+from ehrsequencing.readers.parsing import parse_times
 from ehrsequencing.readers.synthea import import_synthea
-from ehrsequencing.readers.text import parse_times
 from helpers import omop
 from helpers.omop import SMALL, Tables, postgres_server, write_csv, write_parquet, write_postgres
 

@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.cli.app import app
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.run import Run
-from ehrsequencing.storage import MANIFEST, read_json, write_json, write_manifest
+from ehrsequencing.storage import read_json, write_json, write_manifest
 from helpers.bad_inputs import (
     CANARIES,
     FIRST_ID,

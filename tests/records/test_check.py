@@ -15,9 +15,10 @@ from typer.testing import CliRunner, Result
 
 from ehrsequencing.cli.app import app
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records.check import TaskCheck, _Spread, check_data, format_check
 from ehrsequencing.records.prepared import prepare
-from ehrsequencing.storage import MANIFEST, read_json
+from ehrsequencing.storage import read_json
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
 START = us("2020-01-01")

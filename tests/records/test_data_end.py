@@ -17,6 +17,7 @@ from ehrsequencing.audit.source import Source
 from ehrsequencing.cli.app import app
 from ehrsequencing.config import TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records import prepared as prepared_module
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher
@@ -24,7 +25,7 @@ from ehrsequencing.records.data_end import DayCounts, find_late_rows
 from ehrsequencing.records.meds import MedsReader, SplitLookup
 from ehrsequencing.records.parallel import ShardWork
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.storage import MANIFEST, read_json
+from ehrsequencing.storage import read_json
 from helpers.meds import DAY_US, Row, record, us, write_meds
 
 START, LATE = us("2015-01-01"), us("2099-12-31")

@@ -11,22 +11,14 @@ from ehrsequencing.config import format_days, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.output_kinds import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import write_report
 from ehrsequencing.run import add_to_run
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import simulation_facts
-from ehrsequencing.storage import (
-    MANIFEST,
-    SIMULATION,
-    altered,
-    is_json_of,
-    is_temporary,
-    read_json,
-    read_manifest,
-    require_name,
-    sweep_temporaries,
-)
+from ehrsequencing.storage import altered, read_json, read_manifest, require_name
+from ehrsequencing.temporaries import is_temporary, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 # A small world for a small cohort: 24 pairs and 200 background codes want more than ten thousand subjects. What is

@@ -29,6 +29,7 @@ from ehrsequencing import __version__
 from ehrsequencing.arrays import ArrayWriter, Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import PREPARED
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.data_end import DayCounts
@@ -52,7 +53,6 @@ from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 from ehrsequencing.storage import (
-    PREPARED,
     complete_folder,
     digest,
     read_json,

@@ -28,27 +28,20 @@ from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN, RUN_NEEDS, UNFINISHED_RUN, is_json_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import (
-    HISTORY,
-    MANIFEST,
-    RUN,
-    RUN_NEEDS,
-    UNFINISHED_RUN,
     digest,
-    is_json_of,
-    is_temporary,
     read_json,
     read_json_lines,
     read_manifest,
-    remove_folder,
     require_name,
-    sweep_temporaries,
     write_bytes,
     write_json,
     write_manifest,
     write_settings,
 )
+from ehrsequencing.temporaries import is_temporary, remove_folder, sweep_temporaries
 from ehrsequencing.training.checkpoint import (
     ExponentialMovingAverage,
     TrainingState,
