@@ -12,17 +12,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of output.
+    """One kind of output."""
 
-    Attributes:
-        name: `kind` in its manifest.
-        what: The name in messages.
-        format: The newest `format` that this version can read.
-    """
-
-    name: str
-    what: str
-    format: int = 1
+    name: str  # `kind` in its manifest
+    what: str  # the name in messages
+    format: int = 1  # the newest `format` that this version can read
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -4,19 +4,13 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ehrsequencing.cli.app import demo
+from ehrsequencing.cli import demo
 from ehrsequencing.errors import EhrseqError
-
-
-def quiet(*_: object) -> AbstractContextManager[Any]:
-    return nullcontext(lambda *_: None)
-
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10")
 STAGES = ("1/5", "2/5", "3/5", "4/5", "5/5")
@@ -27,7 +21,7 @@ class Killed(BaseException):
 
 
 def run_demo(out: Path, say: Any, seed: int = 0) -> dict[str, Any]:
-    return demo.run_demo(out, subjects=300, seed=seed, say=say, bar=quiet, training_bar=quiet)
+    return demo.run_demo(out, subjects=300, seed=seed, say=say)
 
 
 def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_again(
@@ -85,9 +79,7 @@ def test_a_demo_that_is_killed_at_random_moments_ends_as_one_that_is_not(
     started = time.monotonic()
     expected = run_demo(tmp_path / "whole", print)
     seconds = 1.5 * (time.monotonic() - started) + 5  # imports included
-    script = (
-        f"from ehrsequencing import demo; demo.SETTINGS = {settings}; from ehrsequencing.cli.app import main; main()"
-    )
+    script = f"from ehrsequencing.cli import demo, main; demo.SETTINGS = {settings}; main()"
     command = [sys.executable, "-c", script, "demo", "--out", str(tmp_path / "killed"), "--subjects", "300"]
     draw = random.Random(1)
     for _ in range(12):

@@ -61,7 +61,7 @@ def demo(
     with errors(debug):
         from ehrsequencing.cli.demo import run_demo
 
-        run_demo(out, subjects=subjects, seed=seed, say=say, bar=bar, training_bar=training_bar)
+        run_demo(out, subjects=subjects, seed=seed)
 
 
 @app.command()

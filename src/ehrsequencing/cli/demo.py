@@ -1,12 +1,13 @@
-"""`ehrseq demo`: the whole way on simulated records, where the truth is known."""
+"""`ehrseq demo`: simulates records with known risks, prepares them, trains, evaluates, and writes the report."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ehrsequencing.cli.console import bar, training_bar
+from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.config import format_days, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
@@ -21,46 +22,45 @@ from ehrsequencing.storage import altered, read_json, read_manifest, require_nam
 from ehrsequencing.temporaries import is_temporary, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
-# A small world for a small cohort: 24 pairs and 200 background codes want more than ten thousand subjects. What is
-# switched off here leaves room for the pairs.
+# A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
 WORLD = SimulationConfig(
-    pairs=3, background_codes=60, order_visit_share=0, acute_visit_share=0, stay_visit_share=0, visit_effect=0,
-    drop_out_effect=0, truth_futures=64,
-)  # fmt: skip
-SETTINGS = (  # for few patients: small, and with dropout, as the presets for small cohorts have it
-    "model.size=small", "model.dropout=0.2", "model.history_dropout=0", "training.learning_rate=1e-3",
-    "training.subjects_per_step=24", "training.epochs=30", "evaluation.bootstrap=200",
-)  # fmt: skip
+    pairs=3,
+    background_codes=60,
+    order_visit_share=0,
+    acute_visit_share=0,
+    stay_visit_share=0,
+    visit_effect=0,
+    drop_out_effect=0,
+    truth_futures=64,
+)
+SETTINGS = (  # a small model with dropout, as in the presets for small cohorts
+    "model.size=small",
+    "model.dropout=0.2",
+    "model.history_dropout=0",
+    "training.learning_rate=1e-3",
+    "training.subjects_per_step=24",
+    "training.epochs=30",
+    "evaluation.bootstrap=200",
+)
 # Expected share of the gain over seeds 0 to 3 (`python bench/demo_seeds.py`): mean, standard deviation, seeds.
 OVER_SEEDS = (0.65, 0.02, 4)  # .631, .628, .669, .652
-Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 
-def run_demo(
-    out: Path,
-    *,
-    subjects: int,
-    seed: int,
-    say: Callable[[str], Any],
-    bar: Bar,
-    training_bar: Callable[[], AbstractContextManager[Any]],
-) -> dict[str, Any]:
-    """Simulate, prepare, train, evaluate, report; stages that are complete already are not done again.
+def run_demo(out: Path, *, subjects: int, seed: int, say: Callable[[str], Any] = print_line) -> dict[str, Any]:
+    """Simulate, prepare, train, evaluate and report; stages that are complete are skipped.
 
     Args:
         out: Folder to make.
-        subjects: How many to simulate.
-        seed: Of simulation and training.
+        subjects: How many subjects to simulate.
+        seed: Seed of simulation and training.
         say: Prints a line.
-        bar: Makes a progress bar.
-        training_bar: Makes the training's progress bar.
 
     Returns:
         The metrics.
     """
     require_name(out)
     data, prepared, run = out / "data", out / "prepared", out / "run"
-    torch.set_num_threads(1)  # so small a model gains little from a second one, and loses much on a busy machine
+    torch.set_num_threads(1)  # so small a model gains little from a second thread, and loses much on a busy machine
     refuse_another_demo(out, subjects=subjects, seed=seed)
     sweep_temporaries(out)
     study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
@@ -95,11 +95,7 @@ def run_demo(
 
 
 def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
-    """Refuse a folder that holds anything but this very demo, complete or interrupted.
-
-    Raises:
-        EhrseqError: It does.
-    """
+    """Refuse a folder that holds anything but this demo, complete or interrupted."""
     wanted = {**SIMULATION.facts, **simulation_facts(subjects, seed, "held_out", WORLD)}
     manifest = out / "data" / MANIFEST
     if is_json_of(manifest, SIMULATION) and wanted.items() <= read_json(manifest).items():
@@ -109,7 +105,7 @@ def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
 
 
 def summary(metrics: dict[str, Any]) -> list[str]:
-    """A few lines that say how well it went."""
+    """The main results, as lines for a terminal."""
     cause, horizons = metrics["causes"][0], metrics["horizons_days"]
     horizon = horizons[len(horizons) // 2]
     values = {

@@ -50,28 +50,21 @@ def check_content(path: Path) -> None:
 
 @dataclass(frozen=True)
 class CsvFile:
-    """What the lines of a CSV file show.
+    """What the lines of a CSV file show. The header is line 1.
 
-    Attributes:
-        header: Names of the columns, in lower case and without outer blanks.
-        quote: The quote character; empty where no field of the file is quoted.
-        escape: The character before a quote inside a quoted field.
-        lines: Lines after the header that are not blank.
-        whole_rows: Rows by the count of quotes: a line with all its delimiters and an even number of quotes is a row,
-            and two lines with an odd number begin and end one.
-        odd_line: Number of the first line with an odd number of quotes; the header is line 1.
-        uneven_line: Number of the first line with too few or too many delimiters.
+    A line with all its delimiters and an even number of quotes is a row. Two lines with an odd number begin and end a
+    row.
     """
 
     path: Path
-    header: tuple[str, ...]
+    header: tuple[str, ...]  # names in lower case and without outer blanks
     delimiter: str
-    quote: str
-    escape: str
-    lines: int
-    whole_rows: int
-    odd_line: int | None
-    uneven_line: int | None
+    quote: str  # empty where no field of the file is quoted
+    escape: str  # the character before a quote inside a quoted field
+    lines: int  # lines after the header that are not blank
+    whole_rows: int  # rows by the count of quotes
+    odd_line: int | None  # the first line with an odd number of quotes
+    uneven_line: int | None  # the first line with too few or too many delimiters
 
     def rows_in(self, parsed: int, rejected: int) -> int:
         """How many rows the file holds, given how many the parser read and how many it rejected.

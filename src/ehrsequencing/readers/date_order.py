@@ -34,22 +34,15 @@ ZONED = r":\d{2}([.,]\d+)? ?[+-]\d{2}(:?\d{2})?\s*$"
 
 @dataclass(frozen=True)
 class DateCounts:
-    """How many of a column's cells can be read in each order.
+    """How many of a column's cells can be read in each order."""
 
-    Attributes:
-        filled: Cells that are not empty.
-        iso: Cells that look like yyyy-mm-dd; they do not count in `ymd`.
-        either: Cells that can be read both as dmy and as mdy.
-        zoned: Cells with an offset from UTC.
-    """
-
-    filled: int = 0
-    iso: int = 0
+    filled: int = 0  # not empty
+    iso: int = 0  # look like yyyy-mm-dd; these do not count in `ymd`
     ymd: int = 0
     dmy: int = 0
     mdy: int = 0
-    either: int = 0
-    zoned: int = 0
+    either: int = 0  # can be read both as dmy and as mdy
+    zoned: int = 0  # with an offset from UTC
 
     def __add__(self, other: "DateCounts") -> "DateCounts":
         return DateCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -66,19 +59,12 @@ class DateCounts:
 
 @dataclass(frozen=True)
 class DateColumn:
-    """How a column of text is read as dates.
+    """How a column of text is read as dates."""
 
-    Attributes:
-        order: Order of day, month and year; None if no cell is a date.
-        plain: Every date is already written as yyyy-mm-dd.
-        zoned: Some cells have an offset from UTC.
-        unreadable: How many cells are not dates of this order.
-    """
-
-    order: Order | None = "ymd"
-    plain: bool = True
-    zoned: bool = False
-    unreadable: int = 0
+    order: Order | None = "ymd"  # None if no cell is a date
+    plain: bool = True  # every date is already written as yyyy-mm-dd
+    zoned: bool = False  # some cells have an offset from UTC
+    unreadable: int = 0  # how many cells are not dates of this order
 
 
 ISO_COLUMN = DateColumn()

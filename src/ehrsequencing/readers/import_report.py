@@ -69,36 +69,18 @@ def among(numbers: Ints, ordered: Ints) -> Bools:
 
 
 @dataclass
-class _Dropped:
-    rows: int = 0
-    first: int | None = None  # position in the table of the first of them
-
-
-@dataclass
 class TableCounts:
-    """Rows in, rows out and rows dropped of one table.
-
-    Attributes:
-        name: The table.
-        number: Its number among the tables.
-        columns: Reason → the column concerned.
-        parts: Position in the table at which each file begins, and the file; None for a table of a database.
-        read: Rows that could be parsed.
-        kept: Rows that made a row of the output.
-        malformed: File → rows that could not be parsed, and the line of the first.
-        dropped: Reason → how many rows, and the first.
-        unreadable: Column → cells that are not dates, and cells that are filled.
-    """
+    """Rows in, rows out and rows dropped of one table."""
 
     name: str
-    number: int
-    columns: dict[str, str] = field(default_factory=dict)
-    parts: list[tuple[int, str | None]] = field(default_factory=list)
-    read: int = 0
-    kept: int = 0
-    malformed: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    dropped: dict[str, _Dropped] = field(default_factory=dict)
-    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    number: int  # among the tables
+    columns: dict[str, str] = field(default_factory=dict)  # reason → the column concerned
+    parts: list[tuple[int, str | None]] = field(default_factory=list)  # a file's first position; None for a database
+    read: int = 0  # rows that could be parsed
+    kept: int = 0  # rows that made a row of the output
+    malformed: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # file → rows not parsed, first line
+    dropped: dict[str, tuple[int, int]] = field(default_factory=dict)  # reason → rows, position of the first
+    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)  # column → cells without a date, filled cells
 
     def begin(self, file: str | None) -> None:
         """Say that the rows that follow are of this file."""
@@ -118,7 +100,7 @@ class TableCounts:
     @property
     def lost(self) -> Counter[str]:
         """Reason → rows whose content is not in the output."""
-        found = Counter({reason: d.rows for reason, d in self.dropped.items() if reason not in _KEPT_ELSEWHERE})
+        found = Counter({reason: rows for reason, (rows, _) in self.dropped.items() if reason not in _KEPT_ELSEWHERE})
         found["malformed_line"] += sum(rows for rows, _ in self.malformed.values())
         return found
 
@@ -129,17 +111,15 @@ class TableCounts:
             for file, (rows, line) in sorted(self.malformed.items())
         ]
         dropped += [
-            {"reason": reason, "column": self.columns.get(reason), "rows": d.rows, "example": self._example(d.first)}
-            for reason, d in sorted(self.dropped.items())
+            {"reason": reason, "column": self.columns.get(reason), "rows": rows, "example": self._example(first)}
+            for reason, (rows, first) in sorted(self.dropped.items())
         ]
         out = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
         cells = {name: {"unreadable": bad, "filled": n} for name, (bad, n) in sorted(self.unreadable.items()) if bad}
         return out | ({"dates": cells} if cells else {})
 
-    def _example(self, position: int | None) -> dict[str, Any] | None:
+    def _example(self, position: int) -> dict[str, Any] | None:
         """File and row of a position; rows are counted from 1, without the header and malformed lines."""
-        if position is None:
-            return None
         start, file = self.parts[bisect_right([start for start, _ in self.parts], position) - 1]
         return None if file is None else {"file": file, "row": position - start + 1}
 
@@ -199,9 +179,9 @@ class RowCounts:
     def drop(self, reason: str, sources: Ints) -> None:
         """Count rows, each of them once, that made no row of the output."""
         for table, positions in self._by_table(sources):
-            entry = table.dropped.setdefault(reason, _Dropped())
-            entry.rows += len(positions)
-            entry.first = int(positions[0]) if entry.first is None else min(entry.first, int(positions[0]))
+            first = int(positions[0])
+            rows, before = table.dropped.get(reason, (0, first))
+            table.dropped[reason] = rows + len(positions), min(before, first)
 
     def keep(self, sources: Ints) -> None:
         """Count rows, each of them once, that made a row of the output."""
@@ -218,27 +198,16 @@ class RowCounts:
 
 @dataclass
 class ImportReport:
-    """The report of one import.
+    """The report of one import."""
 
-    Attributes:
-        source: Name of the source format.
-        tables: Rows read of each table.
-        missing: Known tables that the source lacks.
-        notes: What else the analyst should know.
-        cautions: Warnings besides those about lost rows.
-        counts: How often each rule of `RULES` was applied.
-        row_counts: Rows in, rows out and rows dropped of each table.
-        rows, subjects, codes, shards: What was written.
-    """
-
-    source: str
-    tables: dict[str, int] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    cautions: list[str] = field(default_factory=list)
+    source: str  # name of the source format
+    tables: dict[str, int] = field(default_factory=dict)  # rows read of each table
+    missing: list[str] = field(default_factory=list)  # known tables that the source lacks
+    notes: list[str] = field(default_factory=list)  # what else the analyst should know
+    cautions: list[str] = field(default_factory=list)  # warnings besides those about lost rows
     counts: RuleCounts = field(default_factory=Counter)
     row_counts: RowCounts = field(default_factory=RowCounts)
-    rows: int = 0
+    rows: int = 0  # written, as the three below
     subjects: int = 0
     codes: int = 0
     shards: int = 0

@@ -50,8 +50,8 @@ class MedsWriter:
         encounter: Type of `encounter_id`.
 
     Attributes:
-        code_facts: Given the codes that were written, returns what is known of them and of their ancestors. A reader
-            that knows descriptions or parents sets it.
+        code_facts: Given the codes that were written, returns what is known of them, of their ancestors, and maybe of
+            other codes, which are ignored. A reader that knows descriptions or parents sets it.
     """
 
     def __init__(self, folder: Path, report: ImportReport, encounter: pa.DataType) -> None:
@@ -146,7 +146,7 @@ class MedsWriter:
             raise EhrseqError("no subject with a timed row is left", where=f"the {self.report.source} source", fix=fix)
         table = pa.concat_tables(splits).sort_by("subject_id")
         _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
-        self._write_codes(self.code_facts(seen), seen)
+        self._write_codes(_with_ancestors(self.code_facts(seen), seen), seen)
         self._write_card()
 
     def _groups(self) -> Iterator[list[int]]:
@@ -216,6 +216,18 @@ def _open_after_us(years: Mapping[int, int]) -> int | None:
         last = year
     first_day = np.datetime64(str(max(last + 2, OPEN_YEAR)), "D")
     return int(first_day.astype("datetime64[us]").astype(np.int64)) - 1
+
+
+def _with_ancestors(facts: Mapping[str, CodeFacts], codes: set[str]) -> dict[str, CodeFacts]:
+    """The facts of some codes and of all their ancestors."""
+    out: dict[str, CodeFacts] = {}
+    queue = list(codes)
+    while queue:
+        code = queue.pop()
+        if code in facts and code not in out:
+            out[code] = facts[code]
+            queue.extend(facts[code].parents)
+    return out
 
 
 def _write(path: Path, table: pa.Table) -> None:

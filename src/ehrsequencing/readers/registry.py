@@ -4,7 +4,7 @@ A format is one module in this folder. It has a function that reads a source and
 decorator `reader` registers it as a command of `ehrseq import` and makes it callable as `import_NAME(source, out)`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ehrsequencing.config import ImportConfig
 from ehrsequencing.output_kinds import IMPORTED
+from ehrsequencing.readers.date_order import DateColumn, DateCounts, date_column
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
 from ehrsequencing.storage import complete_folder, refuse_overlap, write_manifest
@@ -23,17 +24,7 @@ Progress = Callable[[int, int], None]
 
 
 class Import:
-    """One import: its settings, its report, and the writer of its output.
-
-    Args:
-        format: Name of the source format.
-        out: Folder to make.
-        settings: How to read the source, where the source does not tell.
-        progress: Called with steps done and to do.
-
-    Attributes:
-        report: Where the reader notes what it read; it is printed and saved at the end.
-    """
+    """One import: its settings, its report (printed and saved at the end), and the writer of its output."""
 
     def __init__(self, format: str, out: Path, settings: ImportConfig, progress: Progress | None) -> None:
         self.settings, self.report = settings, ImportReport(format)
@@ -72,6 +63,19 @@ class Import:
             counts.check()
             self._tick(done)
 
+    def date_columns(
+        self, found: Mapping[str, DateCounts], counts: TableCounts, *, where: str
+    ) -> dict[str, DateColumn]:
+        """How each column of a table is read as dates, by what was found in it; unreadable cells are counted.
+
+        Raises:
+            EhrseqError: The dates of a column are ambiguous.
+        """
+        order = self.settings.dates
+        dates = {name: date_column(cells, order, where=f"{where}, column {name}") for name, cells in found.items()}
+        counts.unreadable |= {name: (how.unreadable, found[name].filled) for name, how in dates.items()}
+        return dates
+
     def _tick(self, done: int) -> None:
         if self._progress is not None:
             self._progress(done, self._steps)
@@ -79,19 +83,12 @@ class Import:
 
 @dataclass(frozen=True)
 class Reader:
-    """A source format.
+    """A source format."""
 
-    Attributes:
-        name: As in `ehrseq import NAME`.
-        help: What the format is, for `--help`.
-        source: What SOURCE may be, for `--help`.
-        read: Reads SOURCE and writes its rows through an `Import`.
-    """
-
-    name: str
-    help: str
-    source: str
-    read: Callable[[str, Import], None]
+    name: str  # as in `ehrseq import NAME`
+    help: str  # what the format is, for `--help`
+    source: str  # what SOURCE may be, for `--help`
+    read: Callable[[str, Import], None]  # reads SOURCE and writes its rows through an `Import`
 
     def __call__(
         self, source: str | Path, out: Path, *, settings: ImportConfig | None = None, progress: Progress | None = None

@@ -19,14 +19,7 @@ import pyarrow.parquet as pq
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
 from ehrsequencing.readers.csv_files import BLOCK_BYTES, CsvFile, check_one_file_each, read_csv_lines, unreadable_csv
-from ehrsequencing.readers.date_order import (
-    ISO_COLUMN,
-    DateColumn,
-    DateCounts,
-    count_dates,
-    date_column,
-    unreadable_dates,
-)
+from ehrsequencing.readers.date_order import ISO_COLUMN, DateColumn, DateCounts, count_dates, unreadable_dates
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.meds_writer import CodeFacts
 from ehrsequencing.readers.parsing import parse_numbers, parse_times
@@ -69,7 +62,7 @@ def import_synthea(source: str, job: Import) -> None:
     job.report.missing += [name for name in EVENT_TABLES if name not in files]
     codes, patients = _Codes(), _Patients()
     with job.writer(Path(source), encounter=pa.string()) as writer:
-        writer.code_facts = codes.facts
+        writer.code_facts = lambda seen: codes.facts
         for counts in job.tables(list(files)):
             file, dates = _survey(files[counts.name], counts, job)
             for batch in _read(file, _PATIENTS if counts.name == "patients" else _COLUMNS):
@@ -116,13 +109,10 @@ def _survey(path: Path, counts: TableCounts, job: Import) -> tuple[CsvFile, dict
     lost = file.rows_in(parsed, rejected.total()) - parsed
     job.report.lose_lines(counts, path.name, lost, file.uneven_line if rejected else file.odd_line)
     counts.begin(path.name)
-    dates = {}
-    for column, found in totals.items():
-        where = f"{path}, column {column}"
-        dates[column] = how = date_column(found, job.settings.dates, where=where)
-        counts.unreadable[column] = (how.unreadable, found.filled)
+    dates = job.date_columns(totals, counts, where=str(path))
+    for column, how in dates.items():
         if how.order is None:
-            raise unreadable_dates(where)
+            raise unreadable_dates(f"{path}, column {column}")
     start = " or ".join(column for column in ("START", "DATE") if column in there)
     person = "ID" if name == "patients" else "PATIENT"
     counts.columns |= {"no_person": person, "unknown_person": person, "no_time": start, "no_code": "CODE"}
@@ -210,7 +200,7 @@ class _Codes:
     """Descriptions and parents of the codes read so far."""
 
     def __init__(self) -> None:
-        self._facts: dict[str, CodeFacts] = {}
+        self.facts: dict[str, CodeFacts] = {}
 
     def add(self, code: pa.Array | pa.ChunkedArray, description: pa.ChunkedArray, parent: pa.Array | None) -> None:
         parent = pa.nulls(len(code), pa.string()) if parent is None else parent
@@ -219,15 +209,10 @@ class _Codes:
         for row in distinct.to_pylist():
             if row["code"] is None:
                 continue
-            before = self._facts.get(row["code"], CodeFacts())
+            before = self.facts.get(row["code"], CodeFacts())
             texts = [t for t in (before.description, row["description_min"]) if t]
             up = row["parent_min"]
-            self._facts[row["code"]] = CodeFacts(min(texts, default=None), (up,) if up else before.parents)
-
-    def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
-        """The facts of the codes written and of their parents."""
-        wanted = seen | {up for code in seen for up in self._facts.get(code, CodeFacts()).parents}
-        return {code: self._facts[code] for code in wanted if code in self._facts}
+            self.facts[row["code"]] = CodeFacts(min(texts, default=None), (up,) if up else before.parents)
 
 
 def _events(name: str, batch: pa.Table, block: "_Block", codes: _Codes) -> pa.Table:

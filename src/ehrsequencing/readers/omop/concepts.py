@@ -93,7 +93,7 @@ class Concepts:
             facts[code] = CodeFacts(before.description or described.get(number), ups)
         for code in seen & set(self._bases):
             facts[code] = CodeFacts(facts.get(self._bases[code], CodeFacts()).description, (self._bases[code],))
-        return _reachable(facts, seen)
+        return facts
 
     def _parents(self) -> dict[int, list[int]]:
         """Concept → its direct parents, for the used concepts and their ancestors."""
@@ -133,15 +133,3 @@ class Concepts:
                 rows = batch.filter(pc.and_(wanted, batch["concept_name"].is_valid()))
                 out |= dict(zip(rows["concept_id"].to_pylist(), rows["concept_name"].to_pylist(), strict=True))
         return out
-
-
-def _reachable(facts: dict[str, CodeFacts], seen: set[str]) -> dict[str, CodeFacts]:
-    """The facts of the codes in `seen` and of all their ancestors."""
-    out: dict[str, CodeFacts] = {}
-    queue = list(seen)
-    while queue:
-        code = queue.pop()
-        if code in facts and code not in out:
-            out[code] = facts[code]
-            queue.extend(facts[code].parents)
-    return out

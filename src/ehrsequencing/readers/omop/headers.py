@@ -16,13 +16,8 @@ _TEXT = re.compile(r"'[^']*'")
 def renamed_columns(table: Any, name: str, *, where: str) -> tuple[Any, tuple[tuple[str, str], ...]]:
     """Rename columns to lower case, and an expression to the one missing column of OMOP that it mentions.
 
-    Args:
-        table: Ibis table.
-        name: OMOP's name of the table.
-        where: The file or table, for messages.
-
     Returns:
-        The table, and pairs of column and the expression that it was called.
+        The Ibis table, and pairs of column and the expression that it was called.
 
     Raises:
         EhrseqError: An expression mentions several missing columns, or several expressions mention the same one.
@@ -52,12 +47,7 @@ def _columns_in(expression: str, columns: frozenset[str] | set[str]) -> list[str
 
 
 def check_columns(table: Any, name: str, *, where: str) -> None:
-    """Refuse a table that lacks a needed column.
-
-    Args:
-        table: Ibis table with lower-case names.
-        name: OMOP's name of the table.
-        where: The file or table, for messages.
+    """Refuse an Ibis table that lacks a needed column.
 
     Raises:
         EhrseqError: A column is missing; the message lists similar columns of the table.

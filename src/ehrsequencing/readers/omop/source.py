@@ -23,36 +23,22 @@ _FIX = "check that this table is whole, in UTF-8, and has the columns and types 
 
 @dataclass(frozen=True)
 class Part:
-    """A table of a database, or one of a table's files.
+    """A table of a database, or one of a table's files."""
 
-    Attributes:
-        table: Ibis table with lower-case column names.
-        where: Its name for messages.
-        file: Name of the file; None in a database, where rows have no order.
-        csv: What the lines of a CSV file show.
-        renamed: Pairs of column and the expression that the source calls it.
-    """
-
-    table: Any
-    where: str
-    file: str | None = None
+    table: Any  # of Ibis, with lower-case column names
+    where: str  # its name for messages
+    file: str | None = None  # None in a database, where rows have no order
     csv: CsvFile | None = None
-    renamed: tuple[tuple[str, str], ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()  # pairs of column and the expression that the source calls it
 
 
 @dataclass(frozen=True)
 class Source:
-    """Tables of one source under their OMOP names.
+    """Tables of one source under their OMOP names."""
 
-    Attributes:
-        connection: Ibis connection that runs the expressions.
-        tables: OMOP name → its parts (several for a folder of files, or with a file of custom concepts).
-        public: Whether `--debug` may show the engine's own error messages, which may hold a password.
-    """
-
-    connection: Any
-    tables: dict[str, list[Part]]
-    public: bool
+    connection: Any  # of Ibis
+    tables: dict[str, list[Part]]  # several parts for a folder of files, or with a file of custom concepts
+    public: bool  # whether `--debug` may show the engine's own error messages, which may hold a password
 
     def stream(self, expression: Any, part: Part) -> Iterator[pa.Table]:
         """The rows of an Ibis expression on a part, in batches; those of a file in its order.

@@ -10,7 +10,6 @@ from ehrsequencing.readers.date_order import (
     ZONED,
     DateColumn,
     DateCounts,
-    date_column,
     unreadable_dates,
 )
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
@@ -24,22 +23,13 @@ _COUNTS = [field.name for field in fields(DateCounts)]
 
 
 def survey(source: Source, counts: TableCounts, job: Import) -> dict[str, DateColumn]:
-    """Check the columns of a table, and find how its dates are written.
-
-    Args:
-        source: The source.
-        counts: Counts of the table, for rows that cannot be parsed and cells that are not dates.
-        job: The import.
-
-    Returns:
-        How each column of text is read as dates.
+    """Check the columns of a table, count its unreadable rows, and find how each column of text is read as dates.
 
     Raises:
         EhrseqError: A column is missing, person ids are not whole numbers, or dates are ambiguous.
     """
     totals: dict[str, DateCounts] = {}
     name = counts.name
-    where = source.tables[name][0].where
     for part in source.tables[name]:
         check_columns(part.table, name, where=part.where)
         row = source.one_row(_aggregate(part, name), part)
@@ -49,12 +39,7 @@ def survey(source: Source, counts: TableCounts, job: Import) -> dict[str, DateCo
         for column in _texts(part, name):
             found = DateCounts(**{key: int(row[f"{column} {key}"] or 0) for key in _COUNTS})
             totals[column] = totals.get(column, DateCounts()) + found
-    dates = {
-        column: date_column(found, job.settings.dates, where=f"{where}, column {column}")
-        for column, found in totals.items()
-    }
-    for column, how in dates.items():
-        counts.unreadable[column] = (how.unreadable, totals[column].filled)
+    dates = job.date_columns(totals, counts, where=source.tables[name][0].where)
     _refuse_unreadable(source.tables[name], name, dates, totals)
     return dates
 

@@ -10,23 +10,14 @@ from ehrsequencing.readers.rows import Role
 
 @dataclass(frozen=True)
 class EventTable:
-    """The columns of an event table. A column that a source lacks is read as null.
+    """The columns of an event table. A column that a source lacks is read as null."""
 
-    Attributes:
-        domain: The last part of the code `OMOP//0//DOMAIN` for rows without a concept.
-        concept: Stem of the concept's columns `{stem}_concept_id` and `{stem}_source_concept_id`.
-        start: Stem of the start's columns `{stem}_datetime` and `{stem}_date`.
-        end: Stem of the end's columns, if the end is read.
-        role: Role of the rows.
-        valued: Whether there are columns with values and units.
-    """
-
-    domain: str
-    concept: str
-    start: str
-    end: str | None = None
+    domain: str  # the last part of the code OMOP//0//DOMAIN for rows without a concept
+    concept: str  # stem of the columns {stem}_concept_id and {stem}_source_concept_id
+    start: str  # stem of the columns {stem}_datetime and {stem}_date
+    end: str | None = None  # the same, if the end is read
     role: Role = Role.EVENT
-    valued: bool = False
+    valued: bool = False  # whether there are columns with values and units
 
 
 EVENT_TABLES = {
