@@ -103,8 +103,8 @@ def test_predictions_never_use_an_edited_recalibration(run: Path, sim_data: Path
         ({"required": []}, "lacks files of the model"),
         ({"required": ["config.yaml"]}, "lacks files of the model"),
         ({"files": {}, "required": []}, "lacks files of the model"),
-        ({"excluded": 3}, "does not tell 'excluded'"),
-        ({"prepared": None}, "does not tell 'prepared'"),
+        ({"excluded": 3}, "entry 'excluded' is missing"),
+        ({"prepared": None}, "entry 'prepared' is missing"),
         ({"kind": "prepared"}, "is not a run"),
     ],
 )

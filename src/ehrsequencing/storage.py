@@ -93,8 +93,8 @@ def refuse_overlap(out: Path, *inputs: Path) -> None:
 
 
 def _up(path: Path) -> list[Path]:
-    place = Path(os.path.realpath(path))
-    return [place, *place.parents]
+    target = Path(os.path.realpath(path))
+    return [target, *target.parents]
 
 
 def _is_among(path: Path, others: list[Path]) -> bool:
@@ -221,7 +221,9 @@ def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str,
     for name, kind in facts.items():
         if not isinstance(manifest.get(name), kind):
             where = str(folder / MANIFEST)
-            raise EhrseqError(f"is damaged: it does not tell {name!r}", where=where, fix="make the folder again")
+            raise EhrseqError(
+                f"is damaged: its entry {name!r} is missing or invalid", where=where, fix="make the folder again"
+            )
 
 
 def _is_inside(file: Path, folder: Path) -> bool:
@@ -248,10 +250,10 @@ def refuse_foreign_folder(folder: Path, kind: Kind) -> None:
     Raises:
         EhrseqError: It is a file, its manifest is not of this kind, or it holds something that its manifest lacks.
     """
-    place = Path(os.path.realpath(folder))  # `missing/..` exists even where `missing` does not
-    if place.exists() and not place.is_dir():
+    target = Path(os.path.realpath(folder))  # `missing/..` exists even where `missing` does not
+    if target.exists() and not target.is_dir():
         raise EhrseqError("is a file", where=str(folder), fix="name a folder")
-    if place.is_dir() and entries(place) and (why := _why_foreign(place, kind)):
+    if target.is_dir() and entries(target) and (why := _why_foreign(target, kind)):
         fix = "nothing was touched; name another output folder, or remove this one"
         raise EhrseqError(why, where=str(folder), fix=fix)
 
@@ -307,22 +309,22 @@ def complete_folder(folder: Path, kind: Kind) -> Iterator[Path]:
         EhrseqError: The folder is not one to replace, or the disk refused.
     """
     with _disk_errors("cannot be written", folder):
-        place = Path(os.path.realpath(folder))
-        recover_for(place)
+        target = Path(os.path.realpath(folder))
+        recover_for(target)
         refuse_foreign_folder(folder, kind)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        stays = place.is_dir() and _must_stay(place)
-        temporary = temporary_name(place / INSIDE if stays else place, "new")
-        with private(temporary, is_folder=True, like=place) as mode:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stays = target.is_dir() and _must_stay(target)
+        temporary = temporary_name(target / INSIDE if stays else target, "new")
+        with private(temporary, is_folder=True, like=target) as mode:
             yield temporary
             for path in [*temporary.rglob("*"), temporary]:
                 fsync(path)
             refuse_foreign_folder(folder, kind)  # somebody may have changed it meanwhile
             if stays:
-                _replace_content(place, temporary)
+                _replace_content(target, temporary)
             else:
                 temporary.chmod(mode)
-                _replace_folder(place, temporary)
+                _replace_folder(target, temporary)
 
 
 def _must_stay(folder: Path) -> bool:
@@ -334,26 +336,26 @@ def _must_stay(folder: Path) -> bool:
     return not os.access(folder.parent, os.W_OK) or Path.cwd().is_relative_to(folder)
 
 
-def _replace_folder(place: Path, new: Path) -> None:
-    old = temporary_name(place, "old")
+def _replace_folder(target: Path, new: Path) -> None:
+    old = temporary_name(target, "old")
     try:
-        if place.exists():
-            os.replace(place, old)
-        os.replace(new, place)
-        fsync(place.parent)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(new, target)
+        fsync(target.parent)
     finally:
         if old.exists():
             recover(old)
 
 
-def _replace_content(place: Path, new: Path) -> None:
+def _replace_content(target: Path, new: Path) -> None:
     """Move the old content out, then the new content in. `put` exists only once the first move is done."""
-    out, put = (temporary_name(place / INSIDE, role) for role in ("out", "put"))
+    out, put = (temporary_name(target / INSIDE, role) for role in ("out", "put"))
     try:
         out.mkdir(mode=0o700)
-        move_entries(place, out, manifest_first=True)
+        move_entries(target, out, manifest_first=True)
         os.replace(new, put)
-        move_entries(put, place)
+        move_entries(put, target)
     finally:
         for left in (put, out):
             if left.exists():

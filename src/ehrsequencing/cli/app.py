@@ -224,16 +224,18 @@ def evaluate(
         made = _run(run).study
         refuse_changes(study, made, command, file=config, by=run)
         settings = load_study(config, given, evaluation=made.evaluation).evaluation
-        how: dict[str, Any] = {"prepared": prepared, "settings": settings}
         with stages("evaluating") as stage:
             if data is not None and external:
+                external_run = partial(validate, run, data, out=out, prepared=prepared, settings=settings)
                 draw = partial(report_external, run)
-                result, folder = validate(run, data, out=out, facts=study.data, draw=draw, progress=stage, **how)
+                result, folder = external_run(facts=study.data, draw=draw, progress=stage)
             else:
-                result, folder = evaluate_run(run, split=split, progress=stage, **how), run
+                result = evaluate_run(run, split=split, prepared=prepared, settings=settings, progress=stage)
+                folder = run
         if splits is not None:
             with bar("splits") as tick:
-                repeated_splits(run, splits=splits, first_seed=split_seed, data=data, progress=tick, **how)
+                repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)
+                repeat(splits=splits, first_seed=split_seed, progress=tick)
         if not external:
             report_evaluation(run, result)
         say("\n".join(metric_lines(result)))
@@ -270,8 +272,8 @@ def predict(
         study = _study(config, overrides, "predict")
         refuse_changes(study, _run(run).study, "predict", file=config, by=run)
         with bar("predicting") as tick:
-            how: dict[str, Any] = {"at": at, "horizons_days": days, "recalibrated": recalibrate, "force": force}
-            count = write(run, data, out, facts=study.data, progress=tick, say=notes.append, **how)
+            write_to = partial(write, run, data, out, at=at, horizons_days=days, recalibrated=recalibrate, force=force)
+            count = write_to(facts=study.data, progress=tick, say=notes.append)
         for note in notes:
             say(note, err=note.startswith("warning"))
         say(f"risks at {count} prediction times are in {out}")
@@ -301,9 +303,9 @@ def audit(
         from ehrsequencing.reporting.terminal import audit_lines
 
         _run(run)
-        how: dict[str, Any] = {"split": split, "subjects": subjects, "seed": seed, "shuffled_labels": shuffled_labels}
         with bar("auditing") as tick:
-            result = audit_run(run, prepared=prepared, data=data, progress=tick, **how)
+            tested = partial(audit_run, run, split=split, subjects=subjects, seed=seed, prepared=prepared, data=data)
+            result = tested(shuffled_labels=shuffled_labels, progress=tick)
         say("\n".join(audit_lines(result)))
         say(f"details: {run / 'audit.json'}")
         if line := report_audit(run, result):

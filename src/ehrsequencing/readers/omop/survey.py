@@ -94,14 +94,14 @@ def _count_lines(source: Source, part: Part, parsed: int, counts: TableCounts, r
 
 def _refuse_names(source: Source, part: Part, names: int) -> None:
     """Refuse person ids that are not whole numbers; the message has the row of the first."""
-    first, place = None, 0
+    first, before = None, 0
     if part.file is not None:
         for batch in source.stream(part.table.select(bad=~part.table["person_id"].re_search(_WHOLE)), part):
             bad = batch["bad"].to_pylist()
             if True in bad:
-                first = place + bad.index(True) + 1
+                first = before + bad.index(True) + 1
                 break
-            place += len(bad)
+            before += len(bad)
     at = f", the first in row {first}" if first else ""
     what = f"column person_id holds text instead of whole numbers ({names:,} ids{at})"
     fix = "number the persons 1, 2, 3 … and write these numbers into person_id in every table"

@@ -48,11 +48,11 @@ def connect(url: str) -> Any:
     if url.lower().startswith("duckdb://"):
         path = local_path(url)
         if path is None or not path.is_file():  # DuckDB would make an empty database
-            raise EhrseqError("its file is not there", where="the DuckDB database", fix="name it as duckdb://FILE")
+            raise EhrseqError("the file does not exist", where="the DuckDB database", fix="name it as duckdb://FILE")
         return ibis.duckdb.connect(path, read_only=True)
     parts = _URL.fullmatch(url)
     if parts is None:
-        raise EhrseqError("is no URL", where="the database", fix=_HOW)
+        raise EhrseqError("is not a URL", where="the database", fix=_HOW)
     if parts["scheme"].lower() not in ("postgres", "postgresql"):
         return ibis.connect(_quoted(parts))
     database, _, schema = (parts["path"] or "").partition("/")
