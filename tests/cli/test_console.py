@@ -74,7 +74,7 @@ def test_an_unexpected_error_of_a_command_is_3_and_debug_shows_the_traceback(
     done = CliRunner().invoke(app, ["check", str(data)])
     assert done.exit_code == 3
     assert done.stderr.splitlines() == [
-        "ehrseq: unexpected ZeroDivisionError in cli.py, line "
+        "ehrseq: unexpected ZeroDivisionError in app.py, line "
         f"{done.stderr.split('line ')[1].split(' ')[0]} (run again with --debug; please report it)"
     ]
     done = CliRunner().invoke(app, ["check", str(data), "--debug"])
