@@ -8,8 +8,9 @@ import pytest
 from typer.testing import Result
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, saved_audit
-from ehrsequencing.storage import MANIFEST, RUN_NEEDS, read_json, write_json
+from ehrsequencing.storage import read_json, write_json
 from helpers.command_line import ehrseq
 
 OTHERS = ("metrics.json", "report.html", "audit.json", "history.jsonl", RECALIBRATION)
@@ -98,8 +99,8 @@ def test_predictions_never_use_an_edited_recalibration(run: Path, sim_data: Path
         ({"required": []}, "lacks files of the model"),
         ({"required": ["config.yaml"]}, "lacks files of the model"),
         ({"files": {}, "required": []}, "lacks files of the model"),
-        ({"excluded": 3}, "does not tell 'excluded'"),
-        ({"prepared": None}, "does not tell 'prepared'"),
+        ({"excluded": 3}, "entry 'excluded' is missing"),
+        ({"prepared": None}, "entry 'prepared' is missing"),
         ({"kind": "prepared"}, "is not a run"),
     ],
 )

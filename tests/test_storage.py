@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 
 from ehrsequencing.arrays import ArrayWriter
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.run import add_to_run
 from ehrsequencing.storage import (
-    MANIFEST,
     altered,
     atomic_path,
     complete_folder,
     read_json,
     read_manifest,
-    sweep_temporaries,
     write_bytes,
     write_json,
     write_manifest,
 )
+from ehrsequencing.temporaries import sweep_temporaries
 from helpers.storage import SET, everything, in_a_process, make_set
 
 

@@ -1,6 +1,6 @@
 """Survival models for electronic health records: records in MEDS go in, calibrated risk curves come out.
 
-The public names load on first use, so that `import ehrsequencing` (and `ehrseq --help`) stay fast.
+The public names are loaded on first use, so that `import ehrsequencing` and `ehrseq --help` stay fast.
 """
 
 from importlib import import_module

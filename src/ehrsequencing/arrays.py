@@ -1,6 +1,6 @@
-"""Names of array types, ragged arithmetic, and arrays on disk that grow while they are written.
+"""Array types, arithmetic of ragged arrays, and a writer for arrays whose length is not known in advance.
 
-A ragged array is flat values and offsets (n + 1,): owner i has `values[offsets[i]:offsets[i + 1]]`.
+A ragged array has flat values and offsets (n + 1,): row i is `values[offsets[i]:offsets[i + 1]]`.
 """
 
 import os
@@ -52,9 +52,7 @@ def spans(start: Ints, length: Ints) -> tuple[Ints, Ints]:
 
 
 class ArrayWriter:
-    """Append rows to a `.npy` file without knowing their number in advance.
-
-    NumPy leaves room in the header for the first axis to grow, so the header is written again on close.
+    """Append rows to a `.npy` file. NumPy leaves room in the header for the first axis, which is written on close.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "x.npy"

@@ -1,4 +1,4 @@
-"""The file of predictions: one row per prediction time, cause and horizon, as Parquet or as CSV."""
+"""Writes the file of predictions: one row per prediction time, cause and horizon, as Parquet or CSV."""
 
 import gzip
 from collections.abc import Iterator, Sequence
@@ -14,47 +14,47 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.arrays import Floats32, Ints
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.storage import PREDICTIONS, atomic_path, is_parquet_of, parquet_mark
+from ehrsequencing.output_kinds import PREDICTIONS, is_parquet_of, parquet_mark
+from ehrsequencing.storage import atomic_path
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
-_COLUMNS = pa.schema([
-    ("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("cause", pa.string()),
-    ("horizon_days", pa.float64()), ("risk", pa.float32()), ("start_days", pa.float64()),
-], metadata=parquet_mark(PREDICTIONS))  # fmt: skip
-BANDS = [("low", pa.float32()), ("high", pa.float32())]  # besides, where a run has members
+_COLUMNS = pa.schema(
+    [
+        ("subject_id", pa.int64()),
+        ("prediction_time", pa.timestamp("us")),
+        ("cause", pa.string()),
+        ("horizon_days", pa.float64()),
+        ("risk", pa.float32()),
+        ("start_days", pa.float64()),
+    ],
+    metadata=parquet_mark(PREDICTIONS),
+)
+BANDS = [("low", pa.float32()), ("high", pa.float32())]  # additional columns for an ensemble
 
 
 @dataclass(frozen=True)
 class Risks:
-    """The answers at n prediction times.
+    """Predictions at n prediction times."""
 
-    Attributes:
-        subject_id: (n,) int64.
-        prediction_us: (n,) int64.
-        risk: (n, causes, horizons) float32.
-        low: The lower end of the members' band, as `risk`; None for a single model.
-        high: The upper end.
-    """
-
-    subject_id: Ints
-    prediction_us: Ints
-    risk: Floats32
-    low: Floats32 | None = None
-    high: Floats32 | None = None
+    subject_id: Ints  # (n,)
+    prediction_us: Ints  # (n,)
+    risk: Floats32  # (n, causes, horizons)
+    low: Floats32 | None = None  # as `risk`: lower end of the band over an ensemble's members; None for one model
+    high: Floats32 | None = None  # the upper end
 
     def __len__(self) -> int:
         return len(self.subject_id)
 
 
 def require_suffix(out: Path) -> None:
-    """Refuse a file name whose ending tells no format that can be written."""
+    """Refuse a file name whose ending is not that of a format for predictions."""
     if not out.name.endswith(SUFFIXES):
         fix = f"end its name with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
-        raise EhrseqError("is no kind of file that predictions are written to", where=str(out), fix=fix)
+        raise EhrseqError("does not end in a format for predictions", where=str(out), fix=fix)
 
 
 def is_predictions(path: Path) -> bool:
-    """Whether a file is one that `ehrseq predict` wrote: Parquet with our mark, or CSV with our header."""
+    """Whether `ehrseq predict` wrote a file: it is Parquet of that kind, or CSV with the same header."""
     if path.name.endswith(".parquet"):
         return is_parquet_of(path, PREDICTIONS)
     try:
@@ -66,15 +66,7 @@ def is_predictions(path: Path) -> bool:
 
 
 class PredictionWriter:
-    """Appends answers to an open file in the long format.
-
-    Args:
-        file: What takes the tables: a writer of Parquet or CSV.
-        schema: Of the tables.
-        causes: Their names.
-        horizons_days: None in place of a horizon that is no number of days (the `visit` head).
-        start_days: Risks are given no event for so long after the prediction time.
-    """
+    """Appends predictions to an open file of Parquet or CSV; arguments as of `prediction_file`."""
 
     def __init__(
         self,
@@ -89,7 +81,7 @@ class PredictionWriter:
         self.causes, self.horizons_days, self.start_days = list(causes), list(horizons_days), start_days
 
     def write(self, risks: Risks) -> None:
-        """Append some answers."""
+        """Append predictions."""
         n, n_horizons = len(risks), len(self.horizons_days)
         repeat = len(self.causes) * n_horizons
         columns = [
@@ -108,14 +100,14 @@ class PredictionWriter:
 def prediction_file(
     out: Path, *, causes: Sequence[str], horizons_days: Sequence[float | None], start_days: float, banded: bool
 ) -> Iterator[PredictionWriter]:
-    """Open a file of predictions for writing; it appears when it is complete, and not at all on a failure.
+    """Open a file of predictions for writing. It appears when it is complete, and not at all after an error.
 
     Args:
         out: Ends with `.parquet`, `.csv` or `.csv.gz`.
         causes: Names of the causes.
-        horizons_days: As of `PredictionWriter`.
-        start_days: As of `PredictionWriter`.
-        banded: Whether it has the columns `low` and `high`.
+        horizons_days: None for a horizon that is not a number of days (the `visit` head).
+        start_days: Risks are conditional on no event for this long after the prediction time.
+        banded: Whether the file has the columns `low` and `high`.
     """
     require_suffix(out)
     schema = pa.schema([*_COLUMNS, *BANDS], metadata=_COLUMNS.metadata) if banded else _COLUMNS

@@ -13,12 +13,11 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
+from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import (
-    MANIFEST,
-    RUN_NEEDS,
     altered,
     digest,
     read_json,

@@ -1,16 +1,16 @@
-"""Files that are whole or absent: atomic writes, and manifests with hashes.
+"""Atomic writes of files and folders, and manifests with hashes, so that an output is complete or absent.
 
-Every file goes to a temporary name in its own folder, is fsynced and renamed, and the folder is fsynced. A folder's
-`manifest.json` is written last and lists the sha256 of every file: without a complete manifest nothing is loaded.
-A command replaces a folder or a file only where it can tell that ehrseq wrote it, and nothing else is in it.
-What a killed process leaves is settled when the same file or folder is written next (`ehrsequencing.temporaries`).
+A file is written under a temporary name in its folder, flushed to the disk and renamed; then the folder is flushed.
+A folder's `manifest.json` is written last and lists the SHA-256 of every file. No folder is loaded without it.
+A command replaces a file or folder only if ehrseq wrote it and nothing was added to it. The next write recovers what
+a killed process left (`ehrsequencing.temporaries`).
 """
 
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,85 +18,62 @@ import yaml
 
 from ehrsequencing.config import BadText, Settings, parse_json
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.kinds import (
-    CHECK,
-    CHECKPOINT,
-    EXTERNAL,
-    IMPORTED,
-    KINDS,
-    PREDICTIONS,
-    PREPARED,
-    RUN,
-    SIMULATION,
-    UNFINISHED_RUN,
-    Kind,
-    is_json_of,
-    is_parquet_of,
-    parquet_mark,
-)  # fmt: skip
+from ehrsequencing.output_kinds import KINDS, MANIFEST, Kind
 from ehrsequencing.temporaries import (
     INSIDE,
-    MANIFEST,
     entries,
     fsync,
     is_inside_one,
     is_temporary,
     move_entries,
     private,
-    remove_folder,
-    settle,
-    settle_for,
-    sweep_temporaries,
+    recover,
+    recover_for,
     temporary_name,
 )
 
-__all__ = [
-    "CHECK", "CHECKPOINT", "EXTERNAL", "HISTORY", "IMPORTED", "MANIFEST", "PREDICTIONS", "PREPARED", "RUN",
-    "RUN_NEEDS", "SIMULATION", "UNFINISHED_RUN", "Kind", "altered", "atomic_path",
-    "complete_folder", "digest", "is_json_of", "is_parquet_of", "is_temporary", "parquet_mark", "read_json",
-    "read_json_lines", "read_manifest", "refuse_foreign_file", "refuse_foreign_folder", "refuse_overlap",
-    "remove_folder", "require_facts", "require_name", "sha256", "sweep_temporaries", "write_bytes",
-    "write_json", "write_manifest", "write_settings",
-]  # fmt: skip
-HISTORY = "history.jsonl"  # of a run: one line an epoch
-# All of a run that prediction needs; its other files may be deleted or edited.
-RUN_NEEDS = ("config.json", "config.yaml", "model.safetensors", "vocabulary.json", "vocabulary.safetensors")
+
+@contextmanager
+def _disk_errors(what: str, path: Path) -> Iterator[None]:
+    """Turn an error of the operating system into one that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise EhrseqError(what, where=str(path), fix=error.strerror or "check the path and the disk") from error
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside `path`; on success it becomes `path`, on any failure it is removed.
+    """Yield a temporary file beside `path`. On success it becomes `path`; on failure it is removed.
 
-    Only its owner can read it until then.
+    Until then, only its owner can read it.
 
     Raises:
-        EhrseqError: The disk refused (full, read-only, no permission); what stood at `path` still stands.
+        EhrseqError: The disk refused (full, read-only, no permission). The earlier file at `path` is untouched.
     """
     require_name(path)
     if path.is_dir():
         raise EhrseqError("cannot be written", where=str(path), fix="it is a folder: name a file")
     temporary = temporary_name(path, "new")
-    try:
+    with _disk_errors("cannot be written", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        settle_for(path)
+        recover_for(path)
         with private(temporary, like=path) as mode:
             yield temporary
             temporary.chmod(mode)
-            if is_inside_one(path):  # `complete_folder` has the disk keep all of its files at once
+            if is_inside_one(path):  # `complete_folder` flushes all of its files at its end
                 os.replace(temporary, path)
                 return
             fsync(temporary)
             os.replace(temporary, path)
         fsync(path.parent)
-    except OSError as error:
-        raise EhrseqError("cannot be written", where=str(path), fix=error.strerror or "check the disk") from error
 
 
 def refuse_foreign_file(path: Path, is_ours: Callable[[Path], bool]) -> None:
-    """Refuse to overwrite a file that we did not write.
+    """Refuse to overwrite a file that ehrseq did not write.
 
     Raises:
-        EhrseqError: Something is there, and `is_ours` does not know it.
+        EhrseqError: Something is there, and `is_ours` does not recognise it.
     """
     if path.exists() and not (path.is_file() and is_ours(path)):
         fix = "name another file, or remove this one"
@@ -104,20 +81,20 @@ def refuse_foreign_file(path: Path, is_ours: Callable[[Path], bool]) -> None:
 
 
 def refuse_overlap(out: Path, *inputs: Path) -> None:
-    """Refuse an output that is an input, lies inside one, or holds one; links are followed.
+    """Refuse an output that is, contains or lies inside an input; links are followed.
 
     Raises:
         EhrseqError: They overlap.
     """
     for given in inputs:
         if given.exists() and (_is_among(given, _up(out)) or _is_among(out, _up(given))):
-            fix = "name an output folder that is neither the input, nor in it, nor around it"
+            fix = "name an output folder outside the input that does not contain it"
             raise EhrseqError(f"the output overlaps the input {given}", where=str(out), fix=fix)
 
 
 def _up(path: Path) -> list[Path]:
-    place = Path(os.path.realpath(path))
-    return [place, *place.parents]
+    target = Path(os.path.realpath(path))
+    return [target, *target.parents]
 
 
 def _is_among(path: Path, others: list[Path]) -> bool:
@@ -131,60 +108,56 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON atomically; NaN is refused, since other programs cannot read it."""
+    """Write JSON atomically. NaN raises an error, since other programs cannot read it."""
     write_bytes(path, (json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n").encode())
 
 
 def write_settings(path: Path, settings: Settings, *, only: set[str] | None = None) -> None:
-    """Write settings, or some of their sections, as YAML; durations are days."""
+    """Write settings, or only some of their sections, as YAML with durations in days."""
     data = settings.model_dump(mode="json", include=only, exclude_none=True)
     write_bytes(path, yaml.safe_dump(data, sort_keys=False, allow_unicode=True).encode())
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON, with a clear error."""
-    try:
-        return parse_json(path.read_bytes())
-    except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
-    except BadText as error:
-        raise EhrseqError(f"is damaged: it {error.what}", where=str(path), fix="make this file again") from error
+    """Read a JSON file.
+
+    Raises:
+        EhrseqError: The file cannot be read, or is not JSON.
+    """
+    return _parsed(path, parse_json)
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """Read a file with one JSON value a line, with a clear error."""
+    """Read a file with one JSON value per line; errors as of `read_json`."""
+    values: list[Any] = _parsed(path, lambda data: [parse_json(line) for line in data.splitlines()])
+    return values
+
+
+def _parsed(path: Path, parse: Callable[[bytes], Any]) -> Any:
     try:
-        return [parse_json(line) for line in path.read_bytes().splitlines()]
-    except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
+        with _disk_errors("cannot be read", path):
+            return parse(path.read_bytes())
     except BadText as error:
         raise EhrseqError(f"is damaged: it {error.what}", where=str(path), fix="make this file again") from error
 
 
 def require_name(path: Path) -> None:
-    """Refuse an output path that nothing can be renamed to: `.`, `..`, `/`, or one that the system cannot hold.
+    """Refuse, before any work is done, an output path that nothing can be renamed to.
 
     Raises:
-        EhrseqError: Says so before any work is done.
+        EhrseqError: It is `.`, `..` or `/`, or the file system cannot hold it.
     """
     if path.name in ("", ".."):
         fix = "name a file or folder to make, as in --out results"
         raise EhrseqError("is not a name for an output", where=str(path), fix=fix)
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return
-    except OSError as error:  # no permission, too long, or a file stands where a folder should
-        raise EhrseqError("cannot be written", where=str(path), fix=error.strerror or "check the path") from error
+    with _disk_errors("cannot be written", path), suppress(FileNotFoundError):
+        path.lstat()  # fails without permission, for a name that is too long, or where a parent is a file
 
 
 def sha256(path: Path) -> str:
-    """Hash of a file's bytes."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the disk") from error
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with _disk_errors("cannot be read", path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(value: object) -> str:
@@ -195,14 +168,14 @@ def digest(value: object) -> str:
 def write_manifest(
     folder: Path, facts: Mapping[str, Any], *, files: list[Path] | None = None, required: Sequence[str] | None = None
 ) -> None:
-    """Hash the folder's files and write the manifest last, which makes the folder complete.
+    """Hash the files of a folder and write its manifest last, which makes it complete.
 
     Args:
         folder: The folder.
-        facts: What the manifest says; `Kind.facts` first.
-        files: Which files; default: all. Temporaries are never listed.
-        required: Names of the files without which, or with other bytes in which, the folder is refused. The others may
-            be deleted and edited. By default every file is required.
+        facts: Entries of the manifest, `Kind.facts` first.
+        files: Which files to list; default: all. Temporaries are never listed.
+        required: Names of the files that must stay as they are for the folder to load. The others may be deleted or
+            edited. By default every file is required.
     """
     chosen = files if files is not None else [p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST]
     listed = sorted(p for p in chosen if not any(map(is_temporary, (p, *p.relative_to(folder).parents))))
@@ -217,16 +190,15 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
     Args:
         folder: The folder that the manifest describes.
         what: What the folder should be ("a prepared data set"), for the message.
-        verify: Whether to hash the files; a flipped bit is otherwise silent in most of a Parquet file.
+        verify: Whether to hash the files. Otherwise a flipped bit is silent in most of a Parquet file.
 
     Raises:
-        EhrseqError: No manifest, a damaged one, a required file that is missing, or one whose bytes have changed.
+        EhrseqError: The manifest is missing or damaged, or a required file is missing or has changed.
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise EhrseqError(
-            f"is not {what}, or was interrupted before it was complete", where=str(folder), fix="make it again"
-        )
+        what = f"is not {what}, or was interrupted before it was complete"
+        raise EhrseqError(what, where=str(folder), fix="make it again")
     manifest: dict[str, Any] = read_json(path)
     is_whole = isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)
     required = manifest.get("required", list(manifest["files"])) if is_whole else None
@@ -245,30 +217,24 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
 
 
 def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, type]) -> None:
-    """Refuse a manifest that lacks a fact, or has one of another type than `facts` names."""
+    """Refuse a manifest that lacks an entry of `facts` (name → type), or has it with another type."""
     for name, kind in facts.items():
         if not isinstance(manifest.get(name), kind):
             where = str(folder / MANIFEST)
-            raise EhrseqError(f"is damaged: it does not tell {name!r}", where=where, fix="make the folder again")
+            raise EhrseqError(
+                f"is damaged: its entry {name!r} is missing or invalid", where=where, fix="make the folder again"
+            )
 
 
 def _is_inside(file: Path, folder: Path) -> bool:
     try:
         return file.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # no name of a file, or links in a circle
+    except (OSError, RuntimeError, ValueError):  # an impossible name, or links in a circle
         return False
 
 
 def altered(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Files that nothing needs (`required` of the manifest) and that are not as they were written.
-
-    Args:
-        folder: The folder.
-        manifest: Its manifest, as `read_manifest` gave it.
-
-    Returns:
-        Name → `is missing` or `has changed since it was written`.
-    """
+    """Files outside `required` that were deleted or edited: name → `is missing` or `has changed since …`."""
     found = {}
     for name in set(manifest["files"]) - set(manifest.get("required", manifest["files"])):
         if not (folder / name).is_file():
@@ -279,15 +245,15 @@ def altered(folder: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def refuse_foreign_folder(folder: Path, kind: Kind) -> None:
-    """Refuse to replace anything but an empty folder, or a folder of this kind that we made, with nothing else in it.
+    """Refuse to replace anything but an empty folder or one of this kind that ehrseq wrote, with nothing added.
 
     Raises:
-        EhrseqError: It is a file, or its manifest is not of this kind, or it holds something that is not listed there.
+        EhrseqError: It is a file, its manifest is not of this kind, or it holds something that its manifest lacks.
     """
-    place = Path(os.path.realpath(folder))  # `missing/..` is a folder that is there, though `missing` is not
-    if place.exists() and not place.is_dir():
+    target = Path(os.path.realpath(folder))  # `missing/..` exists even where `missing` does not
+    if target.exists() and not target.is_dir():
         raise EhrseqError("is a file", where=str(folder), fix="name a folder")
-    if place.is_dir() and entries(place) and (why := _why_foreign(place, kind)):
+    if target.is_dir() and entries(target) and (why := _why_foreign(target, kind)):
         fix = "nothing was touched; name another output folder, or remove this one"
         raise EhrseqError(why, where=str(folder), fix=fix)
 
@@ -309,7 +275,7 @@ def _why_foreign(folder: Path, kind: Kind) -> str | None:
 
 
 def _unlisted(folder: Path, files: Mapping[str, Any]) -> str | None:
-    """The first file, folder or link in a folder that its manifest does not know."""
+    """The first file, folder or link in a folder that its manifest does not list."""
     known = {MANIFEST, *files}
     known |= {parent.as_posix() for name in files for parent in Path(name).parents}
 
@@ -330,42 +296,39 @@ def _unlisted(folder: Path, files: Mapping[str, Any]) -> str | None:
 
 @contextmanager
 def complete_folder(folder: Path, kind: Kind) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `folder` when the block succeeds, and vanishes when it fails.
+    """Yield a temporary folder. On success it becomes `folder`; on failure it is removed.
 
-    A link stays and its target is replaced; a mount point, or the folder that the process works in, stays and its
-    content is replaced. However the process ends, the earlier folder or the new one is there, or is put there when
-    the folder is next written.
+    For a link, its target is replaced. For a mount point or the working directory, the content is replaced. Even if
+    the process is killed, the earlier folder or the new one is there, or is recovered by the next write.
 
     Args:
-        folder: Where it will be; its parents are made.
-        kind: What it is; an earlier folder of this kind, with nothing else in it, is replaced.
+        folder: The output; its parents are made.
+        kind: Its kind. An earlier folder of this kind is replaced if it holds nothing else.
 
     Raises:
-        EhrseqError: What stands there is not ours to replace, or the disk refused.
+        EhrseqError: The folder is not one to replace, or the disk refused.
     """
-    try:
-        place = Path(os.path.realpath(folder))
-        settle_for(place)
+    with _disk_errors("cannot be written", folder):
+        target = Path(os.path.realpath(folder))
+        recover_for(target)
         refuse_foreign_folder(folder, kind)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        stays = place.is_dir() and _must_stay(place)
-        temporary = temporary_name(place / INSIDE if stays else place, "new")
-        with private(temporary, is_folder=True, like=place) as mode:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stays = target.is_dir() and _must_stay(target)
+        temporary = temporary_name(target / INSIDE if stays else target, "new")
+        with private(temporary, is_folder=True, like=target) as mode:
             yield temporary
             for path in [*temporary.rglob("*"), temporary]:
                 fsync(path)
-            refuse_foreign_folder(folder, kind)  # somebody may have used it meanwhile
+            refuse_foreign_folder(folder, kind)  # somebody may have changed it meanwhile
             if stays:
-                _replace_content(place, temporary)
+                _replace_content(target, temporary)
             else:
                 temporary.chmod(mode)
-                _replace_folder(place, temporary)
-    except OSError as error:
-        raise EhrseqError("cannot be written", where=str(folder), fix=error.strerror or "check the disk") from error
+                _replace_folder(target, temporary)
 
 
 def _must_stay(folder: Path) -> bool:
-    """Whether a folder cannot be renamed (a mount point) or should not be (somebody works in it)."""
+    """Whether a folder cannot be renamed (a mount point) or should not be (the working directory)."""
     mounts = Path("/proc/self/mountinfo")
     mounted = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
     if os.path.ismount(folder) or str(folder).replace(" ", "\\040") in mounted:
@@ -373,27 +336,27 @@ def _must_stay(folder: Path) -> bool:
     return not os.access(folder.parent, os.W_OK) or Path.cwd().is_relative_to(folder)
 
 
-def _replace_folder(place: Path, new: Path) -> None:
-    old = temporary_name(place, "old")
+def _replace_folder(target: Path, new: Path) -> None:
+    old = temporary_name(target, "old")
     try:
-        if place.exists():
-            os.replace(place, old)
-        os.replace(new, place)
-        fsync(place.parent)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(new, target)
+        fsync(target.parent)
     finally:
         if old.exists():
-            settle(old)
+            recover(old)
 
 
-def _replace_content(place: Path, new: Path) -> None:
-    """Move the old content out, then the new content in; `put` says that the first is done."""
-    out, put = (temporary_name(place / INSIDE, role) for role in ("out", "put"))
+def _replace_content(target: Path, new: Path) -> None:
+    """Move the old content out, then the new content in. `put` exists only once the first move is done."""
+    out, put = (temporary_name(target / INSIDE, role) for role in ("out", "put"))
     try:
         out.mkdir(mode=0o700)
-        move_entries(place, out, manifest_first=True)
+        move_entries(target, out, manifest_first=True)
         os.replace(new, put)
-        move_entries(put, place)
+        move_entries(put, target)
     finally:
         for left in (put, out):
             if left.exists():
-                settle(left)
+                recover(left)

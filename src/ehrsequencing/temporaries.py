@@ -1,14 +1,14 @@
-"""Temporary files and folders: how they are called, who can read them, and what becomes of those left behind.
+"""Temporary files and folders: their names, who can read them, and recovery from a killed process.
 
-They are called `.tmp-PID-ROLE-NAME`. What a killed process left is settled when NAME is written next:
+A temporary is called `.tmp-PID-ROLE-NAME`. The next write of NAME recovers what a killed process left:
 
-| role | what it is | settled by |
+| role | what it is | recovery |
 |---|---|---|
-| `new` | being written; only its owner can read it | removing it |
-| `del` | being removed | removing it |
-| `old` | the earlier folder, moved aside until the new one has its name | moving it back, unless the new one is there |
+| `new` | being written; only its owner can read it | remove it |
+| `del` | being removed | remove it |
+| `old` | the earlier folder, moved aside until the new one has its name | move it back, unless the new one is there |
 | `out` | the earlier files of a folder that cannot be renamed (a mount point) | the same, file by file |
-| `put` | the complete new files, on their way into such a folder | moving the rest of them in |
+| `put` | the complete new files, on their way into such a folder | move the rest of them in |
 """
 
 import errno
@@ -21,17 +21,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST
 
-MANIFEST = "manifest.json"
 _NAME = re.compile(r"\.tmp-(\d+)-(?:(new|del|old|out|put)-)?(.*)", re.DOTALL)
-_ORDER = ("put", "out", "old", "new", "del", None)  # in which they are settled; earlier versions gave no role
-INSIDE = "content"  # NAME of temporaries inside the folder that they are for
-_OF_A_DISK = "lost+found"  # at the top of a disk's file system
-_in_use: set[Path] = set()  # temporaries of this process: one with its number that is not here is of an earlier one
+_ORDER = ("put", "out", "old", "new", "del", None)  # of recovery; earlier versions wrote no role
+INSIDE = "content"  # NAME of a temporary inside the folder that it is for
+_LOST_AND_FOUND = "lost+found"  # in the root of a file system
+_in_use: set[Path] = set()  # temporaries of this process; others with its number are from an earlier process
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a path is called as our temporaries are."""
+    """Whether a path has the name of a temporary."""
     return _NAME.fullmatch(path.name) is not None
 
 
@@ -47,12 +47,12 @@ def is_inside_one(path: Path) -> bool:
 
 
 def temporary_name(path: Path, role: str) -> Path:
-    """A temporary of this process beside a path."""
+    """The name of this process's temporary beside a path."""
     return path.with_name(f".tmp-{os.getpid()}-{role}-{_parts(path)[1]}")
 
 
 def _parts(path: Path) -> tuple[str | None, str]:
-    """Role of a temporary, and the name of what it stands for; any other name stands for itself."""
+    """Role of a temporary and the NAME that it is for; no role and its own name for any other path."""
     found = _NAME.fullmatch(path.name)
     return (found[2], found[3]) if found else (None, path.name)
 
@@ -62,7 +62,7 @@ def _key(path: Path) -> Path:
 
 
 def _is_orphan(path: Path) -> bool:
-    """Whether the process that made a temporary has ended; in a container the next one often has its number."""
+    """Whether the process that made a temporary has ended. In a container, the next process often has its number."""
     found = _NAME.fullmatch(path.name)
     if found is None:
         return False
@@ -79,7 +79,7 @@ def _is_orphan(path: Path) -> bool:
 
 @contextmanager
 def private(path: Path, *, is_folder: bool = False, like: Path | None = None) -> Iterator[int]:
-    """Make a temporary that only its owner can read, and remove it in the end if it is still there.
+    """Make a temporary that only its owner can read. Remove it at the end if it is still there.
 
     Args:
         path: Its name.
@@ -87,7 +87,7 @@ def private(path: Path, *, is_folder: bool = False, like: Path | None = None) ->
         like: What it will replace, if that is there.
 
     Yields:
-        The mode that it should get when it is complete: that of what it replaces, else what the umask gives.
+        The mode to give it when it is complete: that of what it replaces, else the umask's.
     """
     _in_use.add(_key(path))
     try:
@@ -115,7 +115,7 @@ def _discard(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of ours under a temporary name, so that a kill leaves no half of it under its own.
+    """Rename a folder to a temporary, then remove it, so that a kill never leaves a half-removed folder under its name.
 
     Raises:
         EhrseqError: The disk refused.
@@ -129,8 +129,8 @@ def remove_folder(folder: Path) -> None:
     _discard(gone)
 
 
-def settle(orphan: Path) -> None:
-    """Undo or finish what an interrupted replacement left, as the table above says."""
+def recover(orphan: Path) -> None:
+    """Undo or finish an interrupted replacement, as the table above says."""
     role, name = _parts(orphan)
     if not os.path.lexists(orphan):
         return
@@ -140,40 +140,40 @@ def settle(orphan: Path) -> None:
         move_entries(orphan, orphan.parent)
         _discard(orphan)
     elif role in ("old", "out"):
-        remove_folder(orphan)  # renamed first: what is called old is whole
+        remove_folder(orphan)  # renames it first, so that a folder called `old` is always whole
     else:
         _discard(orphan)
 
 
-def _settle_all(found: Iterable[Path], *, where: Path) -> None:
+def _recover_all(found: Iterable[Path], *, where: Path) -> None:
     try:
         for orphan in sorted(filter(_is_orphan, found), key=lambda path: _ORDER.index(_parts(path)[0])):
-            settle(orphan)
+            recover(orphan)
     except OSError as error:
         fix = f"look into the folders .tmp-* there: {error.strerror or 'check the disk'}"
         raise EhrseqError("an interrupted replacement cannot be undone", where=str(where), fix=fix) from error
 
 
-def settle_for(path: Path) -> None:
-    """Settle what interrupted writes of one file or folder left beside it, or in it."""
+def recover_for(path: Path) -> None:
+    """Recover what interrupted writes of one file or folder left beside it or in it."""
     beside = [p for p in path.parent.glob(f".tmp-*-{glob.escape(path.name)}") if _parts(p)[1] == path.name]
     inside = [p for p in path.glob(f".tmp-*-{INSIDE}") if path.is_dir() and _parts(p)[0] and _parts(p)[1] == INSIDE]
-    _settle_all([*beside, *inside], where=path)
+    _recover_all([*beside, *inside], where=path)
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Settle what interrupted writes left anywhere in a folder of ours."""
-    _settle_all(folder.rglob(".tmp-*"), where=folder)
+    """Recover what interrupted writes left anywhere in a folder."""
+    _recover_all(folder.rglob(".tmp-*"), where=folder)
 
 
 def entries(folder: Path) -> list[Path]:
-    """What is in a folder, apart from what this process is writing; the manifest comes last."""
-    found = [p for p in sorted(folder.iterdir()) if not is_in_use(p) and p.name != _OF_A_DISK]
+    """The content of a folder except what this process is writing; the manifest comes last."""
+    found = [p for p in sorted(folder.iterdir()) if not is_in_use(p) and p.name != _LOST_AND_FOUND]
     return sorted(found, key=lambda p: p.name == MANIFEST)
 
 
 def move_entries(source: Path, target: Path, *, manifest_first: bool = False) -> None:
-    """Move everything; a folder has its manifest only while it is whole."""
+    """Move everything, so that a folder has its manifest only while it is whole."""
     found = [entry for entry in entries(source) if not is_temporary(entry)]
     for entry in reversed(found) if manifest_first else found:
         if os.path.lexists(target / entry.name):
@@ -183,7 +183,7 @@ def move_entries(source: Path, target: Path, *, manifest_first: bool = False) ->
 
 
 def fsync(path: Path) -> None:
-    """Have the disk keep what was written to a file or folder."""
+    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -4,7 +4,6 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,6 @@ import pytest
 
 from ehrsequencing.cli import demo
 from ehrsequencing.errors import EhrseqError
-
-
-def quiet(*_: object) -> AbstractContextManager[Any]:
-    return nullcontext(lambda *_: None)
-
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10")
 STAGES = ("1/5", "2/5", "3/5", "4/5", "5/5")
@@ -27,7 +21,7 @@ class Killed(BaseException):
 
 
 def run_demo(out: Path, say: Any, seed: int = 0) -> dict[str, Any]:
-    return demo.run_demo(out, subjects=300, seed=seed, say=say, bar=quiet, training_bar=quiet)
+    return demo.run_demo(out, subjects=300, seed=seed, say=say)
 
 
 def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_again(

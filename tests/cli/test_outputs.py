@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.output_kinds import MANIFEST, PREDICTIONS, is_parquet_of
 from ehrsequencing.run import Run
-from ehrsequencing.storage import MANIFEST, PREDICTIONS, is_parquet_of, read_json
+from ehrsequencing.storage import read_json
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv

@@ -9,15 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing import storage
-from ehrsequencing.storage import (
-    MANIFEST,
-    Kind,
-    complete_folder,
-    read_manifest,
-    sweep_temporaries,
-    write_bytes,
-    write_manifest,
-)
+from ehrsequencing.output_kinds import MANIFEST, Kind
+from ehrsequencing.storage import complete_folder, read_manifest, write_bytes, write_manifest
+from ehrsequencing.temporaries import sweep_temporaries
 
 SET = Kind("set", "a set")
 CALLS = ("replace", "mkdir", "rmdir", "unlink")  # of the system, that change what is on the disk

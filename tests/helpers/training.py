@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ehrsequencing.config import load_study
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.loop import BEGUN, Trainer
+from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.run_folder import BEGUN
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=3", "training.min_steps=6"),

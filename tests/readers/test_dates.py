@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import ImportConfig, load_import
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.dates import count_dates, date_column
+from ehrsequencing.readers.date_order import count_dates, date_column
+from ehrsequencing.readers.parsing import parse_times
 from ehrsequencing.readers.synthea import import_synthea
-from ehrsequencing.readers.text import parse_times
 from helpers import omop
 from helpers.command_line import ehrseq
 from helpers.meds import written
@@ -22,7 +22,7 @@ from helpers.omop import SMALL, Tables, postgres_server, write_csv, write_parque
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
-from ehrsequencing.readers.omop import import_omop
+from ehrsequencing.readers.omop.reader import import_omop
 
 FORMATS = {"ymd": "%Y-%m-%d", "compact": "%Y%m%d", "dmy": "%d/%m/%Y", "mdy": "%m/%d/%Y", "german": "%d.%m.%Y"}
 DATES = {"death_date", "condition_start_date", "measurement_date"}

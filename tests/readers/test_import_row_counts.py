@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.files import read_csv_lines
+from ehrsequencing.readers.csv_files import read_csv_lines
 from ehrsequencing.readers.synthea import import_synthea
 from helpers.command_line import ehrseq
 from helpers.omop import SMALL, Tables, write_csv, write_duckdb
@@ -20,7 +20,7 @@ from helpers.synthea import write_tables
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
-from ehrsequencing.readers.omop import import_omop
+from ehrsequencing.readers.omop.reader import import_omop
 
 DAYS = [f"2010-{1 + i // 28:02d}-{1 + i % 28:02d}" for i in range(300)]
 
@@ -42,7 +42,7 @@ def conditions(n: int = 300, *, note: Callable[[int], str] = lambda i: "x") -> l
     return [f"{i % 20},201826,{DAYS[i]},{note(i)}" for i in range(n)]
 
 
-def account(out: Path) -> dict[str, Any]:
+def row_counts(out: Path) -> dict[str, Any]:
     rows: dict[str, Any] = json.loads((out / "metadata" / "import_report.json").read_text())["rows"]
     return rows
 
@@ -53,7 +53,7 @@ def balanced(rows: dict[str, Any]) -> bool:
 
 def test_every_row_of_a_small_database_is_accounted_for(tmp_path: Path) -> None:
     import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")
-    rows = account(tmp_path / "meds")
+    rows = row_counts(tmp_path / "meds")
     assert balanced(rows)
     assert rows["condition_occurrence"]["rows_in"] == 8
     assert rows["condition_occurrence"]["rows_out"] == 4
@@ -71,7 +71,7 @@ def test_every_row_of_a_small_database_is_accounted_for(tmp_path: Path) -> None:
 
 def test_rows_of_a_database_are_counted_without_a_place(tmp_path: Path) -> None:
     import_omop(write_duckdb(SMALL, tmp_path / "cdm.duckdb"), tmp_path / "meds")
-    rows = account(tmp_path / "meds")
+    rows = row_counts(tmp_path / "meds")
     assert balanced(rows)
     assert {d["example"] for d in rows["condition_occurrence"]["dropped"]} == {None}
 
@@ -79,7 +79,7 @@ def test_rows_of_a_database_are_counted_without_a_place(tmp_path: Path) -> None:
 def test_a_stray_quote_in_a_file_without_quotes_loses_nothing(tmp_path: Path) -> None:
     rows = conditions(note=lambda i: '"10 mg' if i == 5 else "x")
     import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
-    made = account(tmp_path / "meds")["condition_occurrence"]
+    made = row_counts(tmp_path / "meds")["condition_occurrence"]
     assert (made["rows_in"], made["rows_out"]) == (300, 300)
 
 
@@ -91,7 +91,7 @@ def test_a_stray_quote_among_quotes_is_counted_and_warned_about(tmp_path: Path) 
     source = write_tables(omop_tables(conditions(note=quoted)), tmp_path / "csv")
     result = ehrseq("import", "omop", source, tmp_path / "meds")
     assert result.exit_code == 0, result.output
-    rows = account(tmp_path / "meds")
+    rows = row_counts(tmp_path / "meds")
     assert balanced(rows)
     made = rows["condition_occurrence"]
     assert made["rows_in"] == 300
@@ -116,12 +116,12 @@ def test_a_stray_quote_in_synthea_is_counted_and_warned_about(tmp_path: Path) ->
     )
     result = ehrseq("import", "synthea", source, tmp_path / "meds")
     assert result.exit_code == 0, result.output
-    made = account(tmp_path / "meds")["conditions"]
+    made = row_counts(tmp_path / "meds")["conditions"]
     assert made["rows_in"] == 300
     lost = {d["reason"]: d for d in made["dropped"]}["malformed_line"]
     assert lost["rows"] > 15
     assert "of 300 rows of conditions" in result.stderr
-    assert balanced(account(tmp_path / "meds"))
+    assert balanced(row_counts(tmp_path / "meds"))
 
 
 def test_a_small_loss_is_reported_without_a_warning(tmp_path: Path) -> None:
@@ -138,7 +138,10 @@ def test_a_table_that_loses_all_its_rows_is_refused(tmp_path: Path) -> None:
     source = write_tables(omop_tables(conditions(), deaths=["77,2012-01-01,x", "78,2012-01-01,x"]), tmp_path / "csv")
     result = ehrseq("import", "omop", source, tmp_path / "meds")
     assert result.exit_code == 2
-    assert "death.csv: all 2 rows would be dropped (column person_id: the table of persons lacks" in result.output
+    assert (
+        "death.csv: all 2 rows would be dropped (column person_id: the person is not in the table of persons"
+        in result.output
+    )
     assert not (tmp_path / "meds").exists()
 
 
@@ -146,7 +149,7 @@ def test_lines_with_another_number_of_fields_are_counted(tmp_path: Path) -> None
     rows = conditions()
     rows[10:12] = ["1,201826", "1,201826,2010-01-01,SECRET,SECRET"]
     import_omop(str(write_tables(omop_tables(rows), tmp_path / "csv")), tmp_path / "meds")
-    made = account(tmp_path / "meds")["condition_occurrence"]
+    made = row_counts(tmp_path / "meds")["condition_occurrence"]
     assert (made["rows_in"], made["rows_out"]) == (300, 298)
     assert made["dropped"][0]["example"] == {"file": "condition_occurrence.csv", "line": 12}
 
@@ -188,7 +191,7 @@ def test_open_ends_make_no_rows_in_the_future(tmp_path: Path, end: str) -> None:
     codes = {r["code"] for r in made}
     assert "OBSERVATION_PERIOD_START" in codes
     assert not codes & {"OBSERVATION_PERIOD_END", "Visit//IP//END"}
-    assert balanced(account(tmp_path / "meds"))
+    assert balanced(row_counts(tmp_path / "meds"))
 
 
 def shifted(tables: Tables, years: int) -> Tables:

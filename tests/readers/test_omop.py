@@ -33,7 +33,7 @@ from helpers.omop import (
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
-from ehrsequencing.readers.omop import import_omop
+from ehrsequencing.readers.omop.reader import import_omop
 
 Row = tuple[Any, ...]
 
@@ -312,8 +312,8 @@ def test_mimic_demo_against_a_plain_reading(real_data: Path, tmp_path: Path) -> 
     assert sum(row[2] == "MEDS_DEATH" for row in rows) == len(plain("death"))
     assert report.missing == ["measurement", "observation", "concept_ancestor"]
     assert report.tables["drug_exposure"] == len(plain("drug_exposure"))
-    for name, account in report.account.tables.items():
-        table = account.as_json()
+    for name, counts in report.row_counts.tables.items():
+        table = counts.as_json()
         assert table["rows_in"] == table["rows_out"] + sum(d["rows"] for d in table["dropped"])
         assert {d["reason"] for d in table["dropped"]} <= {"duplicates"}
         assert table["rows_in"] == report.tables.get(name, table["rows_in"])

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers import settle as rules
-from ehrsequencing.readers.meds_out import FLUSH_ROWS
+from ehrsequencing.readers import cleaning_rules as rules
+from ehrsequencing.readers.cleaning_rules import clean_rows
+from ehrsequencing.readers.meds_writer import FLUSH_ROWS
 from ehrsequencing.readers.rows import Role, rows_schema
-from ehrsequencing.readers.settle import settle
 from ehrsequencing.readers.synthea import import_synthea, subject_ids
 from ehrsequencing.records.events import DAY_US, SECOND_US
 from helpers.command_line import ehrseq
@@ -170,7 +170,7 @@ def test_a_failed_import_leaves_the_earlier_one(tmp_path: Path) -> None:
 def test_small_spills_give_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert FLUSH_ROWS > 1
     import_synthea(write_tables(NEW, tmp_path / "csv"), tmp_path / "one")
-    monkeypatch.setattr("ehrsequencing.readers.meds_out.FLUSH_ROWS", 1)  # every block spilled, every bucket a shard
+    monkeypatch.setattr("ehrsequencing.readers.meds_writer.FLUSH_ROWS", 1)  # every block spilled, every bucket a shard
     report = import_synthea(tmp_path / "csv", tmp_path / "two")
     assert report.shards == 2
     assert sorted(meds_rows(tmp_path / "one"), key=repr) == sorted(meds_rows(tmp_path / "two"), key=repr)
@@ -248,22 +248,22 @@ def test_order_of_rows_never_matters(rows: list[dict[str, Any]], random: Any) ->
     shuffled = list(rows)
     random.shuffle(shuffled)
     counts, others = Counter[str](), Counter[str]()
-    assert settle(as_rows(rows), counts).equals(settle(as_rows(shuffled), others))
+    assert clean_rows(as_rows(rows), counts).equals(clean_rows(as_rows(shuffled), others))
     assert counts == others
 
 
 @given(drawn_rows())
 @settings(max_examples=60)
-def test_subjects_are_settled_one_by_one(rows: list[dict[str, Any]]) -> None:
-    alone = [settle(as_rows([r for r in rows if r["subject_id"] == s]), Counter()) for s in (1, 2, 3)]
-    assert settle(as_rows(rows), Counter()).equals(pa.concat_tables(alone).combine_chunks())
+def test_subjects_are_cleaned_one_by_one(rows: list[dict[str, Any]]) -> None:
+    alone = [clean_rows(as_rows([r for r in rows if r["subject_id"] == s]), Counter()) for s in (1, 2, 3)]
+    assert clean_rows(as_rows(rows), Counter()).equals(pa.concat_tables(alone).combine_chunks())
 
 
 @given(drawn_rows())
 @settings(max_examples=100)
 def test_dates_never_come_early(rows: list[dict[str, Any]]) -> None:
     """An event keeps its clock; a bare date lies on its day, not before the end of the visit or of the day."""
-    made = settle(as_rows([r for r in rows if r["role"] in (Role.EVENT, Role.PERSON)]), Counter()).to_pylist()
+    made = clean_rows(as_rows([r for r in rows if r["role"] in (Role.EVENT, Role.PERSON)]), Counter()).to_pylist()
     got = {
         (r["subject_id"], r["code"], round((r["time"] - datetime(1970, 1, 1)) / timedelta(microseconds=1)))
         for r in made
@@ -294,7 +294,7 @@ def test_observation_periods_against_days(rows: list[dict[str, Any]]) -> None:
             expected.add((s, START_US + day * DAY_US, rules.PERIOD_START))
         if not covered[s, day + 1]:
             expected.add((s, START_US + (day + 1) * DAY_US - SECOND_US, rules.PERIOD_END))
-    made = settle(as_rows([*persons, *periods]), Counter())
+    made = clean_rows(as_rows([*persons, *periods]), Counter())
     got = set(
         zip(
             made["subject_id"].to_pylist(),

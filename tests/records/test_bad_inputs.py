@@ -20,8 +20,9 @@ import torch
 
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.run import Run
-from ehrsequencing.storage import MANIFEST, read_json, write_json, write_manifest
+from ehrsequencing.storage import read_json, write_json, write_manifest
 from helpers import command_line
 from helpers.bad_inputs import (
     CANARIES,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ehrsequencing.audit.source import Source
 from ehrsequencing.config import TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records import survey as survey_module
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher
@@ -23,7 +24,7 @@ from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parallel import ShardWork
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.splits import split_lookup
-from ehrsequencing.storage import MANIFEST, read_json
+from ehrsequencing.storage import read_json
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
+from ehrsequencing.output_kinds import MANIFEST, RUN
 from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
-from ehrsequencing.storage import MANIFEST, RUN, complete_folder, read_manifest, sweep_temporaries
+from ehrsequencing.storage import complete_folder, read_manifest
+from ehrsequencing.temporaries import sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 LSTM, FLAT = "LSTM", "flat BEHRT"

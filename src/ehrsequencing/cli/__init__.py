@@ -1,3 +1,3 @@
-"""The command line: `app` (the commands), `importing` (`ehrseq import`), `demo`, and `console`, used by them all."""
+"""The command line: `app` (the commands), `options`, `importing` (`ehrseq import`), `demo`, `report` and `console`."""
 
 from ehrsequencing.cli.app import main as main

@@ -1,6 +1,10 @@
-"""The command line: thin commands over the rooms. Heavy imports wait until a command needs them."""
+"""The commands of `ehrseq`: each reads its options, calls one function, and prints the result.
+
+A command imports what it needs when it runs, so that `ehrseq --help` stays fast.
+"""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +13,7 @@ import typer
 from ehrsequencing.cli.console import bar, errors, say, stages, training_bar
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.importing import import_app
+from ehrsequencing.cli.options import Config, DataFolder, Debug, MovedSet, NewFolder, Overrides, RunFolder, TaskFiles
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
 
@@ -25,15 +30,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(import_app, name="import")
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Settings as section.key=value, as in model.size=small", show_default=False)
-]
-Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML) with any of the sections")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")]
 
 
 def _study(config: Path | None, overrides: Sequence[str] | None, command: str) -> "StudyConfig":
-    """Settings of a command: those of the study file, then those of the command line, which must be the command's."""
+    """The settings of the study file and the command line, which must be settings that the command uses."""
     from ehrsequencing.config import load_study, refuse_unused
 
     refuse_unused(overrides or (), command)
@@ -41,13 +41,13 @@ def _study(config: Path | None, overrides: Sequence[str] | None, command: str) -
 
 
 def _run(folder: Path) -> "Run":
-    """A run, with one line for what somebody has changed in it."""
+    """Open a run, and print a line if somebody has changed its files."""
     from ehrsequencing.run import Run
 
     run = Run(folder)
     if run.altered:
-        told = ", ".join(f"{name} {what}" for name, what in run.altered.items())
-        say(f"note: {folder}: {told}; the model and its settings are as they were written", err=True)
+        changes = ", ".join(f"{name} {what}" for name, what in run.altered.items())
+        say(f"note: {folder}: {changes}; the model and its settings are unchanged", err=True)
     return run
 
 
@@ -63,12 +63,12 @@ def demo(
         keep_freed_memory()
         from ehrsequencing.cli.demo import run_demo
 
-        run_demo(out, subjects=subjects, seed=seed, say=say, bar=bar, training_bar=training_bar)
+        run_demo(out, subjects=subjects, seed=seed)
 
 
 @app.command()
 def simulate(
-    out: Annotated[Path, typer.Argument(help="Folder to make")],
+    out: NewFolder,
     overrides: Overrides = None,
     subjects: Annotated[int, typer.Option(help="How many subjects")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed")] = 0,
@@ -78,7 +78,7 @@ def simulate(
 ) -> None:
     """Write a simulated MEDS data set with its true risks and its task.
 
-    Settings are the simulator's knobs, as in pairs=12.
+    Settings are those of the simulator, as in pairs=12.
     """
     with errors(debug):
         from ehrsequencing.config import read_settings, validated
@@ -86,30 +86,31 @@ def simulate(
         from ehrsequencing.simulate import simulate as write
 
         if truth not in ("held_out", "all"):
-            raise EhrseqError(f"{truth!r} is no choice", where="--truth", fix="use held_out or all")
-        knobs = validated(SimulationConfig, read_settings(config, overrides or ()), where="settings")
+            raise EhrseqError(f"{truth!r} is not a choice", where="--truth", fix="use held_out or all")
+        simulation = validated(SimulationConfig, read_settings(config, overrides or ()), where="settings")
         with bar("simulating") as tick:
-            write(out, subjects=subjects, seed=seed, truth=truth, config=knobs, progress=tick)  # type: ignore[arg-type]
+            write(out, subjects=subjects, seed=seed, truth=truth, config=simulation, progress=tick)  # type: ignore[arg-type]
         say(f"{subjects} subjects, their truth and task.yaml are in {out}")
 
 
 @app.command()
 def check(
-    data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set")],
+    data: DataFolder,
     overrides: Overrides = None,
-    task: Annotated[list[Path] | None, typer.Option("--task", help="Task file; may be repeated")] = None,
+    task: TaskFiles = None,
     json: Annotated[Path | None, typer.Option("--json", help="Also write what was found to this file")] = None,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Say what is wrong with the data, what would be fixed, and the cohort's attrition.
+    """Report problems in the data, the automatic fixes, and the cohort's attrition.
 
-    Exits with 2 only where prepare would refuse.
+    Exits with 2 only if prepare would refuse the data.
     """
     with errors(debug):
+        from ehrsequencing.output_kinds import CHECK, is_json_of
         from ehrsequencing.records.check import check_data
         from ehrsequencing.records.check_text import format_check
-        from ehrsequencing.storage import CHECK, is_json_of, refuse_foreign_file, write_json
+        from ehrsequencing.storage import refuse_foreign_file, write_json
 
         study = _study(config, overrides, "check")
         if json is not None:
@@ -126,10 +127,10 @@ def check(
 
 @app.command()
 def prepare(
-    data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set")],
+    data: DataFolder,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
-    task: Annotated[list[Path] | None, typer.Option("--task", help="Task file; may be repeated")] = None,
+    task: TaskFiles = None,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -161,11 +162,11 @@ def train(
     overrides: Overrides = None,
     task: Annotated[str | None, typer.Option("--task", help="Name of the task; the only one by default")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run")] = ...,  # type: ignore[assignment]
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Fit a model; early stop on the tuning split."""
+    """Fit a model, with early stopping on the tuning split."""
     with errors(debug):
         keep_freed_memory()
         study = _study(config, overrides, "train")
@@ -186,10 +187,10 @@ def train(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="What ehrseq train made")],
+    run: RunFolder,
     overrides: Overrides = None,
     split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
-    prepared: Annotated[Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")] = None,
+    prepared: MovedSet = None,
     baselines: Annotated[str | None, typer.Option("--baselines", help="fast, all or none")] = None,
     data: Annotated[
         Path | None,
@@ -197,18 +198,18 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")] = None,
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Fit a recalibration on the tuning split; say what it changes")
+        bool, typer.Option("--recalibrate", help="Fit a recalibration on the tuning split and report its effect")
     ] = False,
     splits: Annotated[
-        int | None, typer.Option("--splits", help="Train and judge again on so many random 80/20 splits, as in 25")
+        int | None, typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits")
     ] = None,
     split_seed: Annotated[int, typer.Option("--split-seed", help="Seed of the first of the --splits")] = 1234,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Judge a run: metrics.json and report.html, with baselines on the same subjects.
+    """Evaluate a run: write metrics.json and report.html, with baselines on the same subjects.
 
-    On a split of its own data, or with --data on data that it has never seen.
+    Uses a split of the run's own data or, with --data, data that the model has never seen.
     """
     with errors(debug):
         keep_freed_memory()
@@ -218,43 +219,39 @@ def evaluate(
         command = "evaluate --data" if external else "evaluate"
         study = _study(config, given, command)
         if (out is not None and not external) or (external and split != "held_out"):
-            what = "--out belongs to --data" if not external else "--split and --data exclude each other"
+            what = "--out needs --data" if not external else "--split and --data exclude each other"
             raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
+        from ehrsequencing.cli.report import report_evaluation, report_external
         from ehrsequencing.config import load_study, refuse_changes
-        from ehrsequencing.evaluation.evaluate import evaluate as judge
+        from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
         from ehrsequencing.evaluation.external import validate
-        from ehrsequencing.evaluation.repeated_splits import add_splits, repeated_splits
-        from ehrsequencing.reporting.report import write_report
+        from ehrsequencing.evaluation.repeated_splits import repeated_splits
         from ehrsequencing.reporting.terminal import metric_lines
-        from ehrsequencing.run import add_to_run, saved_audit
 
         made = _run(run).study
         refuse_changes(study, made, command, file=config, by=run)
         settings = load_study(config, given, evaluation=made.evaluation).evaluation
         with stages("evaluating") as stage:
             if data is not None and external:
-                result, folder = validate(
-                    run, data, out=out, prepared=prepared, settings=settings, facts=study.data, progress=stage,
-                    draw=lambda result, to: write_report(result | {"audit": saved_audit(run)}, to / "report.html"),
-                )  # fmt: skip
+                external_run = partial(validate, run, data, out=out, prepared=prepared, settings=settings)
+                draw = partial(report_external, run)
+                result, folder = external_run(facts=study.data, draw=draw, progress=stage)
             else:
-                result, folder = judge(run, split=split, prepared=prepared, settings=settings, progress=stage), run
+                result = evaluate_run(run, split=split, prepared=prepared, settings=settings, progress=stage)
+                folder = run
         if splits is not None:
             with bar("splits") as tick:
-                repeated_splits(
-                    run, splits=splits, first_seed=split_seed, data=data, prepared=prepared, settings=settings,
-                    progress=tick,
-                )  # fmt: skip
+                repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)
+                repeat(splits=splits, first_seed=split_seed, progress=tick)
         if not external:
-            report = add_splits(run, result) | {"audit": saved_audit(run)}
-            add_to_run(run, "report.html", lambda path: write_report(report, path))
+            report_evaluation(run, result)
         say("\n".join(metric_lines(result)))
         say(f"report: {folder / 'report.html'}")
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="What ehrseq train made")],
+    run: RunFolder,
     data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set, seen or not")],
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")] = Path(
@@ -263,9 +260,9 @@ def predict(
     at: Annotated[str, typer.Option("--at", help="all prediction times, each subject's last, or a date")] = "all",
     horizons: Annotated[str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")] = None,
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Use what ehrseq evaluate --recalibrate has fitted")
+        bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Answer even if nearly all codes are unknown")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -282,10 +279,8 @@ def predict(
         study = _study(config, overrides, "predict")
         refuse_changes(study, _run(run).study, "predict", file=config, by=run)
         with bar("predicting") as tick:
-            count = write(
-                run, data, out, at=at, horizons_days=days, facts=study.data, recalibrated=recalibrate, force=force,
-                progress=tick, say=notes.append,
-            )  # fmt: skip
+            write_to = partial(write, run, data, out, at=at, horizons_days=days, recalibrated=recalibrate, force=force)
+            count = write_to(facts=study.data, progress=tick, say=notes.append)
         for note in notes:
             say(note, err=note.startswith("warning"))
         say(f"risks at {count} prediction times are in {out}")
@@ -293,62 +288,41 @@ def predict(
 
 @app.command()
 def audit(
-    run: Annotated[Path, typer.Argument(help="What ehrseq train made")],
-    split: Annotated[str, typer.Option("--split", help="Whose subjects to ask the model about")] = "held_out",
-    subjects: Annotated[int, typer.Option("--subjects", help="How many subjects of each split to draw")] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw")] = 0,
+    run: RunFolder,
+    split: Annotated[str, typer.Option("--split", help="Split whose subjects the model is tested on")] = "held_out",
+    subjects: Annotated[int, typer.Option("--subjects", help="How many subjects of each split to sample")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the sample")] = 0,
     shuffled_labels: Annotated[
         bool, typer.Option("--shuffled-labels", help="Also train a small model on shuffled labels")
     ] = False,
-    prepared: Annotated[Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")] = None,
+    prepared: MovedSet = None,
     data: Annotated[Path | None, typer.Option("--data", help="The MEDS records, if they have moved")] = None,
     debug: Debug = False,
 ) -> None:
-    """Test a run, and the data that it was made from, for leaks of the future.
+    """Test a run and its data for leaks of the future.
 
-    Exits with 1 where a leak is found, with 0 where none is: also where checks warn or could not be made, so that exit
-    code 0 is no proof. A report that the run has is drawn again.
+    Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
+    possible. The report of the run, if it has one, is updated.
     """
     with errors(debug):
-        from ehrsequencing.audit.audit import audit as make
+        from ehrsequencing.audit.audit import audit as audit_run
+        from ehrsequencing.cli.report import report_audit
         from ehrsequencing.reporting.terminal import audit_lines
 
         _run(run)
         with bar("auditing") as tick:
-            result = make(
-                run, split=split, subjects=subjects, seed=seed, shuffled_labels=shuffled_labels, prepared=prepared,
-                data=data, progress=tick,
-            )  # fmt: skip
+            tested = partial(audit_run, run, split=split, subjects=subjects, seed=seed, prepared=prepared, data=data)
+            result = tested(shuffled_labels=shuffled_labels, progress=tick)
         say("\n".join(audit_lines(result)))
         say(f"details: {run / 'audit.json'}")
-        _show_audit(run, result)
+        if line := report_audit(run, result):
+            say(line, err=line.startswith("warning"))
         if result["leaks"]:
             raise typer.Exit(1)
 
 
-def _show_audit(run: Path, result: dict[str, Any]) -> None:
-    """Draw the run's report again, if it has one, from the metrics as they are and the audit that was just made."""
-    from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
-    from ehrsequencing.reporting.report import render
-    from ehrsequencing.run import add_to_run
-    from ehrsequencing.storage import altered, read_json, read_manifest, write_bytes
-
-    manifest, drawn = read_manifest(run, what="a finished run", verify=False), {"metrics.json", "report.html"}
-    if not drawn <= set(manifest["files"]) or drawn & set(altered(run, manifest)):
-        return  # nothing to draw again, or not ours any more: ehrseq evaluate makes both anew
-    metrics, summary = read_json(run / "metrics.json"), audit_summary(run)
-    told = {"audit": summary, "predictor_cutoff": predictor_cutoff(summary)}
-    try:
-        page = render(metrics | {"audit": result, "checks": (metrics.get("checks") or {}) | told}).encode()
-    except Exception as error:  # metrics of an older version, say: the verdict counts, and it stands
-        say(f"{run / 'report.html'} is as it was (run ehrseq evaluate again): {error}", err=True)
-        return
-    add_to_run(run, "report.html", lambda path: write_bytes(path, page))
-    say(f"report: {run / 'report.html'}")
-
-
 def _tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:
-    """The tasks of `--task`, else that of the study; both only where they agree."""
+    """The tasks of `--task`, else that of the study; if both are given, they must agree."""
     from ehrsequencing.config import load_task
 
     tasks = [load_task(path) for path in paths or ()]

@@ -1,4 +1,4 @@
-"""What every command shares: one line for an error and its exit code, plain output, progress bars.
+"""Output of every command: plain lines, progress bars, and errors as one line with an exit code.
 
 Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 128 + n a signal.
 """
@@ -24,7 +24,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 def plain(text: str) -> str:
-    r"""Text without terminal escapes, control characters and hidden ones: a code or a file's name may hold them.
+    r"""Text without escape sequences, control characters and invisible ones, which codes and file names may hold.
 
     >>> plain("a\x1b[31mb\x07c")
     'abc'
@@ -33,13 +33,13 @@ def plain(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line, without what could change the terminal."""
+    """Print a line without anything that could change the terminal."""
     typer.echo(plain(text), err=err)
 
 
 @contextmanager
 def errors(debug: bool) -> Iterator[None]:
-    """Turn an error into one line on stderr and its exit code; `--debug` shows the traceback instead."""
+    """Turn an error into one line on stderr and an exit code; with `debug`, print the traceback instead."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):  # BrokenPipeError: for `run`
@@ -48,31 +48,28 @@ def errors(debug: bool) -> Iterator[None]:
         say("ehrseq: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error
     except Exception as error:
-        line, code = _told(error)
+        line, code = _line_and_code(error)
         say(traceback.format_exc() if debug else line, err=True)
         raise typer.Exit(code) from error
 
 
-def _told(error: Exception) -> tuple[str, int]:
-    """The one line for an error, and its exit code."""
-    text, code = _text(error)
+def _line_and_code(error: Exception) -> tuple[str, int]:
+    """One line for an error, and its exit code. The text of an unexpected error is left out: it may hold data."""
+    code, reason = USER_ERROR, error.strerror if isinstance(error, OSError) else None
+    if isinstance(error, EhrseqError):
+        text = str(error)
+    elif isinstance(error, OSError) and error.filename is not None and reason:
+        text = f"{os.fsdecode(error.filename)}: {reason}"
+    else:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "ehrsequencing" in frame.filename]
+        where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+        name = type(error).__name__ + (f": {reason}" if reason else "")
+        text, code = f"unexpected {name}{where} (run again with --debug; please report it)", UNEXPECTED
     return f"ehrseq: {' '.join(text.split())}", code
 
 
-def _text(error: Exception) -> tuple[str, int]:
-    """What an error says. An unexpected one tells its type and where it happened: its own text may hold data."""
-    if isinstance(error, EhrseqError):
-        return str(error), USER_ERROR
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}", USER_ERROR
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "ehrsequencing" in frame.filename]
-    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
-    return f"unexpected {type(error).__name__}{reason}{where} (run again with --debug; please report it)", UNEXPECTED
-
-
 def run(app: typer.Typer) -> None:
-    """Run the command line: no character stops the output, and 1 is the exit code of a leak and of nothing else."""
+    """Run the command line so that every character can be printed, and only a leak has exit code 1."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -81,22 +78,22 @@ def run(app: typer.Typer) -> None:
     except SystemExit as stop:
         if stop.code != 1 or isinstance(stop.__context__, typer.Exit):
             raise
-        # Typer's 1: nobody reads our output any more, or a question that it asked found no answer
+        # Typer also exits with 1 for a closed output pipe and for a prompt without an answer.
         if not isinstance(stop.__context__, BrokenPipeError):
             raise SystemExit(UNEXPECTED) from stop
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout: so that Python's last flush is quiet
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's last flush of stdout raises no error
         raise SystemExit(BROKEN_PIPE) from stop
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
-        line, code = _told(error)
+        line, code = _line_and_code(error)
         say(line, err=True)
         raise SystemExit(code) from error
 
 
 @contextmanager
 def bar(label: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr that shows itself only when the work takes longer than two seconds."""
+    """A progress bar on stderr that appears when the work takes longer than two seconds."""
     import time
 
     from rich.console import Console
@@ -124,7 +121,7 @@ def bar(label: str) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def stages(label: str) -> Iterator[Callable[[str], None]]:
-    """A bar for work that only tells the names of its stages."""
+    """A progress bar for work that only names its stages."""
     done: list[str] = []
     with bar(label) as tick:
 
@@ -137,7 +134,7 @@ def stages(label: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def training_bar() -> Iterator[Callable[["Progress"], None]]:
-    """The training's bar: epoch, loss, tuning NLL and subjects per second."""
+    """The progress bar of training, with loss, tuning NLL and subjects per second; prints a line per epoch."""
     with bar("training") as tick:
         before: list[Progress] = []
 

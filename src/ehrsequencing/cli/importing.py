@@ -1,80 +1,79 @@
-"""The commands `ehrseq import omop` and `ehrseq import synthea`."""
+"""The commands `ehrseq import FORMAT SOURCE OUT`, one for each source format of `readers.registry`.
+
+The formats are loaded only when somebody asks for one of them or for their list.
+"""
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ehrsequencing.cli.console import bar, errors, say
+from ehrsequencing.cli.options import Debug
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
-    from ehrsequencing.readers.meds_out import ImportReport
+    from ehrsequencing.readers.registry import Reader
 
-import_app = typer.Typer(
-    help="Turn foreign records into a MEDS data set.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 Out = Annotated[Path, typer.Argument(help="Folder to make; an earlier import there is replaced")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings as import.key=value, as in import.dates=dmy", show_default=False),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")]
 
 
-@import_app.command("omop")
-def omop(
-    source: Annotated[
-        str, typer.Argument(help="Folder of CSV, CSV.gz or Parquet tables, or postgres://… or duckdb://FILE")
-    ],
-    out: Out,
-    overrides: Overrides = None,
-    debug: Debug = False,
-) -> None:
-    """OMOP CDM 5.3 or 5.4, from files or from a live database."""
-    with errors(debug):
-        from ehrsequencing.config import load_import
-        from ehrsequencing.readers.omop import import_omop
+class _Formats(TyperGroup):
+    """Makes its commands from the registry when they are first needed."""
 
-        settings = load_import(overrides or ())
-        _check_out(out)
-        with bar("importing") as tick:
-            report = import_omop(source, out, settings=settings, progress=tick)
-        _say(report, out)
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._load()
+        return super().list_commands(ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        self._load()
+        return super().get_command(ctx, cmd_name)
+
+    def _load(self) -> None:
+        from ehrsequencing.readers.registry import all_readers
+
+        self.commands = {name: _command(reader) for name, reader in all_readers().items()}
 
 
-@import_app.command("synthea")
-def synthea(
-    source: Annotated[Path, typer.Argument(help="Folder of Synthea's CSV files, plain or gz")],
-    out: Out,
-    overrides: Overrides = None,
-    debug: Debug = False,
-) -> None:
-    """Synthea's CSV export."""
-    with errors(debug):
-        from ehrsequencing.config import load_import
-        from ehrsequencing.readers.synthea import import_synthea
-
-        settings = load_import(overrides or ())
-        _check_out(out)
-        with bar("importing") as tick:
-            report = import_synthea(source, out, settings=settings, progress=tick)
-        _say(report, out)
+import_app = typer.Typer(
+    cls=_Formats, help="Turn other formats into a MEDS data set.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
-def _check_out(out: Path) -> None:
-    """Refuse a database's URL in the place of the output, without repeating it: it may hold a password."""
+def _command(reader: "Reader") -> Any:
+    """The command of one format."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+    @app.command(reader.name, help=reader.help)
+    def import_source(
+        source: Annotated[str, typer.Argument(help=reader.source)],
+        out: Out,
+        overrides: Overrides = None,
+        debug: Debug = False,
+    ) -> None:
+        with errors(debug):
+            from ehrsequencing.config import load_import
+
+            settings = load_import(overrides or ())
+            _refuse_database(out)
+            with bar("importing") as tick:
+                report = reader(source, out, settings=settings, progress=tick)
+            for line in report.lines():
+                say(line)
+            for line in report.warnings():
+                say(f"warning: {line}", err=True)
+            say(f"next: ehrseq check {out}")
+
+    return typer.main.get_command(app)
+
+
+def _refuse_database(out: Path) -> None:
+    """Refuse a database's URL as the output, without repeating it, since it may hold a password."""
     if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", str(out)) or "password=" in str(out):
         raise EhrseqError("is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT")
-
-
-def _say(report: "ImportReport", out: Path) -> None:
-    for line in report.lines():
-        say(line)
-    for line in report.warnings():
-        say(f"warning: {line}", err=True)
-    say(f"next: ehrseq check {out}")

@@ -17,11 +17,12 @@ from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.output_kinds import HISTORY
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run, saved_audit
-from ehrsequencing.storage import HISTORY, read_json_lines
+from ehrsequencing.storage import read_json_lines
 
 _PREFIX = 16  # hexadecimal digits of a hash that are shown
 

@@ -19,6 +19,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.output_kinds import EXTERNAL
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
@@ -32,7 +33,7 @@ from ehrsequencing.records.survey import CodeSubjects, survey
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, joined
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
-from ehrsequencing.storage import EXTERNAL, complete_folder, refuse_overlap, write_json, write_manifest
+from ehrsequencing.storage import complete_folder, refuse_overlap, write_json, write_manifest
 
 SPLIT = "external"
 MOST_CODES = 15

@@ -24,9 +24,11 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.minimum_counts import TOO_FEW, judged_by_splits, too_few
+from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run, add_to_run
-from ehrsequencing.storage import MANIFEST, digest, read_json, sweep_temporaries, write_json
+from ehrsequencing.storage import digest, read_json, write_json
+from ehrsequencing.temporaries import sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"

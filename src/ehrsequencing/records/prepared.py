@@ -23,6 +23,7 @@ from ehrsequencing import __version__
 from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import PREPARED
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
@@ -37,7 +38,6 @@ from ehrsequencing.records.survey import Part, Progress, Steps, survey
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import (
-    PREPARED,
     complete_folder,
     digest,
     read_json,

@@ -17,12 +17,13 @@ from meds import schema as meds
 
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import SIMULATION
 from ehrsequencing.simulate.codes import DEATH_CODE, END_OF_FOLLOW_UP, ENROLMENT, OUTCOME_CODE, CodeTable
 from ehrsequencing.simulate.process import MECHANISMS, Process
 from ehrsequencing.simulate.records import BLOCK, TRUTH_STREAM, PredictionTimes, random_stream, simulate_block
 from ehrsequencing.simulate.settings import SimulationConfig
 from ehrsequencing.simulate.truth import grid_days, horizons, true_curves
-from ehrsequencing.storage import SIMULATION, complete_folder, write_bytes, write_json, write_manifest
+from ehrsequencing.storage import complete_folder, write_bytes, write_json, write_manifest
 
 CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of causes
 SPLITS = (meds.train_split, meds.tuning_split, meds.held_out_split)

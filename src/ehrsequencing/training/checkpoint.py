@@ -16,17 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.storage import (
-    CHECKPOINT,
-    complete_folder,
-    read_json,
-    read_manifest,
-    remove_folder,
-    sweep_temporaries,
-    write_bytes,
-    write_json,
-    write_manifest,
-)
+from ehrsequencing.output_kinds import CHECKPOINT
+from ehrsequencing.storage import complete_folder, read_json, read_manifest, write_bytes, write_json, write_manifest
+from ehrsequencing.temporaries import remove_folder, sweep_temporaries
 
 KEPT = 2
 

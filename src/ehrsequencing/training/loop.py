@@ -27,19 +27,10 @@ from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN, RUN_NEEDS
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import (
-    HISTORY,
-    MANIFEST,
-    RUN,
-    RUN_NEEDS,
-    digest,
-    read_json_lines,
-    read_manifest,
-    sweep_temporaries,
-    write_manifest,
-    write_settings,
-)
+from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_manifest, write_settings
+from ehrsequencing.temporaries import sweep_temporaries
 from ehrsequencing.training.checkpoint import (
     ExponentialMovingAverage,
     TrainingState,

@@ -5,21 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import HISTORY, RUN, UNFINISHED_RUN, is_json_of
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import (
-    HISTORY,
-    RUN,
-    UNFINISHED_RUN,
-    is_json_of,
-    is_temporary,
-    read_json,
-    read_manifest,
-    remove_folder,
-    require_name,
-    sweep_temporaries,
-    write_bytes,
-    write_json,
-)
+from ehrsequencing.storage import read_json, read_manifest, require_name, write_bytes, write_json
+from ehrsequencing.temporaries import is_temporary, remove_folder, sweep_temporaries
 
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
 

@@ -1,7 +1,7 @@
-"""Where OMOP tables come from: a folder of files through embedded DuckDB, or a live database by its URL."""
+"""Opens the source of OMOP tables: a folder of files through embedded DuckDB, or a live database by its URL."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,87 +9,68 @@ from typing import Any
 import pyarrow as pa
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.files import CsvFile, check_content, check_one_file_each, read_csv_lines
-from ehrsequencing.readers.omop_headers import renamed_columns
-from ehrsequencing.readers.omop_tables import TABLES
-from ehrsequencing.readers.omop_url import connect, looks_like_database, public_name
+from ehrsequencing.readers.csv_files import CsvFile, check_content, check_one_file_each, read_csv_lines
+from ehrsequencing.readers.omop.headers import renamed_columns
+from ehrsequencing.readers.omop.tables import TABLES
+from ehrsequencing.readers.omop.url import connect, looks_like_database, public_name
 
 BATCH_ROWS = 100_000
-MEMORY = "1GB"  # what embedded DuckDB may hold; beyond that it uses the disk
-ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}  # custom concepts' own files
+MEMORY = "1GB"  # limit of embedded DuckDB, beyond which it uses the disk
+ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}  # files of custom concepts
 _KNOWN_TABLES = {*TABLES, *ALIASES}
-_MEND = "check that this table is whole, in UTF-8, and has the columns and types of OMOP's CDM 5.3 or 5.4"
+_FIX = "check that this table is whole, in UTF-8, and has the columns and types of OMOP's CDM 5.3 or 5.4"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A table of a database, or one of the files that hold a table.
+    """A table of a database, or one of a table's files."""
 
-    Attributes:
-        table: Ibis table with lower-case column names.
-        where: Its name for messages.
-        file: Name of the file; None in a database, where rows have no order.
-        csv: What the lines of a CSV file show.
-        renamed: Column → the expression under which the source has it.
-    """
-
-    table: Any
-    where: str
-    file: str | None = None
+    table: Any  # of Ibis, with lower-case column names
+    where: str  # its name for messages
+    file: str | None = None  # None in a database, where rows have no order
     csv: CsvFile | None = None
-    renamed: tuple[tuple[str, str], ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()  # pairs of column and the expression that the source calls it
 
 
 @dataclass(frozen=True)
 class Source:
-    """Tables of one source under their OMOP names.
+    """Tables of one source under their OMOP names."""
 
-    Attributes:
-        connection: Ibis connection that runs the expressions.
-        tables: OMOP name → its parts (several where custom concepts have own files, or a folder holds a table).
-        public: Whether the words of the engine's errors may be kept for `--debug`; they may hold a password.
-    """
-
-    connection: Any
-    tables: dict[str, list[Part]]
-    public: bool
+    connection: Any  # of Ibis
+    tables: dict[str, list[Part]]  # several parts for a folder of files, or with a file of custom concepts
+    public: bool  # whether `--debug` may show the engine's own error messages, which may hold a password
 
     def stream(self, expression: Any, part: Part) -> Iterator[pa.Table]:
-        """The rows of an Ibis expression on a part, a batch at a time, a file's in the order of the file.
+        """The rows of an Ibis expression on a part, in batches; those of a file in its order.
 
         Raises:
-            EhrseqError: The engine cannot read them; its own words may hold patients' values and are left out.
+            EhrseqError: The engine cannot read them. Its own message may hold patients' values and is left out.
         """
-        with _engine_errors("cannot be read", where=part.where, fix=_MEND, public=self.public):
+        with self._reading(part):
             for batch in self.connection.to_pyarrow_batches(expression, chunk_size=BATCH_ROWS):
                 yield pa.Table.from_batches([batch])
 
     def one_row(self, expression: Any, part: Part) -> dict[str, Any]:
-        """The only row of an aggregation.
-
-        Raises:
-            EhrseqError: As in `stream`.
-        """
-        with _engine_errors("cannot be read", where=part.where, fix=_MEND, public=self.public):
+        """The only row of an aggregation; errors as of `stream`."""
+        with self._reading(part):
             row: dict[str, Any] = self.connection.to_pyarrow(expression).to_pylist()[0]
             return row
 
     def rejected_lines(self, part: Part) -> tuple[int, int | None]:
-        """How many rows of a CSV file the last scan of it gave up, and the line of the first."""
+        """How many rows of a CSV file its last scan rejected, and the line of the first."""
         if part.csv is None:
             return 0, None
+        path = "'" + str(part.csv.path).replace("'", "''") + "'"  # as text of SQL
         sql = (
             "SELECT count(DISTINCT line), min(line) FROM reject_errors WHERE scan_id = "
-            f"(SELECT max(scan_id) FROM reject_scans WHERE file_path = {_literal(part.csv.path)})"
+            f"(SELECT max(scan_id) FROM reject_scans WHERE file_path = {path})"
         )
-        with _engine_errors("cannot be read", where=part.where, fix=_MEND, public=self.public):
+        with self._reading(part):
             count, line = self.connection.raw_sql(sql).fetchone()
         return int(count), None if line is None else int(line)
 
-
-def _literal(path: Path) -> str:
-    """A path as DuckDB's text."""
-    return "'" + str(path).replace("'", "''") + "'"
+    def _reading(self, part: Part) -> AbstractContextManager[None]:
+        return _engine_errors("cannot be read", where=part.where, fix=_FIX, public=self.public)
 
 
 @contextmanager
@@ -97,7 +78,7 @@ def open_source(text: str) -> Iterator[Source]:
     """Open a folder or a URL such as `postgres://user@host/database?schema=cdm` or `duckdb://cdm.duckdb`.
 
     Raises:
-        EhrseqError: Ibis is not installed, or the source cannot be opened or lacks the table person.
+        EhrseqError: Ibis is not installed, the source cannot be opened, or it lacks the table person.
     """
     where = public_name(text)
     if "://" in text:
@@ -116,7 +97,7 @@ def open_source(text: str) -> Iterator[Source]:
 
 @contextmanager
 def _engine_errors(what: str, *, where: str, fix: str, public: bool) -> Iterator[None]:
-    """Turn errors of Ibis and of its engines into ours; with what they say as the cause only where that is public."""
+    """Turn errors of Ibis and its engines into ours, with their own message as the cause only if that is public."""
     expected = _expected_errors()
     try:
         yield
@@ -125,7 +106,7 @@ def _engine_errors(what: str, *, where: str, fix: str, public: bool) -> Iterator
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:
-    """What Ibis and its engines raise.
+    """The errors that Ibis and its engines raise.
 
     Raises:
         EhrseqError: Ibis is not installed.
@@ -136,19 +117,17 @@ def _expected_errors() -> tuple[type[Exception], ...]:
     except ModuleNotFoundError as error:
         message = "reading OMOP needs Ibis, which is not installed"
         raise EhrseqError(message, fix='pip install "ehrsequencing[omop]"') from error
-    drivers: tuple[type[Exception], ...] = (duckdb.Error,)
-    try:
+    drivers: list[type[Exception]] = [duckdb.Error]
+    with suppress(ModuleNotFoundError):  # without the driver, no error of PostgreSQL can occur
         import psycopg
 
-        drivers = (*drivers, psycopg.Error)
-    except ModuleNotFoundError:
-        pass  # then no PostgreSQL error can occur
+        drivers.append(psycopg.Error)
     return (ibis.common.exceptions.IbisError, *drivers, pa.ArrowException, OSError, ValueError, ImportError)
 
 
 def _open_database(url: str, where: str) -> Source:
-    """Open a database. An error that a driver raises may quote the URL: nothing of it goes on, not even as a cause."""
-    _expected_errors()  # says so where Ibis is not installed
+    """Open a database. A driver's error may quote the URL, so nothing of it is kept, not even as a cause."""
+    _expected_errors()  # raises an error where Ibis is not installed
     connection, source = None, None
     try:
         connection = connect(url)
@@ -157,7 +136,7 @@ def _open_database(url: str, where: str) -> Source:
         source = _database_tables(connection, where)
     except EhrseqError:
         raise
-    except Exception:  # of any kind: the URL chooses the driver
+    except Exception:  # of any type, since the URL chooses the driver
         pass
     finally:
         if source is None and connection is not None:
@@ -199,7 +178,7 @@ def _open_folder(text: str) -> Source:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Tables and the files, or folders of Parquet files as Spark writes them, that hold them."""
+    """Tables, each with its file, or with its folder of Parquet files as Spark writes them."""
     for path in sorted(folder.iterdir()):
         stem, _, kind = path.name.lower().partition(".")
         held = any(path.glob("*.parquet")) if path.is_dir() else kind in ("parquet", "csv", "csv.gz")
@@ -208,29 +187,26 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _open_file(connection: Any, path: Path, stem: str, *, name: str) -> Part:
-    """One file as a table.
-
-    Raises:
-        EhrseqError: It holds something else than its name says, or cannot be read.
-    """
+    """One file as a table; its content must be what its name says."""
     check_content(path)
-    with _engine_errors("cannot be read", where=str(path), fix=_MEND, public=True):
+    with _engine_errors("cannot be read", where=str(path), fix=_FIX, public=True):
         if path.name.lower().endswith(".parquet"):
             table, csv = connection.read_parquet(path), None
         else:
             csv = read_csv_lines(path, delimiters=",\t;|")
-            table = _read_csv(connection, csv)
+            table = connection.read_csv(
+                str(path),
+                header=True,
+                auto_detect=False,
+                columns=dict.fromkeys(csv.header, "VARCHAR"),
+                delim=csv.delimiter,
+                quote=csv.quote,
+                escape=csv.escape if csv.quote else "",
+                nullstr=["", "NULL", "\\N"],
+                store_rejects=True,  # rows that cannot be parsed; see `rejected_lines`
+            )
         table, renamed = renamed_columns(table, ALIASES.get(stem, stem), where=str(path))
     return Part(table, str(path), name, csv, renamed)
-
-
-def _read_csv(connection: Any, file: CsvFile) -> Any:
-    """A CSV file as text columns; what cannot be parsed is set aside."""
-    return connection.read_csv(
-        str(file.path), header=True, auto_detect=False, columns=dict.fromkeys(file.header, "VARCHAR"),
-        delim=file.delimiter, quote=file.quote, escape=file.escape if file.quote else "",
-        nullstr=["", "NULL", "\\N"], store_rejects=True,
-    )  # fmt: skip
 
 
 def _by_name(found: list[tuple[str, Part]]) -> dict[str, list[Part]]:

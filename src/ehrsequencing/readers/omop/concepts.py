@@ -1,17 +1,17 @@
-"""OMOP's concepts: their names as MEDS codes, their descriptions and their parents."""
+"""OMOP's concept ids → MEDS codes with descriptions and parents, from the tables of the vocabulary."""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.arrays import Ints
-from ehrsequencing.readers.meds_out import CodeFacts
-from ehrsequencing.readers.omop_source import Source
-from ehrsequencing.readers.omop_tables import ancestor_rows, concept_rows, relationship_rows
+from ehrsequencing.readers.cleaning_rules import END_SUFFIX
+from ehrsequencing.readers.meds_writer import CodeFacts
+from ehrsequencing.readers.omop.source import Source
+from ehrsequencing.readers.omop.tables import ancestor_rows, concept_rows, relationship_rows
 from ehrsequencing.readers.rows import clean_codes
-from ehrsequencing.readers.settle import END_SUFFIX
 
-# Concepts that every OMOP database has, with or without a row in its table concept: code and description.
+# Concepts that every OMOP database uses, even without a row in its table concept: code and description.
 KNOWN = {8507: ("Gender//M", "MALE"), 8532: ("Gender//F", "FEMALE")}
 _NULL = pa.scalar(None, pa.string())
 
@@ -19,8 +19,8 @@ _NULL = pa.scalar(None, pa.string())
 class Concepts:
     """Names every concept id: `VOCABULARY//CODE`, or `OMOP//id` where the table concept lacks it.
 
-    Holds ids and codes of the whole table (some 300 MB for all of Athena); descriptions and parents are read at the
-    end, for what was met.
+    Holds ids and codes of the whole table (some 300 MB for all of Athena). Descriptions and parents are read at the
+    end, only for the concepts that were used.
     """
 
     def __init__(self, source: Source) -> None:
@@ -32,7 +32,7 @@ class Concepts:
                 good = pc.and_(batch["concept_id"].is_valid(), joined.is_valid())
                 ids.append(batch["concept_id"].filter(good).to_numpy())
                 codes.extend(clean_codes(joined.filter(good)).chunks)
-        ids.append(np.array(sorted(KNOWN), np.int64))  # last: what the table says of them comes first
+        ids.append(np.array(sorted(KNOWN), np.int64))  # last, so that the table's own rows win
         codes.append(pa.array([KNOWN[i][0] for i in sorted(KNOWN)], pa.string()))
         every, first = np.unique(np.concatenate(ids), return_index=True)
         self._ids: Ints = every
@@ -42,11 +42,11 @@ class Concepts:
 
     @property
     def unnamed(self) -> int:
-        """How many concepts were met that the table lacks."""
+        """How many concepts were used that the table lacks."""
         return int((~np.isin(self._used, self._ids)).sum())
 
     def codes(self, concept_id: pa.ChunkedArray, *, family: str = "OMOP") -> pa.ChunkedArray:
-        """(n,) the codes of (n,) concept ids, none of them null; `FAMILY//id` for those that the table lacks."""
+        """(n,) codes of (n,) concept ids without nulls; `FAMILY//id` for an id that the table lacks."""
         ids, inverse = np.unique(concept_id.to_numpy(), return_inverse=True)
         self._used = np.union1d(self._used, ids[ids != 0])
         return pa.chunked_array([self._names(ids, family).take(pa.array(inverse))])
@@ -58,7 +58,7 @@ class Concepts:
         return pc.if_else(pa.array(self._ids[at] == ids), self._codes.take(pa.array(at)), own)
 
     def short_codes(self, concept_id: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.Array]:
-        """(n,) the codes without their vocabulary (null for ids that are null or 0), and (n,) which are named."""
+        """(n,) codes without their vocabulary (null for an id of null or 0), and (n,) whether the table has the id."""
         ids, inverse = np.unique(pc.fill_null(concept_id, 0).to_numpy(), return_inverse=True)
         short = pc.replace_substring_regex(self._names(ids), r"^.*?//", "")
         short = pc.if_else(pa.array(ids == 0), _NULL, short)
@@ -66,7 +66,7 @@ class Concepts:
         return pa.chunked_array([short.take(pa.array(inverse))]), pa.array(known)
 
     def derived(self, code: pa.ChunkedArray, suffix: pa.ChunkedArray) -> pa.ChunkedArray:
-        """CODE//SUFFIX where there is a suffix, else CODE; remembers which code it comes from."""
+        """CODE//SUFFIX where there is a suffix, else CODE; the longer code gets CODE as its parent."""
         longer = clean_codes(pc.binary_join_element_wise(code, suffix, "//"))
         pairs = pa.table({"longer": longer, "code": code}).filter(longer.is_valid())
         for pair in pairs.group_by(["longer", "code"], use_threads=False).aggregate([]).to_pylist():
@@ -74,11 +74,11 @@ class Concepts:
         return pc.coalesce(longer, code)
 
     def with_end(self, code: pa.ChunkedArray) -> None:
-        """Remember which codes the ends of visits come from."""
+        """Make each code the parent of the code of its visit's end."""
         self._bases |= {f"{base}{END_SUFFIX}": base for base in pc.unique(code).to_pylist()}
 
     def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
-        """Descriptions and parents of the codes written and of all their ancestors."""
+        """Descriptions and parents of the codes in `seen` and of all their ancestors."""
         parents = self._parents()
         ids = np.array(
             sorted({*self._used.tolist(), *parents, *(up for ups in parents.values() for up in ups)}), np.int64
@@ -91,13 +91,12 @@ class Concepts:
             before = facts.get(code, CodeFacts())
             ups = tuple(sorted({*before.parents, *above}))
             facts[code] = CodeFacts(before.description or described.get(number), ups)
-        wanted = {code for code in seen if code in self._bases}
-        for code in wanted:
+        for code in seen & set(self._bases):
             facts[code] = CodeFacts(facts.get(self._bases[code], CodeFacts()).description, (self._bases[code],))
-        return _reachable(facts, seen)
+        return facts
 
     def _parents(self) -> dict[int, list[int]]:
-        """Direct parents of the used concepts and of their ancestors."""
+        """Concept → its direct parents, for the used concepts and their ancestors."""
         children, parents = self._edges()
         order = np.lexsort((parents, children))
         children, parents = children[order], parents[order]
@@ -111,7 +110,7 @@ class Concepts:
         return {child: ups for child, ups in out.items() if ups}
 
     def _edges(self) -> tuple[Ints, Ints]:
-        """(m,) children and (m,) parents: by concept_ancestor, else 'Is a'; and source concepts below standard ones."""
+        """(m,) children and (m,) parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts."""
         ancestors = self._source.tables.get("concept_ancestor", [])
         kinds = ("Maps to",) if ancestors else ("Is a", "Maps to")
         found = [(part, ancestor_rows(part.table)) for part in ancestors]
@@ -134,15 +133,3 @@ class Concepts:
                 rows = batch.filter(pc.and_(wanted, batch["concept_name"].is_valid()))
                 out |= dict(zip(rows["concept_id"].to_pylist(), rows["concept_name"].to_pylist(), strict=True))
         return out
-
-
-def _reachable(facts: dict[str, CodeFacts], seen: set[str]) -> dict[str, CodeFacts]:
-    """The facts of some codes and of all that is above them."""
-    out: dict[str, CodeFacts] = {}
-    queue = list(seen)
-    while queue:
-        code = queue.pop()
-        if code in facts and code not in out:
-            out[code] = facts[code]
-            queue.extend(facts[code].parents)
-    return out

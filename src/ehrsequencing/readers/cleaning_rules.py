@@ -1,86 +1,75 @@
-"""The rules for messy records, applied to some subjects' complete rows at once. What each rule does is in `RULES`."""
+"""The cleaning rules: a reader's rows → MEDS rows. `import_report.RULES` says what each rule does."""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.arrays import Bools, Ints
-from ehrsequencing.readers.account import Account, among, distinct
-from ehrsequencing.readers.rows import Counts, Role
+from ehrsequencing.readers.import_report import RowCounts, RuleCounts, among, distinct
+from ehrsequencing.readers.rows import Role
 from ehrsequencing.records.events import DAY_US, SECOND_US
 
 NO_TIME = np.iinfo(np.int64).min
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
-END_SUFFIX = "//END"  # the code of a visit's or a stay's end is that of its start and this
-
+END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
 OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
 
 
-def settle(
-    rows: pa.Table, counts: Counts, account: Account | None = None, *, open_after_us: int | None = None
+def clean_rows(
+    rows: pa.Table, counts: RuleCounts, row_counts: RowCounts | None = None, *, open_after_us: int | None = None
 ) -> pa.Table:
-    """Turn the rows of some subjects into their MEDS rows.
+    """Turn the rows of some subjects into MEDS rows.
 
     Args:
-        rows: All rows of these subjects, in any order and with the columns of `rows_schema`; those that need a time
-            have one, all have a subject and all but `OBSERVED` and `PERSON` a code.
-        counts: Counted up.
-        account: Told what became of each row by its `source`.
-        open_after_us: Ends after this moment mean that there is no end yet.
+        rows: All rows of these subjects, in any order, with the columns of `rows_schema`. Rows that need a time have
+            one, all have a subject, and all but `OBSERVED` and `PERSON` have a code.
+        counts: Where the use of each rule is counted.
+        row_counts: Where each row, by its `source`, is counted as kept or dropped.
+        open_after_us: An end after this time means "not ended yet".
 
     Returns:
         subject_id, time, code, numeric_value, text_value, encounter_id; sorted by subject, time (static rows first),
         code, value, text and encounter, so that the result does not depend on the order of the rows.
     """
-    given = rows
-    rows = _without_open_ends(_known_persons(rows, counts), counts, open_after_us)
-    parts = [
-        _births(rows, counts),
-        _deaths(rows, counts),
-        _periods(rows, counts),
-        _events(rows, counts),
-    ]
-    made = _without_duplicates(_without_nobody(pa.concat_tables(parts), counts), counts)
-    if account is not None:
-        _settle_account(given, rows, made, account)
+    known = _without_open_ends(_known_persons(rows, counts), counts, open_after_us)
+    made = pa.concat_tables([make(known, counts) for make in (_births, _deaths, _periods, _events)])
+    made = _without_duplicates(_without_nobody(made, counts), counts)
+    if row_counts is not None:
+        _count_rows(rows, known, made, row_counts)
     return _sorted(made.drop_columns("source"))
 
 
-def _settle_account(given: pa.Table, known: pa.Table, made: pa.Table, account: Account) -> None:
-    """Tell the account which rows made a row of the output, and why the others did not."""
+def _count_rows(given: pa.Table, known: pa.Table, made: pa.Table, row_counts: RowCounts) -> None:
+    """Count which rows made a row of the output, and why the others did not."""
     kept = distinct(made["source"].to_numpy())
     lost = given["source"].to_numpy()
-    account.drop("unknown_person", lost[~among(lost, distinct(known["source"].to_numpy()))])
+    row_counts.drop("unknown_person", lost[~among(lost, distinct(known["source"].to_numpy()))])
     left = known.filter(pa.array(~among(known["source"].to_numpy(), kept)))
-    source, subjects = left["source"].to_numpy(), distinct(made["subject_id"].to_numpy())
-    here = among(left["subject_id"].to_numpy(), subjects)
-    person, death, period = (role_mask(left, role) for role in (Role.PERSON, Role.DEATH, Role.OBSERVED))
-    unborn = person & np.asarray(left["time"].is_null())  # it made no row of its own, but its subject is there
+    source = left["source"].to_numpy()
+    person = role_mask(left, Role.PERSON)
     reasons = {
-        "nobody": ~here,
-        "kept": unborn,
+        "nobody": ~among(left["subject_id"].to_numpy(), distinct(made["subject_id"].to_numpy())),
+        "kept": person & np.asarray(left["time"].is_null()),  # no row, but the subject is in the output
         "two_births": person,
-        "two_deaths": death,
-        "overlapping_periods": period,
+        "two_deaths": role_mask(left, Role.DEATH),
+        "overlapping_periods": role_mask(left, Role.OBSERVED),
         "duplicates": np.ones(len(left), dtype=bool),
     }
-    told = np.zeros(len(left), dtype=bool)
+    counted = np.zeros(len(left), dtype=bool)
     for reason, mask in reasons.items():
-        sources = distinct(source[mask & ~told])
-        told |= among(source, sources)
+        sources = distinct(source[mask & ~counted])
+        counted |= among(source, sources)
         if reason == "kept":
             kept = np.concatenate([kept, sources])
         else:
-            account.drop(reason, sources)
-    account.keep(kept)
+            row_counts.drop(reason, sources)
+    row_counts.keep(kept)
 
 
-def _without_open_ends(rows: pa.Table, counts: Counts, open_after_us: int | None) -> pa.Table:
-    """Without ends that lie after the last moment at which one can be known: nothing has ended yet."""
-    if open_after_us is None:
-        return rows
+def _without_open_ends(rows: pa.Table, counts: RuleCounts, open_after_us: int | None) -> pa.Table:
+    """Remove ends after `open_after_us`, which mean "not ended yet"."""
     end_us = micros(rows["end"])
-    is_open = end_us > open_after_us
+    is_open = end_us > (OPEN if open_after_us is None else open_after_us)
     if not is_open.any():
         return rows
     counts["open_end"] += int(is_open.sum())
@@ -95,7 +84,7 @@ def role_mask(rows: pa.Table, *roles: Role) -> Bools:
 
 
 def micros(column: pa.ChunkedArray) -> Ints:
-    """(n,) int64 microseconds since 1970, `NO_TIME` where there is none."""
+    """(n,) microseconds since 1970, `NO_TIME` for null."""
     return np.asarray(pc.fill_null(column.cast(pa.int64()), NO_TIME).to_numpy(), dtype=np.int64)
 
 
@@ -104,13 +93,13 @@ def _timestamps(us: Ints) -> pa.Array:
 
 
 def _made(rows: pa.Table, time_us: Ints, code: pa.ChunkedArray | pa.Array | None = None) -> pa.Table:
-    """MEDS rows from reader's rows, with another time, and perhaps another code."""
+    """MEDS rows of a reader's rows, at other times and, if given, with other codes."""
     made = rows.select(["subject_id", "code", "numeric_value", "text_value", "encounter_id", "source"])
     made = made if code is None else made.set_column(1, "code", code)
     return made.add_column(1, "time", _timestamps(time_us))
 
 
-def _known_persons(rows: pa.Table, counts: Counts) -> pa.Table:
+def _known_persons(rows: pa.Table, counts: RuleCounts) -> pa.Table:
     subject = rows["subject_id"].to_numpy()
     persons = np.unique(subject[role_mask(rows, Role.PERSON)])
     known = np.isin(subject, persons)
@@ -120,7 +109,7 @@ def _known_persons(rows: pa.Table, counts: Counts) -> pa.Table:
 
 
 def _earliest(rows: pa.Table) -> tuple[pa.Table, Ints, int]:
-    """Of each subject the row with the earliest time, those times, and how many had several different ones."""
+    """Each subject's row with the earliest time, those times, and how many subjects had several different times."""
     subject, time_us = rows["subject_id"].to_numpy(), micros(rows["time"])
     order = np.lexsort((time_us, subject))
     subject, time_us = subject[order], time_us[order]
@@ -130,16 +119,15 @@ def _earliest(rows: pa.Table) -> tuple[pa.Table, Ints, int]:
     return rows.take(pa.array(order[first])), time_us[first], len(np.unique(subject[differs]))
 
 
-def _births(rows: pa.Table, counts: Counts) -> pa.Table:
+def _births(rows: pa.Table, counts: RuleCounts) -> pa.Table:
     persons = rows.filter(pa.array(role_mask(rows, Role.PERSON)))
-    born = persons.filter(pc.is_valid(persons["time"]))
-    born, time_us, several = _earliest(born)
+    born, time_us, several = _earliest(persons.filter(pc.is_valid(persons["time"])))
     counts["two_births"] += several
     counts["no_birth"] += len(pc.unique(persons["subject_id"])) - len(born)
     return _made(born, time_us)
 
 
-def _deaths(rows: pa.Table, counts: Counts) -> pa.Table:
+def _deaths(rows: pa.Table, counts: RuleCounts) -> pa.Table:
     deaths = rows.filter(pa.array(role_mask(rows, Role.DEATH)))
     time_us = _end_of_day(micros(deaths["time"]), counts)
     deaths, time_us, several = _earliest(deaths.set_column(2, "time", _timestamps(time_us)))
@@ -147,18 +135,18 @@ def _deaths(rows: pa.Table, counts: Counts) -> pa.Table:
     return _made(deaths, time_us)
 
 
-def _end_of_day(time_us: Ints, counts: Counts | None = None) -> Ints:
-    """Times, those at midnight moved to the last second of their day."""
+def _end_of_day(time_us: Ints, counts: RuleCounts | None = None) -> Ints:
+    """The times, with midnight moved to the last second of the day; each move is counted."""
     bare = (time_us % DAY_US == 0) & (time_us != NO_TIME)
     if counts is not None:
         counts["date_only"] += int(bare.sum())
     return np.where(bare, time_us + DAY_US - SECOND_US, time_us)
 
 
-def _periods(rows: pa.Table, counts: Counts) -> pa.Table:
-    """Start and end of each observation period; periods that overlap, or that less than a day parts, are one.
+def _periods(rows: pa.Table, counts: RuleCounts) -> pa.Table:
+    """Start and end of each observation period; periods that overlap or touch (less than a day apart) become one.
 
-    A period that has not ended has a start only.
+    A period that has not ended has only a start.
     """
     periods = rows.filter(pa.array(role_mask(rows, Role.OBSERVED)))
     start, end = micros(periods["time"]), micros(periods["end"])
@@ -170,7 +158,7 @@ def _periods(rows: pa.Table, counts: Counts) -> pa.Table:
     subject, start, end = subject[order], start[order], _end_of_day(end)[order]
     opens = np.ones(len(start), dtype=bool)
     reach = 0
-    for row in range(len(start)):  # a period's reach is the latest end before it, not that of its neighbour
+    for row in range(len(start)):  # reach: the latest end so far, which need not be the neighbour's
         if row and subject[row] == subject[row - 1]:
             opens[row] = start[row] > reach + SECOND_US
             reach = max(reach, end[row])
@@ -185,14 +173,14 @@ def _periods(rows: pa.Table, counts: Counts) -> pa.Table:
     return _made(chosen, np.r_[start[opens], end[closes][ended]], code)
 
 
-def _events(rows: pa.Table, counts: Counts) -> pa.Table:
+def _events(rows: pa.Table, counts: RuleCounts) -> pa.Table:
     """Events, static rows, and the starts and ends of visits and other spans."""
     rows = rows.filter(pa.array(role_mask(rows, Role.EVENT, Role.STATIC, Role.VISIT, Role.SPAN)))
     span = role_mask(rows, Role.VISIT, Role.SPAN)
     visit, key = _visit_of(rows, counts)
     rows = rows.set_column(rows.schema.get_field_index("encounter_id"), "encounter_id", key)
     time_us = np.where(role_mask(rows, Role.STATIC), NO_TIME, micros(rows["time"]))
-    moved = _end_of_day(time_us, None)
+    moved = _end_of_day(time_us)
     loose = (moved != time_us) & ~span
     counts["date_only"] += int(loose.sum())
     visit_start, visit_end = _visit_spans(rows, visit)
@@ -210,10 +198,10 @@ def _events(rows: pa.Table, counts: Counts) -> pa.Table:
     return pa.concat_tables([_made(rows, time_us), _made(ends, end_us[ended], end_code)])
 
 
-def _visit_of(rows: pa.Table, counts: Counts) -> tuple[Ints, pa.ChunkedArray]:
-    """Number of the visit that each row names, -1 without one, and the names, null where no such visit exists.
+def _visit_of(rows: pa.Table, counts: RuleCounts) -> tuple[Ints, pa.ChunkedArray]:
+    """Number of each row's visit (-1 without one), and its `encounter_id` (null where that person has no such visit).
 
-    A visit's name counts within its person: two persons may use the same one.
+    Two persons may use the same `encounter_id`.
     """
     name = rows["encounter_id"].combine_chunks().dictionary_encode()
     name = name.combine_chunks() if isinstance(name, pa.ChunkedArray) else name
@@ -230,20 +218,20 @@ def _visit_of(rows: pa.Table, counts: Counts) -> tuple[Ints, pa.ChunkedArray]:
 
 
 def _visit_spans(rows: pa.Table, visit: Ints) -> tuple[Ints, Ints]:
-    """Start and end of each visit; without an end, the end of the day on which it starts."""
+    """Start and end of each visit; without a valid end, the end of the day on which it starts."""
     n = int(visit.max(initial=-1)) + 1
     is_visit = role_mask(rows, Role.VISIT) & (visit >= 0)
     at, start_us = visit[is_visit], micros(rows["time"])[is_visit]
     end_us = _end_of_day(micros(rows["end"])[is_visit])
-    end_us = np.where(end_us < start_us, _end_of_day(start_us - start_us % DAY_US), end_us)  # no end, or backwards
+    end_us = np.where(end_us < start_us, _end_of_day(start_us - start_us % DAY_US), end_us)
     start, end = np.full(n, np.iinfo(np.int64).max), np.full(n, NO_TIME)
     np.minimum.at(start, at, start_us)
     np.maximum.at(end, at, end_us)
     return start, end
 
 
-def _without_nobody(made: pa.Table, counts: Counts) -> pa.Table:
-    """Without subjects of whom nothing but a birth and static rows is known: MEDS readers drop them anyway."""
+def _without_nobody(made: pa.Table, counts: RuleCounts) -> pa.Table:
+    """Drop subjects with nothing but a birth and static rows, as MEDS readers do."""
     subject = made["subject_id"].to_numpy()
     timed = np.asarray(pc.is_valid(made["time"])) & ~np.asarray(pc.equal(made["code"], "MEDS_BIRTH"))
     keep = np.isin(subject, np.unique(subject[timed]))
@@ -257,7 +245,7 @@ def _sorted(made: pa.Table) -> pa.Table:
     return made.take(pc.sort_indices(keyed, sort_keys=[(name, "ascending") for name in columns]))
 
 
-def _without_duplicates(made: pa.Table, counts: Counts) -> pa.Table:
+def _without_duplicates(made: pa.Table, counts: RuleCounts) -> pa.Table:
     keys = [name for name in made.column_names if name != "source"]
     distinct = made.group_by(keys, use_threads=False).aggregate([("source", "min")])
     counts["duplicates"] += len(made) - len(distinct)

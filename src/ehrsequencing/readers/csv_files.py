@@ -1,4 +1,7 @@
-"""Foreign files before they are read: one for each table, of the kind that its name says, and how many lines it has."""
+"""Checks of source files before they are read: one file per table, the right content, and the lines of a CSV file.
+
+The count of lines shows later how many rows a parser lost.
+"""
 
 import csv
 from collections.abc import Iterable
@@ -12,21 +15,14 @@ import pyarrow.csv as pacsv
 
 from ehrsequencing.arrays import Bools
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.text import open_text
+from ehrsequencing.readers.parsing import open_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
 _MAGIC = {b"PAR1": "Parquet", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive or a spreadsheet", b"%PDF": "PDF"}
 
 
 def check_one_file_each(found: Iterable[tuple[str, Path]]) -> None:
-    """Refuse two files of one table, as in `person.csv` beside `person.csv.gz`.
-
-    Args:
-        found: Pairs of table and file.
-
-    Raises:
-        EhrseqError: A table has two files.
-    """
+    """Refuse pairs of table and file in which a table has two files, such as `person.csv` and `person.csv.gz`."""
     seen: dict[str, Path] = {}
     for table, path in found:
         if table in seen:
@@ -36,11 +32,7 @@ def check_one_file_each(found: Iterable[tuple[str, Path]]) -> None:
 
 
 def check_content(path: Path) -> None:
-    """Refuse a file whose first bytes contradict its name.
-
-    Raises:
-        EhrseqError: They do, or the file cannot be read.
-    """
+    """Refuse a file that cannot be read, is empty, or whose first bytes contradict its name."""
     try:
         with open(path, "rb") as file:
             start = file.read(4)
@@ -58,92 +50,85 @@ def check_content(path: Path) -> None:
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file as its lines show it.
+    """What the lines of a CSV file show. The header is line 1.
 
-    Attributes:
-        header: Names of the columns, lower-case and without blanks around them.
-        quote: What fields may be quoted with; empty where no field of the file is quoted.
-        escape: What stands before a quote inside a quoted field.
-        lines: Lines after the header that are not blank.
-        whole_rows: Rows that the lines show: a line with all its delimiters and an even number of quotes is one, and
-            two lines with an odd number of quotes begin and end one.
-        odd_line: Number of the first line with an odd number of quotes; the header is line 1.
-        uneven_line: Number of the first line with too few or too many delimiters.
+    A line with all its delimiters and an even number of quotes is a row. Two lines with an odd number begin and end a
+    row.
     """
 
     path: Path
-    header: tuple[str, ...]
+    header: tuple[str, ...]  # names in lower case and without outer blanks
     delimiter: str
-    quote: str
-    escape: str
-    lines: int
-    whole_rows: int
-    odd_line: int | None
-    uneven_line: int | None
+    quote: str  # empty where no field of the file is quoted
+    escape: str  # the character before a quote inside a quoted field
+    lines: int  # lines after the header that are not blank
+    whole_rows: int  # rows by the count of quotes
+    odd_line: int | None  # the first line with an odd number of quotes
+    uneven_line: int | None  # the first line with too few or too many delimiters
 
     def rows_in(self, parsed: int, rejected: int) -> int:
-        """How many rows the file holds, given how many were read and how many the reader gave up.
+        """How many rows the file holds, given how many the parser read and how many it rejected.
 
-        A stray quote makes one field of many lines. They are rows, since each has all its delimiters.
+        A stray quote turns many lines into one field. They count as rows, since each has all its delimiters.
         """
         return max(self.whole_rows if self.quote else self.lines, parsed + rejected)
 
 
 def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
-    """Look at the header and the lines of a CSV file.
+    """Scan the header and the lines of a CSV file.
 
-    A file is read without quotes where each line has all its delimiters and no field stands in quotes: then a quote
-    is a stray one.
+    If every line has all its delimiters and no field is quoted, any quote is a stray one, and the file is read
+    without quoting.
 
     Raises:
         EhrseqError: The file is empty, holds something else, or cannot be read as text.
     """
     check_content(path)
-    unreadable = EhrseqError("cannot be read as CSV", where=str(path), fix="write it as UTF-8 CSV with a header line")
     try:
         with open_text(path) as file:
             line = file.readline()
             delimiter = next((d for d in delimiters[1:] if d in line and d * 2 not in line), delimiters[0])
             file.seek(0)
             names = next(csv.reader(file, delimiter=delimiter), [])
-        header = _header(names)
-        if not any(header):
-            raise EhrseqError("is empty", where=str(path), fix="remove the file, or give it a header line")
-        _check_names(header, path)
+        header = _header(names, path)
         scan = _Scan(delimiter, len(header))
         for number, block in _line_blocks(path):
             scan.add(number, block)
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
-        raise unreadable from error
+        raise unreadable_csv(path) from error
     needed = delimiter != "\t" and (scan.quoted or scan.uneven is not None)  # Athena's files with tabs do not quote
     escape = "\\" if scan.backslashed and not scan.doubled else '"'
     quotes = scan.unescaped if escape == "\\" else scan.every
-    return CsvFile(
-        path, header, delimiter, '"' if needed else "", escape, scan.lines, quotes.rows, quotes.first_odd, scan.uneven
-    )  # fmt: skip
+    quote = '"' if needed else ""
+    return CsvFile(path, header, delimiter, quote, escape, scan.lines, quotes.rows, quotes.first_odd, scan.uneven)
 
 
-def _header(names: list[str]) -> tuple[str, ...]:
-    """Lower-case names; an expression with commas, as in date(x,'unixepoch'), is one name."""
+def unreadable_csv(path: Path) -> EhrseqError:
+    """The error about a file that is not text with a header and rows."""
+    return EhrseqError("cannot be read as CSV", where=str(path), fix="write it as UTF-8 CSV with a header line")
+
+
+def _header(names: list[str], path: Path) -> tuple[str, ...]:
+    """Names in lower case; an expression with commas, as in date(x,'unixepoch'), is one name."""
     joined: list[str] = []
     for name in names:
         if joined and joined[-1].count("(") > joined[-1].count(")"):
             joined[-1] += f",{name}"
         else:
             joined.append(name)
-    return tuple(name.strip().strip("\ufeff").lower() or f"unnamed_{i}" for i, name in enumerate(joined))
-
-
-def _check_names(header: tuple[str, ...], path: Path) -> None:
+    header = tuple(name.strip().strip("\ufeff").lower() or f"unnamed_{i}" for i, name in enumerate(joined))
+    if not header:
+        raise EhrseqError("is empty", where=str(path), fix="remove the file, or give it a header line")
     for i, name in enumerate(header):
         if name in header[:i]:
             what = f"columns {header.index(name) + 1} and {i + 1} have the same name"
             raise EhrseqError(what, where=str(path), fix="rename or remove one of them")
+    return header
 
 
 @dataclass
 class _Quotes:
-    """Lines by whether they open or close a quote."""
+    """Counts of lines with an even and with an odd number of quotes."""
 
     even: int = 0
     odd: int = 0
@@ -166,7 +151,7 @@ class _Scan:
         self.delimiter, self.columns = delimiter, columns
         self.lines = 0
         self.uneven: int | None = None
-        self.every, self.unescaped = _Quotes(), _Quotes()  # quotes as they are, and those without a backslash before
+        self.every, self.unescaped = _Quotes(), _Quotes()  # all quotes, and those without a backslash before them
         self.quoted = self.backslashed = self.doubled = False
         mark = "\\t" if delimiter == "\t" else f"[{delimiter}]"
         self._field = rf'(^|{mark})\s*"([^"]|""|\\")*"\s*({mark}|$)'
@@ -198,7 +183,7 @@ def _any(mask: pa.ChunkedArray) -> bool:
 
 
 def _line_blocks(path: Path) -> Iterable[tuple[int, pa.ChunkedArray]]:
-    """Number of a block's first line, and its lines as bytes; without the header's line."""
+    """Blocks of lines as bytes, without the header, each with the number of its first line."""
     number = 2
     read = pacsv.ReadOptions(column_names=["line"], skip_rows=1, block_size=BLOCK_BYTES)
     parse = pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False)
@@ -210,4 +195,4 @@ def _line_blocks(path: Path) -> Iterable[tuple[int, pa.ChunkedArray]]:
                 number += len(batch)
     except pa.ArrowInvalid as error:
         if not str(error).startswith("Empty CSV file"):
-            raise  # else a header without a line below it
+            raise  # else the file has only a header

@@ -1,4 +1,7 @@
-"""In which order dates written as text name day, month and year: found over a whole column, never row by row."""
+"""The order of day, month and year in dates written as text, decided for a whole column and never row by row.
+
+Counts of the cells that each order can read go in; the order comes out, or an error where it is ambiguous.
+"""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -12,7 +15,7 @@ Order = Literal["ymd", "dmy", "mdy"]
 
 _DAY, _MONTH, _YEAR = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"(\d{4})"
 _CLOCK = r"([T ]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)? ?(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?"
-# A date's pattern, and what turns it into an ISO date.
+# Patterns of a date, each with the replacement that makes it an ISO date.
 _FORMATS: dict[Order, tuple[tuple[str, str], ...]] = {
     "ymd": ((rf"{_YEAR}[-/.]{_MONTH}[-/.]{_DAY}", r"\1-\2-\3"), (r"(\d{4})(\d{2})(\d{2})", r"\1-\2-\3")),
     "dmy": ((rf"{_DAY}[-/.]{_MONTH}[-/.]{_YEAR}", r"\3-\2-\1"),),
@@ -21,32 +24,25 @@ _FORMATS: dict[Order, tuple[tuple[str, str], ...]] = {
 PATTERNS: dict[Order, str] = {
     order: rf"^\s*({'|'.join(pattern for pattern, _ in formats)}){_CLOCK}\s*$" for order, formats in _FORMATS.items()
 }
-# (pattern, replacement) that turn a date of this order into an ISO date, one after another.
+# (pattern, replacement) to apply one after another to turn a date of this order into an ISO date.
 TO_ISO: dict[Order, tuple[tuple[str, str], ...]] = {
     order: tuple((rf"^\s*{pattern}", iso) for pattern, iso in formats) for order, formats in _FORMATS.items()
 }
-ISO_LIKE = "____-__-__%"  # SQL's LIKE, which is far cheaper than a pattern
+ISO_LIKE = "____-__-__%"  # for SQL's LIKE, which is far cheaper than a regular expression
 ZONED = r":\d{2}([.,]\d+)? ?[+-]\d{2}(:?\d{2})?\s*$"
 
 
 @dataclass(frozen=True)
 class DateCounts:
-    """How many of a column's cells can be read in each order.
+    """How many of a column's cells can be read in each order."""
 
-    Attributes:
-        filled: Cells that are not empty.
-        iso: Cells that look like yyyy-mm-dd; `ymd` leaves them out.
-        either: Cells that can be read as dmy and as mdy.
-        zoned: Cells with a distance from UTC.
-    """
-
-    filled: int = 0
-    iso: int = 0
+    filled: int = 0  # not empty
+    iso: int = 0  # look like yyyy-mm-dd; these do not count in `ymd`
     ymd: int = 0
     dmy: int = 0
     mdy: int = 0
-    either: int = 0
-    zoned: int = 0
+    either: int = 0  # can be read both as dmy and as mdy
+    zoned: int = 0  # with an offset from UTC
 
     def __add__(self, other: "DateCounts") -> "DateCounts":
         return DateCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -63,32 +59,25 @@ class DateCounts:
 
 @dataclass(frozen=True)
 class DateColumn:
-    """How a column of text is read as dates.
+    """How a column of text is read as dates."""
 
-    Attributes:
-        order: Order of day, month and year; None where nothing in it is a date.
-        plain: Every cell is yyyy-mm-dd as it stands.
-        zoned: Some cells have a distance from UTC.
-        unreadable: How many cells are no date of this order.
-    """
-
-    order: Order | None = "ymd"
-    plain: bool = True
-    zoned: bool = False
-    unreadable: int = 0
+    order: Order | None = "ymd"  # None if no cell is a date
+    plain: bool = True  # every date is already written as yyyy-mm-dd
+    zoned: bool = False  # some cells have an offset from UTC
+    unreadable: int = 0  # how many cells are not dates of this order
 
 
 ISO_COLUMN = DateColumn()
 
 
 def date_column(counts: DateCounts, setting: Order | None, *, where: str) -> DateColumn:
-    """Decide on the order of one column.
+    """Decide the order of one column.
 
-    A column whose every readable cell begins with the year is year first, whatever the setting. Cells that can be
-    read in no order are set aside.
+    If every readable cell begins with the year, the order is ymd, whatever the setting. Cells that no order can read
+    are ignored.
 
     Raises:
-        EhrseqError: No order, or more than one, reads every readable cell.
+        EhrseqError: Without a setting, no order or more than one reads every readable cell.
     """
     if not counts.readable:
         return DateColumn(order=None, unreadable=counts.filled) if counts.filled else DateColumn()

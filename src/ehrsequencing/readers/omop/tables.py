@@ -1,31 +1,23 @@
-"""OMOP's tables as Ibis expressions, one set for all engines: selections, casts, patterns and `coalesce`."""
+"""OMOP's tables: which of their columns are read, and the Ibis expressions that read them with any engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ehrsequencing.readers.dates import TO_ISO, ZONED, DateColumn
+from ehrsequencing.readers.date_order import TO_ISO, ZONED, DateColumn
 from ehrsequencing.readers.rows import Role
 
 
 @dataclass(frozen=True)
 class EventTable:
-    """Which columns of a table mean what. A column that a source lacks is null.
+    """The columns of an event table. A column that a source lacks is read as null."""
 
-    Attributes:
-        domain: Name of the table's rows whose concept is unknown.
-        concept: Stem of the standard concept's column; `{stem}_concept_id`, `{stem}_source_concept_id`.
-        start: Stem of the start: `{start}_datetime`, `{start}_date`.
-        end: Stem of the end, where the span matters.
-        valued: Whether there are value columns.
-    """
-
-    domain: str
-    concept: str
-    start: str
-    end: str | None = None
+    domain: str  # the last part of the code OMOP//0//DOMAIN for rows without a concept
+    concept: str  # stem of the columns {stem}_concept_id and {stem}_source_concept_id
+    start: str  # stem of the columns {stem}_datetime and {stem}_date
+    end: str | None = None  # the same, if the end is read
     role: Role = Role.EVENT
-    valued: bool = False
+    valued: bool = False  # whether there are columns with values and units
 
 
 EVENT_TABLES = {
@@ -54,7 +46,7 @@ _VALUED = ("value_as_number", "value_as_string", "value_as_concept_id", "unit_co
 _NO_SUCH = ("birth", "date")  # person has birth_datetime only
 _MOMENT = (("datetime", "timestamp"), ("date", "date"))
 
-Dates = Mapping[str, DateColumn]  # column of text → how it is read as dates; others are read as ISO dates
+Dates = Mapping[str, DateColumn]  # column → how its text is read as dates; default: as ISO dates
 
 
 def date_stems(name: str) -> tuple[str, ...]:
@@ -79,7 +71,7 @@ def _concept_columns(name: str) -> list[tuple[str, str]]:
 
 
 def columns_of(name: str) -> frozenset[str]:
-    """The columns of a table that are read."""
+    """All columns of a table that are read."""
     spec = EVENT_TABLES.get(name)
     columns = {*date_columns(name), *_OWN_COLUMNS.get(name, ())}
     columns |= {column for pair in _concept_columns(name) for column in pair}
@@ -90,7 +82,7 @@ def columns_of(name: str) -> frozenset[str]:
 
 
 def alternatives(name: str) -> list[tuple[str, ...]]:
-    """Of each of these, a table needs one column."""
+    """Groups of columns; a table needs one column of each group."""
     if name in VOCABULARY_TABLES:
         return []
     spec = EVENT_TABLES.get(name)
@@ -100,7 +92,7 @@ def alternatives(name: str) -> list[tuple[str, ...]]:
 
 
 def typed(table: Any, name: str, kind: str) -> Any:
-    """A column with a type; null where it is absent, and (in text files) where it cannot be read."""
+    """A column cast to a type; null where the column is absent or its text cannot be cast."""
     import ibis
 
     if name not in table.columns:
@@ -112,7 +104,7 @@ def typed(table: Any, name: str, kind: str) -> Any:
 
 
 def date_of(table: Any, name: str, kind: str, dates: Dates) -> Any:
-    """A column as timestamp or date: text in the order found for the column, what has a zone in UTC."""
+    """A column as timestamp or date; text is read in the column's order, and an offset is turned into UTC."""
     import ibis
 
     how = dates.get(name, DateColumn())
@@ -125,13 +117,13 @@ def date_of(table: Any, name: str, kind: str, dates: Dates) -> Any:
         column = column.re_replace(pattern, iso)
     if not how.zoned:
         return column.try_cast(kind)
-    zoned = column.re_search(ZONED)  # the casts see only what they can read
+    zoned = column.re_search(ZONED)  # so that each cast sees only what it can read
     utc = zoned.ifelse(column, None).try_cast("timestamp('UTC')").cast("timestamp")
     return ibis.coalesce(utc, zoned.ifelse(None, column).try_cast("timestamp")).cast(kind)
 
 
 def moment(table: Any, stem: str, dates: Dates) -> Any:
-    """Date and time where there is a time, else the date at midnight."""
+    """The time of the `_datetime` column, else the date at midnight."""
     import ibis
 
     time, date = (date_of(table, f"{stem}_{name}", kind, dates) for name, kind in _MOMENT)
@@ -139,7 +131,7 @@ def moment(table: Any, stem: str, dates: Dates) -> Any:
 
 
 def concept_of(table: Any, stem: str) -> Any:
-    """The standard concept, else the source's own, else 0."""
+    """The standard concept, else the source concept, else 0."""
     import ibis
 
     standard = typed(table, f"{stem}_concept_id", "int64").nullif(0)
@@ -170,7 +162,7 @@ def event_rows(table: Any, spec: EventTable, dates: Dates) -> Any:
 
 
 def person_rows(table: Any, dates: Dates) -> Any:
-    """Birth, and what never changes."""
+    """Persons: birth, sex, race and ethnicity."""
     parts = {part: typed(table, f"{part}_of_birth", "int64") for part in ("year", "month", "day")}
     concepts = {name: concept_of(table, name) for name in _PERSON}
     birth = date_of(table, "birth_datetime", "timestamp", dates)
@@ -189,13 +181,13 @@ def death_rows(table: Any, dates: Dates) -> Any:
 
 
 def concept_rows(table: Any) -> Any:
-    """Concepts with what names them."""
+    """Concepts with the columns of their codes and names."""
     text = {name: typed(table, name, "string") for name in ("vocabulary_id", "concept_code", "concept_name")}
     return table.select(concept_id=typed(table, "concept_id", "int64"), **text)
 
 
 def ancestor_rows(table: Any) -> Any:
-    """Direct parents, from concept_ancestor."""
+    """Child and direct parent, from concept_ancestor."""
     levels = typed(table, "min_levels_of_separation", "int64")
     rows = table.select(
         child=typed(table, "descendant_concept_id", "int64"),
@@ -206,7 +198,7 @@ def ancestor_rows(table: Any) -> Any:
 
 
 def relationship_rows(table: Any, kinds: tuple[str, ...]) -> Any:
-    """Parents, from valid rows of concept_relationship of some kinds."""
+    """Child and parent, from the valid rows of concept_relationship with one of these relationships."""
     rows = table.select(
         child=typed(table, "concept_id_1", "int64"),
         parent=typed(table, "concept_id_2", "int64"),

@@ -1,87 +1,72 @@
-"""A first pass over an OMOP table: are its columns there, how are its dates written, what cannot be read?"""
+"""A first pass over an OMOP table: checks its columns, finds how its dates are written, and counts unreadable rows."""
 
+from dataclasses import fields
 from typing import Any
 
-from ehrsequencing.config import ImportConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.account import TableAccount
-from ehrsequencing.readers.dates import (
+from ehrsequencing.readers.date_order import (
     ISO_LIKE,
     PATTERNS,
     ZONED,
     DateColumn,
     DateCounts,
-    date_column,
     unreadable_dates,
 )
-from ehrsequencing.readers.omop_headers import check_columns
-from ehrsequencing.readers.omop_source import Part, Source
-from ehrsequencing.readers.omop_tables import date_columns, date_stems
-from ehrsequencing.readers.rows import Counts
+from ehrsequencing.readers.import_report import ImportReport, TableCounts
+from ehrsequencing.readers.omop.headers import check_columns
+from ehrsequencing.readers.omop.source import Part, Source
+from ehrsequencing.readers.omop.tables import date_columns, date_stems
+from ehrsequencing.readers.registry import Import
 
-_WHOLE = r"^\s*[+-]?\d+(\.0*)?\s*$"
+_WHOLE = r"^\s*[+-]?\d+(\.0*)?\s*$"  # a whole number
+_COUNTS = [field.name for field in fields(DateCounts)]
 
 
-def survey(
-    source: Source, name: str, settings: ImportConfig, account: TableAccount, counts: Counts
-) -> dict[str, DateColumn]:
-    """Check the columns of a table, and find out how its dates are written.
-
-    Args:
-        source: The source.
-        name: OMOP's name of the table.
-        settings: The order of dates, where columns do not tell.
-        account: Told of rows that cannot be parsed and of cells that are no dates.
-        counts: Counted up.
-
-    Returns:
-        How each column of text is read as dates.
+def survey(source: Source, counts: TableCounts, job: Import) -> dict[str, DateColumn]:
+    """Check the columns of a table, count its unreadable rows, and find how each column of text is read as dates.
 
     Raises:
-        EhrseqError: A column is missing, persons have names instead of numbers, or dates are ambiguous.
+        EhrseqError: A column is missing, person ids are not whole numbers, or dates are ambiguous.
     """
     totals: dict[str, DateCounts] = {}
-    where = source.tables[name][0].where
+    name = counts.name
     for part in source.tables[name]:
         check_columns(part.table, name, where=part.where)
         row = source.one_row(_aggregate(part, name), part)
-        _count_lines(source, part, int(row["rows"]), account, counts)
+        _count_lines(source, part, int(row["rows"]), counts, job.report)
         if name == "person" and row.get("names"):
             _refuse_names(source, part, int(row["names"]))
         for column in _texts(part, name):
-            found = DateCounts(**{key: int(row[f"{column} {key}"] or 0) for key in _KEYS})
+            found = DateCounts(**{key: int(row[f"{column} {key}"] or 0) for key in _COUNTS})
             totals[column] = totals.get(column, DateCounts()) + found
-    dates = {
-        column: date_column(found, settings.dates, where=f"{where}, column {column}")
-        for column, found in totals.items()
-    }
-    for column, how in dates.items():
-        account.unreadable[column] = (how.unreadable, totals[column].filled)
+    dates = job.date_columns(totals, counts, where=source.tables[name][0].where)
     _refuse_unreadable(source.tables[name], name, dates, totals)
     return dates
 
 
-_KEYS = ("filled", "iso", "ymd", "dmy", "mdy", "either", "zoned")
+def survey_lines(source: Source, counts: TableCounts, report: ImportReport) -> None:
+    """Count the rows of a table of the vocabulary; those that can be parsed are kept.
 
-
-def survey_lines(source: Source, name: str, account: TableAccount, counts: Counts) -> None:
-    """Count the rows of a table of the vocabulary that cannot be parsed."""
-    for part in source.tables[name]:
+    Raises:
+        EhrseqError: No row of it can be parsed.
+    """
+    for part in source.tables[counts.name]:
         if part.csv is not None:
             rows = int(source.one_row(part.table.aggregate(rows=part.table.count()), part)["rows"])
-            _count_lines(source, part, rows, account, counts)
-            account.read += rows
-            account.kept += rows
+            _count_lines(source, part, rows, counts, report)
+            counts.read += rows
+            counts.kept += rows
+    counts.check()
 
 
 def _texts(part: Part, name: str) -> list[str]:
-    """The columns of dates that are text."""
+    """The columns with dates written as text."""
     there = [column for column in date_columns(name) if column in part.table.columns]
     return [column for column in there if part.table[column].type().is_string()]
 
 
 def _aggregate(part: Part, name: str) -> Any:
-    """How many rows, ids that are no numbers, and cells of each order of dates."""
+    """Counts of rows, of person ids that are not whole numbers, and of cells in each order of dates."""
     table = part.table
     found = {"rows": table.count()}
     person = table["person_id"]
@@ -90,7 +75,7 @@ def _aggregate(part: Part, name: str) -> Any:
     for column in _texts(part, name):
         text = (table[column].strip() == "").ifelse(None, table[column])
         iso = text.like(ISO_LIKE)
-        other = iso.ifelse(None, text)  # patterns are matched where they are needed
+        other = iso.ifelse(None, text)  # the slow patterns see only the other cells
         fits: dict[str, Any] = {order: other.re_search(pattern) for order, pattern in PATTERNS.items()}
         cells: dict[str, Any] = {"filled": text.notnull(), "iso": iso, "either": fits["dmy"] & fits["mdy"]}
         cells |= {**fits, "zoned": text.re_search(ZONED)}
@@ -98,26 +83,25 @@ def _aggregate(part: Part, name: str) -> Any:
     return table.aggregate(**found)
 
 
-def _count_lines(source: Source, part: Part, parsed: int, account: TableAccount, counts: Counts) -> None:
-    """Count the rows of a CSV file that its lines show and that were not parsed."""
+def _count_lines(source: Source, part: Part, parsed: int, counts: TableCounts, report: ImportReport) -> None:
+    """Count the rows of a CSV file that were not parsed."""
     if part.csv is None or part.file is None:
         return
     rejected, line = source.rejected_lines(part)
     lost = part.csv.rows_in(parsed, rejected) - parsed
-    counts["malformed_line"] += lost
-    account.lose_lines(part.file, lost, line or part.csv.odd_line or part.csv.uneven_line)
+    report.lose_lines(counts, part.file, lost, line or part.csv.odd_line or part.csv.uneven_line)
 
 
 def _refuse_names(source: Source, part: Part, names: int) -> None:
-    """Persons have names where numbers are wanted: say so, and where the first of them is."""
-    first, place = None, 0
+    """Refuse person ids that are not whole numbers; the message has the row of the first."""
+    first, before = None, 0
     if part.file is not None:
         for batch in source.stream(part.table.select(bad=~part.table["person_id"].re_search(_WHOLE)), part):
             bad = batch["bad"].to_pylist()
             if True in bad:
-                first = place + bad.index(True) + 1
+                first = before + bad.index(True) + 1
                 break
-            place += len(bad)
+            before += len(bad)
     at = f", the first in row {first}" if first else ""
     what = f"column person_id holds text instead of whole numbers ({names:,} ids{at})"
     fix = "number the persons 1, 2, 3 … and write these numbers into person_id in every table"
@@ -127,7 +111,7 @@ def _refuse_names(source: Source, part: Part, names: int) -> None:
 def _refuse_unreadable(
     parts: list[Part], name: str, dates: dict[str, DateColumn], totals: dict[str, DateCounts]
 ) -> None:
-    """Refuse a moment of which no column holds a date, though something is written there."""
+    """Refuse a table in which the columns of a time are filled but hold no date."""
     for stem in date_stems(name):
         columns = [f"{stem}_{kind}" for kind in ("datetime", "date")]
         typed = any(column in part.table.columns and column not in dates for part in parts for column in columns)

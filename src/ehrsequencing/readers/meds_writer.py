@@ -1,17 +1,15 @@
-"""Rows of any reader → a MEDS data set on disk, with bounded memory.
+"""Write a reader's rows, which come in any order, as a MEDS data set, with bounded memory.
 
-Rows may come in any order. They are spilled to buckets by hashed subject, so that a bucket holds its subjects whole and
-fits in memory; then each bucket is settled, sorted, and written under the split of its subjects.
+Rows are first spilled to buckets by hashed subject, so that a bucket holds all rows of its subjects and fits in memory.
+Then each bucket is cleaned, sorted, and written to the splits of its subjects.
 """
 
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,100 +19,54 @@ from meds import schema as meds
 
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.account import Account, among, distinct
-from ehrsequencing.readers.rows import RULES, Counts, Progress, Role, clean_codes, rows_schema
-from ehrsequencing.readers.settle import role_mask, settle
+from ehrsequencing.readers.cleaning_rules import clean_rows, role_mask
+from ehrsequencing.readers.import_report import ImportReport, among, distinct
+from ehrsequencing.readers.rows import Role, clean_codes, rows_schema
 from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.splits import hash_splits
-from ehrsequencing.storage import IMPORTED, complete_folder, refuse_overlap, write_json, write_manifest
+from ehrsequencing.storage import write_json
 
 BUCKETS = 128
 FLUSH_ROWS = 500_000  # rows held before they are spilled, and the least that a shard is cut from
 REPORT = "import_report.json"
-OPEN_YEAR = 2050  # ends before it are never open
-YEAR_GAP = 10  # years without a row that part wrong dates from the data
+OPEN_YEAR = 2050  # an end before this year is never taken for "not ended yet"
+YEAR_GAP = 10  # dates after so many years without a row are taken for wrong
 
 
 @dataclass(frozen=True)
 class CodeFacts:
-    """What `codes.parquet` tells of a code."""
+    """A code's entry in `codes.parquet`."""
 
     description: str | None = None
     parents: tuple[str, ...] = ()
 
 
-@dataclass
-class ImportReport:
-    """What an import read, fixed and wrote; no patient's value.
-
-    Attributes:
-        source: Kind of the source: omop or synthea.
-        tables: Rows read of each table.
-        missing: Known tables that the source lacks.
-        notes: What else the analyst should know.
-        cautions: What the analyst has to look at before going on, besides rows that were lost.
-        counts: How often each rule of `RULES` was applied.
-        account: Rows in, rows out and rows dropped of each table.
-        rows, subjects, codes, shards: What was written.
-    """
-
-    source: str
-    tables: dict[str, int] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    cautions: list[str] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counter)
-    account: Account = field(default_factory=Account)
-    rows: int = 0
-    subjects: int = 0
-    codes: int = 0
-    shards: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The report for `metadata/import_report.json`."""
-        rules = {name: {"rows": n, "rule": RULES[name]} for name, n in sorted(self.counts.items()) if n}
-        written = {"subjects": self.subjects, "rows": self.rows, "codes": self.codes, "shards": self.shards}
-        read = {"source": self.source, "tables": self.tables, "missing": self.missing}
-        rows = {name: table.as_json() for name, table in self.account.tables.items()}
-        told = {"rules": rules, "notes": self.notes, "warnings": self.warnings()}
-        return read | {"rows": rows, "written": written} | told
-
-    def warnings(self) -> list[str]:
-        """What the analyst has to look at before going on."""
-        return self.cautions + [line for table in self.account.tables.values() for line in table.warnings()]
-
-    def lines(self) -> list[str]:
-        """The report for a terminal."""
-        read = ", ".join(f"{name} {rows:,}" for name, rows in self.tables.items())
-        out = [f"read: {read}"]
-        out += [f"not there: {', '.join(self.missing)}"] if self.missing else []
-        out += [line for table in self.account.tables.values() for line in table.lines()]
-        out += [f"rule: {n:,} {RULES[name]}" for name, n in sorted(self.counts.items()) if n]
-        out += [f"note: {note}" for note in self.notes]
-        return [*out, f"wrote {self.rows:,} rows, {self.subjects:,} subjects, {self.codes:,} codes"]
-
-
 class MedsWriter:
-    """Takes a reader's rows, and makes the data set of them on `finish`. Open it with `meds_writer`.
+    """Takes a reader's rows, and writes the data set on `finish`. `Import.writer` opens and finishes it.
 
     Args:
-        folder: Folder to fill, empty.
-        report: Counted up.
-        encounter: Type of the encounter's name.
+        folder: Empty folder to fill.
+        report: Where rows and rules are counted.
+        encounter: Type of `encounter_id`.
+
+    Attributes:
+        code_facts: Given the codes that were written, returns what is known of them, of their ancestors, and maybe of
+            other codes, which are ignored. A reader that knows descriptions or parents sets it.
     """
 
     def __init__(self, folder: Path, report: ImportReport, encounter: pa.DataType) -> None:
         self.folder, self.report, self.schema = folder, report, rows_schema(encounter)
+        self.code_facts: Callable[[set[str]], Mapping[str, CodeFacts]] = lambda seen: {}
         self._spill = folder / "spill"
         self._spill.mkdir()
         self._waiting: list[pa.Table] = []
         self._bucket_rows = np.zeros(BUCKETS, dtype=np.int64)
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
-        self._years: Counter[int] = Counter()  # rows by the year of their time, but for births
+        self._years: Counter[int] = Counter()  # rows by year, without births
 
     def add(self, rows: pa.Table) -> None:
-        """Take rows with the columns of `rows_schema`; columns that are absent are null."""
+        """Take rows with the columns of `rows_schema`; an absent column is null."""
         columns = [
             rows[f.name].cast(f.type, safe=False) if f.name in rows.column_names else pa.nulls(len(rows), f.type)
             for f in self.schema
@@ -124,7 +76,7 @@ class MedsWriter:
             self._flush()
 
     def _usable(self, rows: pa.Table) -> pa.Table:
-        """Without rows that cannot be placed: no subject, no code, no time."""
+        """The rows that have a subject and, where their role needs them, a code and a time; the others are counted."""
         counts = self.report.counts
         clean = clean_codes(rows["code"])
         counts["fixed_code"] += pc.sum(pc.not_equal(clean, rows["code"])).as_py() or 0
@@ -142,8 +94,8 @@ class MedsWriter:
             lost = left & bad
             counts[name] += int(lost.sum())
             left &= ~bad
-            if lost.any():  # a source row that made several rows is lost with the last of them
-                self.report.account.drop(name, source[lost & ~among(source, distinct(source[left]))])
+            if lost.any():  # a source row that made several rows is lost when all of them are
+                self.report.row_counts.drop(name, source[lost & ~among(source, distinct(source[left]))])
         return rows if left.all() else rows.filter(pa.array(left))
 
     def _count_years(self, rows: pa.Table) -> None:
@@ -169,43 +121,37 @@ class MedsWriter:
             self._open[number].write_table(part)
             self._bucket_rows[number] += len(part)
 
-    def finish(self, facts: Callable[[set[str]], Mapping[str, CodeFacts]], progress: Progress | None = None) -> None:
-        """Settle and write the data, then the metadata.
-
-        Args:
-            facts: Given the codes that were written, tells what is known of them and of their ancestors.
-            progress: Called with buckets done and to do.
+    def finish(self) -> None:
+        """Clean and write the data, then the metadata.
 
         Raises:
-            EhrseqError: Nobody is left, or nothing of a table that is not empty.
+            EhrseqError: No subject is left, or no row of a table that has rows.
         """
         self._flush()
         for writer in self._open.values():
             writer.close()
         seen: set[str] = set()
         splits: list[pa.Table] = []
-        account, open_after_us = self.report.account, _open_after_us(self._years)
+        row_counts, open_after_us = self.report.row_counts, _open_after_us(self._years)
         for shard, group in enumerate(self._groups()):
             rows = pa.concat_tables([self._read(number) for number in group])
-            made = settle(rows, self.report.counts, account, open_after_us=open_after_us)
+            made = clean_rows(rows, self.report.counts, row_counts, open_after_us=open_after_us)
             seen.update(pc.unique(made["code"]).to_pylist())
             splits.append(self._write_shard(made, shard))
-            if progress is not None:
-                progress(max(group) + 1, BUCKETS)
         shutil.rmtree(self._spill)
-        for lost in account.tables.values():
-            lost.check()
+        for table_counts in row_counts.tables.values():
+            table_counts.check()
         self.report.subjects = sum(map(len, splits))
         if not self.report.subjects:
             fix = "check that the tables of persons and events belong together"
             raise EhrseqError("no subject with a timed row is left", where=f"the {self.report.source} source", fix=fix)
         table = pa.concat_tables(splits).sort_by("subject_id")
         _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
-        self._write_codes(facts(seen), seen)
+        self._write_codes(_with_ancestors(self.code_facts(seen), seen), seen)
         self._write_card()
 
     def _groups(self) -> Iterator[list[int]]:
-        """Neighbouring buckets, put together until they hold enough rows for a shard."""
+        """Neighbouring buckets, joined until they hold enough rows for a shard."""
         group: list[int] = []
         for number in sorted(self._open):
             group.append(number)
@@ -220,7 +166,7 @@ class MedsWriter:
             return pa.ipc.open_stream(file).read_all()
 
     def _write_shard(self, made: pa.Table, shard: int) -> pa.Table:
-        """Write settled rows under their splits; the split of each subject."""
+        """Write cleaned rows to their splits; returns the split of each subject."""
         ids = np.unique(made["subject_id"].to_numpy())
         split, row_split = (hash_splits(x, SplitsConfig()) for x in (ids, made["subject_id"].to_numpy()))
         for number, name in enumerate(SPLITS):
@@ -256,11 +202,11 @@ class MedsWriter:
 
 
 def _open_after_us(years: Mapping[int, int]) -> int | None:
-    """The moment after which an end says that there is none yet, as 2099-12-31 does.
+    """The time after which an end means "not ended yet", as 2099-12-31 does; None without any row.
 
-    It lies at the end of the year that follows the data's last, and not before `OPEN_YEAR`: dates that were shifted
-    into the future, as MIMIC's are, keep their ends. The last year is that of starts, events and deaths, reached from
-    the year with the most rows without a gap of more than `YEAR_GAP`, so that a single wrong date does not move it.
+    It is the end of the year after the data's last year, and not before `OPEN_YEAR`, so that dates shifted into the
+    future (MIMIC's) keep their ends. The last year is the last one with starts, events or deaths that is reached from
+    the year with the most rows without a gap of more than `YEAR_GAP` years, so that a single wrong date does not count.
     """
     if not years:
         return None
@@ -273,20 +219,16 @@ def _open_after_us(years: Mapping[int, int]) -> int | None:
     return int(first_day.astype("datetime64[us]").astype(np.int64)) - 1
 
 
-@contextmanager
-def meds_writer(
-    out: Path, report: ImportReport, source: Path | None, *, encounter: pa.DataType
-) -> Iterator[MedsWriter]:
-    """A writer whose data set stands at `out` when the block succeeds; else `out` stays as it was.
-
-    Raises:
-        EhrseqError: `out` holds something else, or overlaps the source (a folder or a file; None for a server).
-    """
-    refuse_overlap(out, *([source] if source is not None else []))
-    with complete_folder(out, IMPORTED) as folder:
-        writer = MedsWriter(folder, report, encounter)
-        yield writer
-        write_manifest(folder, {**IMPORTED.facts, "source": report.source})
+def _with_ancestors(facts: Mapping[str, CodeFacts], codes: set[str]) -> dict[str, CodeFacts]:
+    """The facts of some codes and of all their ancestors."""
+    out: dict[str, CodeFacts] = {}
+    queue = list(codes)
+    while queue:
+        code = queue.pop()
+        if code in facts and code not in out:
+            out[code] = facts[code]
+            queue.extend(facts[code].parents)
+    return out
 
 
 def _write(path: Path, table: pa.Table) -> None:

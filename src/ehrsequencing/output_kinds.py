@@ -1,4 +1,8 @@
-"""What a folder or a file of ours says that it is, so that a command can tell it from a stranger's."""
+"""The kinds of folders and files that ehrseq writes, and how each is recognised.
+
+A folder or JSON file names its kind and format version, a Parquet file has them in its metadata. A command replaces
+only what it recognises. The names of files that every folder of a kind has are here too.
+"""
 
 import json
 from dataclasses import dataclass
@@ -8,29 +12,28 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """What a folder or a file of ours is.
+    """One kind of output."""
 
-    Attributes:
-        name: `kind` in its manifest.
-        what: The same in words.
-        format: The newest `format` that this version knows.
-    """
-
-    name: str
-    what: str
-    format: int = 1
+    name: str  # `kind` in its manifest
+    what: str  # the name in messages
+    format: int = 1  # the newest `format` that this version can read
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """The entries of a manifest that name the kind."""
         return {"kind": self.name, "format": self.format}
 
     def is_of(self, facts: object) -> bool:
-        """Whether a manifest names this kind, in a format that this version knows."""
+        """Whether a manifest names this kind, in a format that this version can read."""
         if not isinstance(facts, dict) or facts.get("kind") != self.name:
             return False
         return type(facts.get("format")) is int and 1 <= facts["format"] <= self.format
 
+
+MANIFEST = "manifest.json"  # of a folder: its kind and the hash of each file
+HISTORY = "history.jsonl"  # of a run: one line per epoch
+# The files of a run that prediction needs. Its other files may be deleted or edited.
+RUN_NEEDS = ("config.json", "config.yaml", "model.safetensors", "vocabulary.json", "vocabulary.safetensors")
 
 PREPARED = Kind("prepared", "a prepared data set")
 IMPORTED = Kind("imported data set", "an imported data set")
@@ -45,7 +48,7 @@ KINDS = (PREPARED, IMPORTED, SIMULATION, RUN, UNFINISHED_RUN, CHECKPOINT, EXTERN
 
 
 def is_json_of(path: Path, kind: Kind) -> bool:
-    """Whether a file is JSON that names a kind of ours."""
+    """Whether a file is JSON of this kind."""
     try:
         return kind.is_of(json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError):
@@ -53,12 +56,12 @@ def is_json_of(path: Path, kind: Kind) -> bool:
 
 
 def parquet_mark(kind: Kind) -> dict[str, str]:
-    """Metadata of a Parquet schema that says what the file is."""
+    """Metadata for a Parquet schema that names the kind."""
     return {"ehrsequencing": json.dumps(kind.facts)}
 
 
 def is_parquet_of(path: Path, kind: Kind) -> bool:
-    """Whether a file is Parquet with our mark."""
+    """Whether a file is Parquet of this kind."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

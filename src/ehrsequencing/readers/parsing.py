@@ -1,4 +1,4 @@
-"""Text of foreign files → times and numbers; what cannot be read becomes null."""
+"""Text of source files → times and numbers; text that cannot be read becomes null."""
 
 import gzip
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.arrays import Ints
-from ehrsequencing.readers.dates import ISO_COLUMN, TO_ISO, DateColumn
+from ehrsequencing.readers.date_order import ISO_COLUMN, TO_ISO, DateColumn
 
 _TIME = (
     r"^\s*(?P<y>\d{4})-(?P<mo>\d{1,2})-(?P<d>\d{1,2})"
@@ -26,7 +26,7 @@ def open_text(path: Path) -> TextIO:
 
 
 def parse_times(text: pa.ChunkedArray, column: DateColumn = ISO_COLUMN) -> pa.Array:
-    """Dates and times as timestamp[us], to the second. A date becomes its midnight, a time with a zone its UTC.
+    """Dates and times as timestamp[us], to the second. A date becomes midnight; a time with an offset becomes UTC.
 
     >>> parse_times(pa.chunked_array([["2015-02-28T10:11:12Z", "2016-02-29", "2015-02-30", None]])).to_pylist()
     [datetime.datetime(2015, 2, 28, 10, 11, 12), datetime.datetime(2016, 2, 29, 0, 0), None, None]
@@ -46,7 +46,7 @@ def parse_times(text: pa.ChunkedArray, column: DateColumn = ISO_COLUMN) -> pa.Ar
 
 
 def _offset_us(offset: pa.Array) -> Ints:
-    """How far clocks are ahead of UTC: +02:00, +0200 and +02 are two hours."""
+    """Offsets from UTC in microseconds: +02:00, +0200 and +02 are two hours."""
     if not pc.any(pc.greater(pc.utf8_length(pc.fill_null(offset, "")), 0)).as_py():
         return np.zeros(len(offset), dtype=np.int64)
     hours, minutes = (_number(pc.utf8_slice_codeunits(offset, *at)) for at in ((1, 3), (-2, None)))
@@ -56,7 +56,7 @@ def _offset_us(offset: pa.Array) -> Ints:
 
 
 def dates_us(year: Ints, month: Ints, day: Ints) -> pa.Array:
-    """Midnights as timestamp[us]; null where there is no such day, or no year from 1 to 9999.
+    """Midnights as timestamp[us]; null for a day that does not exist or a year outside 1 to 9999.
 
     >>> dates_us(np.array([2016, 2015]), np.array([2, 2]), np.array([29, 29])).to_pylist()
     [datetime.datetime(2016, 2, 29, 0, 0), None]
@@ -69,13 +69,13 @@ def dates_us(year: Ints, month: Ints, day: Ints) -> pa.Array:
 
 
 def _number(digits: pa.Array) -> Ints:
-    """Digits as integers; nothing is 0."""
+    """Digits as integers; null and empty text are 0."""
     filled = pc.if_else(pc.equal(pc.fill_null(digits, ""), ""), "0", digits)
     return np.asarray(filled.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def parse_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Plain decimal numbers as float64; everything else is null.
+    """Decimal numbers as float64; everything else is null.
 
     >>> parse_numbers(pa.chunked_array([["7.5", "-1e3", "< 5", "", None]])).to_pylist()
     [7.5, -1000.0, None, None, None]

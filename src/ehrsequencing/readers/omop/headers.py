@@ -1,28 +1,26 @@
-"""Headers that are not OMOP's own: other case, and SQL expressions that an export left as the name of a column."""
+"""Column names of OMOP tables: checks that the needed ones are there, and renames what an export changed.
+
+Exports change the case, or leave an SQL expression as the name.
+"""
 
 import re
 from typing import Any
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.omop_tables import alternatives, columns_of
+from ehrsequencing.readers.omop.tables import alternatives, columns_of
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _TEXT = re.compile(r"'[^']*'")
 
 
 def renamed_columns(table: Any, name: str, *, where: str) -> tuple[Any, tuple[tuple[str, str], ...]]:
-    """A table under lower-case names, and under the column's name where the header is an expression of one column.
-
-    Args:
-        table: Ibis table.
-        name: OMOP's name of it.
-        where: The file or table, for messages.
+    """Rename columns to lower case, and an expression to the one missing column of OMOP that it mentions.
 
     Returns:
-        The table, and pairs of column and the expression that named it.
+        The Ibis table, and pairs of column and the expression that it was called.
 
     Raises:
-        EhrseqError: An expression names several columns, or several expressions name one, that the table lacks.
+        EhrseqError: An expression mentions several missing columns, or several expressions mention the same one.
     """
     names = {column: column.strip().lower() for column in table.columns}
     if len(set(names.values())) < len(names):
@@ -44,20 +42,15 @@ def renamed_columns(table: Any, name: str, *, where: str) -> tuple[Any, tuple[tu
 
 
 def _columns_in(expression: str, columns: frozenset[str] | set[str]) -> list[str]:
-    """The columns that an expression names, outside of its texts."""
+    """The columns that an expression mentions outside quotes."""
     return sorted({word for word in _NAME.findall(_TEXT.sub("", expression)) if word in columns})
 
 
 def check_columns(table: Any, name: str, *, where: str) -> None:
-    """Refuse a table that lacks a column without which its rows mean nothing.
-
-    Args:
-        table: Ibis table with lower-case names.
-        name: OMOP's name of it.
-        where: The file or table, for messages.
+    """Refuse an Ibis table that lacks a needed column.
 
     Raises:
-        EhrseqError: It lacks one; the message names it, and the columns that it may be.
+        EhrseqError: A column is missing; the message lists similar columns of the table.
     """
     there = set(table.columns)
     if not there & columns_of(name):

@@ -1,4 +1,4 @@
-"""A database named by its URL. Neither the URL nor any part of it ever enters a message: it may hold a password."""
+"""Opens a database by its URL, which never appears in a message, not even in part: it may hold a password."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from ehrsequencing.errors import EhrseqError
 
 _URL = re.compile(
-    # A password may hold anything: it ends at the last @ behind which a host, a database and a query can stand.
+    # A password may hold any character: it ends at the last @ that a valid host, database and query can follow.
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+]*)://(?:(?P<user>[^:@/?#]*)(?::(?P<password>.*))?@)?"
     r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^@:/?#\[\]]*)(?::(?P<port>\d+))?(?:/(?P<path>[^?#]*))?(?:\?(?P<query>[^#]*))?",
     re.DOTALL,
@@ -17,12 +17,12 @@ _HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA, or duc
 
 
 def looks_like_database(text: str) -> bool:
-    """Whether a text that is no path may name a database, and so may hold a password."""
+    """Whether a text may be the URL of a database, and so may hold a password."""
     return any(mark in text for mark in ("://", ":/", "=", "@")) or text.lower().startswith(("postgres", "mysql"))
 
 
 def public_name(text: str) -> str:
-    """A source's name for messages: a path as it is, a database only by its kind."""
+    """The name of a source for messages: a path as it is, a database only by its kind."""
     if "://" not in text and (Path(text).exists() or not looks_like_database(text)):
         return text
     scheme = text.partition("://")[0].lower()
@@ -31,7 +31,7 @@ def public_name(text: str) -> str:
 
 
 def local_path(text: str) -> Path | None:
-    """Where a source lies on this machine: a folder, or DuckDB's file; None for a server."""
+    """The folder or DuckDB file of a source; None for a server."""
     if text.lower().startswith("duckdb://"):
         return Path(text[len("duckdb://") :])
     return None if "://" in text or not Path(text).exists() else Path(text)
@@ -41,37 +41,34 @@ def connect(url: str) -> Any:
     """Open a database through Ibis.
 
     Raises:
-        EhrseqError: The text is no URL, or a DuckDB file is missing.
+        EhrseqError: The text is not a URL, or a DuckDB file is missing.
     """
     import ibis
 
     if url.lower().startswith("duckdb://"):
         path = local_path(url)
         if path is None or not path.is_file():  # DuckDB would make an empty database
-            raise EhrseqError("its file is not there", where="the DuckDB database", fix="name it as duckdb://FILE")
+            raise EhrseqError("the file does not exist", where="the DuckDB database", fix="name it as duckdb://FILE")
         return ibis.duckdb.connect(path, read_only=True)
     parts = _URL.fullmatch(url)
     if parts is None:
-        raise EhrseqError("is no URL", where="the database", fix=_HOW)
+        raise EhrseqError("is not a URL", where="the database", fix=_HOW)
     if parts["scheme"].lower() not in ("postgres", "postgresql"):
         return ibis.connect(_quoted(parts))
     database, _, schema = (parts["path"] or "").partition("/")
-    named = {
-        "user": parts["user"], "password": parts["password"], "host": (parts["host"] or "").strip("[]"),
-        "port": parts["port"], "database": database, "schema": schema,
-    }  # fmt: skip
+    named = {key: parts[key] for key in ("user", "password", "port")}
+    named |= {"host": (parts["host"] or "").strip("[]"), "database": database, "schema": schema}
     given: dict[str, Any] = {key: unquote(value) for key, value in named.items() if value}
     given |= dict(parse_qsl(parts["query"] or ""))
     return ibis.postgres.connect(**(given | ({"port": int(given["port"])} if "port" in given else {})))
 
 
 def _quoted(parts: re.Match[str]) -> str:
-    """The URL with its user and password quoted, so that every parser sees the same host."""
-    user, password = (
-        None if text is None else quote(unquote(text), safe="") for text in parts.group("user", "password")
-    )
-    login = "" if user is None else f"{user}@" if password is None else f"{user}:{password}@"
+    """The URL with user and password quoted, so that every parser finds the same host."""
+    login = parts.group("user", "password")
+    user, password = (None if text is None else quote(unquote(text), safe="") for text in login)
+    prefix = "" if user is None else f"{user}@" if password is None else f"{user}:{password}@"
     port = f":{parts['port']}" if parts["port"] else ""
     path = f"/{parts['path']}" if parts["path"] is not None else ""
     query = f"?{parts['query']}" if parts["query"] else ""
-    return f"{parts['scheme']}://{login}{parts['host']}{port}{path}{query}"
+    return f"{parts['scheme']}://{prefix}{parts['host']}{port}{path}{query}"

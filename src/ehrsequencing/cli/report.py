@@ -1,0 +1,46 @@
+"""Writes `report.html`: after `ehrseq evaluate`, after external validation, and again after `ehrseq audit`.
+
+Goes in: a run, and the results of an evaluation or an audit. Comes out: the page, in the folder that it belongs to.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
+from ehrsequencing.evaluation.repeated_splits import add_splits
+from ehrsequencing.reporting.report import render, write_report
+from ehrsequencing.run import add_to_run, saved_audit
+from ehrsequencing.storage import altered, read_json, read_manifest, write_bytes
+
+REPORT = "report.html"
+
+
+def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
+    """Write the report of an evaluation, with the repeated splits and the audit that the run has."""
+    metrics = add_splits(run, metrics) | {"audit": saved_audit(run)}
+    add_to_run(run, REPORT, lambda path: write_report(metrics, path))
+
+
+def report_external(run: Path, metrics: dict[str, Any], folder: Path) -> None:
+    """Write the report of an external validation to its own folder."""
+    write_report(metrics | {"audit": saved_audit(run)}, folder / REPORT)
+
+
+def report_audit(run: Path, audit: dict[str, Any]) -> str:
+    """Write the report of a run again, from its metrics and a new audit.
+
+    Returns:
+        A line that says so, or a warning if the metrics (of an earlier version, for example) cannot be drawn. Empty
+        for a run without a report, or whose metrics or report somebody has edited: nothing is written.
+    """
+    manifest, needed = read_manifest(run, what="a finished run", verify=False), {"metrics.json", REPORT}
+    if not needed <= set(manifest["files"]) or needed & set(altered(run, manifest)):
+        return ""
+    metrics, summary = read_json(run / "metrics.json"), audit_summary(run)
+    checks = (metrics.get("checks") or {}) | {"audit": summary, "predictor_cutoff": predictor_cutoff(summary)}
+    try:
+        page = render(metrics | {"audit": audit, "checks": checks}).encode()
+    except Exception as error:
+        return f"warning: {run / REPORT} does not show this audit; run ehrseq evaluate again ({error})"
+    add_to_run(run, REPORT, lambda path: write_bytes(path, page))
+    return f"report: {run / REPORT}"

@@ -1,0 +1,133 @@
+"""The source formats of `ehrseq import`, and the set-up that all imports share.
+
+A format is one module in this folder. It has a function that reads a source and adds rows to a MEDS writer; the
+decorator `reader` registers it as a command of `ehrseq import` and makes it callable as `import_NAME(source, out)`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import pyarrow as pa
+
+from ehrsequencing.config import ImportConfig
+from ehrsequencing.output_kinds import IMPORTED
+from ehrsequencing.readers.date_order import DateColumn, DateCounts, date_column
+from ehrsequencing.readers.import_report import ImportReport, TableCounts
+from ehrsequencing.readers.meds_writer import MedsWriter
+from ehrsequencing.storage import complete_folder, refuse_overlap, write_manifest
+
+Progress = Callable[[int, int], None]
+
+
+class Import:
+    """One import: its settings, its report (printed and saved at the end), and the writer of its output."""
+
+    def __init__(self, format: str, out: Path, settings: ImportConfig, progress: Progress | None) -> None:
+        self.settings, self.report = settings, ImportReport(format)
+        self._out, self._progress, self._steps = out, progress, 1
+
+    @contextmanager
+    def writer(self, source: Path | None, *, encounter: pa.DataType) -> Iterator[MedsWriter]:
+        """A writer whose data set appears at the output folder when the block succeeds; else nothing changes there.
+
+        Args:
+            source: The folder or file that is read; None for a server.
+            encounter: Type of `encounter_id`.
+
+        Raises:
+            EhrseqError: The output folder holds something else, or overlaps the source; or no row is left.
+        """
+        refuse_overlap(self._out, *([source] if source is not None else []))
+        with complete_folder(self._out, IMPORTED) as folder:
+            writer = MedsWriter(folder, self.report, encounter)
+            yield writer
+            writer.finish()
+            write_manifest(folder, {**IMPORTED.facts, "source": self.report.source})
+        self._tick(self._steps)
+
+    def tables(self, names: Sequence[str]) -> Iterator[TableCounts]:
+        """The row counts of each table, one after another; the reader reads the table in the body of its loop.
+
+        Raises:
+            EhrseqError: Every row of a table was lost.
+        """
+        self._steps = len(names) + 1
+        for done, name in enumerate(names, start=1):
+            counts = self.report.row_counts.table(name)
+            yield counts
+            self.report.tables[name] = counts.read
+            counts.check()
+            self._tick(done)
+
+    def date_columns(
+        self, found: Mapping[str, DateCounts], counts: TableCounts, *, where: str
+    ) -> dict[str, DateColumn]:
+        """How each column of a table is read as dates, by what was found in it; unreadable cells are counted.
+
+        Raises:
+            EhrseqError: The dates of a column are ambiguous.
+        """
+        order = self.settings.dates
+        dates = {name: date_column(cells, order, where=f"{where}, column {name}") for name, cells in found.items()}
+        counts.unreadable |= {name: (how.unreadable, found[name].filled) for name, how in dates.items()}
+        return dates
+
+    def _tick(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(done, self._steps)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A source format."""
+
+    name: str  # as in `ehrseq import NAME`
+    help: str  # what the format is, for `--help`
+    source: str  # what SOURCE may be, for `--help`
+    read: Callable[[str, Import], None]  # reads SOURCE and writes its rows through an `Import`
+
+    def __call__(
+        self, source: str | Path, out: Path, *, settings: ImportConfig | None = None, progress: Progress | None = None
+    ) -> ImportReport:
+        """Import a source.
+
+        Args:
+            source: As `source` of the format says.
+            out: Folder to make; an earlier import there is replaced.
+            settings: How to read the source, where the source does not tell.
+            progress: Called with steps done and to do.
+
+        Returns:
+            What was read, fixed and written; also in `OUT/metadata/import_report.json`.
+
+        Raises:
+            EhrseqError: The source cannot be read, a column is missing or ambiguous, nothing is left of a table, or
+                the disk refuses.
+        """
+        job = Import(self.name, out, settings or ImportConfig(), progress)
+        self.read(str(source), job)
+        return job.report
+
+
+_READERS: dict[str, Reader] = {}
+
+
+def reader(name: str, *, help: str, source: str) -> Callable[[Callable[[str, Import], None]], Reader]:
+    """Decorate the function of a format: register it, and make it a `Reader`; see there for the arguments."""
+
+    def register(read: Callable[[str, Import], None]) -> Reader:
+        _READERS[name] = Reader(name, help, source, read)
+        return _READERS[name]
+
+    return register
+
+
+def all_readers() -> dict[str, Reader]:
+    """Every source format by name: those of the modules in this folder, and those registered elsewhere."""
+    for module in iter_modules([str(Path(__file__).parent)], "ehrsequencing.readers."):
+        import_module(module.name)
+    return dict(sorted(_READERS.items()))

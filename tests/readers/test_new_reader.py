@@ -1,0 +1,114 @@
+"""A new source format is one file: this one defines a format, imports with it, and gets a MEDS set without problems."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from ehrsequencing.cli.app import app
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.meds_writer import CodeFacts
+from ehrsequencing.readers.registry import Import, all_readers, reader
+from ehrsequencing.readers.rows import Role
+
+ROWS = """person,date,code,value
+1,1950-03-01,BIRTH,
+1,2010-02-01,A1C,7.5
+1,2012-02-01,FLU,
+2,1960-01-01,BIRTH,
+2,2011-05-05,FLU,
+,2011-05-05,FLU,
+"""
+
+
+@reader("toy", help="A table with one event per line.", source="A CSV file with person, date, code and value")
+def import_toy(source: str, job: Import) -> None:
+    table = pacsv.read_csv(source)
+    with job.writer(Path(source), encounter=pa.string()) as writer:
+        writer.code_facts = lambda seen: {"A1C": CodeFacts("Haemoglobin A1c", ("LAB",)), "LAB": CodeFacts("Laboratory")}
+        for counts in job.tables(["events"]):
+            counts.begin(Path(source).name)
+            is_birth = pc.equal(table["code"], "BIRTH")
+            columns = {
+                "subject_id": table["person"],
+                "time": table["date"].cast(pa.timestamp("us")),
+                "role": pc.if_else(is_birth, int(Role.PERSON), int(Role.EVENT)),
+                "code": pc.if_else(is_birth, "MEDS_BIRTH", table["code"]),
+                "numeric_value": table["value"],
+                "source": pa.array(counts.take(len(table))),
+            }
+            writer.add(pa.table(columns))
+
+
+def run(*words: Any) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "events.csv"
+    path.write_text(ROWS)
+    return path
+
+
+def test_a_new_format_is_a_command_that_makes_a_valid_meds_set(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "meds"
+    done = run("import", "toy", source, out)
+    assert done.exit_code == 0, done.output
+    assert "read: events 6" in done.output
+    assert "dropped from events: 1 of 6 rows (no readable person id; first: events.csv, row 6)" in done.output
+    shards = [pq.read_table(path) for path in sorted((out / "data").rglob("*.parquet"))]
+    rows = pa.concat_tables(shards).sort_by([("subject_id", "ascending"), ("time", "ascending")])
+    assert rows["code"].to_pylist() == ["MEDS_BIRTH", "A1C", "FLU", "MEDS_BIRTH", "FLU"]
+    assert rows["numeric_value"].to_pylist() == [None, 7.5, None, None, None]
+    codes = pq.read_table(out / "metadata" / "codes.parquet").to_pylist()
+    assert {row["code"]: row["parent_codes"] for row in codes}["A1C"] == ["LAB"]
+    report = json.loads((out / "metadata" / "import_report.json").read_text())
+    assert report["source"] == "toy"
+    assert report["rows"]["events"]["rows_out"] == 5
+    checked = run("check", out)
+    assert checked.exit_code == 0, checked.output
+    assert run("import", "toy", source, out).exit_code == 0  # an earlier import is replaced
+
+
+def test_a_new_format_is_a_function_too(source: Path, tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    report = import_toy(source, tmp_path / "meds", progress=lambda done, total: steps.append((done, total)))
+    assert (report.subjects, report.rows, report.tables) == (2, 5, {"events": 6})
+    assert steps == [(1, 2), (2, 2)]
+    with pytest.raises(EhrseqError, match="overlaps"):
+        import_toy(source, source)
+    assert source.read_text() == ROWS
+
+
+def test_a_source_whose_every_row_is_lost_leaves_no_output(source: Path, tmp_path: Path) -> None:
+    source.write_text("person,date,code,value\n,2011-05-05,FLU,1.0\n,2011-05-05,FLU,1.0\n")
+    with pytest.raises(EhrseqError, match="all 2 rows would be dropped"):
+        import_toy(source, tmp_path / "meds")
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]
+
+
+def test_the_help_lists_every_format() -> None:
+    assert {"omop", "synthea", "toy"} <= set(all_readers())
+    listed = run("import", "--help").output
+    for name, format in all_readers().items():
+        assert f"{name} " in listed
+        assert format.help in listed
+        assert format.source.split()[0] in run("import", name, "--help").output
+    assert "No such command 'fhirr'" in run("import", "fhirr", "a", "b").output
+
+
+def test_no_format_is_loaded_before_it_is_asked_for() -> None:
+    heavy = "[m for m in sys.modules if m in ('pyarrow', 'duckdb', 'ibis') or 'ehrsequencing.readers' in m]"
+    script = "import sys; from typer.testing import CliRunner; from ehrsequencing.cli.app import app; "
+    script += f"CliRunner().invoke(app, ['--help']); print({heavy})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
