@@ -24,9 +24,9 @@ from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
-    integrated_brier_rows,
     metric_rows,
     nll_row,
+    over_time_rows,
     scope_estimates,
 )
 from ehrsequencing.evaluation.instability import instability
@@ -251,7 +251,7 @@ class Evaluation:
             where = "all prediction times" if scope.landmark_days is None else format_days(scope.landmark_days)
             progress(f"metrics and intervals: {where}")
             estimates = scope_estimates(scope, self.task.causes)
-            metrics += metric_rows(scope, estimates) + integrated_brier_rows(on_grid, self.task.causes)
+            metrics += metric_rows(scope, estimates) + over_time_rows(on_grid, self.task.causes)
             differences += difference_rows(scope, estimates, ours=OURS, rivals=rivals)
             self.beside_truth += oracle_differences(scope, estimates)
         likelihoods = self._likelihoods()

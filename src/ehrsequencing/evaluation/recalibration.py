@@ -20,8 +20,8 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
-from ehrsequencing.metrics.definitions import observed_over_expected
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.recalibrated import Recalibrated

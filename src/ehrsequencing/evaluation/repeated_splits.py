@@ -24,6 +24,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.minimum_counts import TOO_FEW, judged_by_splits, too_few
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run, add_to_run
 from ehrsequencing.storage import MANIFEST, digest, read_json, sweep_temporaries, write_json
@@ -33,8 +34,6 @@ FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 ROWS_FORMAT = 2  # of a split's rows: 2 has the subjects and events of each; others are made anew
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
-# Metrics in the table, and those of which the differences to each baseline are taken.
-METRICS, COMPARED = ("c", "auc", "brier", "ipa", "oe", "ibs", "nll"), ("c", "auc", "brier", "ipa", "nll")
 LARGEST_UNDEFINED_SHARE = 0.05  # of the splits; above, what is left would be a selection of the lucky ones
 _DATA_DECIDES = ("vocab_size", "causes", "edges_days", "values", "value_bins", "n_code_types", "members")
 
@@ -106,7 +105,7 @@ class Split:
         """Read what `_judge` wrote, landmarks only, and add the means over the cells."""
         values, counts = {}, {}
         for row in stored["metrics"]:
-            if row["landmark_days"] is not None and row["metric"] in METRICS:
+            if row["landmark_days"] is not None and _is_averaged(row["metric"]):
                 place = Place(*(row[key] for key in ("model", "landmark_days", "cause", "horizon_days", "metric")))
                 values[place] = np.nan if row["value"] is None else float(row["value"])
                 counts[place] = row["events"], row["subjects"]
@@ -114,15 +113,24 @@ class Split:
         return cls(stored["seed"], *sizes, values | cell_means(values), counts)
 
 
+def _is_averaged(key: str) -> bool:
+    """Whether the splits are averaged in it: all but the regressions, for which single splits have too few events."""
+    return key in METRICS and METRICS[key].taken != "causes"
+
+
+def _is_compared(key: str) -> bool:
+    return key in METRICS and METRICS[key].compared
+
+
 def cell_means(values: Mapping[Place, float]) -> dict[Place, float]:
     """Mean of each model, cause and metric over all landmark × horizon cells where it is defined for every model.
 
     Only cells that all models have: a mean over other cells would compare the cells, not the models.
     """
-    models = {place.model for place in values if place.metric in COMPARED}
+    models = {place.model for place in values if _is_compared(place.metric)}
     cells: dict[Place, list[float]] = {}
     for place, value in values.items():
-        if place.metric not in METRICS or place.horizon_days is None:
+        if not _is_averaged(place.metric) or place.horizon_days is None:
             continue
         twins = [Place(m, place.landmark_days, place.cause, place.horizon_days, place.metric) for m in models]
         if all(not np.isnan(values.get(twin, np.nan)) for twin in twins):
@@ -149,7 +157,7 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
     differences = [
         line(place, column(Place(OURS, *list(vars(place).values())[1:])) - column(place))
         for place in places
-        if place.model != OURS and place.metric in COMPARED
+        if place.model != OURS and _is_compared(place.metric)
     ]
     return {
         "splits": len(splits), "seeds": [split.seed for split in splits],

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics.registry import in_columns
 from ehrsequencing.reporting import page_text, panels, svg, tables
 from ehrsequencing.reporting.disclosure.counts import publish
 from ehrsequencing.reporting.disclosure.derived import disclose
@@ -80,7 +81,8 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
     m = disclose(m, shown)
     table = Scores(m)
     return {
-        "m": m, "style": Markup(svg.STYLE), "metrics": METRICS, "shown": shown, "models": table.models,
+        "m": m, "style": Markup(svg.STYLE), "shown": shown, "models": table.models,
+        "metrics": {metric.key: metric for metric in in_columns(METRICS.values())},
         "swatches": [Markup(svg.swatch(k)) for k in range(len(table.models))],
         **_words(m, table, shown), **_figures(m, table, shown),
         "accuracy": _by_cause(table.blocks("accuracy")), "calibration": _by_cause(table.blocks("calibration")),

@@ -7,9 +7,10 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.metrics.minimum_counts import TOO_FEW
+from ehrsequencing.metrics.registry import in_columns
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.svg import Estimate
-from ehrsequencing.reporting.wording import METRICS, RIGHT, difference, duration, from_landmark, listed, size, verdict
+from ehrsequencing.reporting.wording import METRICS, difference, duration, from_landmark, listed, size, verdict
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Scores:
 
     def _columns(self, landmark: float | None, cause: str | None, *, overall: bool, part: str) -> list[str]:
         names = {k[4] for k in self.values if (k[1], k[2], k[3] is None) == (landmark, cause, overall)}
-        known = [name for name, metric in METRICS.items() if name in names and metric.part == part]
+        known = [one.key for one in in_columns(METRICS.values()) if one.key in names and one.part == part]
         return [*known, *(sorted(names - set(METRICS)) if part == "accuracy" else [])]
 
     def _row(
@@ -71,7 +72,8 @@ class Scores:
             interval = (
                 f"{scale * low:z.{digits}f} to {scale * high:z.{digits}f}" if bounded else row.get("reason") or ""
             )
-            off = metric in RIGHT and bounded and not low <= RIGHT[metric] <= high
+            target = METRICS[metric].target if metric in METRICS else None
+            off = target is not None and bounded and not low <= target <= high
             off = off or (metric == "ks_p" and row["value"] < 0.05) or self._beyond_chance(model, key, metric, row)
             cells.append(Cell("value", f"{scale * row['value']:z.{digits}f}", interval, best.get(metric) == model, off))
         return cells

@@ -10,9 +10,10 @@ from typing import Any
 from markupsafe import Markup
 
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, TOO_FEW
+from ehrsequencing.metrics.registry import in_columns
 from ehrsequencing.reporting import curves
 from ehrsequencing.reporting.disclosure.counts import subgroup_rows
-from ehrsequencing.reporting.disclosure.derived import TELLS_COUNTS
+from ehrsequencing.reporting.disclosure.derived import tells_counts
 from ehrsequencing.reporting.disclosure.small_counts import exact, people
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.svg import Estimate, percent
@@ -264,11 +265,11 @@ def _level(row: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
     told = (
         people(events) >= SMALLEST_COUNT and people(n) >= SMALLEST_COUNT and row["n"] - row["events"] >= SMALLEST_COUNT
     )
-    open_ = {"auc"} | (set(TELLS_COUNTS) if exact(n) and exact(events) else set())
+    exact_counts = exact(n) and exact(events)
     blank = Estimate(0, row["level"], None)
     values = {
         name: Estimate(0, row["level"], *((row.get(name) or {}).get(k) for k in ("value", "low", "high")))
-        if told and name in open_ else blank
+        if told and (exact_counts or not tells_counts(name)) else blank
         for name in ("oe", "auc", "brier")
     }  # fmt: skip
     few = any((row.get(name) or {}).get("reason") == TOO_FEW for name in values)
@@ -309,7 +310,7 @@ def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | No
     for place in sorted(places, key=lambda p: (p[0] is not None, p[2] is not None)):
         rows = [r for r in found["rows"] if (r["landmark_days"], r["cause"], r["horizon_days"]) == place]
         gaps = [r for r in found["differences"] if (r["landmark_days"], r["cause"], r["horizon_days"]) == place]
-        metrics = [name for name in METRICS if any(r["metric"] == name for r in rows)]
+        metrics = [one.key for one in in_columns(METRICS.values()) if any(r["metric"] == one.key for r in rows)]
         landmark, cause, horizon = place
         where = (
             "mean of all landmarks and horizons" if landmark is None and horizon is None else from_landmark(landmark)

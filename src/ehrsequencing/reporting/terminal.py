@@ -5,10 +5,9 @@ from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.minimum_counts import TOO_FEW
+from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import METRICS, said
-
-COLUMNS = ("c", "auc", "ipa", "brier", "oe")
 
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
@@ -23,14 +22,14 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     table, wide = Scores(metrics), max([18, *(len(name) for name in metrics["models"])])
     places = [place for place in dict.fromkeys(key[:3] for key in found) if place[2] is not None]
     shown = [place for place in places if place[1] == metrics["causes"][0]]
-    lines = []
+    lines, columns = [], in_columns(taken("everywhere"))
     for landmark, cause, horizon in shown:
         lines += [
             f"{cause} within {format_days(horizon)}, {_place(landmark)}",
-            f"  {'':{wide}}" + "".join(f"{METRICS[c].name:^21}" for c in COLUMNS),
+            f"  {'':{wide}}" + "".join(f"{column.name:^21}" for column in columns),
         ]
         for model in metrics["models"]:
-            cells = [_cell(found.get((landmark, cause, horizon, model, column))) for column in COLUMNS]
+            cells = [_cell(found.get((landmark, cause, horizon, model, column.key))) for column in columns]
             lines.append(f"  {model:{wide}}" + "".join(f"{cell:^21}" for cell in cells).rstrip())
         lines += _gap_line(table, landmark, horizon)
     for m in metrics["metrics"]:

@@ -17,13 +17,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, TOO_FEW
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting.disclosure.small_counts import exact, people
 
 WITHHELD = "withheld"
-#: With the number at risk, any of them gives the number of events.
-TELLS_COUNTS = ("brier", "ipa", "oe", "intercept")
 Level = Literal["all", "shape", "nothing"]
 _LIMITS: dict[str, Any] = {"value": None, "low": None, "high": None}
+
+
+def tells_counts(key: str) -> bool:
+    """Whether a metric gives the number of events to who knows the number at risk; an unknown one may."""
+    return key not in METRICS or METRICS[key].tells_counts
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Disclosure:
     def row(self, row: Mapping[str, Any], *, value: str = "value") -> dict[str, Any]:
         """A row of a long table, without its numbers where they may not be told; `reason` then says why."""
         level = self.level(*_place(row))
-        if level == "nothing" or (level == "shape" and row["metric"] in TELLS_COUNTS):
+        if level == "nothing" or (level == "shape" and tells_counts(row["metric"])):
             gone = {**_LIMITS, value: None, "hidden": True, "reason": TOO_FEW if level == "nothing" else WITHHELD}
             return {**row, **gone, **({"values": []} if "values" in row else {})}
         return dict(row)
@@ -146,7 +150,7 @@ def _recalibration(told: Disclosure, side: Mapping[str, Any]) -> dict[str, Any]:
 
     def of(cause: str, measure: str, horizon: float | None, value: Any) -> Any:
         level = told.level(first, cause, horizon) if first is not None else "all"
-        return None if level == "nothing" or (level == "shape" and measure in TELLS_COUNTS) else value
+        return None if level == "nothing" or (level == "shape" and tells_counts(measure)) else value
 
     def measured(cause: str, measure: str, value: Any) -> Any:
         if isinstance(value, Mapping) and "value" not in value:
