@@ -15,12 +15,12 @@ from hypothesis import example as for_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.disclosure import counts as published
+from ehrsequencing.disclosure import small_counts
+from ehrsequencing.disclosure.counts import publish, subgroup_rows
+from ehrsequencing.disclosure.small_counts import Count, hide_small, merge_bins, pool_groups
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.reporting import curves, figures, svg
-from ehrsequencing.reporting.disclosure import counts as published
-from ehrsequencing.reporting.disclosure import small_counts
-from ehrsequencing.reporting.disclosure.counts import publish, subgroup_rows
-from ehrsequencing.reporting.disclosure.small_counts import Count, hide_small, merge_bins, pool_groups
 from ehrsequencing.reporting.figures import CalibrationPoint
 from ehrsequencing.reporting.page_text import HUMAN_ITEMS
 from ehrsequencing.reporting.report import render, write_report

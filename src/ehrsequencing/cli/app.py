@@ -322,14 +322,15 @@ def audit(
 def _show_audit(run: Path, result: dict[str, Any]) -> None:
     """Draw the run's report again, if it has one, from the metrics as they are and the audit that was just made."""
     from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
+    from ehrsequencing.evaluation.results import read_result
     from ehrsequencing.reporting.report import render
     from ehrsequencing.run import add_to_run
-    from ehrsequencing.storage import altered, read_json, read_manifest, write_bytes
+    from ehrsequencing.storage import altered, read_manifest, write_bytes
 
-    manifest, drawn = read_manifest(run, what="a finished run", verify=False), {"metrics.json", "report.html"}
-    if not drawn <= set(manifest["files"]) or drawn & set(altered(run, manifest)):
+    manifest, metrics = read_manifest(run, what="a finished run", verify=False), read_result(run)
+    if metrics is None or "report.html" not in set(manifest["files"]) - set(altered(run, manifest)):
         return  # nothing to draw again, or not ours any more: ehrseq evaluate makes both anew
-    metrics, summary = read_json(run / "metrics.json"), audit_summary(run)
+    summary = audit_summary(run)
     told = {"audit": summary, "predictor_cutoff": predictor_cutoff(summary)}
     try:
         page = render(metrics | {"audit": result, "checks": (metrics.get("checks") or {}) | told}).encode()

@@ -17,6 +17,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
+from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
@@ -34,6 +35,7 @@ from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
 from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import METRICS, add_result
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
@@ -392,7 +394,7 @@ def evaluate(
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Judge a run and write its `metrics.json`.
+    """Judge a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
     Args:
         run_folder: A finished run.
@@ -402,13 +404,13 @@ def evaluate(
         progress: Called with the name of each stage.
 
     Returns:
-        What was written.
+        The exact result, counts of few people included: not for sharing unless the data is simulated.
 
     Raises:
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
-    require_room(run_folder, "metrics.json", "report.html")
+    require_room(run_folder, METRICS, INDIVIDUAL, "report.html")
     store = run.prepared(prepared)
     judged, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
     fitted = recalibrate(run, store) if settings.recalibrate else None
@@ -416,5 +418,5 @@ def evaluate(
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, judged)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
-    add_to_run(run_folder, "metrics.json", lambda path: write_json(path, result))
+    add_result(result, run_folder)
     return result

@@ -22,11 +22,12 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import add_result
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.minimum_counts import TOO_FEW, judged_by_splits, too_few
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run, add_to_run
+from ehrsequencing.run import Run
 from ehrsequencing.storage import MANIFEST, digest, read_json, sweep_temporaries, write_json
 from ehrsequencing.training.loop import Trainer
 
@@ -232,7 +233,7 @@ def repeated_splits(
         found.append(Split.of(_one_split(run, store, records, seed=seed, settings=chosen, stage=stage)))
     result = summarise(found)
     kept = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
-    write_json(run_folder / FOLDER / SUMMARY, kept)
+    write_json(run_folder / FOLDER / SUMMARY, kept, owner_only=True)  # it has exact counts
     progress(splits, splits, "done")
     return result
 
@@ -248,12 +249,12 @@ def saved_splits(run_folder: Path) -> dict[str, Any] | None:
 
 
 def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Put the repeated splits of a run, if there are any, into its `metrics.json`."""
+    """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
     found = saved_splits(run_folder)
     if found is None:
         return result
     whole = result | {"repeated_splits": found}
-    add_to_run(run_folder, "metrics.json", lambda path: write_json(path, whole))
+    add_result(whole, run_folder)
     return whole
 
 
@@ -279,7 +280,7 @@ def _one_split(
     stage("training")
     Trainer(parts, task.name, folder / "run", study=study).fit(resume=True)
     stored = {"fingerprint": fingerprint, "seed": seed, **_judge(folder / "run", parts, settings, stage)}
-    write_json(folder / ROWS, stored)
+    write_json(folder / ROWS, stored, owner_only=True)
     shutil.rmtree(set_folder, ignore_errors=True)  # made again in seconds; 25 of them would fill a disk
     return stored
 

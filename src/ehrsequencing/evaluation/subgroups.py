@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Bools, Ints
+from ehrsequencing.disclosure.derived import SUBGROUP_METRICS
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.curves import cells
@@ -18,7 +19,6 @@ from ehrsequencing.records.vocabulary import Vocabulary
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
 NOT_RECORDED = "not recorded"
-_KEYS = ("oe", "auc", "brier")  # of the metrics that are taken in subgroups
 
 
 def subgroup_rows(
@@ -38,7 +38,7 @@ def subgroup_rows(
     for group, level_of in groups.items():
         for level, inside in _levels(level_of):
             part = scope.among(inside)
-            found = metric_estimates(part, model, [METRICS[key] for key in _KEYS])
+            found = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
             intervals = {name: one.interval() for name, one in found.items()}
             for cell in cells(part, causes):
                 place = cell.pop("place")

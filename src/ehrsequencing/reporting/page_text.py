@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ehrsequencing.reporting.disclosure.counts import excluded
+from ehrsequencing.disclosure.counts import excluded
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import duration, listed
 

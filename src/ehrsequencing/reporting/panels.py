@@ -1,15 +1,15 @@
 """The report's figures, from metrics and published counts: no count is drawn that may not be printed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup
 
+from ehrsequencing.disclosure.small_counts import exact, merge_bins, pool_groups
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.reporting import curves, figures, svg
-from ehrsequencing.reporting.disclosure.small_counts import exact, merge_bins, pool_groups
 from ehrsequencing.reporting.figures import CalibrationPoint, Curve
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, size
@@ -53,7 +53,7 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Mapping[Any, str]) 
         if row["model"] != ours:
             continue
         series = [
-            (table.models.index(r["model"]), r["model"], pool_groups(r))
+            (table.models.index(r["model"]), r["model"], [CalibrationPoint(*astuple(g)) for g in pool_groups(r)])
             for r in m["calibration"]
             if r["model"] in (ours, *behind) and _place(r) == _place(row)
         ]

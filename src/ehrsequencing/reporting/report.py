@@ -15,11 +15,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ehrsequencing.disclosure.counts import publish
+from ehrsequencing.disclosure.derived import disclose
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.registry import in_columns
 from ehrsequencing.reporting import page_text, panels, svg, tables
-from ehrsequencing.reporting.disclosure.counts import publish
-from ehrsequencing.reporting.disclosure.derived import disclose
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import METRICS, duration, from_landmark
 from ehrsequencing.storage import write_bytes

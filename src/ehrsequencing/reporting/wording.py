@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.disclosure.small_counts import exact
 from ehrsequencing.metrics.registry import METRICS as METRICS
-from ehrsequencing.reporting.disclosure.small_counts import exact
 
 ANY = "any cause"
 

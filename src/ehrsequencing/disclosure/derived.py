@@ -1,6 +1,6 @@
 """What may be told of numbers that are made of counts: they are hidden with the counts that they would give away.
 
-`published.py` decides how each count is printed. A count that is hidden there must not come back by a product: with n
+`counts.py` decides how each count is printed. A count that is hidden there must not come back by a product: with n
 subjects, n × Brier / (1 − IPA) is n · p (1 − p), and so the number of events; O/E times the mean risk is another way to
 it. `disclose` takes such numbers out of the metrics before anything is drawn or written, so that no table, figure or
 sentence can hold them.
@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ehrsequencing.disclosure.small_counts import exact, people
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, TOO_FEW
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.reporting.disclosure.small_counts import exact, people
 
 WITHHELD = "withheld"
+SUBGROUP_METRICS = ("oe", "auc", "brier")
 Level = Literal["all", "shape", "nothing"]
 _LIMITS: dict[str, Any] = {"value": None, "low": None, "high": None}
 
@@ -95,6 +96,23 @@ class Disclosure:
             gone = {**_LIMITS, value: None, "hidden": True, "reason": TOO_FEW if level == "nothing" else WITHHELD}
             return {**row, **gone, **({"values": []} if "values" in row else {})}
         return dict(row)
+
+
+def told_of_levels(family: Sequence[Mapping[str, Any]], shown: Mapping[Any, str]) -> list[set[str]]:
+    """Which metrics may be told of each level of one family of subgroups (`age`, say).
+
+    None unless at least 11 had the event and 11 had not; where either number is printed roughly, only what ranks (AUC).
+    A family that hides a level has no Brier scores: that of all together less the others would be the hidden one.
+    """
+    told = []
+    for row in family:
+        key = ("group", row["landmark_days"], row["group"], row["level"])
+        n, events = (shown.get((*key, name), "hidden") for name in ("n", "events"))
+        smallest = min(people(events), people(n), row["n"] - row["events"])
+        is_exact = exact(n) and exact(events)
+        names = {name for name in SUBGROUP_METRICS if is_exact or not tells_counts(name)}
+        told.append(names if smallest >= SMALLEST_COUNT else set())
+    return told if all(told) else [names - {"brier"} for names in told]
 
 
 def disclose(m: Mapping[str, Any], shown: Mapping[Any, str]) -> dict[str, Any]:
