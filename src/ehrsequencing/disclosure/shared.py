@@ -1,9 +1,8 @@
 """What of an evaluation may be shared: the exact result goes in, the content of `metrics.json` comes out.
 
 It tells no more than the report does. Counts are told as the report prints them (a number, or a text such as `<11`),
-metrics where the report shows them, and with as many decimals. The data of curves and of single persons is left out: the
-report draws it coarsened. What is not named here is left out too, so that a new key of the result is not told by
-accident.
+metrics where the report shows them, and with as many decimals. The data of curves and of single persons is left out:
+the report draws it coarsened. What is not named here is left out too, so that no new key of the result slips through.
 """
 
 from collections.abc import Mapping, Sequence
