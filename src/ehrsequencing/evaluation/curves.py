@@ -1,4 +1,4 @@
-"""Curves with bands for our model and its strongest rival: smooth calibration with its indices, and decision curves."""
+"""Curves with bands of our model and the strongest baseline: smooth calibration with its indices, decision curves."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -74,7 +74,7 @@ def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> d
 
 
 def _upper(samples: Floats) -> Floats:
-    """95th percentile over the simulations, NaN where more than one in twenty is undefined."""
+    """95th percentile over the simulations; NaN where more than 5 % of them are undefined."""
     undefined = np.isnan(samples).mean(axis=0) > 0.05
     upper: Floats = np.nanquantile(np.where(undefined, 0.0, samples), 0.95, axis=0)
     return np.where(undefined, np.nan, upper)

@@ -1,4 +1,4 @@
-"""The long table of metrics with its intervals, and the paired differences between models."""
+"""Metrics with bootstrap intervals and paired differences: rows of a `Comparison` in, long rows of the result out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class Estimate:
         value: (causes, horizons).
         samples: (resamples, causes, horizons), with no resamples where there are no intervals.
         events: (causes, horizons) subjects with the event.
-        subjects: Subjects judged; with too few of these or of those the samples are NaN.
+        subjects: Subjects evaluated; with too few of them or of events the samples are NaN.
     """
 
     value: Floats
@@ -212,9 +212,9 @@ def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[s
 
     Args:
         scope: The rows.
-        nll: (n,), NaN where a row has none; or ours minus a rival's, row by row.
+        nll: (n,), NaN where a row has none; or ours minus a baseline's, row by row.
         model: Whose.
-        cause: Under whose name it stands; it speaks of all causes.
+        cause: The cause in the row; the likelihood is that of all causes.
     """
     known = ~np.isnan(nll)
     part, value = scope.among(known), nll[known].mean() if known.any() else np.nan

@@ -1,9 +1,8 @@
-"""Judge a run: every metric with intervals over subjects, beside baselines on the very same subjects.
+"""Evaluate a run: every metric with intervals over subjects, beside baselines on the same subjects.
 
-The result is one JSON mapping (`metrics.json`), long where it is a table; the report is drawn from nothing else.
-Reading order: `judged` (who), `scope` (rows that are compared together), `estimates` (metrics and differences),
-`curves`, `subgroups`, `tables`, `facts` (with `inputs` and `checks`), `instability`, `oracle`; this file puts them
-together.
+A run and the subjects to evaluate it on go in. One mapping with long tables of rows comes out; the report is made from
+it. This file puts together what the others compute: `comparison` (rows that are compared
+together), `estimates` (metrics and differences), `curves`, `subgroups`, `tables`, `context`, `instability`, `oracle`.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,16 +53,16 @@ Say = Callable[[str], None]
 
 
 class Evaluation:
-    """One run on the subjects that it is judged on.
+    """One run on the subjects that it is evaluated on.
 
     Args:
         run: The trained run.
-        judged: Whom to judge it on.
-        prepared: The prepared set that it was trained on, where baselines are fitted; None where it is gone, and then
-            there are none.
+        judged: The subjects to evaluate it on.
+        prepared: The prepared set that it was trained on, on which baselines are fitted; None where it is gone. Then
+            there are no baselines.
         settings: Baselines, resamples, seed.
         train_censoring: Whether the censoring weights come from the training subjects at risk at the same landmark,
-            and not from those judged.
+            and not from the evaluated subjects.
 
     Raises:
         EhrseqError: The prepared set is another one, or nobody has a prediction time.
@@ -83,8 +82,8 @@ class Evaluation:
         if prepared is not None:
             run.require_own(prepared)
         elif train_censoring or settings.censoring == "cox":
-            fix = "name the prepared set of the run, or weight by those judged"
-            raise EhrseqError("the training subjects are gone", where=str(run.folder), fix=fix)
+            fix = "name the run's prepared set with --prepared, or use evaluation.censoring=kaplan-meier"
+            raise EhrseqError("censoring weights need the training subjects", where=str(run.folder), fix=fix)
         self.train_censoring, self.facts = train_censoring, Context(run, judged, prepared)
         self.timelines, self.rows = judged.timelines, judged.rows
         if not len(self.rows):
@@ -111,10 +110,10 @@ class Evaluation:
             return None
         return Truth.read(data, self.timelines, self.rows, causes=self.task.causes)
 
-    # ---- what metrics.json holds -------------------------------------------------------------------------------
+    # ---- the result ----------------------------------------------------------------------------------------------
 
     def result(self, *, progress: Say = lambda _: None) -> dict[str, Any]:
-        """Everything that `metrics.json` holds.
+        """The exact result: everything that the report is drawn from.
 
         Args:
             progress: Called with the name of each stage.
@@ -287,14 +286,14 @@ class Evaluation:
         return subgroup_rows(scope, groups, self.task.causes, model=OURS)
 
     def wanted_trajectories(self) -> int:
-        """Single people's curves: those asked for; by default a few of a simulation, which has no people."""
+        """How many subjects' curves to show: by default a few of a simulation, none of real people."""
         asked = self.settings.trajectories
         return (SIMULATED_TRAJECTORIES if is_simulation(self.judged.source) else 0) if asked is None else asked
 
     # ---- words and counts --------------------------------------------------------------------------------------
 
     def _context(self, scopes: list[Comparison]) -> dict[str, Any]:
-        """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
+        """What a reviewer looks at beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
         at_landmarks = [scope for scope in scopes if scope.landmark_days is not None]
         first = at_landmarks[0] if at_landmarks else None
         found = {
@@ -354,7 +353,7 @@ class Evaluation:
         return found | {"differences": self.beside_truth}
 
     def _visit_head_result(self) -> dict[str, Any]:
-        """The `visit` head has no calendar: only its likelihood and its mean hazard can be judged."""
+        """The `visit` head has no calendar: only its likelihood and its mean hazard can be evaluated."""
         nll = nll_of_rows(self.run.model, self.timelines, self.rows, code_types=self.run.code_types)
         hazard = risk_of_rows(
             self.run.model, self.timelines, self.rows, horizons_days=[], code_types=self.run.code_types
@@ -394,7 +393,7 @@ def evaluate(
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Judge a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
+    """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
     Args:
         run_folder: A finished run.

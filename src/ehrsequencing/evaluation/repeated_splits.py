@@ -1,8 +1,8 @@
-"""Repeated random splits: divide the subjects anew, prepare, train and judge again, many times.
+"""Repeated random splits: divide the subjects again, prepare, train and evaluate, many times.
 
-One held-out split of a small cohort is a draw of luck. Here the whole way is gone for every split, vocabulary and bins
-included, so that nothing fitted has seen who is judged. The splits overlap, and so do their results: intervals
-are those of Nadeau and Bengio (2003), which the plain standard error over splits would make far too narrow.
+In a small cohort the result of one held-out split depends on chance. Each split here repeats every step, vocabulary and
+bins included, so that nothing fitted has seen the held-out subjects. The splits share training subjects: the plain
+standard error over them would be far too small, and intervals are those of Nadeau and Bengio (2003).
 """
 
 import shutil
@@ -74,7 +74,7 @@ def corrected_interval(values: ArrayLike, ratio: float, *, level: float = 0.95) 
 
 @dataclass(frozen=True)
 class Place:
-    """What one number speaks of; a mean over all landmark × horizon cells has neither."""
+    """What a number belongs to; a mean over all cells has neither landmark nor horizon."""
 
     model: str
     landmark_days: float | None
@@ -89,10 +89,10 @@ class Split:
 
     Attributes:
         seed: Of the division.
-        train_subjects: Subjects with a prediction time that the model was made from, tuning included.
-        held_out_subjects: Those that it was judged on.
+        train_subjects: Subjects with a prediction time on which the model was fitted, tuning included.
+        held_out_subjects: Those on which it was evaluated.
         values: The metrics, NaN where undefined.
-        counts: Subjects with the event, and subjects judged, where a metric was taken.
+        counts: Subjects with the event, and subjects evaluated, for each value.
     """
 
     seed: int
@@ -115,7 +115,7 @@ class Split:
 
 
 def _is_averaged(key: str) -> bool:
-    """Whether the splits are averaged in it: all but the regressions, for which single splits have too few events."""
+    """Whether the metric is averaged over splits: not regressions, for which a split has too few events."""
     return key in METRICS and METRICS[key].taken != "causes"
 
 
@@ -169,7 +169,7 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
 
 
 def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
-    """Whether all splits together judge too few for a comparison; a mean over cells stands with the best of them."""
+    """Whether all splits together hold out too few for a comparison; of a mean over cells, in every one of them."""
     cells = [place]
     if place.landmark_days is None:
         seen = dict.fromkeys(cell for split in splits for cell in split.counts if cell.horizon_days is not None)
@@ -191,7 +191,7 @@ def repeated_splits(
     settings: EvaluationConfig | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> dict[str, Any]:
-    """Go the whole way again for each of several random splits of the subjects.
+    """Prepare, train and evaluate for each of several random splits of the subjects.
 
     Each split has a folder `RUN/splits/seed-…`; what is finished there is kept, and an interrupted training goes on.
     Censoring weights come from the training subjects at risk: a fifth of a small cohort is too few for them.
@@ -213,12 +213,12 @@ def repeated_splits(
     """
     run = Run(run_folder)
     if not 0 <= first_seed < 2**31:
-        raise EhrseqError("is no seed", where="--split-seed", fix="name a number from 0 on, as in 1234")
+        raise EhrseqError("is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234")
     if splits < 2:
-        raise EhrseqError("an interval over splits needs two of them", where="--splits", fix="ask for 25")
+        raise EhrseqError("an interval over splits needs two splits", where="--splits", fix="use 25")
     if run.is_visit_head:
         fix = "use head=horizon"
-        raise EhrseqError("the visit head has no calendar to be compared in", where="--splits", fix=fix)
+        raise EhrseqError("the visit head has no horizons to compare models at", where="--splits", fix=fix)
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
@@ -286,7 +286,7 @@ def _one_split(
 
 
 def _study_of(run: Run, store: Prepared, seed: int) -> StudyConfig:
-    """The run's settings, divided by another seed; what the data decides is left to the data."""
+    """The run's settings with another seed for the splits; what depends on the data is determined again."""
     open_again = {name: ModelConfig.model_fields[name].default for name in _DATA_DECIDES}
     # Subjects are divided by a hash of id + seed: seeds 1, 2, 3 … would move one pattern along consecutive ids.
     spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed}

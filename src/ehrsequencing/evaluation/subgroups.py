@@ -1,4 +1,4 @@
-"""The same scores in groups of subjects: by sex, by age, by any other code that has no time."""
+"""Metrics in groups of subjects: by sex, by age, by any other code that has no time."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
