@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import ehrseq, refused
 
-from ehrsequencing.audit.label_checks import splits as module
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation import repeated_splits as module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
