@@ -8,7 +8,6 @@ that an interrupted benchmark goes on where it was; `--set` settings belong in a
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from ehrsequencing.config import format_days
 from ehrsequencing.evaluation.repeated_splits import corrected_interval
+from ehrsequencing.evaluation.results import read_result
 
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"
 EHRSEQ = Path(sys.executable).with_name("ehrseq")
@@ -43,21 +43,20 @@ def run(*command: object) -> None:
 
 
 def judged(name: str, data: Path, out: Path, *, splits: int, settings: Sequence[str]) -> dict[str, Any]:
-    """The `metrics.json` of one data set, made as far as it is not there."""
+    """The exact metrics of one data set, made as far as they are not there."""
     prepared, folder = out / f"{name}-prepared", out / name
     cut, fit = STUDIES[name]
     if not (prepared / "manifest.json").is_file():
         run("prepare", data / f"{name}_meds", "--task", TASKS / f"{name}.yaml", "--out", prepared, *cut)
     run("train", prepared, "--task", name, "--out", folder, "--resume", *fit, *settings)
-    metrics = folder / "metrics.json"
     repeat = ["--splits", splits] if name == REPEATED else []
-    found = json.loads(metrics.read_text()) if metrics.is_file() else {}
+    found = read_result(folder) or {}
     if not found or (repeat and (found["repeated_splits"] or {}).get("splits") != splits):
         told = [f"evaluation.tuning_trials={TRIALS[name]}"] if name in TRIALS else []
         told += ["evaluation.bootstrap=0"] if name in (REPEATED, SMOKE) else []
         run("evaluate", folder, *repeat, *told)
-        found = json.loads(metrics.read_text())
-    return dict(found)
+        found = read_result(folder) or {}
+    return found
 
 
 # ---- one data set's table --------------------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ def table(
 
     Args:
         title: Of the place.
-        found: What `metrics.json` holds.
+        found: What `judged` returns.
         rows: Long rows of this place.
         differences: Long rows of the differences of this place.
     """

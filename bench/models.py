@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.evaluation.results import read_result
+
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"
 EHRSEQ = Path(sys.executable).with_name("ehrseq")
 CUTS = {"physionet2012": ["visits.by=window", "visits.window=1h"]}
@@ -49,7 +51,7 @@ def result(folder: Path, prepared: Path, task: str, settings: list[str]) -> dict
     if not summary.is_file():
         peak_mib = run("train", prepared, "--task", task, "--out", folder, "--resume", *settings)
         run("evaluate", folder, "evaluation.baselines=none", "evaluation.bootstrap=0")
-        metrics = json.loads((folder / "metrics.json").read_text())["metrics"]
+        metrics = (read_result(folder) or {})["metrics"]
         first = min(row["landmark_days"] for row in metrics if row["landmark_days"] is not None)
         ours = [row for row in metrics if row["model"] == "ehrsequencing" and row["landmark_days"] == first]
         history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]

@@ -16,7 +16,7 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
-from ehrsequencing.metrics.definitions import observed_over_expected
+from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.predict import members_of, predict, risk_of_rows

@@ -112,7 +112,7 @@ def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path
     assert {check.make(audited).verdict for check in CHECKS if check.name in looks} == {"passed"}
     settings = load_study(None, ["evaluation.bootstrap=10", "evaluation.baselines=none"]).evaluation
     metrics = evaluate(tmp_path / "run", settings=settings)
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
+    assert json.loads((tmp_path / "run" / "metrics-individual.json").read_text()) == json.loads(json.dumps(metrics))
     assert "</html>" in render(metrics)
     predict(tmp_path / "run", real_data / f"{name}_meds", tmp_path / "p.parquet", at="last")
     risk = pq.read_table(tmp_path / "p.parquet")["risk"].to_numpy()

@@ -43,10 +43,10 @@ def _disk_errors(what: str, path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, *, owner_only: bool = False) -> Iterator[Path]:
     """Yield a temporary file beside `path`. On success it becomes `path`; on failure it is removed.
 
-    Until then, only its owner can read it.
+    Until then, only its owner can read it; with `owner_only` (mode 600), after it too.
 
     Raises:
         EhrseqError: The disk refused (full, read-only, no permission). The earlier file at `path` is untouched.
@@ -60,7 +60,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         recover_for(path)
         with private(temporary, like=path) as mode:
             yield temporary
-            temporary.chmod(mode)
+            temporary.chmod(0o600 if owner_only else mode)
             if is_inside_one(path):  # `complete_folder` flushes all of its files at its end
                 os.replace(temporary, path)
                 return
@@ -101,15 +101,16 @@ def _is_among(path: Path, others: list[Path]) -> bool:
     return path.exists() and any(other.exists() and path.samefile(other) for other in others)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically."""
-    with atomic_path(path) as temporary:
+def write_bytes(path: Path, data: bytes, *, owner_only: bool = False) -> None:
+    """Write a file atomically; with `owner_only` nobody else can read it."""
+    with atomic_path(path, owner_only=owner_only) as temporary:
         temporary.write_bytes(data)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, owner_only: bool = False) -> None:
     """Write JSON atomically. NaN raises an error, since other programs cannot read it."""
-    write_bytes(path, (json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n").encode())
+    text = json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n"
+    write_bytes(path, text.encode(), owner_only=owner_only)
 
 
 def write_settings(path: Path, settings: Settings, *, only: set[str] | None = None) -> None:

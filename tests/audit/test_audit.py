@@ -370,9 +370,9 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     assert "NOT RUN" not in after
     assert "Audited: no" not in after
     assert {"audit.json", "metrics.json", "report.html"} <= set(Run(run).manifest["files"])  # and all of them whole
-    assert json.loads((run / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
+    assert json.loads((run / "metrics-individual.json").read_text()) == json.loads(json.dumps(metrics))
     # Metrics that cannot be drawn change neither the verdict nor the report.
-    add_to_run(run, "metrics.json", lambda path: write_json(path, {"checks": None}))
+    add_to_run(run, "metrics-individual.json", lambda path: write_json(path, {"checks": None}))
     done = ehrseq("audit", run, "--subjects", 6)
     assert done.exit_code == 0, done.output
     assert "does not show this audit" in done.stderr

@@ -26,7 +26,7 @@ from ehrsequencing.baselines.cox import (
 )
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
-from ehrsequencing.metrics.definitions import metric_table
+from helpers.metric_table import metric_table
 
 
 def sample(seed: int, *, n: int = 60, features: int = 3, ties: bool = True, delayed: bool = True) -> CoxRows:
@@ -313,7 +313,7 @@ def standardised_bias(n_cohorts: int, n: int) -> dict[tuple[str, str], float]:
         models = {"kaplan-meier": None, "cox": fit_censoring_cox(rows, ridge_per_event=0.001).of_rows(x)}
         for model, censoring in models.items():
             found = metric_table(duration, cause, risk[:, :, None], [3.0], censoring=censoring)
-            for name in ("wolbers_c", "auc", "brier", "observed"):
+            for name in ("c", "auc", "brier", "observed"):
                 differences.setdefault((model, name), []).append(float((found[name] - truth[name])[0, 0]))
     return {key: float(np.mean(d) / (np.std(d, ddof=1) / np.sqrt(len(d)))) for key, d in differences.items()}
 

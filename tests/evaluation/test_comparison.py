@@ -9,25 +9,28 @@ from hypothesis import strategies as st
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import comparison as comparison_module
+from ehrsequencing.evaluation import estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects
 from ehrsequencing.evaluation.curves import decision_rows, share_as_large, smooth_rows, spread_thresholds
 from ehrsequencing.evaluation.estimates import (
     ANY_CAUSE,
-    cause_metrics,
     difference_rows,
-    estimate,
+    metric_estimates,
     metric_rows,
     nll_row,
     scope_estimates,
 )
 from ehrsequencing.evaluation.tables import censoring, follow_up
+from ehrsequencing.metrics.accuracy import brier
 from ehrsequencing.metrics.bootstrap import percentile_interval
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, median_follow_up_days
 from ehrsequencing.metrics.decision import decision_curve
-from ehrsequencing.metrics.definitions import brier, metric_table, table_of_rows, wolbers_c
+from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.registry import taken
 from helpers.comparison import CAUSES, HORIZONS, world
+from helpers.metric_table import metric_table
 
 
 def repeated(scope: Comparison, draw: np.ndarray) -> Comparison:
@@ -46,9 +49,9 @@ def repeated(scope: Comparison, draw: np.ndarray) -> Comparison:
 def test_every_estimate_of_a_resample_is_that_of_its_rows_repeated() -> None:
     scope = world(0, 130, resamples=4, rows_each=2)
     assert not scope.too_few().any()
-    found = estimate(scope, "right", cause_metrics)
+    found = metric_estimates(scope, "right", taken("everywhere", "causes"))
     for r, draw in enumerate(scope.draws):
-        plain = estimate(repeated(scope, draw), "right", cause_metrics)
+        plain = metric_estimates(repeated(scope, draw), "right", taken("everywhere", "causes"))
         for name, one in found.items():
             np.testing.assert_allclose(one.samples[r], plain[name].value, atol=1e-8, err_msg=name)
 
@@ -83,6 +86,17 @@ def test_differences_are_paired() -> None:
         assert apart[1][0, h] - apart[0][0, h] > 2 * (row["high"] - row["low"])
 
 
+def test_large_blocks_of_resamples_are_cut_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = world(7, 130, resamples=11)
+    whole = metric_estimates(scope, "right", taken("everywhere", "causes"))
+    monkeypatch.setattr(estimates_module, "WORK_ELEMENTS", 0)
+    monkeypatch.setattr(estimates_module, "FEWEST_TOGETHER", 4)
+    assert [len(block) for block in estimates_module._work_blocks(scope)] == [4, 4, 3]
+    cut = metric_estimates(scope, "right", taken("everywhere", "causes"))
+    for name, one in whole.items():
+        np.testing.assert_allclose(one.samples, cut[name].samples, rtol=0, atol=1e-9, err_msg=name)
+
+
 def test_any_cause_is_the_table_of_the_causes_as_one() -> None:
     scope = world(2, 120)
     rows = metric_rows(scope, scope_estimates(scope, CAUSES))
@@ -90,10 +104,10 @@ def test_any_cause_is_the_table_of_the_causes_as_one() -> None:
         scope.duration_days, (scope.cause > 0).astype(int), scope.risk["dull"].sum(axis=1, keepdims=True), HORIZONS
     )
     for h, horizon in enumerate(HORIZONS):
-        for short, name in (("c", "wolbers_c"), ("auc", "auc"), ("brier", "brier"), ("oe", "observed_over_expected")):
+        for name in ("c", "auc", "brier", "oe"):
             (row,) = [
                 r for r in rows
-                if (r["model"], r["cause"], r["metric"], r["horizon_days"]) == ("dull", ANY_CAUSE, short, horizon)
+                if (r["model"], r["cause"], r["metric"], r["horizon_days"]) == ("dull", ANY_CAUSE, name, horizon)
             ]  # fmt: skip
             assert row["value"] == pytest.approx(merged[name][0, h])
             assert row["low"] is None
@@ -112,7 +126,7 @@ def test_without_an_event_there_is_no_interval() -> None:
     scope = world(4, 80, resamples=50)
     early = scope.cause * (scope.duration_days > 200)  # nobody is seen to have an event by the first horizon
     scope = replace(scope, cause=early.astype(np.int64))
-    found = estimate(scope, "right", table_of_rows)["brier"]
+    found = metric_estimates(scope, "right", taken("everywhere"))["brier"]
     low, high = found.interval()
     assert np.isfinite(found.value).all()
     assert np.isnan(low[:, 0]).all()
@@ -254,7 +268,8 @@ def test_one_g_for_each_row_is_one_g_for_all_where_they_agree() -> None:
     scope = world(12, 120, resamples=5, horizons=np.array([200.0, 500.0]))
     each = row_censoring(scope, np.ones(len(scope)))
     common = replace(scope, censoring=censoring_survival(scope.duration_days, scope.cause))
-    mine, theirs = (estimate(part, "dull", cause_metrics) for part in (replace(scope, censoring=each), common))
+    metrics, both = taken("everywhere", "causes"), (replace(scope, censoring=each), common)
+    mine, theirs = (metric_estimates(part, "dull", metrics) for part in both)
     for name in mine:
         np.testing.assert_allclose(mine[name].value, theirs[name].value, atol=1e-9, err_msg=name)
         if name not in ("oe", "ipa"):  # those divide by Aalen–Johansen of the resample, or by the weighted share

@@ -35,7 +35,6 @@ from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
-from ehrsequencing.metrics.definitions import metric_table
 from ehrsequencing.predict import members_of, risk_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
@@ -43,6 +42,7 @@ from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run, add_to_run
 from ehrsequencing.storage import write_json
 from ehrsequencing.training.loop import Trainer
+from helpers.metric_table import metric_table
 
 QUICK = EvaluationConfig(baselines="none", bootstrap=20)
 PLAIN = EvaluationConfig(baselines="none", bootstrap=0)
@@ -277,8 +277,8 @@ def test_risks_are_given_no_event_in_the_blanking_period(
             if (m["model"], m["landmark_days"], m["cause"], m["horizon_days"], m["metric"])
             == (OURS, 0.0, run.task.causes[0], horizon, "oe")
         ]  # fmt: skip
-        assert row["value"] == pytest.approx(right["observed_over_expected"][0, h], rel=1e-4)
-        assert abs(wrong["observed_over_expected"][0, h] - row["value"]) > 0.02 * row["value"]
+        assert row["value"] == pytest.approx(right["oe"][0, h], rel=1e-4)
+        assert abs(wrong["oe"][0, h] - row["value"]) > 0.02 * row["value"]
     # What everybody has is fitted on rows without an event in these 60 days; whatever asks from 0 on would be too high.
     rivals = [
         m["value"] for m in found
@@ -296,8 +296,8 @@ def test_true_risks_are_calibrated_only_given_the_blanking() -> None:
     given_alive = flat * -np.expm1(-rate * (np.array(horizons) - blanking))
     from_zero = flat * -np.expm1(-rate * np.array(horizons))
     outcome = time, np.ones(len(time), dtype=int)
-    np.testing.assert_allclose(metric_table(*outcome, given_alive, horizons)["observed_over_expected"], 1, atol=0.05)
-    assert (metric_table(*outcome, from_zero, horizons)["observed_over_expected"] < 0.9).all()
+    np.testing.assert_allclose(metric_table(*outcome, given_alive, horizons)["oe"], 1, atol=0.05)
+    assert (metric_table(*outcome, from_zero, horizons)["oe"] < 0.9).all()
 
 
 # ---- subgroups ------------------------------------------------------------------------------------------------------
@@ -372,9 +372,9 @@ def test_a_subgroup_is_judged_by_its_own_rows() -> None:
         table = metric_table(duration[inside], cause[inside], risk[inside], horizons)
         assert row["n"] == inside.sum()
         assert row["events"] == int(((cause == e + 1) & (duration <= horizons[h]) & inside).sum())
-        for name, long in (("auc", "auc"), ("brier", "brier"), ("oe", "observed_over_expected")):
-            assert row[name]["value"] == pytest.approx(table[long][e, h])
-            assert row[name]["value"] != pytest.approx(whole[long][e, h])
+        for name in ("auc", "brier", "oe"):
+            assert row[name]["value"] == pytest.approx(table[name][e, h])
+            assert row[name]["value"] != pytest.approx(whole[name][e, h])
             assert row[name]["low"] <= row[name]["value"] <= row[name]["high"]
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.disclosure.counts import publish
+from ehrsequencing.disclosure.derived import disclose
 from ehrsequencing.evaluation import evaluate as module
 from ehrsequencing.evaluation.comparison import ORACLE, OURS
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -19,8 +21,6 @@ from ehrsequencing.evaluation.oracle import (
     risk_errors,
 )
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.reporting.disclosure.counts import publish
-from ehrsequencing.reporting.disclosure.derived import disclose
 from ehrsequencing.reporting.report import render
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer

@@ -211,7 +211,7 @@ def test_what_cannot_be_split_is_said(run: Path, sim_data: Path, sim_task: TaskC
         repeated_splits(run, splits=2, prepared=tmp_path / "set")
     with pytest.raises(EhrseqError, match="needs two"):
         repeated_splits(run, splits=1)
-    with pytest.raises(EhrseqError, match="is no seed"):
+    with pytest.raises(EhrseqError, match="is not a seed"):
         repeated_splits(run, splits=2, first_seed=-1)
     with pytest.raises(EhrseqError, match="records have moved"):
         repeated_splits(run, splits=2, data=tmp_path / "nowhere")

@@ -13,9 +13,9 @@ from ehrsequencing.evaluation.comparison import OURS, Comparison
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
-    integrated_brier_rows,
     metric_rows,
     nll_row,
+    over_time_rows,
     scope_estimates,
 )
 from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
@@ -48,7 +48,7 @@ def all_rows(scope: Comparison) -> list[dict[str, Any]]:
     estimates = scope_estimates(scope, CAUSES)
     nll = np.random.default_rng(0).exponential(size=len(scope))
     return [
-        *metric_rows(scope, estimates), *integrated_brier_rows(scope, CAUSES),
+        *metric_rows(scope, estimates), *over_time_rows(scope, CAUSES),
         *difference_rows(scope, estimates, ours=OURS, rivals=["rival", "same for all"]),
         *smooth_rows(scope, CAUSES, models=[OURS, "same for all"], seed=0)[1],
         nll_row(scope, nll, model=OURS, cause=CAUSES[0]),

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from typing import Any
 
-from ehrsequencing.reporting.disclosure.small_counts import Count
+from ehrsequencing.disclosure.small_counts import Count
 
 
 class Page(HTMLParser):

@@ -10,7 +10,7 @@ import pytest
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics import bootstrap
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, bootstrap_table, percentile_interval
-from ehrsequencing.metrics.definitions import metric_table
+from helpers.metric_table import metric_table
 
 
 def drawn(subject_ids: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def test_intervals_cover(n_cohorts: int, n: int) -> None:
     x = rng.normal(size=200_000)
     time, risk = rng.exponential(2.0 * np.exp(-x)), 1.0 - np.exp(-0.5 * np.exp(x) * 1.5)
     truth = metric_table(time, np.ones(len(x), int), risk[:, None, None], [1.5])
-    covered: dict[str, list[bool]] = {"wolbers_c": [], "brier": [], "observed_over_expected": []}
+    covered: dict[str, list[bool]] = {"c": [], "brier": [], "oe": []}
     for seed in range(n_cohorts):
         arguments = survivors(seed, n)
         table = bootstrap_table(lambda w, a=arguments: metric_table(*a, weights=w), np.arange(n), 200, seed)

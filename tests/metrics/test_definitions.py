@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.metrics import definitions as metrics
+from ehrsequencing.metrics import discrimination
+from ehrsequencing.metrics.accuracy import (
+    brier,
+    index_of_prediction_accuracy,
+    integrated_brier,
+    null_brier,
+    observed_over_expected,
+)
 from ehrsequencing.metrics.censoring import (
     StepFunction,
     aalen_johansen,
@@ -23,22 +30,14 @@ from ehrsequencing.metrics.censoring import (
     median_follow_up_days,
 )
 from ehrsequencing.metrics.decision import decision_curve
-from ehrsequencing.metrics.definitions import (
-    brier,
-    cumulative_dynamic_auc,
-    index_of_prediction_accuracy,
-    integrated_brier,
-    metric_table,
-    null_brier,
-    observed_over_expected,
-    wolbers_c,
-)
+from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
+from helpers.metric_table import metric_table
 from reference import metrics_bruteforce as twin
 from reference.metrics_bruteforce import Rules, Sample, random_sample
 
-FAST = {"wolbers_c": wolbers_c, "auc": cumulative_dynamic_auc, "brier": brier}
-TWIN = {"wolbers_c": twin.wolbers_c, "auc": twin.auc, "brier": twin.brier}
+FAST = {"c": wolbers_c, "auc": cumulative_dynamic_auc, "brier": brier}
+TWIN = {"c": twin.wolbers_c, "auc": twin.auc, "brier": twin.brier}
 
 
 def scored(sample: Sample, **options: object) -> ScoredRows:
@@ -82,7 +81,7 @@ def test_equals_the_twin_with_censoring_weights_from_other_rows(name: str) -> No
 
 
 MUTANTS = {
-    "wolbers_c": [
+    "c": [
         {"tied_score": 1.0},
         {"tied_score": 0.0},
         {"censored_at_event_is_later": False},
@@ -264,18 +263,6 @@ def test_weights_are_repeated_rows_and_a_block_is_its_rows(seed: int, draw: int)
             np.testing.assert_allclose(block[name][r], repeated[name], rtol=0, atol=1e-9, err_msg=name)
 
 
-def test_large_blocks_are_cut_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = random_sample(5)
-    weights = np.random.default_rng(0).integers(0, 3, size=(11, len(sample.cause)))
-    whole = metric_table(sample.duration, sample.cause, sample.risk, sample.horizons, weights=weights)
-    monkeypatch.setattr(metrics, "BLOCK_ELEMENTS", 4 * len(sample.cause))
-    monkeypatch.setattr(metrics, "LARGEST_BLOCK_ELEMENTS", 0)
-    assert [len(block) for block in metrics._blocks(weights)] == [4, 4, 3]
-    cut = metric_table(sample.duration, sample.cause, sample.risk, sample.horizons, weights=weights)
-    for name in whole:
-        np.testing.assert_array_equal(whole[name], cut[name])
-
-
 @settings(max_examples=60, deadline=None)
 @given(seeds)
 def test_ipcw_weights_sum_to_n_and_their_mean_event_is_aalen_johansen(seed: int) -> None:
@@ -317,7 +304,7 @@ def test_predicting_the_observed_incidence_has_no_skill_and_no_discrimination(se
     sample = random_sample(seed)
     incidence = aalen_johansen(sample.duration, sample.cause, n_causes=sample.risk.shape[1]).at(sample.horizons)
     table = metric_table(sample.duration, sample.cause, np.tile(incidence, (len(sample.cause), 1, 1)), sample.horizons)
-    for name, value in {"ipa": 0.0, "observed_over_expected": 1.0, "wolbers_c": 0.5, "auc": 0.5}.items():
+    for name, value in {"ipa": 0.0, "oe": 1.0, "c": 0.5, "auc": 0.5}.items():
         defined = table[name][np.isfinite(table[name])]
         np.testing.assert_allclose(defined, value, rtol=0, atol=1e-9, err_msg=name)
 
@@ -337,15 +324,15 @@ def test_broken_mutants_of_the_properties_are_noticed(monkeypatch: pytest.Monkey
     again = np.repeat(np.arange(len(weights)), weights)
     repeated = metric_table(sample.duration[again], sample.cause[again], sample.risk[again], sample.horizons)
     unweighted_g = censoring_survival(sample.duration, sample.cause)
-    for name in ("wolbers_c", "auc", "brier"):
+    for name in ("c", "auc", "brier"):
         assert tables_differ(repeated, metric_table(*arguments, weights=weights, censoring=unweighted_g), name)
     # Order of rows: ties in the score decided by position.
     order = np.random.default_rng(1).permutation(len(sample.cause))
     with monkeypatch.context() as patch:
-        patch.setattr(metrics, "dense_rank", lambda score: np.argsort(np.argsort(score, kind="stable")))
+        patch.setattr(discrimination, "dense_rank", lambda score: np.argsort(np.argsort(score, kind="stable")))
         broken = metric_table(*arguments)
         shuffled = metric_table(sample.duration[order], sample.cause[order], sample.risk[order], sample.horizons)
-        assert tables_differ(broken, shuffled, "wolbers_c")
+        assert tables_differ(broken, shuffled, "c")
         assert tables_differ(broken, shuffled, "auc")
     # Inverse probability: G(T) in place of G(T−).
     with monkeypatch.context() as patch:
@@ -369,7 +356,7 @@ def test_horizons_beyond_follow_up_are_nan_and_refused() -> None:
     duration, cause = [1.0, 2.0, 3.0], [1, 1, 0]
     risk = np.full((3, 1, 2), 0.5)
     table = metric_table(duration, cause, risk, [3.0, 3.5])
-    for name in ("wolbers_c", "auc", "brier", "ipa", "observed", "observed_over_expected"):
+    for name in ("c", "auc", "brier", "ipa", "observed", "oe"):
         assert np.isfinite(table[name][0, 0]) or name == "auc"
         assert np.isnan(table[name][0, 1])
     check_horizons(duration, cause, [3.0])

@@ -31,7 +31,7 @@ from sksurv.nonparametric import (
     kaplan_meier_estimator,
 )
 
-from ehrsequencing.metrics import definitions as metrics
+from ehrsequencing.metrics import accuracy, discrimination
 from ehrsequencing.metrics.calibration import fit_logistic, spline_design
 from ehrsequencing.metrics.censoring import (
     StepFunction,
@@ -167,7 +167,7 @@ def test_uno_c() -> None:
         inverse = 1.0 / censoring_survival(sample.duration, sample.cause).before(sample.duration)
         for h in within_follow_up(sample):
             score, horizon = sample.risk[:, 0, h], sample.horizons[h]
-            ours = metrics.wolbers_c(rows_at(sample, h))[0, 0]
+            ours = discrimination.wolbers_c(rows_at(sample, h))[0, 0]
             if np.isnan(ours):
                 continue
             y = survival_array(duration, event)
@@ -191,7 +191,7 @@ def test_cumulative_dynamic_auc() -> None:
         inverse = 1.0 / censoring_survival(sample.duration, sample.cause).before(sample.duration)
         for h in within_follow_up(sample):
             score, horizon = sample.risk[:, 0, h], sample.horizons[h]
-            ours = metrics.cumulative_dynamic_auc(rows_at(sample, h))[0, 0]
+            ours = discrimination.cumulative_dynamic_auc(rows_at(sample, h))[0, 0]
             if np.isnan(ours):
                 continue
             y = survival_array(duration, event)
@@ -217,7 +217,7 @@ def test_brier_and_integrated_brier_of_one_cause() -> None:
         horizons, survival = sample.horizons[inside], 1.0 - sample.risk[:, 0, inside]
         rows = ScoredRows.of(sample.duration, sample.cause, sample.risk[:, :, inside], horizons)
         y = survival_array(duration, event)
-        ours = metrics.brier(rows)[0]
+        ours = accuracy.brier(rows)[0]
         agree(ours, brier_score(y, y, survival, horizons)[1])
         score = BrierScore()
         theirs = score(
@@ -230,8 +230,8 @@ def test_brier_and_integrated_brier_of_one_cause() -> None:
         )
         agree(ours, theirs.numpy())
         if len(inside) > 1:
-            agree(metrics.integrated_brier(rows)[0], integrated_brier_score(y, y, survival, horizons))
-            agree(metrics.integrated_brier(rows)[0], score.integral().item())
+            agree(accuracy.integrated_brier(rows)[0], integrated_brier_score(y, y, survival, horizons))
+            agree(accuracy.integrated_brier(rows)[0], score.integral().item())
 
 
 # -- competing causes: hazardous ---------------------------------------------------------------------------------------
@@ -255,13 +255,13 @@ def test_brier_with_competing_causes() -> None:
             continue
         horizons = sample.horizons[inside]
         rows = ScoredRows.of(sample.duration, sample.cause, sample.risk[:, :, inside], horizons)
-        ours = metrics.brier(rows)
+        ours = accuracy.brier(rows)
         for e in range(sample.risk.shape[1]):
             risk = sample.risk[:, e, inside]
             agree(ours[e], brier_score_incidence(frame, frame, risk, horizons, event_of_interest=e + 1))
             if len(inside) > 1 and k % 4 == 0:  # an integral of what was just compared
                 theirs = integrated_brier_score_incidence(frame, frame, risk, horizons, event_of_interest=e + 1)
-                agree(metrics.integrated_brier(rows)[e], theirs)
+                agree(accuracy.integrated_brier(rows)[e], theirs)
             n_compared += 1
     assert n_compared > 200
 
@@ -271,7 +271,7 @@ def test_wolbers_c_with_competing_causes() -> None:
     for sample in competing_samples():
         frame = hazardous_frame(sample)
         for h in well_observed(sample)[:1]:
-            ours = metrics.wolbers_c(rows_at(sample, h))[:, 0]
+            ours = discrimination.wolbers_c(rows_at(sample, h))[:, 0]
             for e in np.flatnonzero(np.isfinite(ours)):
                 theirs = concordance_index_incidence(
                     frame,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.disclosure import counts as published
+from ehrsequencing.disclosure.counts import publish
+from ehrsequencing.disclosure.small_counts import Count, hide_small, people
 from ehrsequencing.reporting import figures, panels, tables
-from ehrsequencing.reporting.disclosure import counts as published
-from ehrsequencing.reporting.disclosure.counts import publish
-from ehrsequencing.reporting.disclosure.small_counts import Count, hide_small, people
 from ehrsequencing.reporting.report import _LATER, render
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.tables import rough_rate

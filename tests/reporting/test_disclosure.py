@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.disclosure import small_counts
+from ehrsequencing.disclosure.counts import publish
+from ehrsequencing.disclosure.derived import Disclosure, disclose
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting import report
-from ehrsequencing.reporting.disclosure import small_counts
-from ehrsequencing.reporting.disclosure.counts import publish
-from ehrsequencing.reporting.disclosure.derived import Disclosure, disclose
 from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.reporting.wording import duration, from_landmark
@@ -222,7 +222,7 @@ def test_the_adversary_finds_what_is_left_open(monkeypatch: pytest.MonkeyPatch) 
         few = told(400, **WIDE)
         assert followed(few, render(few))
     with monkeypatch.context() as open_:
-        open_.setattr("ehrsequencing.reporting.disclosure.counts.hide_small", lambda c, i, k: only_small_ones(c))
+        open_.setattr("ehrsequencing.disclosure.counts.hide_small", lambda c, i, k: only_small_ones(c))
         assert subtractions(metrics, render(metrics))
 
 

@@ -14,17 +14,17 @@ from hypothesis import example as for_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.disclosure import counts as published
+from ehrsequencing.disclosure import small_counts
+from ehrsequencing.disclosure.counts import publish, subgroup_rows
+from ehrsequencing.disclosure.small_counts import CalibrationGroup, Count, hide_small, merge_bins, pool_groups
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, ticks
-from ehrsequencing.reporting.disclosure import counts as published
-from ehrsequencing.reporting.disclosure import small_counts
-from ehrsequencing.reporting.disclosure.counts import publish, subgroup_rows
-from ehrsequencing.reporting.disclosure.small_counts import Count, hide_small, merge_bins, pool_groups
-from ehrsequencing.reporting.figures import CalibrationPoint
 from ehrsequencing.reporting.report import render, write_report
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.wording import METRICS, duration
+from ehrsequencing.reporting.wording import duration
 from helpers.metrics_json import MODELS, ORACLE, WIDE, YEAR, complete, example
 from helpers.report_page import Page, only_small_ones, svgs
 from helpers.report_words import checklist, compared, not_for
@@ -427,7 +427,7 @@ def test_figures_are_valid_for_any_numbers(data: st.DataObject) -> None:
     estimate = st.builds(Estimate, st.integers(0, 9), name, st.none() | st.floats(-9, 9), risk, risk)
     groups = data.draw(st.lists(st.tuples(name, st.lists(estimate, max_size=3)), max_size=3))
     check(figures.forest(groups, title="t", label="C", reference=0.5, floor=0.0))
-    point = st.builds(CalibrationPoint, risk, risk, st.none() | risk, st.none() | risk, st.none() | st.integers(1, 99))
+    point = st.builds(CalibrationGroup, risk, risk, st.none() | risk, st.none() | risk, st.integers(0, 99))
     check(figures.calibration([(k, data.draw(name), data.draw(st.lists(point))) for k in range(2)], title="t"))
     times = sorted(data.draw(st.lists(st.floats(0, 9000), min_size=1, max_size=50, unique=True)))
     risks = data.draw(st.lists(risk, min_size=len(times), max_size=len(times)))
@@ -461,8 +461,8 @@ def test_ticks_are_inside_and_even(low: float, span: float) -> None:
 
 
 def test_points_stand_where_the_numbers_are() -> None:
-    low = CalibrationPoint(0.1, 0.2, 0.15, 0.25, 100)
-    high = CalibrationPoint(0.4, 0.4, 0.3, 0.5, 100)
+    low = CalibrationGroup(0.1, 0.2, 0.15, 0.25, 100)
+    high = CalibrationGroup(0.4, 0.4, 0.3, 0.5, 100)
     svg = ElementTree.fromstring(figures.calibration([(0, "ours", [low, high])], title="t"))
     dots = [(float(c.get("cx", 0)), float(c.get("cy", 0))) for c in svg.iter("circle")]
     diagonal = next(line for line in svg.iter("line") if line.get("class") == "reference")

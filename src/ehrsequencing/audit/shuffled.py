@@ -10,7 +10,7 @@ import numpy as np
 from ehrsequencing.arrays import Ints
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
 from ehrsequencing.config import load_study
-from ehrsequencing.metrics.definitions import wolbers_c
+from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.prepared import Prepared

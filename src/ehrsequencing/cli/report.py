@@ -8,9 +8,10 @@ from typing import Any
 
 from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
 from ehrsequencing.evaluation.repeated_splits import add_splits
+from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.reporting.report import render, write_report
 from ehrsequencing.run import add_to_run, saved_audit
-from ehrsequencing.storage import altered, read_json, read_manifest, write_bytes
+from ehrsequencing.storage import altered, read_manifest, write_bytes
 
 REPORT = "report.html"
 
@@ -33,10 +34,10 @@ def report_audit(run: Path, audit: dict[str, Any]) -> str:
         A line that says so, or a warning if the metrics (of an earlier version, for example) cannot be drawn. Empty
         for a run without a report, or whose metrics or report somebody has edited: nothing is written.
     """
-    manifest, needed = read_manifest(run, what="a finished run", verify=False), {"metrics.json", REPORT}
-    if not needed <= set(manifest["files"]) or needed & set(altered(run, manifest)):
+    manifest, metrics = read_manifest(run, what="a finished run", verify=False), read_result(run)
+    if metrics is None or REPORT not in set(manifest["files"]) - set(altered(run, manifest)):
         return ""
-    metrics, summary = read_json(run / "metrics.json"), audit_summary(run)
+    summary = audit_summary(run)
     checks = (metrics.get("checks") or {}) | {"audit": summary, "predictor_cutoff": predictor_cutoff(summary)}
     try:
         page = render(metrics | {"audit": audit, "checks": checks}).encode()

@@ -61,7 +61,7 @@ class Comparison:
 
     @property
     def subjects(self) -> int:
-        """How many subjects are judged; at all prediction times together each has many rows."""
+        """How many subjects there are; at all prediction times together each has many rows."""
         return len(np.unique(self.subject))
 
     def subjects_with_event(self) -> Ints:
@@ -78,7 +78,7 @@ class Comparison:
         return too_few(self.subjects_with_event(), self.subjects)
 
     def smallest_g(self) -> Floats:
-        """(horizons,) the smallest chance of being followed that divides anything there."""
+        """(horizons,) the smallest chance G of being followed; the largest weight is its inverse."""
         of_rows: Floats = self.scored(next(iter(self.risk))).smallest_g
         return np.asarray(of_rows[0], dtype=np.float64)
 

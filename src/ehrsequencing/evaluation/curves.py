@@ -1,4 +1,4 @@
-"""Curves with bands for our model and its strongest rival: smooth calibration with its indices, and decision curves."""
+"""Curves with bands of our model and the strongest baseline: smooth calibration with its indices, decision curves."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,27 +9,25 @@ import numpy as np
 from ehrsequencing.arrays import Floats
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
-from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows
-from ehrsequencing.metrics.calibration import ks_calibration, smooth_calibration
+from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
+from ehrsequencing.metrics.calibration import smooth_calibration
 from ehrsequencing.metrics.calibration_null import calibration_null
 from ehrsequencing.metrics.decision import decision_curve
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.registry import taken
 
 POINTS = 40  # of a smooth calibration curve
 THRESHOLDS = 30  # of a decision curve, unless the settings name them
 SIMULATIONS = 200  # of right risks, for what ICI and KS would be by chance
-INDICES = ("ici", "e50", "e90")
 
 
 def smooth_rows(
     scope: Comparison, causes: Sequence[str], *, models: Sequence[str], seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Smooth calibration curves, and the long rows of their distance from the diagonal.
+    """Smooth calibration curves, and the long rows of the metrics that only the strongest models have (ICI, KS …).
 
     At landmarks, where a row is a subject, ICI and KS come with what right risks would show in as many subjects:
-    `ici_null` is the 95th percentile of their ICI, `ks_p` the share of them with a KS statistic as large. The distances
-    have no interval: a distance is positive even for right risks, and every resample adds its own noise to it
-    (docs/metrics.md).
+    `ici_null` is the 95th percentile of their ICI, `ks_p` the share of them with a KS statistic as large.
 
     Args:
         scope: The rows.
@@ -44,44 +42,39 @@ def smooth_rows(
     metrics: list[dict[str, Any]] = []
     for model in models:
         predicted = smooth_calibration(scope.scored(model), points=POINTS).predicted
-        found = estimate(scope, model, _smooth)
-        low, high = found["observed"].band()
+        observed = estimate(scope, model, _observed)["observed"]
+        low, high = observed.band()
         for cell in cells(scope, causes):
             e, h = cell.pop("place")
-            known = np.isfinite(found["observed"].value[e, h])
+            known = np.isfinite(observed.value[e, h])
             curves.append({
                 "model": model, **cell, "predicted": predicted[e, h][known].tolist(),
-                "observed": found["observed"].value[e, h][known].tolist(),
+                "observed": observed.value[e, h][known].tolist(),
                 "low": [tables.number(x) for x in low[e, h][known]],
                 "high": [tables.number(x) for x in high[e, h][known]],
             })  # fmt: skip
-        named = {name: found[name].without_samples() for name in INDICES}
-        named |= _against_chance(scope, model, found["ici"], seed)
+        named = metric_estimates(scope, model, taken("strongest"))
+        if scope.landmark_days is not None:  # elsewhere a subject has many rows; the simulation would draw each anew
+            named |= _against_chance(scope, model, named["ks"], seed)
         for metric, one in named.items():
             for e, cause in enumerate(causes):
                 metrics += long_rows(scope, one.of_cause(e), model=model, cause=cause, metric=metric)
     return curves, metrics
 
 
-def _smooth(rows: ScoredRows) -> dict[str, Floats]:
-    curve = smooth_calibration(rows, points=POINTS)
-    return {"observed": curve.observed, "ici": curve.ici, "e50": curve.e50, "e90": curve.e90}
+def _observed(rows: ScoredRows) -> dict[str, Floats]:
+    return {"observed": smooth_calibration(rows, points=POINTS).observed}
 
 
-def _against_chance(scope: Comparison, model: str, ici: Estimate, seed: int) -> dict[str, Estimate]:
-    """KS, and at landmarks what ICI and KS would be if every risk were right."""
-    rows, plain = scope.scored(model), ici.without_samples()
-    ks = ks_calibration(rows)
-    out = {"ks": replace(plain, value=ks)}
-    if scope.landmark_days is not None:  # elsewhere a subject has many rows, which the simulation takes for strangers
-        null = calibration_null(rows, n_simulations=SIMULATIONS, seed=seed)
-        out["ici_null"] = replace(plain, value=_upper(null["ici"]))
-        out["ks_p"] = replace(plain, value=share_as_large(null["ks"], ks))
-    return out
+def _against_chance(scope: Comparison, model: str, ks: Estimate, seed: int) -> dict[str, Estimate]:
+    """What ICI and KS would be if every risk were right."""
+    null = calibration_null(scope.scored(model), n_simulations=SIMULATIONS, seed=seed)
+    p = share_as_large(null["ks"], ks.value)
+    return {"ici_null": replace(ks, value=_upper(null["ici"])), "ks_p": replace(ks, value=p)}
 
 
 def _upper(samples: Floats) -> Floats:
-    """95th percentile over the simulations, NaN where more than one in twenty is undefined."""
+    """95th percentile over the simulations; NaN where more than 5 % of them are undefined."""
     undefined = np.isnan(samples).mean(axis=0) > 0.05
     upper: Floats = np.nanquantile(np.where(undefined, 0.0, samples), 0.95, axis=0)
     return np.where(undefined, np.nan, upper)

@@ -1,8 +1,8 @@
-"""The long table of metrics with its intervals, and the paired differences between models."""
+"""Metrics with bootstrap intervals and paired differences: rows of a `Comparison` in, long rows of the result out."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,13 @@ from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
-from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.censoring import divide
-from ehrsequencing.metrics.definitions import integrated_brier, table_of_rows
+from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.minimum_counts import BIASED, TOO_FEW, too_few
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
 
 ANY_CAUSE = "any cause"
-SHORT = {"wolbers_c": "c", "auc": "auc", "brier": "brier", "ipa": "ipa", "observed_over_expected": "oe"}
-COMPARED = ("c", "auc", "ipa", "brier")  # of the differences
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
 FEWEST_TOGETHER = 16  # resamples that share one sorting, however many rows there are
 
@@ -32,7 +30,7 @@ class Estimate:
         value: (causes, horizons).
         samples: (resamples, causes, horizons), with no resamples where there are no intervals.
         events: (causes, horizons) subjects with the event.
-        subjects: Subjects judged; with too few of these or of those the samples are NaN.
+        subjects: Subjects evaluated; with too few of them or of events the samples are NaN.
     """
 
     value: Floats
@@ -62,10 +60,6 @@ class Estimate:
         low, high = percentile_interval(self.samples)
         return np.minimum(low, self.value), np.maximum(high, self.value)
 
-    def without_samples(self) -> "Estimate":
-        """The estimate alone, of a metric that has no interval."""
-        return replace(self, samples=self.samples[:0])
-
     def of_cause(self, e: int) -> "Estimate":
         """Cause number e alone, (1, horizons)."""
         cause = slice(e, e + 1)
@@ -82,11 +76,8 @@ class Estimate:
         return replace(self, value=self.value - other.value, samples=self.samples - other.samples)
 
 
-Metrics = Callable[[ScoredRows], dict[str, Floats]]
-
-
-def estimate(scope: Comparison, model: str, metrics: Metrics) -> dict[str, Estimate]:
-    """Metrics of one model as they are and in every resample, by the same code.
+def estimate(scope: Comparison, model: str, metrics: Callable[[ScoredRows], dict[str, Floats]]) -> dict[str, Estimate]:
+    """Values of one model as they are and in every resample, by the same code.
 
     With too few subjects or events there is no interval (`Comparison.too_few`).
 
@@ -108,23 +99,20 @@ def estimate(scope: Comparison, model: str, metrics: Metrics) -> dict[str, Estim
     return out
 
 
+def metric_estimates(scope: Comparison, model: str, metrics: Sequence[Metric]) -> dict[str, Estimate]:
+    """Metrics of one model by their key; those that have no interval are not resampled."""
+    found: dict[str, Estimate] = {}
+    for interval in {metric.interval for metric in metrics}:
+        some = [metric for metric in metrics if metric.interval is interval]
+        found |= estimate(scope if interval else scope.without_resamples(), model, partial(values, metrics=some))
+    return {metric.key: found[metric.key] for metric in metrics}
+
+
 def _work_blocks(scope: Comparison) -> Iterator[Any]:
     step = max(FEWEST_TOGETHER, WORK_ELEMENTS // max(len(scope), 1))
     for block in scope.blocks():
         for start in range(0, len(block), step):
             yield block[start : start + step]
-
-
-def main_metrics(rows: ScoredRows) -> dict[str, Floats]:
-    """C, AUC, Brier, IPA and O/E under their short names."""
-    table = table_of_rows(rows)
-    return {short: table[name] for name, short in SHORT.items()}
-
-
-def cause_metrics(rows: ScoredRows) -> dict[str, Floats]:
-    """The main metrics, and calibration intercept and slope."""
-    intercept, slope = calibration_intercept_slope(rows)
-    return main_metrics(rows) | {"intercept": intercept, "slope": slope}
 
 
 def scope_estimates(scope: Comparison, causes: Sequence[str]) -> dict[str, dict[str, dict[str, Estimate]]]:
@@ -135,12 +123,12 @@ def scope_estimates(scope: Comparison, causes: Sequence[str]) -> dict[str, dict[
     """
     out: dict[str, dict[str, dict[str, Estimate]]] = {name: {} for name in causes}
     for model in scope.risk:
-        for name, found in estimate(scope, model, cause_metrics).items():
+        for name, found in metric_estimates(scope, model, taken("everywhere", "causes")).items():
             for e, cause in enumerate(causes):
                 out[cause].setdefault(model, {})[name] = found.of_cause(e)
     if len(causes) > 1:
-        together = scope.all_cause()
-        out[ANY_CAUSE] = {model: estimate(together, model, main_metrics) for model in scope.risk}
+        together, metrics = scope.all_cause(), taken("everywhere")
+        out[ANY_CAUSE] = {model: metric_estimates(together, model, metrics) for model in scope.risk}
     return out
 
 
@@ -171,7 +159,8 @@ def difference_rows(
         row
         for rival in rivals
         for cause, found in estimates.items()
-        for name in COMPARED
+        for name in (metric.key for metric in in_columns(METRICS.values()) if metric.compared)
+        if name in found[ours]
         for row in long_rows(scope, found[ours][name].minus(found[rival][name]), model=rival, cause=cause, metric=name)
     ]
 
@@ -188,8 +177,8 @@ def long_rows(scope: Comparison, one: Estimate, *, model: str, cause: str, metri
     ]  # fmt: skip
 
 
-def integrated_brier_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[str, Any]]:
-    """Integrated Brier score of every model, with an interval at landmarks.
+def over_time_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[str, Any]]:
+    """Metrics over time (the integrated Brier score) of every model, with an interval at landmarks.
 
     Args:
         grid: The scope with risks on a time grid, not at the horizons.
@@ -199,15 +188,23 @@ def integrated_brier_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[
         grid = grid.without_resamples()
     out = []
     for model in grid.risk:
-        found = estimate(grid, model, lambda rows: {"ibs": integrated_brier(rows)})["ibs"]
-        low, high = found.interval()
-        out += [
-            tables.metric_row(
-                model, grid.landmark_days, "ibs", found.value[e], cause=cause, low=low[e], high=high[e],
-                subjects=found.subjects, events=found.events[e], reason=found.reason((e,)),
-            )
-            for e, cause in enumerate(causes)
-        ]  # fmt: skip
+        for name, found in metric_estimates(grid, model, taken("over time")).items():
+            low, high = found.interval()
+            counts = [{"subjects": found.subjects, "events": events} for events in found.events]
+            out += [
+                tables.metric_row(
+                    model,
+                    grid.landmark_days,
+                    name,
+                    found.value[e],
+                    cause=cause,
+                    low=low[e],
+                    high=high[e],
+                    reason=found.reason((e,)),
+                    **counts[e],
+                )
+                for e, cause in enumerate(causes)
+            ]
     return out
 
 
@@ -216,9 +213,9 @@ def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[s
 
     Args:
         scope: The rows.
-        nll: (n,), NaN where a row has none; or ours minus a rival's, row by row.
+        nll: (n,), NaN where a row has none; or ours minus a baseline's, row by row.
         model: Whose.
-        cause: Under whose name it stands; it speaks of all causes.
+        cause: The cause in the row; the likelihood is that of all causes.
     """
     known = ~np.isnan(nll)
     part, value = scope.among(known), nll[known].mean() if known.any() else np.nan

@@ -1,7 +1,8 @@
-"""Evaluates a run: every metric with intervals over subjects, beside baselines on the very same subjects.
+"""Evaluate a run: every metric with intervals over subjects, beside baselines on the same subjects.
 
-The result is one JSON mapping (`metrics.json`), in long form where it is a table. The report is drawn from nothing
-else. This file puts together what the other files of the room compute.
+A run and the subjects to evaluate it on go in. One mapping with long tables of rows comes out; the report is made from
+it. This file puts together what the others compute: `comparison` (rows that are compared
+together), `estimates` (metrics and differences), `curves`, `subgroups`, `tables`, `context`, `instability`, `oracle`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
+from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
@@ -23,9 +25,9 @@ from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
     difference_rows,
-    integrated_brier_rows,
     metric_rows,
     nll_row,
+    over_time_rows,
     scope_estimates,
 )
 from ehrsequencing.evaluation.instability import instability
@@ -33,6 +35,7 @@ from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
 from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import SHARED, add_result
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
@@ -81,7 +84,7 @@ class Evaluation:
             run.require_own(prepared)
         elif train_censoring or settings.censoring == "cox":
             fix = "name the prepared set of the run with --prepared, or use evaluation.censoring=kaplan-meier"
-            raise EhrseqError("the training subjects are gone", where=str(run.folder), fix=fix)
+            raise EhrseqError("censoring weights need the training subjects", where=str(run.folder), fix=fix)
         self.train_censoring, self.context = train_censoring, Context(run, population, prepared)
         self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
@@ -108,10 +111,10 @@ class Evaluation:
             return None
         return Truth.read(data, self.records, causes=self.task.causes)
 
-    # ---- what metrics.json holds -------------------------------------------------------------------------------
+    # ---- the result ----------------------------------------------------------------------------------------------
 
     def result(self, *, progress: Say = lambda _: None) -> dict[str, Any]:
-        """Everything that `metrics.json` holds.
+        """The exact result: everything that the report is drawn from.
 
         Args:
             progress: Called with the name of each stage.
@@ -260,7 +263,7 @@ class Evaluation:
             )
             progress(f"metrics and intervals: {where}")
             estimates = scope_estimates(comparison, self.task.causes)
-            metrics += metric_rows(comparison, estimates) + integrated_brier_rows(on_grid, self.task.causes)
+            metrics += metric_rows(comparison, estimates) + over_time_rows(on_grid, self.task.causes)
             differences += difference_rows(comparison, estimates, ours=OURS, rivals=rivals)
             self.beside_truth += oracle_differences(comparison, estimates)
         likelihoods = self._likelihoods()
@@ -297,7 +300,7 @@ class Evaluation:
         return subgroup_rows(comparison, groups, self.task.causes, model=OURS)
 
     def wanted_trajectories(self) -> int:
-        """Single people's curves: those asked for; by default a few of a simulation, which has no people."""
+        """How many subjects' curves to show: by default a few of a simulation, none of real people."""
         asked = self.settings.trajectories
         return (SIMULATED_TRAJECTORIES if is_simulation(self.population.source) else 0) if asked is None else asked
 
@@ -404,7 +407,7 @@ def evaluate(
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Evaluate a run and write its `metrics.json`.
+    """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
     Args:
         run_folder: A finished run.
@@ -414,13 +417,13 @@ def evaluate(
         progress: Called with the name of each stage.
 
     Returns:
-        What was written.
+        The exact result, counts of few people included: not for sharing unless the data is simulated.
 
     Raises:
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
-    require_room(run_folder, "metrics.json", "report.html")
+    require_room(run_folder, SHARED, INDIVIDUAL, "report.html")
     store = run.prepared(prepared)
     population, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
     fitted = recalibrate(run, store) if settings.recalibrate else None
@@ -428,5 +431,5 @@ def evaluate(
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
-    add_to_run(run_folder, "metrics.json", lambda path: write_json(path, result))
+    add_result(result, run_folder)
     return result

@@ -18,6 +18,7 @@ from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
+from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.output_kinds import EXTERNAL
 from ehrsequencing.records.attrition import Tally
@@ -33,7 +34,7 @@ from ehrsequencing.records.survey import CodeSubjects, survey
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, joined
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
-from ehrsequencing.storage import complete_folder, refuse_overlap, write_json, write_manifest
+from ehrsequencing.storage import complete_folder, refuse_overlap, write_manifest
 
 SPLIT = "external"
 MOST_CODES = 15
@@ -127,7 +128,7 @@ def validate(
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
-    """Evaluate a run on other data and write `metrics.json` into a folder of its own, which appears when complete.
+    """Evaluate a run on other data and write the result into a folder of its own, which appears when complete.
 
     Args:
         run_folder: A finished run.
@@ -141,7 +142,7 @@ def validate(
         draw: Called with the result and the folder that is being written, to add a report.
 
     Returns:
-        What was written, and the folder.
+        The exact result, and the folder.
 
     Raises:
         EhrseqError: Run or data cannot be used, or nobody there has a prediction time.
@@ -166,7 +167,7 @@ def validate(
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(run, recalibrate(run, store), found.population)
-        write_json(temporary / "metrics.json", result)
+        write_result(result, temporary)
         draw(result, temporary)
         write_manifest(temporary, {**EXTERNAL.facts, "run": run.manifest.get("fingerprint")})
     return result, folder

@@ -8,7 +8,7 @@ import numpy as np
 from ehrsequencing.arrays import Floats
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison
-from ehrsequencing.evaluation.estimates import COMPARED, Estimate, long_rows
+from ehrsequencing.evaluation.estimates import Estimate, long_rows
 from ehrsequencing.evaluation.oracle import (
     EARLY_DAYS,
     LEAK_Z,
@@ -21,6 +21,7 @@ from ehrsequencing.evaluation.oracle import (
     oracle_gap,
     risk_errors,
 )
+from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.records.timelines import TaskRows
 
 
@@ -77,7 +78,7 @@ def oracle_differences(
     return [
         row
         for cause, found in estimates.items()
-        for name in (*COMPARED, "oe")
+        for name in (metric.key for metric in in_columns(taken("everywhere")))
         for row in long_rows(
             comparison, found[OURS][name].minus(found[ORACLE][name]), model=ORACLE, cause=cause, metric=name
         )

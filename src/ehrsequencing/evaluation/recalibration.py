@@ -15,8 +15,8 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
-from ehrsequencing.metrics.definitions import observed_over_expected
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.predict import VISIT_BUDGET, risk_of_rows

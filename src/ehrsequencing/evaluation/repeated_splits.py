@@ -1,8 +1,8 @@
-"""Repeated random splits: divide the subjects anew, prepare, train and judge again, many times.
+"""Repeated random splits: divide the subjects again, prepare, train and evaluate, many times.
 
-One held-out split of a small cohort is a draw of luck. Here the whole way is gone for every split, vocabulary and bins
-included, so that nothing fitted has seen who is judged. The splits overlap, and so do their results: intervals
-are those of Nadeau and Bengio (2003), which the plain standard error over splits would make far too narrow.
+In a small cohort the result of one held-out split depends on chance. Each split here repeats every step, vocabulary and
+bins included, so that nothing fitted has seen the held-out subjects. The splits share training subjects: the plain
+standard error over them would be far too small, and intervals are those of Nadeau and Bengio (2003).
 """
 
 import shutil
@@ -22,11 +22,13 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import add_result
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.minimum_counts import TOO_FEW, judged_by_splits, too_few
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run, add_to_run
+from ehrsequencing.run import Run
 from ehrsequencing.storage import digest, read_json, write_json
 from ehrsequencing.temporaries import sweep_temporaries
 from ehrsequencing.training.loop import Trainer
@@ -35,8 +37,6 @@ FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 ROWS_FORMAT = 2  # of a split's rows: 2 has the subjects and events of each; others are made anew
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
-# Metrics in the table, and those of which the differences to each baseline are taken.
-METRICS, COMPARED = ("c", "auc", "brier", "ipa", "oe", "ibs", "nll"), ("c", "auc", "brier", "ipa", "nll")
 LARGEST_UNDEFINED_SHARE = 0.05  # of the splits; above, what is left would be a selection of the lucky ones
 _DATA_DECIDES = ("vocab_size", "causes", "edges_days", "values", "value_bins", "n_code_types", "members")
 
@@ -76,7 +76,7 @@ def corrected_interval(values: ArrayLike, ratio: float, *, level: float = 0.95) 
 
 @dataclass(frozen=True)
 class Place:
-    """What one number speaks of; a mean over all landmark × horizon cells has neither."""
+    """What a number belongs to; a mean over all cells has neither landmark nor horizon."""
 
     model: str
     landmark_days: float | None
@@ -91,10 +91,10 @@ class Split:
 
     Attributes:
         seed: Of the division.
-        train_subjects: Subjects with a prediction time that the model was made from, tuning included.
-        held_out_subjects: Those that it was judged on.
+        train_subjects: Subjects with a prediction time on which the model was fitted, tuning included.
+        held_out_subjects: Those on which it was evaluated.
         values: The metrics, NaN where undefined.
-        counts: Subjects with the event, and subjects judged, where a metric was taken.
+        counts: Subjects with the event, and subjects evaluated, for each value.
     """
 
     seed: int
@@ -108,7 +108,7 @@ class Split:
         """Read what `_judge` wrote, landmarks only, and add the means over the cells."""
         values, counts = {}, {}
         for row in stored["metrics"]:
-            if row["landmark_days"] is not None and row["metric"] in METRICS:
+            if row["landmark_days"] is not None and _is_averaged(row["metric"]):
                 place = Place(*(row[key] for key in ("model", "landmark_days", "cause", "horizon_days", "metric")))
                 values[place] = np.nan if row["value"] is None else float(row["value"])
                 counts[place] = row["events"], row["subjects"]
@@ -116,15 +116,24 @@ class Split:
         return cls(stored["seed"], *sizes, values | cell_means(values), counts)
 
 
+def _is_averaged(key: str) -> bool:
+    """Whether the metric is averaged over splits: not regressions, for which a split has too few events."""
+    return key in METRICS and METRICS[key].taken != "causes"
+
+
+def _is_compared(key: str) -> bool:
+    return key in METRICS and METRICS[key].compared
+
+
 def cell_means(values: Mapping[Place, float]) -> dict[Place, float]:
     """Mean of each model, cause and metric over all landmark × horizon cells where it is defined for every model.
 
     Only cells that all models have: a mean over other cells would compare the cells, not the models.
     """
-    models = {place.model for place in values if place.metric in COMPARED}
+    models = {place.model for place in values if _is_compared(place.metric)}
     cells: dict[Place, list[float]] = {}
     for place, value in values.items():
-        if place.metric not in METRICS or place.horizon_days is None:
+        if not _is_averaged(place.metric) or place.horizon_days is None:
             continue
         twins = [Place(m, place.landmark_days, place.cause, place.horizon_days, place.metric) for m in models]
         if all(not np.isnan(values.get(twin, np.nan)) for twin in twins):
@@ -151,7 +160,7 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
     differences = [
         line(place, column(Place(OURS, *list(vars(place).values())[1:])) - column(place))
         for place in places
-        if place.model != OURS and place.metric in COMPARED
+        if place.model != OURS and _is_compared(place.metric)
     ]
     return {
         "splits": len(splits), "seeds": [split.seed for split in splits],
@@ -162,7 +171,7 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
 
 
 def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
-    """Whether all splits together judge too few for a comparison; a mean over cells stands with the best of them."""
+    """Whether all splits together hold out too few for a comparison; of a mean over cells, in every one of them."""
     cells = [place]
     if place.landmark_days is None:
         seen = dict.fromkeys(cell for split in splits for cell in split.counts if cell.horizon_days is not None)
@@ -184,7 +193,7 @@ def repeated_splits(
     settings: EvaluationConfig | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> dict[str, Any]:
-    """Go the whole way again for each of several random splits of the subjects.
+    """Prepare, train and evaluate for each of several random splits of the subjects.
 
     Each split has a folder `RUN/splits/seed-…`; what is finished there is kept, and an interrupted training goes on.
     Censoring weights come from the training subjects at risk: a fifth of a small cohort is too few for them.
@@ -206,12 +215,12 @@ def repeated_splits(
     """
     run = Run(run_folder)
     if not 0 <= first_seed < 2**31:
-        raise EhrseqError("is no seed", where="--split-seed", fix="name a number from 0 on, as in 1234")
+        raise EhrseqError("is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234")
     if splits < 2:
-        raise EhrseqError("an interval over splits needs two of them", where="--splits", fix="ask for 25")
+        raise EhrseqError("an interval over splits needs two splits", where="--splits", fix="use 25")
     if run.is_visit_head:
         fix = "use head=horizon"
-        raise EhrseqError("the visit head has no calendar to be compared in", where="--splits", fix=fix)
+        raise EhrseqError("the visit head has no horizons to compare models at", where="--splits", fix=fix)
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
@@ -226,7 +235,7 @@ def repeated_splits(
         found.append(Split.of(_one_split(run, store, records, seed=seed, settings=chosen, stage=stage)))
     result = summarise(found)
     kept = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
-    write_json(run_folder / FOLDER / SUMMARY, kept)
+    write_json(run_folder / FOLDER / SUMMARY, kept, owner_only=True)  # it has exact counts
     progress(splits, splits, "done")
     return result
 
@@ -242,12 +251,12 @@ def saved_splits(run_folder: Path) -> dict[str, Any] | None:
 
 
 def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """Put the repeated splits of a run, if there are any, into its `metrics.json`."""
+    """Put the repeated splits of a run, if there are any, into its exact result and its `metrics.json`."""
     found = saved_splits(run_folder)
     if found is None:
         return result
     whole = result | {"repeated_splits": found}
-    add_to_run(run_folder, "metrics.json", lambda path: write_json(path, whole))
+    add_result(whole, run_folder)
     return whole
 
 
@@ -273,13 +282,13 @@ def _one_split(
     stage("training")
     Trainer(parts, task.name, folder / "run", study=study).fit(resume=True)
     stored = {"fingerprint": fingerprint, "seed": seed, **_judge(folder / "run", parts, settings, stage)}
-    write_json(folder / ROWS, stored)
+    write_json(folder / ROWS, stored, owner_only=True)
     shutil.rmtree(set_folder, ignore_errors=True)  # made again in seconds; 25 of them would fill a disk
     return stored
 
 
 def _study_of(run: Run, store: Prepared, seed: int) -> StudyConfig:
-    """The run's settings, divided by another seed; what the data decides is left to the data."""
+    """The run's settings with another seed for the splits; what depends on the data is determined again."""
     open_again = {name: ModelConfig.model_fields[name].default for name in _DATA_DECIDES}
     # Subjects are divided by a hash of id + seed: seeds 1, 2, 3 … would move one pattern along consecutive ids.
     spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed}

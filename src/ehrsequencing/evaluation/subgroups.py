@@ -1,4 +1,4 @@
-"""Scores in subgroups of subjects: by sex, age at prediction, and other static codes."""
+"""Metrics in groups of subjects: by sex, by age, by any other code that has no time."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,18 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Bools, Ints
+from ehrsequencing.disclosure.derived import SUBGROUP_METRICS
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.curves import cells
-from ehrsequencing.evaluation.estimates import estimate
-from ehrsequencing.metrics.definitions import brier, cumulative_dynamic_auc, observed_over_expected
+from ehrsequencing.evaluation.estimates import metric_estimates
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 AGE_EDGES_YEARS = (20, 30, 40, 50, 60, 70, 80, 90)
 MOST_LEVELS = 12  # of one family of codes, the most frequent ones
 NOT_RECORDED = "not recorded"
-_METRICS = {"oe": observed_over_expected, "auc": cumulative_dynamic_auc, "brier": brier}
 
 
 def subgroup_rows(
@@ -38,7 +38,7 @@ def subgroup_rows(
     for group, level_of in groups.items():
         for level, inside in _levels(level_of):
             part = comparison.among(inside)
-            found = estimate(part, model, lambda rows: {name: metric(rows) for name, metric in _METRICS.items()})
+            found = metric_estimates(part, model, [METRICS[key] for key in SUBGROUP_METRICS])
             intervals = {name: one.interval() for name, one in found.items()}
             for cell in cells(part, causes):
                 place = cell.pop("place")

@@ -1,4 +1,4 @@
-"""What the report's tables and figures show, as plain JSON: who was at risk, calibration, distributions, examples."""
+"""Rows of the result as plain JSON: metrics, subjects at risk, follow-up, calibration, distributions, examples."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,10 +38,10 @@ def metric_row(
     events: int,
     reason: str | None = None,
 ) -> dict[str, Any]:
-    """One line of the long table of metrics; a horizon of None speaks of all horizons.
+    """One row of the long table of metrics; a horizon of None means all horizons.
 
-    `subjects` were judged there, `events` of them had the event by the horizon. With too few of either there is no
-    interval, and `reason` says so, as it does where resampling biases the metric; elsewhere it is None.
+    `subjects` were evaluated there, and `events` of them had the event by the horizon. With too few of either there is
+    no interval, and `reason` says so, as it does where resampling biases the metric; elsewhere it is None.
     """
     place = {"model": model, "landmark_days": landmark_days, "cause": cause, "horizon_days": number(horizon_days)}
     reason = TOO_FEW if too_few(events, subjects) else reason
@@ -51,7 +51,7 @@ def metric_row(
 
 
 def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
-    """How many were at risk at a landmark, how long they were followed, and who had which event by when."""
+    """How many were at risk at a landmark, how long they were followed, and how many had each event by each horizon."""
     duration, cause = scope.duration_days, scope.cause
     return {
         "landmark_days": scope.landmark_days,
@@ -65,7 +65,7 @@ def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
 
 
 def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
-    """How censoring is made up for, and the smallest chance of being followed that divides anything (1 / G)."""
+    """How censoring is corrected for, and the smallest chance of being followed, G: the largest weight is 1 / G."""
     places = [
         (scope.landmark_days, float(horizon), float(g))
         for scope in scopes

@@ -50,8 +50,7 @@ def bootstrap_table(
     """Every value of a table for every resample.
 
     Args:
-        table: Weights (block, n) → name → (block, ...), e.g. `lambda w: metric_table(duration_days, cause, risk,
-            horizons_days, weights=w)`.
+        table: Weights (block, n) → name → (block, ...), say `registry.values` of the rows with these weights.
         subject_ids: (n,) the subject of each row.
         n_resamples: How many.
         seed: Of the random numbers.

@@ -8,13 +8,16 @@ Observed/expected is in `metrics`. Undefined (no event, no non-event, separated,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit
 
 from ehrsequencing.arrays import Floats
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se, divide
+from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 #: Risks are cut off here before their logit is taken: a risk of exactly 0 or 1 would decide the slope alone.
@@ -168,6 +171,97 @@ def grouped_calibration(rows: ScoredRows, *, groups: int = 10) -> GroupedCalibra
             result[2, :, e, h, g] = np.where(reached, counts.incidence.at(horizon)[:, e], np.nan)
             result[3, :, e, h, g] = np.where(reached, error, np.nan)
     return GroupedCalibration(*(rows.finish(values) for values in result))
+
+
+def _smooth_index(name: str) -> Callable[[ScoredRows], Floats]:
+    """ICI, E50 or E90 of the smooth curve, which is fitted once for all three."""
+    return lambda rows: getattr(rows.once(smooth_calibration), name)
+
+
+#: Distances are printed in percent. They have no interval: a distance is positive even for right risks, and every
+#: resample adds its own noise to it.
+_DISTANCE: dict[str, Any] = {
+    "part": "calibration",
+    "digits": 1,
+    "scale": 100.0,
+    "interval": False,
+    "tells_counts": False,
+}
+RECORDS = (
+    Metric(
+        key="intercept",
+        name="intercept",
+        meaning="shift of the log odds that would put the risks right; 0 is right",
+        of=lambda rows: rows.once(calibration_intercept_slope)[0],
+        target=0.0,
+        digits=2,
+        part="calibration",
+        taken="causes",
+    ),
+    Metric(
+        key="slope",
+        name="slope",
+        meaning="calibration slope; 1 is right, below 1 the risks are too extreme",
+        of=lambda rows: rows.once(calibration_intercept_slope)[1],
+        target=1.0,
+        digits=2,
+        part="calibration",
+        taken="causes",
+        tells_counts=False,
+    ),
+    Metric(
+        key="ici",
+        name="ICI",
+        meaning="mean distance between predicted and observed risk; lower is better",
+        of=_smooth_index("ici"),
+        better=-1,
+        taken="strongest",
+        **_DISTANCE,
+    ),
+    Metric(
+        key="ici_null",
+        name="chance",
+        meaning="what the ICI of right risks stays under 95 times in 100",
+        taken="elsewhere",
+        **_DISTANCE,
+    ),
+    Metric(
+        key="e50",
+        name="E50",
+        meaning="median distance between predicted and observed risk",
+        of=_smooth_index("e50"),
+        better=-1,
+        taken="strongest",
+        **_DISTANCE,
+    ),
+    Metric(
+        key="e90",
+        name="E90",
+        meaning="distance that 90% of the subjects stay under",
+        of=_smooth_index("e90"),
+        better=-1,
+        taken="strongest",
+        **_DISTANCE,
+    ),
+    Metric(
+        key="ks",
+        name="KS",
+        meaning="largest gap between events expected and observed up to some risk",
+        of=ks_calibration,
+        better=-1,
+        taken="strongest",
+        **_DISTANCE,
+    ),
+    Metric(
+        key="ks_p",
+        name="p (KS)",
+        meaning="how often right risks would show so large a gap; small speaks against the risks",
+        part="calibration",
+        taken="elsewhere",
+        interval=False,
+        tells_counts=False,
+    ),
+)
 
 
 def clipped_logit(risk: Floats) -> Floats:

@@ -1,7 +1,7 @@
-"""The one rule of how many subjects and events an interval or a comparison needs.
+"""How many subjects and events an interval or a comparison needs, and how small a count may be shown.
 
-With one subject judged a C of 1.000 has the interval 1.000 to 1.000: the resamples agree because there is nothing to
-disagree about. Such an interval claims a certainty that is not there, and it tells how few the events are.
+With very few subjects all resamples agree: a C of 1.000 gets the interval 1.000 to 1.000. Such an interval claims a
+certainty that is not there, and it shows how few the events are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TOO_FEW, BIASED = "too few events", "biased under resampling"
 
 
 def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
-    """Whether nothing may be compared: under 10 subjects with the event, or under 50 subjects judged.
+    """Whether there are too few to compare: under 10 subjects with the event, or under 50 subjects.
 
     Args:
         events: Subjects with the event, of the cause and by the horizon in question.
-        subjects: Subjects judged there.
+        subjects: Subjects evaluated there.
 
     >>> too_few([9, 10, 200], [500, 50, 49]).tolist()
     [True, False, True]
@@ -34,7 +34,7 @@ def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
 
 
 def judged_by_splits(counts: Sequence[float], share: float) -> float:
-    """How many of the cohort random splits of it judge at least once, by what each split judges on average.
+    """How many of the cohort at least one of several random splits holds out, from what each holds out on average.
 
     A split holds out a share p of the cohort, and so p of those counted: the cohort has mean(counts) / p of them, and
     J splits miss each with the chance (1 − p)^J.
@@ -44,7 +44,7 @@ def judged_by_splits(counts: Sequence[float], share: float) -> float:
         share: Held-out share p of all subjects.
 
     Example:
-        Four splits with five events each of a fifth of the cohort: 25 events, of which 1 − .8⁴ = 59 % are judged.
+        Four splits with five events each of a fifth of the cohort: 25 events, of which 1 − .8⁴ = 59 % are held out.
 
         >>> round(judged_by_splits([5, 5, 5, 5], 0.2), 2)
         14.76

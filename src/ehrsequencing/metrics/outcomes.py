@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +16,7 @@ from ehrsequencing.metrics.censoring import RiskSets, RowCensoring, StepFunction
 
 #: Risks may leave [0, 1] by this much (float32 sums do) and are cut back.
 ROUNDING = 1e-6
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,17 @@ class ScoredRows:
         """(resamples, causes, horizons) mean predicted risk."""
         total = self.weights @ self.risk.reshape(len(self.risk), -1)
         return divide(total, self.total_weight[:, None]).reshape(-1, *self.risk.shape[1:])
+
+    def once(self, function: Callable[[ScoredRows], T]) -> T:
+        """`function` of these rows, computed the first time and kept: several metrics share a fit."""
+        if function not in self._kept:
+            self._kept[function] = function(self)
+        found: T = self._kept[function]
+        return found
+
+    @cached_property
+    def _kept(self) -> dict[Callable[[ScoredRows], Any], Any]:
+        return {}
 
     def has_event_by(self, h: int) -> Bools:
         """(causes, n) whether an event of each cause was seen by horizon number h."""

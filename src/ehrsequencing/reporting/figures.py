@@ -7,19 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ehrsequencing.disclosure.small_counts import CalibrationGroup
 from ehrsequencing.reporting.chart import Chart, Curve, Estimate, ticks
 from ehrsequencing.reporting.wording import percent, plain, with_interval
-
-
-@dataclass(frozen=True)
-class CalibrationPoint:
-    """Mean predicted and observed risk of `n` subjects, with the interval of the observed risk; `n` may be withheld."""
-
-    predicted: float
-    observed: float
-    low: float | None
-    high: float | None
-    n: int | None
 
 
 @dataclass(frozen=True)
@@ -172,7 +162,7 @@ def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> str
 
 
 def calibration(
-    series: Sequence[tuple[int, str, Sequence[CalibrationPoint]]], *, title: str, curves: Sequence[Curve] = ()
+    series: Sequence[tuple[int, str, Sequence[CalibrationGroup]]], *, title: str, curves: Sequence[Curve] = ()
 ) -> str:
     """Observed against predicted risk: smooth curves with a band, groups with intervals, and the diagonal.
 
@@ -190,7 +180,7 @@ def calibration(
     for place, (kind, name, points) in reversed(list(enumerate(series))):
         style = "faint" if place else ""
         for p in points:
-            size = "" if p.n is None else f", n = {p.n:,}"
+            size = "" if not p.n else f", n = {p.n:,}"
             observed = with_interval(p.observed, p.low, p.high, percent)
             words = f"{name}: predicted {percent(p.predicted)}, observed {observed}{size}"
             chart.told.append(words)

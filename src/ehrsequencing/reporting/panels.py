@@ -7,13 +7,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ehrsequencing.disclosure.small_counts import CalibrationGroup, exact, merge_bins, pool_groups
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate
-from ehrsequencing.reporting.disclosure.small_counts import exact, merge_bins, pool_groups
-from ehrsequencing.reporting.figures import CalibrationPoint
 from ehrsequencing.reporting.scores import Scores, place_of
-from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, signed, size
+from ehrsequencing.reporting.wording import duration, from_landmark, signed, size
 
 Shown = Mapping[Any, str]
 
@@ -158,9 +158,9 @@ def _rounder(reach: float) -> Callable[[float | None], Any]:
     return lambda risk: None if risk is None else round(risk / step) * step
 
 
-def _rough(points: Sequence[CalibrationPoint]) -> list[CalibrationPoint]:
+def _rough(points: Sequence[CalibrationGroup]) -> list[CalibrationGroup]:
     near = _rounder(max((p.observed if p.high is None else p.high for p in points), default=1.0))
-    return [CalibrationPoint(near(p.predicted), near(p.observed), near(p.low), near(p.high), None) for p in points]
+    return [CalibrationGroup(near(p.predicted), near(p.observed), near(p.low), near(p.high), 0) for p in points]
 
 
 def _rough_curve(curve: Curve) -> Curve:

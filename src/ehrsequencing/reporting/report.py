@@ -16,13 +16,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ehrsequencing.disclosure.counts import excluded, publish
+from ehrsequencing.disclosure.derived import disclose
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import panels, summary, tables
 from ehrsequencing.reporting.chart import swatch
-from ehrsequencing.reporting.disclosure.counts import excluded, publish
-from ehrsequencing.reporting.disclosure.derived import disclose
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.wording import METRICS, duration, from_landmark, listed, percent, rounded, size
+from ehrsequencing.reporting.wording import duration, from_landmark, listed, percent, rounded, size
 from ehrsequencing.storage import write_bytes
 
 _REQUIRED = (
@@ -117,7 +118,9 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
     }
     swatches = [Markup(swatch(k)) for k in range(len(scores.models))]
     names = {"models": scores.models, "strongest": scores.strongest(), "undefined": scores.undefined}
-    return {"m": m, "shown": shown, "metrics": METRICS, "swatches": swatches, "excluded": excluded} | names | sections
+    page = {"m": m, "shown": shown, "swatches": swatches, "excluded": excluded}
+    page |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
+    return page | names | sections
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ehrsequencing.metrics.minimum_counts import TOO_FEW
+from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.wording import METRICS, RIGHT, interval
+from ehrsequencing.reporting.wording import interval
 
 Row = Mapping[str, Any]
 Place = tuple[float | None, str | None, float | None]  # landmark, cause, horizon; None: all of them together
@@ -122,7 +123,7 @@ class Scores:
 
     def _columns(self, landmark: float | None, cause: str | None, part: str, overall: bool) -> list[str]:
         names = {k[4] for k in self.values if (k[1], k[2], k[3] is None) == (landmark, cause, overall)}
-        known = [name for name, metric in METRICS.items() if name in names and metric.part == part]
+        known = [one.key for one in in_columns(METRICS.values()) if one.key in names and one.part == part]
         return [*known, *(sorted(names - set(METRICS)) if part == "accuracy" else [])]
 
     def _rows(self, place: Place, columns: Sequence[str]) -> list[tuple[int, str, list[Cell]]]:
@@ -144,7 +145,8 @@ class Scores:
         low, high = row["low"], row["high"]
         around = interval(low, high, lambda end: f"{scale * end:z.{digits}f}") or row.get("reason") or ""
         bounded = low is not None and high is not None
-        off = metric in RIGHT and bounded and not low <= RIGHT[metric] <= high
+        target = METRICS[metric].target if metric in METRICS else None
+        off = target is not None and bounded and not low <= target <= high
         off = off or (metric == "ks_p" and row["value"] < 0.05) or self._beyond_chance(model, place, metric, row)
         return Cell("value", f"{scale * row['value']:z.{digits}f}", around, best == model, off)
 

@@ -10,15 +10,15 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ehrsequencing.disclosure.counts import subgroup_rows
+from ehrsequencing.disclosure.derived import SUBGROUP_METRICS, told_of_levels
+from ehrsequencing.disclosure.small_counts import exact, people
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, TOO_FEW
+from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Estimate
-from ehrsequencing.reporting.disclosure.counts import subgroup_rows
-from ehrsequencing.reporting.disclosure.derived import TELLS_COUNTS
-from ehrsequencing.reporting.disclosure.small_counts import exact, people
 from ehrsequencing.reporting.scores import Scores, place_of
 from ehrsequencing.reporting.wording import (
-    METRICS,
     duration,
     from_landmark,
     interval,
@@ -164,7 +164,7 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
     for landmark in dict.fromkeys(row["landmark_days"] for row in rows):
         here = [row for row in rows if row["landmark_days"] == landmark]
         families = {
-            group: _without_sums([_level(row, shown) for row in here if row["group"] == group])
+            group: _levels([row for row in here if row["group"] == group], shown)
             for group in dict.fromkeys(row["group"] for row in here)
         }
         horizon = here[0]["horizon_days"]
@@ -181,28 +181,20 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
     return out
 
 
-def _level(row: Mapping[str, Any], shown: Shown) -> dict[str, Any]:
-    """One line; its metrics only where at least 11 had the event and 11 had not.
-
-    Where either number is printed roughly, the AUC alone: the others would give it away (`disclosure`).
-    """
-    key = ("group", row["landmark_days"], row["group"], row["level"])
-    n, events = (shown.get((*key, name), "hidden") for name in ("n", "events"))
-    told = min(people(events), people(n), row["n"] - row["events"]) >= SMALLEST_COUNT
-    allowed = {"auc"} | (set(TELLS_COUNTS) if exact(n) and exact(events) else set()) if told else set()
-    found = {name: (row.get(name) or {}) if name in allowed else {} for name in ("oe", "auc", "brier")}
-    values = {
-        name: Estimate(0, row["level"], *(of.get(k) for k in ("value", "low", "high"))) for name, of in found.items()
-    }
-    few = any((row.get(name) or {}).get("reason") == TOO_FEW for name in values)
-    return {"name": str(row["level"]), "n": n, "events": events, "told": told, "few": few, **values}
-
-
-def _without_sums(levels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A family that hides a level has no Brier scores: that of all together less the others would be the hidden one."""
-    if all(level["told"] for level in levels):
-        return list(levels)
-    return [{**level, "brier": Estimate(0, level["name"], None)} for level in levels]
+def _levels(family: Sequence[Mapping[str, Any]], shown: Shown) -> list[dict[str, Any]]:
+    """A line per level of one family, with its metrics where they may be told."""
+    lines = []
+    for row, told in zip(family, told_of_levels(family, shown), strict=True):
+        key = ("group", row["landmark_days"], row["group"], row["level"])
+        n, events = (shown.get((*key, name), "hidden") for name in ("n", "events"))
+        parts = {name: (row.get(name) or {}) if name in told else {} for name in SUBGROUP_METRICS}
+        values = {
+            name: Estimate(0, row["level"], *(part.get(k) for k in ("value", "low", "high")))
+            for name, part in parts.items()
+        }
+        few = any((row.get(name) or {}).get("reason") == TOO_FEW for name in SUBGROUP_METRICS)
+        lines.append({"name": str(row["level"]), "n": n, "events": events, "told": bool(told), "few": few, **values})
+    return lines
 
 
 # --------------------------------------------------------------------------- refits, repeated splits, recalibration
@@ -236,7 +228,7 @@ def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | No
     places = dict.fromkeys(place for place, _, _ in rows)
     for place in sorted(places, key=lambda p: (p[0] is not None, p[2] is not None)):
         here = [(model, metric) for at, model, metric in rows if at == place]
-        metrics = [name for name in METRICS if name in {metric for _, metric in here}]
+        metrics = [one.key for one in in_columns(METRICS.values()) if one.key in {metric for _, metric in here}]
         landmark, cause, horizon = place
         where = "mean of all landmarks and horizons" if landmark is horizon is None else from_landmark(landmark)
         where += "" if horizon is None else f", by {duration(horizon)}"

@@ -5,10 +5,10 @@ from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.minimum_counts import TOO_FEW
+from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.reporting.scores import Row, Scores
-from ehrsequencing.reporting.wording import METRICS, verdict, with_interval
+from ehrsequencing.reporting.wording import verdict, with_interval
 
-COLUMNS = ("c", "auc", "ipa", "brier", "oe")
 VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}
 
 
@@ -19,14 +19,15 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
         metrics: Content of `metrics.json`.
     """
     table, ours, lines = Scores(metrics), metrics["causes"][0], list[str]()
+    columns = in_columns(taken("everywhere"))
     wide = max([18, *(len(name) for name in metrics["models"])])
     by_horizon = dict.fromkeys(key[1:4] for key in table.values if key[3] is not None)
     for place in (place for place in by_horizon if place[1] == ours):
         landmark, _, horizon = place
         lines.append(f"{ours} within {format_days(horizon)}, {_landmark(landmark)}")
-        lines.append(f"  {'':{wide}}" + "".join(f"{METRICS[c].name:^21}" for c in COLUMNS))
+        lines.append(f"  {'':{wide}}" + "".join(f"{column.name:^21}" for column in columns))
         for model in metrics["models"]:
-            cells = [_cell(table.values.get((model, *place, column))) for column in COLUMNS]
+            cells = [_cell(table.values.get((model, *place, column.key))) for column in columns]
             lines.append(f"  {model:{wide}}" + "".join(f"{cell:^21}" for cell in cells).rstrip())
         lines += _difference_line(table, landmark, horizon)
     for m in metrics["metrics"]:

@@ -1,52 +1,16 @@
 """Formatting: numbers, intervals, durations, lists, counts and metrics as short pieces of text.
 
-`METRICS` holds the words and the direction of each metric. Whole sentences are in the templates.
+The words of the metrics are in their records (`metrics/`), whole sentences in the templates.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.metrics.registry import METRICS
 
 Show = str | Callable[[float], str]  # how a number is printed: a format, or a function
-
-
-@dataclass(frozen=True)
-class _Metric:
-    """How a metric is printed: `better` is +1, -1, or 0 where neither more nor less is better."""
-
-    name: str
-    better: int
-    digits: int
-    meaning: str
-    part: str = "accuracy"
-    scale: float = 1.0  # what it is multiplied by before it is printed
-
-
-_CALIBRATION = {
-    "oe": _Metric("O/E", 0, 2, "events observed for each event expected; 1 is right, above 1 the risks are too low"),
-    "intercept": _Metric("intercept", 0, 2, "shift of the log odds that would put the risks right; 0 is right"),
-    "slope": _Metric("slope", 0, 2, "calibration slope; 1 is right, below 1 the risks are too extreme"),
-    "ici": _Metric("ICI", -1, 1, "mean distance between predicted and observed risk; lower is better", scale=100),
-    "ici_null": _Metric("chance", 0, 1, "what the ICI of right risks stays under 95 times in 100", scale=100),
-    "e50": _Metric("E50", -1, 1, "median distance between predicted and observed risk", scale=100),
-    "e90": _Metric("E90", -1, 1, "distance that 90% of the subjects stay under", scale=100),
-    "ks": _Metric("KS", -1, 1, "largest gap between events expected and observed up to some risk", scale=100),
-    "ks_p": _Metric("p (KS)", 0, 3, "how often right risks would show so large a gap; small speaks against the risks"),
-}  # fmt: skip
-METRICS = {
-    "c": _Metric("C", 1, 3, "of two subjects, how often the one with the earlier event was given the higher risk"),
-    "auc": _Metric("AUC", 1, 3, "how often a subject with the event by the horizon was given more risk than others"),
-    "ipa": _Metric("IPA", 1, 3, "share of the prediction error removed, against giving everyone the same average risk"),
-    "brier": _Metric("Brier", -1, 4, "mean squared error of the predicted risk; lower is better"),
-    "ibs": _Metric("IBS", -1, 4, "Brier score averaged over time; lower is better"),
-    "nll": _Metric("NLL", -1, 4, "negative log-likelihood per prediction; lower is better"),
-    **{name: replace(metric, part="calibration") for name, metric in _CALIBRATION.items()},
-}  # fmt: skip
-RIGHT = {"oe": 1.0, "slope": 1.0, "intercept": 0.0}  # what the metric is where the risks mean what they say
-MARGIN = 0.02  # the smallest difference in C, AUC or IPA that would matter
 
 
 def duration(days: float) -> str:
@@ -100,7 +64,8 @@ def verdict(gap: Mapping[str, Any], metric: str) -> str:
         return "better"
     if high < 0:
         return "WORSE"
-    return "level" if max(-low, high) <= MARGIN and metric not in ("brier", "nll") else "not distinguishable"
+    margin = METRICS[metric].margin
+    return "level" if margin is not None and max(-low, high) <= margin else "not distinguishable"
 
 
 def size(people: str) -> str:

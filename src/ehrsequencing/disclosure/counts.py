@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ehrsequencing.reporting.disclosure.small_counts import Count, InconsistentCounts, hide_small
+from ehrsequencing.disclosure.small_counts import Count, InconsistentCounts, hide_small
 
 _WEIGHTS: dict[Hashable, int] = {  # how much a reader would miss a count
     "group": -1, "curve": 0, "unknown": 0, "no_event": 0, "event": 1, "out": 2, "events": 2, "by": 3, "flow": 3,

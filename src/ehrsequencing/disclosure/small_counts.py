@@ -1,15 +1,14 @@
-"""Counts of people that may be published: under 11 hidden, and not derivable from what is shown.
+"""Counts of people that may be published: those under 11 are hidden, and cannot be worked out from what is shown.
 
-A count is a sum over disjoint groups of people, so everything printed in the report is a system of linear equations
-about those groups. `hide_small` is the one gate: it hides the small counts, then more counts wherever subtraction
-(or any other reasoning about sums) would still pin a small one down. `publish` writes the report's tables as such a
-system (`counts.py`); `merge_bins` and `pool_groups` coarsen the figures. The threshold is that of the US CMS cell
-size policy, in which nobody (0) is not a small group.
+A count is a sum over disjoint groups of people, so that all that is printed is a system of linear equations about those
+groups. `hide_small` takes the counts and returns the text of each: it hides the small ones, then more counts wherever
+reasoning about sums would still pin a small one down. `merge_bins` and `pool_groups` coarsen the figures. The threshold
+is that of the US CMS cell size policy, in which nobody (0) is not a small group.
 """
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -17,7 +16,6 @@ from scipy.optimize import linprog
 
 from ehrsequencing.arrays import Bools, Floats
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.reporting.figures import CalibrationPoint
 
 _POSSIBLE = 5  # values that a hidden small count must still be able to have
 Key = TypeVar("Key", bound=Hashable)
@@ -210,7 +208,18 @@ def merge_bins(edges: Sequence[float], counts: Sequence[int]) -> list[tuple[floa
     return merged
 
 
-def pool_groups(groups: Mapping[str, Sequence[float]]) -> list[CalibrationPoint]:
+@dataclass(frozen=True)
+class CalibrationGroup:
+    """Predicted and observed risk of a group of people, the limits of the latter, and how many they are (0: withheld)."""
+
+    predicted: float
+    observed: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def pool_groups(groups: Mapping[str, Sequence[float]]) -> list[CalibrationGroup]:
     """Join neighbouring calibration groups until each has at least 11 subjects with the event and 11 without.
 
     Predicted and observed risks are averaged by size; the groups are disjoint, so the squared half-widths of their
@@ -223,8 +232,8 @@ def pool_groups(groups: Mapping[str, Sequence[float]]) -> list[CalibrationPoint]
         Points by rising predicted risk; empty where even all subjects together have fewer than 11 events.
     """
     fields = ("predicted", "observed", "low", "high", "n")
-    points = [_Group(*row) for row in zip(*(groups[name] for name in fields), strict=True)]
-    pools: list[list[_Group]] = [[]]
+    points = [CalibrationGroup(*row) for row in zip(*(groups[name] for name in fields), strict=True)]
+    pools: list[list[CalibrationGroup]] = [[]]
     for point in sorted((p for p in points if p.n), key=lambda p: p.predicted):
         pools[-1].append(point)
         if _large(_pooled(pools[-1])):
@@ -233,26 +242,15 @@ def pool_groups(groups: Mapping[str, Sequence[float]]) -> list[CalibrationPoint]
         left_over = pools.pop()
         pools[-1] += left_over
     pooled = [_pooled(pool) for pool in pools if pool]
-    return [CalibrationPoint(*astuple(point)) for point in pooled if _large(point)]
+    return [point for point in pooled if _large(point)]
 
 
-@dataclass(frozen=True)
-class _Group:
-    predicted: float
-    observed: float
-    low: float | None
-    high: float | None
-    n: int
+def _large(point: CalibrationGroup) -> bool:
+    events = point.n * point.observed  # none is too few as well: where a group ends must not pick people out
+    return min(round(events), round(point.n - events)) >= SMALLEST_COUNT
 
 
-def _large(point: _Group) -> bool:
-    events = point.n * point.observed
-    return (
-        min(round(events), round(point.n - events)) >= SMALLEST_COUNT
-    )  # 0 too is joined: a group's end must not pick it out
-
-
-def _pooled(points: Sequence[_Group]) -> _Group:
+def _pooled(points: Sequence[CalibrationGroup]) -> CalibrationGroup:
     if len(points) == 1:
         return points[0]
     n = sum(p.n for p in points)
@@ -264,4 +262,4 @@ def _pooled(points: Sequence[_Group]) -> _Group:
             sum((p.n / n * (p.observed - getattr(p, name))) ** 2 for p in points) ** 0.5 for name in ("low", "high")
         )
         low, high = max(observed - below, 0.0), min(observed + above, 1.0)
-    return _Group(predicted, observed, low, high, n)
+    return CalibrationGroup(predicted, observed, low, high, n)

@@ -16,14 +16,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ehrsequencing.disclosure.small_counts import exact, people
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, TOO_FEW
-from ehrsequencing.reporting.disclosure.small_counts import exact, people
+from ehrsequencing.metrics.registry import METRICS
 
 WITHHELD = "withheld"
-#: With the number at risk, any of them gives the number of events.
-TELLS_COUNTS = ("brier", "ipa", "oe", "intercept")
+SUBGROUP_METRICS = ("oe", "auc", "brier")
 Level = Literal["all", "shape", "nothing"]
 _LIMITS: dict[str, Any] = {"value": None, "low": None, "high": None}
+
+
+def tells_counts(key: str) -> bool:
+    """Whether a metric gives the number of events to who knows the number at risk; an unknown one may."""
+    return key not in METRICS or METRICS[key].tells_counts
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,27 @@ class Disclosure:
     def row(self, row: Mapping[str, Any], *, value: str = "value") -> dict[str, Any]:
         """A row of a long table, without its numbers where they may not be told; `reason` then says why."""
         level = self.level(*_place(row))
-        if level == "nothing" or (level == "shape" and row["metric"] in TELLS_COUNTS):
+        if level == "nothing" or (level == "shape" and tells_counts(row["metric"])):
             gone = {**_LIMITS, value: None, "hidden": True, "reason": TOO_FEW if level == "nothing" else WITHHELD}
             return {**row, **gone, **({"values": []} if "values" in row else {})}
         return dict(row)
+
+
+def told_of_levels(family: Sequence[Mapping[str, Any]], shown: Mapping[Any, str]) -> list[set[str]]:
+    """Which metrics may be told of each level of one family of subgroups (`age`, say).
+
+    None unless at least 11 had the event and 11 had not; where either number is printed roughly, only what ranks (AUC).
+    A family that hides a level has no Brier scores: that of all together less the others would be the hidden one.
+    """
+    told = []
+    for row in family:
+        key = ("group", row["landmark_days"], row["group"], row["level"])
+        n, events = (shown.get((*key, name), "hidden") for name in ("n", "events"))
+        smallest = min(people(events), people(n), row["n"] - row["events"])
+        is_exact = exact(n) and exact(events)
+        names = {name for name in SUBGROUP_METRICS if is_exact or not tells_counts(name)}
+        told.append(names if smallest >= SMALLEST_COUNT else set())
+    return told if all(told) else [names - {"brier"} for names in told]
 
 
 def disclose(m: Mapping[str, Any], shown: Mapping[Any, str]) -> dict[str, Any]:
@@ -146,7 +168,7 @@ def _recalibration(told: Disclosure, side: Mapping[str, Any]) -> dict[str, Any]:
 
     def of(cause: str, measure: str, horizon: float | None, value: Any) -> Any:
         level = told.level(first, cause, horizon) if first is not None else "all"
-        return None if level == "nothing" or (level == "shape" and measure in TELLS_COUNTS) else value
+        return None if level == "nothing" or (level == "shape" and tells_counts(measure)) else value
 
     def measured(cause: str, measure: str, value: Any) -> Any:
         if isinstance(value, Mapping) and "value" not in value:
