@@ -210,7 +210,7 @@ def merge_bins(edges: Sequence[float], counts: Sequence[int]) -> list[tuple[floa
 
 @dataclass(frozen=True)
 class CalibrationGroup:
-    """Predicted and observed risk of a group of people, the limits of the latter, and how many they are (0: withheld)."""
+    """Predicted and observed risk of a group of people, the limits of it, and how many they are (0: withheld)."""
 
     predicted: float
     observed: float
