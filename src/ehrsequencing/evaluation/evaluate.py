@@ -97,7 +97,8 @@ class Evaluation:
         self.duration, self.cause = self.rows.duration_days, self.rows.cause.astype(np.int64)
         self.horizons = np.array(self.task.horizons)
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
-        self.grid = np.unique(np.r_[spaced, self.horizons]) if self.source.is_curve else self.horizons
+        self.every_day = np.unique(np.r_[spaced, self.horizons])
+        self.grid = self.every_day if self.source.is_curve else self.horizons
         self.warnings: list[str] = []
         self.is_visit_head = self.run is not None and self.run.is_visit_head
         self.truth = None if population.source is None or self.is_visit_head else self._truth(population.source)
@@ -174,8 +175,9 @@ class Evaluation:
         start, every = self.task.blanking, np.arange(len(self.rows))
         risks = {self.ours: self.source.risk(self.records, self.grid)}
         self.fitted = self._baselines(progress)
+        column = np.searchsorted(self.every_day, self.grid)  # a baseline's sums depend a little on the days asked for
         for model in (one.model for one in self.fitted):
-            risks[model.name] = model.risk(self.records, every, self.grid, start_days=start)
+            risks[model.name] = model.risk(self.records, every, self.every_day, start_days=start)[:, :, column]
         if self.truth is not None and self.truth.known.all():
             risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
         for name, risk in risks.items():
@@ -191,8 +193,7 @@ class Evaluation:
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
             return []
-        run = self.run
-        rival = None if run is None else RunToRival(run.folder, self.prepared, run.study)
+        rival = None if self.run is None else RunToRival(self.run.folder, self.prepared, self.run.study)
         return fit_baselines(
             self.settings.baselines,
             self._fitting_data,
@@ -203,8 +204,7 @@ class Evaluation:
 
     @cached_property
     def _fitting_data(self) -> FittingData:
-        train, tuning = self.context.records("train"), self.context.records("tuning")
-        source = self.source
+        train, tuning, source = self.context.records("train"), self.context.records("tuning"), self.source
         return FittingData(self.task, source.vocabulary, train, tuning, source.edges_days, self.settings.seed)
 
     def _at_horizons(self, risk: Floats) -> Floats:
