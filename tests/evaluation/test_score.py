@@ -167,6 +167,9 @@ def test_the_curve_through_risks_of_constant_hazards_is_theirs() -> None:
     np.testing.assert_allclose(risk_through(risk, knots, days), between, rtol=1e-8)
     given = cumulative_incidence(hazards, knots[:-1].tolist(), knots, start_days=5.0)
     np.testing.assert_allclose(hazards_through(given, knots, start_days=5.0), hazards, rtol=1e-8)
+    later = cumulative_incidence(hazards, knots[:-1].tolist(), days, start_days=5.0)
+    np.testing.assert_allclose(risk_through(given, knots, days, start_days=5.0), later, rtol=1e-8)
+    assert not later[:, :, 0].any()
 
 
 class Labels:
