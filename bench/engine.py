@@ -58,11 +58,11 @@ OURS: dict[str, dict[str, object]] = {
     "ours": {},
     "ours bf16": {},
     "ours mini": {"visit_encoder": "transformer"},
-    "ours places": {"code_position": True},
+    "ours positions": {"code_position": True},
     "ours rotary": {"rotary": True},
 }
 PAIRS = [("flat", "padded"), ("flat", "ours"), ("flat", "ours mini"), ("padded", "ours"), ("padded", "ours bf16"),
-         ("padded", "ours places"), ("padded", "ours rotary")]  # fmt: skip
+         ("padded", "ours positions"), ("padded", "ours rotary")]  # fmt: skip
 
 
 # ---- records ---------------------------------------------------------------------------------------------------------

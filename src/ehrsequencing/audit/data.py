@@ -12,6 +12,7 @@ from ehrsequencing.arrays import Ints
 from ehrsequencing.audit.presence import Presence
 from ehrsequencing.audit.source import Source
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, shareable_count
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
@@ -30,7 +31,7 @@ class Finding:
             `warning` where somebody who knows the records must look: it may be a leak, or honest knowledge.
         reason: What was seen, in plain words; no patient's value, id or date.
         tested: How many subjects, rows, perturbations … were looked at.
-        measured: The number that decided.
+        measured: The number that decided; None where there is none, or it counts fewer than 11.
         bound: What it had to keep to.
     """
 
@@ -54,8 +55,14 @@ def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int])
     if not of:
         return Finding("not_tested", "there was nothing to look at", tested)
     if leaks:
-        return Finding("leak", f"{leaks:,} of {of:,} {what}", tested, float(leaks), 0.0)
+        measured = float(leaks) if leaks >= SMALLEST_COUNT else None
+        return Finding("leak", f"{count_text(leaks)} of {count_text(of)} {what}", tested, measured, 0.0)
     return Finding("passed", clean, tested, 0.0, 0.0)
+
+
+def count_text(count: int) -> str:
+    """A count for a reason: `1,312`, or `<11`, since audit.json may be shared."""
+    return f"{shown:,}" if isinstance(shown := shareable_count(count), int) else str(shown)
 
 
 def no_source(data: "AuditData") -> Finding:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
+from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, count_text, judge, no_source
 from ehrsequencing.audit.source import Source
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
@@ -41,8 +41,8 @@ def stamps(data: AuditData) -> Finding:
     clean = "every visit that is seen had ended"
     finding = judge(late, of=total, what=what, clean=clean, tested={"rows": total})
     if finding.verdict == "passed" and misplaced:
-        why = f"{misplaced:,} of {total:,} prediction times are not the end of the visit that answers for them"
-        return Finding("leak", why, {"rows": total}, float(misplaced), 0.0)
+        what = "prediction times are not the end of the visit that answers for them"
+        return judge(misplaced, of=total, what=what, clean=clean, tested={"rows": total})
     return finding
 
 
@@ -77,7 +77,7 @@ def tokens_in_records(data: AuditData) -> Finding:
             )
     tested = {"subjects": subjects, "tokens": total}
     parts = [
-        f"{n:,} {what}"
+        f"{count_text(n)} {what}"
         for n, what in (
             (later, "stand in a visit that ended before they were recorded"),
             (unexplained, "have no event in the records"),
@@ -272,8 +272,8 @@ def outcome_in_input(data: AuditData) -> Finding:
         still += int((np.diff(of_static)[rows.subject] > 0).sum())
         tested["rows"] += len(rows)
     if still and not bad:
-        why = f"{still:,} prediction times see a code of the outcome among the codes without a time"
-        return Finding("leak", why, tested, float(still), 0.0)
+        what = "prediction times see a code of the outcome among the codes without a time"
+        return judge(still, of=tested["rows"], what=what, clean="", tested=tested)
     if data.source is None:
         if not bad and (data.vocabulary.rollup.mode != "off" or any(p.startswith("under:") for p in patterns)):
             return no_source(data)
@@ -322,8 +322,8 @@ def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatch
     if not alone:
         return None
     tested = {"subjects": subjects, "tokens": total}
-    what = f"{alone:,} of {total:,} tokens that the outcome shares with other codes stand for none of those others"
-    return Finding("leak", f"{what}, in visits that at-risk prediction times see", tested, float(alone), 0.0)
+    what = "tokens that the outcome shares with other codes stand for none of those others, in visits that at-risk "
+    return judge(alone, of=total, what=f"{what}prediction times see", clean="", tested=tested)
 
 
 def _without_another_cause(

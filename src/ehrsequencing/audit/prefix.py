@@ -6,7 +6,7 @@ import numpy as np
 
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.audit.copies import MOVED, NONE, answers, copy_subjects, cuts, judge_movement, movement
-from ehrsequencing.audit.data import AuditData, Check, Finding
+from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.audit.source import Source, join
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -42,8 +42,8 @@ def prefix_equality(data: AuditData) -> Finding:
     after[again.pair] = answers(data, again.records)[again.row]
     lost = ~np.isin(np.arange(len(asked)), again.pair)
     if lost.any():
-        why = f"{int(lost.sum()):,} of {len(asked):,} prediction times exist only because of what came after them"
-        return Finding("leak", why, tested, float(lost.sum()), 0.0)
+        what = "prediction times exist only because of what came after them"
+        return judge(int(lost.sum()), of=len(asked), what=what, clean="", tested=tested)
     leak = "differ from those that the record until then would give"
     clean = "the record until then gives the same answers"
     return judge_movement(data, movement(before, after), leak=leak, clean=clean, tested=tested)

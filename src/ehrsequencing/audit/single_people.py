@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ehrsequencing.arrays import Bools, Floats, Ints
-from ehrsequencing.audit.data import AuditData, Check, Finding, judge, no_source
+from ehrsequencing.audit.data import AuditData, Check, Finding, count_text, judge, no_source
 from ehrsequencing.audit.source import Source
 from ehrsequencing.records.events import DAY_US, STATIC, Events
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
@@ -43,7 +43,7 @@ def single_people(data: AuditData) -> Finding:
         few + own,
         of=len(named) + numbers.stored,
         what=f"names and numbers of the vocabulary are those of fewer than {needed} training subjects "
-        f"({few:,} names, {own:,} numbers)",
+        f"({count_text(few)} names, {count_text(own)} numbers)",
         tested={"names": len(named), "numbers": numbers.stored, "training subjects": len(training)},
         clean=f"at least {needed} training subjects are behind every name, and share every number that is a value",
     )

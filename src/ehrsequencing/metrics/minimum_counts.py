@@ -33,6 +33,15 @@ def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
     return (np.asarray(events) < FEWEST_EVENTS) | (np.asarray(subjects) < FEWEST_SUBJECTS)
 
 
+def shareable_count(count: int | None) -> int | str | None:
+    """A count that takes part in no sum, for a file that people may share.
+
+    >>> shareable_count(0), shareable_count(10), shareable_count(1100)
+    (0, '<11', 1100)
+    """
+    return f"<{SMALLEST_COUNT}" if count is not None and 0 < count < SMALLEST_COUNT else count
+
+
 def judged_by_splits(counts: Sequence[float], share: float) -> float:
     """How many of the cohort at least one of several random splits holds out, from what each holds out on average.
 
