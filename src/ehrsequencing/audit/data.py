@@ -24,22 +24,15 @@ Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer of one check.
+    """The answer of one check."""
 
-    Attributes:
-        verdict: `not_tested` where the check could not be made or could not have failed; never `passed` then.
-            `warning` where somebody who knows the records must look: it may be a leak, or honest knowledge.
-        reason: What was seen, in plain words; no patient's value, id or date.
-        tested: How many subjects, rows, perturbations … were looked at.
-        measured: The number that decided; None where there is none, or it counts fewer than 11.
-        bound: What it had to keep to.
-    """
-
+    # `not_tested` where the check could not be made or could not have failed; never `passed` then. `warning` where
+    # somebody who knows the records must look: it may be a leak, or honest knowledge
     verdict: Verdict
-    reason: str
-    tested: dict[str, int] = field(default_factory=dict)
-    measured: float | None = None
-    bound: float | None = None
+    reason: str  # what was seen, in plain words; no patient's value, id or date
+    tested: dict[str, int] = field(default_factory=dict)  # how many subjects, rows, perturbations … were looked at
+    measured: float | None = None  # the number that decided; None where there is none, or it counts fewer than 11
+    bound: float | None = None  # what it had to keep to
 
 
 def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int]) -> Finding:
@@ -72,15 +65,9 @@ def no_source(data: "AuditData") -> Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One question to a run.
+    """One question to a run."""
 
-    Attributes:
-        name: As in `audit.json`.
-        question: In plain words.
-        make: Looks.
-    """
-
-    name: str
+    name: str  # as in `audit.json`
     question: str
     make: Callable[["AuditData"], Finding]
 

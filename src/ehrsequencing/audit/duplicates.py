@@ -26,21 +26,13 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class _People:
-    """One split: whose timelines are compared, and the fingerprints of timelines and visits.
+    """One split: whose timelines are compared, and the fingerprints of timelines and visits."""
 
-    Attributes:
-        timelines: Of the split.
-        subject: (A,) rows of the timelines: those with a visit and a prediction time.
-        whole: (S,) fingerprint of each whole timeline.
-        codes: (N,) fingerprint of each visit's codes.
-        gap_s: (N,) seconds since the visit before, -1 for the first.
-    """
-
-    timelines: Timelines
-    subject: Ints
-    whole: Hashes
-    codes: Hashes
-    gap_s: Ints
+    timelines: Timelines  # of the split
+    subject: Ints  # (A,) rows of the timelines: those with a visit and a prediction time
+    whole: Hashes  # (S,) fingerprint of each whole timeline
+    codes: Hashes  # (N,) fingerprint of each visit's codes
+    gap_s: Ints  # (N,) seconds since the visit before, -1 for the first
 
     @classmethod
     def of(cls, records: TaskRecords) -> "_People":

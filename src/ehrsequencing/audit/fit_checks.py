@@ -119,17 +119,11 @@ def _same_edges(a: Floats, b: Floats) -> bool:
 
 @dataclass(frozen=True)
 class _Correction:
-    """What training fitted last, from the run's manifest.
+    """What training fitted last, from the run's manifest."""
 
-    Attributes:
-        numbers: (E, 3) level, stretch and trend of each cause.
-        subjects: (E,) subjects with the event, on which they rest.
-        intercept: (E, K) a of η' = a + b · η, as it was folded into the head.
-    """
-
-    numbers: Floats
-    subjects: Ints
-    intercept: Floats
+    numbers: Floats  # (E, 3) level, stretch and trend of each cause
+    subjects: Ints  # (E,) subjects with the event, on which they rest
+    intercept: Floats  # (E, K) a of η' = a + b · η, as it was folded into the head
 
     @classmethod
     def of(cls, fitted: Mapping[str, Any], causes: Sequence[str]) -> "_Correction":

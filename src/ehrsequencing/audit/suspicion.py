@@ -16,17 +16,11 @@ MIN_EVENTS = 20  # subjects with and without the event
 
 @dataclass(frozen=True)
 class _Label:
-    """One yes-or-no question to every row of every split.
+    """One yes-or-no question to every row of every split."""
 
-    Attributes:
-        name: In words.
-        yes: Split → (R,) had the event.
-        no: Split → (R,) is known not to have had it.
-    """
-
-    name: str
-    yes: dict[str, Bools]
-    no: dict[str, Bools]
+    name: str  # in words
+    yes: dict[str, Bools]  # split → (R,) had the event
+    no: dict[str, Bools]  # split → (R,) is known not to have had it
 
 
 def _labels(data: AuditData) -> Iterator[_Label]:

@@ -21,19 +21,13 @@ _MODELS = Path(__file__).parents[1] / "models"
 
 @dataclass(frozen=True)
 class Part:
-    """What a class declares beside its name.
+    """What a class declares beside its name."""
 
-    Attributes:
-        uses: Settings of `ModelConfig` that have an effect with this part, and not with every other one of its kind.
-        defaults: Settings that have another default with this part.
-        relates_codes: Whether its cost grows with the square of the number of codes in a visit.
-        has_window: Whether a state depends on a limited number of visits before it.
-    """
-
+    # settings of `ModelConfig` that have an effect with this part, and not with every other one of its kind
     uses: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    relates_codes: bool = False
-    has_window: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that have another default with this part
+    relates_codes: bool = False  # whether its cost grows with the square of the number of codes in a visit
+    has_window: bool = True  # whether a state depends on a limited number of visits before it
 
 
 class Kind:

@@ -33,16 +33,11 @@ def tells_counts(key: str) -> bool:
 
 @dataclass(frozen=True)
 class Disclosure:
-    """How much may be told of each place (landmark, cause, horizon).
+    """How much may be told of each place (landmark, cause, horizon)."""
 
-    Attributes:
-        m: The metrics.
-        shown: The texts of `publish`.
-        counts: (landmark, cause, horizon) → (subjects, subjects with the event), as the rows of `metrics` have them.
-    """
-
-    m: Mapping[str, Any]
-    shown: Mapping[Any, str]
+    m: Mapping[str, Any]  # the metrics
+    shown: Mapping[Any, str]  # the texts of `publish`
+    # (landmark, cause, horizon) → (subjects, subjects with the event), as the rows of `metrics` have them
     counts: Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
     @classmethod

@@ -77,19 +77,12 @@ class TaskCheck:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """What is in a data set.
+    """What is in a data set."""
 
-    Attributes:
-        facts: Counts about the data set; empty where it is refused.
-        fixes: How often each fix of `FIXES` would be applied, and where first.
-        tasks: What each task makes of it.
-        refused: Why `prepare` would refuse; empty where it would not.
-    """
-
-    facts: dict[str, Any] = field(default_factory=dict)
-    fixes: FixLog = field(default_factory=FixLog)
-    tasks: list[TaskCheck] = field(default_factory=list)
-    refused: list[EhrseqError] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # counts about the data set; empty where it is refused
+    fixes: FixLog = field(default_factory=FixLog)  # how often each fix of `FIXES` would be applied, and where first
+    tasks: list[TaskCheck] = field(default_factory=list)  # what each task makes of it
+    refused: list[EhrseqError] = field(default_factory=list)  # why `prepare` would refuse; empty where it would not
 
     def as_json(self) -> dict[str, Any]:
         """Content of `ehrseq check --json FILE`."""

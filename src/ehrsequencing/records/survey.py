@@ -45,17 +45,11 @@ Counted = TypeVar("Counted", bound=Part)
 
 @dataclass(frozen=True)
 class Survey(Generic[Counted]):
-    """What is in a data set.
+    """What is in a data set."""
 
-    Attributes:
-        subject_id: (S,) all subjects, sorted.
-        days: Rows by day.
-        part: What else was counted.
-    """
-
-    subject_id: Ints
-    days: DayCounts
-    part: Counted
+    subject_id: Ints  # (S,) all subjects, sorted
+    days: DayCounts  # rows by day
+    part: Counted  # what else was counted
 
 
 def survey(
