@@ -120,12 +120,6 @@ class Moment:
 class NewRecords:
     """Records that a run is asked about: surveyed in one pass, encoded in another.
 
-    Args:
-        run: A trained run.
-        data: A MEDS data set.
-        facts: What its own files do not tell.
-        progress: Called with (shards done, shards to do) over all passes.
-
     Attributes:
         subjects: How many there are in the shards encoded so far.
         moments: How many moments they were asked about, late ones included.

@@ -73,15 +73,7 @@ class Check:
 
 
 class AuditData:
-    """A run with all that it was made from.
-
-    Args:
-        run: The trained run.
-        prepared: The prepared set that it was trained on.
-        split: Whose subjects the model is asked about.
-        subjects: How many subjects of each split to draw.
-        seed: Of the draw, and of all noise.
-    """
+    """A run with all that it was made from."""
 
     def __init__(self, run: Run, prepared: Prepared, *, split: str, subjects: int, seed: int) -> None:
         if split not in SPLITS:
@@ -127,10 +119,7 @@ class AuditData:
         return np.unique(np.concatenate(ids))
 
     def read_source(self, folder: Path | None) -> None:
-        """Read the original records. Without a named folder, a failure is only noted in `why_no_source`.
-
-        Args:
-            folder: Where the records are now; None: where `prepare` found them.
+        """Read the original records, by default where `prepare` found them; a failure is then noted in `why_no_source`.
 
         Raises:
             EhrseqError: A folder was named, and its records cannot be read or are not those that were prepared.

@@ -99,12 +99,7 @@ def duplicate_timelines(data: AuditData) -> Finding:
 
 
 class _Common:
-    """How common codes, sets of codes and times between visits are: what chance could give.
-
-    Args:
-        data: The audited run.
-        people: Split → subjects.
-    """
+    """How common codes, sets of codes and times between visits are: what chance could give."""
 
     def __init__(self, data: AuditData, people: dict[str, _People]) -> None:
         self.codes, self.visits_with = _counted([some.codes for some in people.values()])

@@ -293,14 +293,7 @@ def _up_to_index(records: TaskRecords) -> Ints:
 
 
 def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatcher, named: Bools) -> Finding | None:
-    """Tokens that an outcome's code shares with other codes: each one seen after the index needs one of those others.
-
-    Args:
-        data: The audited run.
-        source: The records.
-        outcome: Which codes are the outcome's.
-        named: (V,) tokens that were looked for by their names already.
-    """
+    """Tokens that an outcome's code shares with other codes, but `named` (V,): seen after the index, each needs another."""
     vocabulary = data.vocabulary
     codes = tuple(code for code in source.codes if outcome(code) and not source.excluded(code))
     shared = np.zeros(len(vocabulary), dtype=bool)

@@ -76,10 +76,6 @@ class _Numbers:
 
     Numbers about gaps and counts are looked for among the gaps and counts of all codes, since codes with too few share
     one scale.
-
-    Args:
-        vocabulary: What is stored.
-        needed: Training subjects that must share a value.
     """
 
     def __init__(self, vocabulary: Vocabulary, needed: int) -> None:

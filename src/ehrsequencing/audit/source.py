@@ -35,11 +35,6 @@ class Source:
     def read(cls, prepared: Prepared, folder: Path, *, wanted: Ints) -> "Source":
         """One pass over the shards.
 
-        Args:
-            prepared: What was made of the records.
-            folder: Their folder.
-            wanted: Ids of the subjects whose events to keep.
-
         Raises:
             EhrseqError: The records cannot be read, or are not those that were prepared.
         """

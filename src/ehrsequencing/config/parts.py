@@ -33,9 +33,6 @@ class Part:
 class Kind:
     """All parts that one setting chooses from; used as a decorator, it adds a class.
 
-    Args:
-        setting: Name of the setting in `ModelConfig`.
-
     Example:
         >>> encoders = Kind("visit_encoder")
         >>> @encoders("first", uses=("scorer",))
@@ -131,9 +128,6 @@ KINDS = (architecture, visit_encoder, timeline, head)
 
 def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:
     """Settings that the chosen parts do not use.
-
-    Args:
-        values: A model's settings.
 
     Returns:
         Setting → which part would use it, as `timeline=transformer`.

@@ -111,12 +111,7 @@ def told_of_levels(family: Sequence[Mapping[str, Any]], shown: Mapping[Any, str]
 
 
 def disclose(m: Mapping[str, Any], shown: Mapping[Any, str]) -> dict[str, Any]:
-    """The metrics without any number that would give a hidden count away.
-
-    Args:
-        m: The content of `metrics.json`.
-        shown: The texts of `publish(m)`.
-    """
+    """The metrics without any number that would give a hidden count away."""
     told = Disclosure.of(m, shown)
     out = dict(m) | {name: [told.row(row) for row in m.get(name) or []] for name in ("metrics", "differences")}
     for name in ("calibration", "smooth_calibration", "decision", "risk_distribution"):

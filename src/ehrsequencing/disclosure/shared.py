@@ -30,11 +30,7 @@ Row = Mapping[str, Any]
 
 
 def shared(result: Row) -> dict[str, Any]:
-    """The view of an evaluation that people may share.
-
-    Args:
-        result: The exact result, as `Evaluation.result` makes it.
-    """
+    """The view of an evaluation that people may share."""
     shown = publish(result)
     m = disclose(result, shown)
     out = {"individual": INDIVIDUAL} | {name: m[name] for name in _AS_THEY_ARE if name in m}

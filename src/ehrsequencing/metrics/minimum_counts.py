@@ -23,10 +23,6 @@ TOO_FEW, BIASED = "too few events", "biased under resampling"
 def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
     """Whether there are too few to compare: under 10 subjects with the event, or under 50 subjects.
 
-    Args:
-        events: Subjects with the event, of the cause and by the horizon in question.
-        subjects: Subjects evaluated there.
-
     >>> too_few([9, 10, 200], [500, 50, 49]).tolist()
     [True, False, True]
     """

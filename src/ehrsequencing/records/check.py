@@ -99,12 +99,6 @@ def check_data(
 ) -> DataCheck:
     """Read a data set the way `prepare` would, and count.
 
-    Args:
-        data: Folder of the data set.
-        study: How visits are cut and the vocabulary built.
-        tasks: The questions, if any.
-        progress: Called with (shards read, shards to read) over all passes.
-
     Returns:
         The facts; where `prepare` would refuse, the reasons instead, at most one a shard.
     """

@@ -81,9 +81,6 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
     """The late rows of a data set; None where there are none.
 
     Births do not count, since they need not fall into the time that was recorded, unless they follow all other rows.
-
-    Args:
-        days: Of the whole data set.
     """
     n_subjects = int(days.leaving.sum())
     recorded = days.day[days.rows > 0]

@@ -40,9 +40,6 @@ class IndexTimes:
     def of(self, subject_ids: Ints) -> tuple[Ints, Ints]:
         """The index times of some subjects.
 
-        Args:
-            subject_ids: (S,) ids.
-
         Returns:
             (m,) position in `subject_ids`, and (m,) times; sorted.
         """

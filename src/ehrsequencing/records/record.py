@@ -22,13 +22,7 @@ class Record:
 
 
 def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig) -> Record:
-    """Group a shard's events into visits.
-
-    Args:
-        events: Checked events.
-        excluded: Codes that make no token, no visit and no visit end.
-        settings: How visits are cut.
-    """
+    """Group a shard's events into visits."""
     subject_id, subject = events.subjects
     skip = excluded.mask(events.codes)[events.code]
     visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)

@@ -274,9 +274,6 @@ class _Ranks:
     Tied values get the middle of their run, others interpolate. One binary search covers all scales and numbers at
     once, so that numbers need not be sorted by scale.
 
-    Args:
-        knots: (n, k) quantiles of each scale, rising.
-
     >>> import numpy as np
     >>> ranks = _Ranks(np.array([[0.0, 1.0, 1.0, 1.0, 4.0]]))
     >>> ranks.of(np.zeros(5, np.int32), np.array([-1.0, 0.5, 1.0, 4.0, 9.0]))
