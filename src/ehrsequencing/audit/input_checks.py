@@ -293,7 +293,7 @@ def _up_to_index(records: TaskRecords) -> Ints:
 
 
 def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatcher, named: Bools) -> Finding | None:
-    """Tokens that an outcome's code shares with others, but `named` (V,): seen after the index, each needs one of those."""
+    """Tokens that an outcome shares with other codes, except `named`: after the index, each needs one of those."""
     vocabulary = data.vocabulary
     codes = tuple(code for code in source.codes if outcome(code) and not source.excluded(code))
     shared = np.zeros(len(vocabulary), dtype=bool)
