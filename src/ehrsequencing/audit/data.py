@@ -79,7 +79,7 @@ class AuditData:
         if split not in SPLITS:
             raise EhrseqError(f"{split!r} is no split", where="--split", fix=f"use {', '.join(SPLITS)}")
         if subjects < 1:
-            raise EhrseqError("leaves nobody to look at", where="--subjects", fix="ask for 1 or more")
+            raise EhrseqError("leaves no subject to check", where="--subjects", fix="use 1 or more")
         self.run, self.prepared, self.split, self.subjects, self.seed = run, prepared, split, subjects, seed
         self.task, self.vocabulary, self.model = run.task, run.vocabulary, run.model
         self.records: dict[str, TaskRecords] = {name: prepared.records(self.task.name, name) for name in SPLITS}
@@ -87,7 +87,7 @@ class AuditData:
             raise EhrseqError(f"nobody in {split} has a prediction time", where=self.task.name, fix="see ehrseq check")
         self.source: Source | None = None
         self.reaction: float | None = None  # how far a changed past moves an answer, once that was asked
-        self.why_no_source = "the records were not asked for"
+        self.why_no_source = "the records were not read"
 
     def rng(self, purpose: int) -> np.random.Generator:
         """Noise of one check: the same whatever other checks do."""

@@ -90,7 +90,7 @@ def duplicate_timelines(data: AuditData) -> Finding:
             told.append(f"{some} of the {judged} people have the timeline of somebody in {fitted}")
     tested["shared timelines"] = shared
     if not tested["subjects"]:
-        return Finding("not_tested", "nobody who is asked about has a visit", tested)
+        return Finding("not_tested", "no subject with a prediction time has a visit", tested)
     if not told:
         clean = "no timeline is in two splits" if not shared else "only short timelines that chance explains are shared"
         return Finding("passed", clean, tested, 0.0, TOLERATED)

@@ -157,7 +157,7 @@ def recalibration(data: AuditData) -> Finding:
     causes = len(data.task.causes) * len(corrections)
     tested = {"causes": causes, "tuning rows": len(data.records["tuning"])}
     if not corrections:
-        return Finding("not_tested", "manifest.json tells of no correction at the end of training")
+        return Finding("not_tested", "manifest.json records no correction at the end of training")
     if min(float(correction.slope.min()) for _, correction in corrections) < LEAST_SLOPE:
         return Finding("not_tested", "the correction left so little of the hazards that it cannot be undone", tested)
 

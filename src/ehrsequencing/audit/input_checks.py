@@ -79,7 +79,7 @@ def tokens_in_records(data: AuditData) -> Finding:
     parts = [
         f"{count_text(n)} {what}"
         for n, what in (
-            (later, "stand in a visit that ended before they were recorded"),
+            (later, "are in a visit that ended before they were recorded"),
             (unexplained, "have no event in the records"),
             (static, "are said to have no time, and have no such row in the records"),
         )
@@ -87,7 +87,7 @@ def tokens_in_records(data: AuditData) -> Finding:
     ]
     bad = unexplained + later + static
     what = f"tokens do not follow from the records: {', '.join(parts)}"
-    clean = "every token stands for an event that was recorded within its visit"
+    clean = "every token comes from an event that was recorded within its visit"
     return judge(bad, of=total, what=what, clean=clean, tested=tested)
 
 
@@ -315,7 +315,7 @@ def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatch
     if not alone:
         return None
     tested = {"subjects": subjects, "tokens": total}
-    what = "tokens that the outcome shares with other codes stand for none of those others, in visits that at-risk "
+    what = "tokens that the outcome shares with other codes come from the outcome alone, in visits that at-risk "
     return judge(alone, of=total, what=f"{what}prediction times see", clean="", tested=tested)
 
 
@@ -347,9 +347,9 @@ def _views(records: TaskRecords) -> tuple[Ints, Ints, Ints]:
 
 
 CHECKS = (
-    Check("stamps", "Had every visit that an answer uses ended by the moment of the answer?", stamps),
-    Check("tokens_in_records", "Was every code recorded when the model is said to know it?", tokens_in_records),
-    Check("summaries", "Do summaries (last value, mean …) stop at the moment of the question?", summaries),
+    Check("stamps", "Had every visit that a prediction uses ended by the prediction time?", stamps),
+    Check("tokens_in_records", "Had every code been recorded by the time the model uses it?", tokens_in_records),
+    Check("summaries", "Do summaries (last value, mean …) stop at the prediction time?", summaries),
     Check("time_signals", "Are ages and time gaps those of the past, not of the next visit?", time_signals),
     Check("outcome_in_input", "Is the outcome itself, under any of its codes, among the inputs?", outcome_in_input),
 )

@@ -124,7 +124,7 @@ def splits(data: AuditData) -> Finding:
 
 CHECKS = (
     Check("same_instant", "Does every prediction come before the outcome, never at its very instant?", same_instant),
-    Check("labels_agree", "Do all labels of one person tell the same outcome at the same time?", labels_agree),
+    Check("labels_agree", "Do all labels of one person name the same outcome at the same time?", labels_agree),
     Check("labels_in_records", "Are outcome and end of follow-up those of the records?", labels_in_records),
     Check("splits", "Is nobody in both training and test?", splits),
 )

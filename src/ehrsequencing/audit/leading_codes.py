@@ -192,7 +192,7 @@ def code_before_event(data: AuditData) -> Finding:
         return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with the event", tested)
     if suspects:
         return _verdict(data, suspects, sure=SURE_LEAD, after="within hours of a code the event follows", tested=tested)
-    clean = "no code stands in the last day before many events and seldom elsewhere"
+    clean = "no code is frequent on the day before an event and rare elsewhere"
     return Finding("passed", clean, tested, highest, HIGH_RATE)
 
 

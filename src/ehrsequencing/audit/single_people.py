@@ -23,7 +23,7 @@ def single_people(data: AuditData) -> Finding:
         return no_source(data)
     needed, vocabulary = data.prepared.study.vocabulary.min_subjects, data.vocabulary
     if needed < 2:
-        return Finding("not_tested", "vocabulary.min_subjects=1 asks that nobody be protected")
+        return Finding("not_tested", "vocabulary.min_subjects=1 protects nobody")
     training = data.prepared.timelines("train").subject_id
     people = np.zeros(len(vocabulary), dtype=np.int64)
     with_number = np.zeros(len(vocabulary), dtype=np.int64)
@@ -137,6 +137,8 @@ class _Numbers:
 
 CHECKS = (
     Check(
-        "single_people", "Are at least vocabulary.min_subjects people behind all that the run stores?", single_people
+        "single_people",
+        "Does all that the run stores come from at least vocabulary.min_subjects people?",
+        single_people,
     ),
 )

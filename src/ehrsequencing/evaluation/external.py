@@ -182,7 +182,7 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
         there = input_rates(store.records(task.name, "train"), run.vocabulary)["unknown_token_rate"]
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
-    baselines = "fitted on the run's own training subjects" if wanted else "not asked for"
+    baselines = "fitted on the run's own training subjects" if wanted else "not requested"
     warnings = []
     if store is None:
         baselines = "none: the prepared set that the run was trained on is gone"
@@ -196,7 +196,7 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
     if found.late is not None:
         warnings.append(
             f"A few rows come after {found.late.gap_days:,} days without any row. They were left out and do not move "
-            "the data's end; data.extracted would tell it."
+            "the data's end. Set data.extracted to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
     counts, all_subjects = population.counts, len(population.records.timelines)

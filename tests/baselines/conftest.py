@@ -1,0 +1,39 @@
+"""What the tests of this folder share."""
+
+from pathlib import Path
+
+import pytest
+
+from ehrsequencing.baselines import boosted
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+
+
+@pytest.fixture(scope="module")
+def prepared(sim_prepared: Path) -> Prepared:
+    return Prepared(sim_prepared)
+
+
+@pytest.fixture(scope="module")
+def task(prepared: Prepared) -> TaskConfig:
+    return prepared.task("simulated")
+
+
+@pytest.fixture(scope="module")
+def train(prepared: Prepared) -> TaskRecords:
+    return prepared.records("simulated", "train")
+
+
+@pytest.fixture(scope="module")
+def tuning(prepared: Prepared) -> TaskRecords:
+    return prepared.records("simulated", "tuning")
+
+
+@pytest.fixture(autouse=True)
+def _fast_boosting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pairs, few trees and larger steps: what is tested here does not depend on them."""
+    quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
+    monkeypatch.setattr(boosted, "MOST_PAIRS", 5)
+    monkeypatch.setattr(boosted, "UNWATCHED_TREES", 5)
+    monkeypatch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))
