@@ -43,19 +43,12 @@ MUCH_UNKNOWN = 0.1  # above the share in training: worth a warning
 
 @dataclass(frozen=True)
 class External:
-    """Data that a run has never seen, encoded as its own training data was.
+    """Data that a run has never seen, encoded as its own training data was."""
 
-    Attributes:
-        population: Prediction times, labels and counts.
-        unknown: Codes that the run does not know → subjects.
-        unmatched: Settings of the task whose codes match nothing here.
-        late: Rows that were left out, long after all others.
-    """
-
-    population: Population
-    unknown: dict[str, int]
-    unmatched: list[str]
-    late: LateRows | None
+    population: Population  # prediction times, labels and counts
+    unknown: dict[str, int]  # codes that the run does not know → subjects
+    unmatched: list[str]  # settings of the task whose codes match nothing here
+    late: LateRows | None  # rows that were left out, long after all others
 
 
 def read_external(
