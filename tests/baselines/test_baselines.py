@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,30 +11,66 @@ import pytest
 import torch
 
 from ehrsequencing.baselines import boosted, landmark_cox
+from ehrsequencing.baselines import fit as baselines
+from ehrsequencing.baselines import neural as trained
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
-from ehrsequencing.baselines.fit import fit_baselines
+from ehrsequencing.baselines.fit import RunToRival, fit_baselines
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
-from ehrsequencing.config import TaskConfig
+from ehrsequencing.baselines.neural import FLAT, LSTM, TrainedBaseline, is_variant, train_baseline, variant
+from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
+from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
+from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records import grid
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence, event_bin, exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from helpers.baselines import EDGES, given_to
+from ehrsequencing.run import Run
 from reference.likelihood import horizon_term
+
+EDGES = (30.0, 90.0, 180.0, 365.25, 547.9, 730.5, 1096.0, 1826.25)  # of a run's grid
+
+
+@pytest.fixture(scope="module")
+def prepared(sim_prepared: Path) -> Prepared:
+    return Prepared(sim_prepared)
+
+
+@pytest.fixture(scope="module")
+def task(prepared: Prepared) -> TaskConfig:
+    return prepared.task("simulated")
+
+
+@pytest.fixture(scope="module")
+def train(prepared: Prepared) -> TaskRecords:
+    return prepared.records("simulated", "train")
+
+
+@pytest.fixture(scope="module")
+def tuning(prepared: Prepared) -> TaskRecords:
+    return prepared.records("simulated", "tuning")
 
 
 def fit(kind: type, task: TaskConfig, prepared: Prepared, train: TaskRecords, tuning: TaskRecords) -> Baseline:
     """Any of the fast baselines."""
     made: Baseline = kind(given_to(task, prepared, train, tuning))
     return made
+
+
+@pytest.fixture(autouse=True)
+def _fast_boosting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pairs, few trees and larger steps: what is tested here does not depend on them."""
+    quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
+    monkeypatch.setattr(boosted, "MOST_PAIRS", 5)
+    monkeypatch.setattr(boosted, "UNWATCHED_TREES", 5)
+    monkeypatch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))
 
 
 def test_incidence_of_constant_hazards_is_the_closed_form() -> None:
@@ -139,6 +176,13 @@ def test_the_same_seed_gives_the_same_baselines_strongest_first(
         assert a.tuning_nll == pytest.approx(a.model.nll(tuning, chosen).mean())
         np.testing.assert_array_equal(a.model.risk(tuning, chosen, days), b.model.risk(tuning, chosen, days))
     assert fit_baselines("none", given_to(task, prepared, train, tuning, seed=3)) == []
+
+
+def given_to(
+    task: TaskConfig, prepared: Prepared, train: TaskRecords, tuning: TaskRecords, seed: int = 0
+) -> FittingData:
+    """What every baseline is fitted to."""
+    return FittingData(task, prepared.vocabulary, train, tuning, EDGES, seed)
 
 
 def with_rows(split: TaskRecords, **columns: Any) -> TaskRecords:
@@ -429,3 +473,104 @@ def test_censoring_by_history_follows_who_drops_out(
         assert g[old].mean() < g[~old].mean() - 0.12  # the ridge shrinks what few subjects say
         km = censoring_survival(rows.duration_days[chosen], rows.cause[chosen]).before(200.0)
         assert g.mean() == pytest.approx(float(km), abs=0.12)
+
+
+# ---- our own architectures ---------------------------------------------------------------------------------------
+
+
+def test_a_variant_keeps_what_it_can_and_drops_what_it_has_not() -> None:
+    odd = ModelConfig(
+        dim=64, visit_encoder="transformer", visit_layers=2, visit_pool="cls", delta_bins="linear", delta_bin_days=30.0,
+        code_position=True, dropout=0.3, code_types=True, n_code_types=3, frozen=("age",), wide_head=True,
+    )  # fmt: skip
+    flat, lstm = variant(odd, FLAT), variant(odd, LSTM)
+    assert (flat.architecture, flat.dim, flat.dropout, flat.code_types, flat.frozen) == (
+        "flat",
+        64,
+        0.3,
+        True,
+        ("age",),
+    )
+    assert (lstm.timeline, lstm.visit_layers, lstm.delta_bin_days) == ("lstm", 2, 30.0)
+    assert variant(ModelConfig(architecture="flat", max_tokens=99), LSTM).timeline == "lstm"
+    assert is_variant(lstm, LSTM)
+    assert is_variant(flat, FLAT)
+    assert not is_variant(odd, LSTM)
+    for name in ModelConfig.model_fields:  # whatever else a run sets, both variants are legal
+        default = ModelConfig.model_fields[name].default
+        assert variant(odd, FLAT).model_dump()[name] is not None or default is None
+
+
+def rival(run: Path, prepared: Prepared) -> RunToRival:
+    return RunToRival(run, prepared, Run(run).study)
+
+
+def test_all_trains_lstm_and_flat_once_into_the_run(
+    sim_run: Path,
+    prepared: Prepared,
+    task: TaskConfig,
+    train: TaskRecords,
+    tuning: TaskRecords,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    common = given_to(task, prepared, train, tuning)
+    with pytest.raises(EhrseqError, match="need the run's own data"):
+        fit_baselines("all", common)
+    made = {one.model.name: one for one in fit_baselines("all", common, run=rival(sim_run, prepared))}
+    assert set(made) == {"boosted visits", LSTM, FLAT, "landmark Cox", "age + sex", "Aalen–Johansen"}
+    Run(sim_run)  # still a valid run
+    assert sorted(p.name for p in (sim_run / "baselines").iterdir()) == ["flat-behrt", "lstm"]
+    days, rows = np.array([90.0, 365.25]), tuning.rows
+    order = np.random.default_rng(0).permutation(len(rows))[:40]
+    for model in (made[LSTM].model, made[FLAT].model):
+        assert isinstance(model, TrainedBaseline)
+        np.testing.assert_allclose(model.nll(tuning, order), nll_of_rows(model.run.model, tuning)[order], atol=1e-5)
+        assert model.nll(tuning, order[:0]).shape == (0,)
+        every = risk_of_rows(model.run.model, tuning, horizons_days=days)
+        np.testing.assert_allclose(model.risk(tuning, order, days), every[order], atol=1e-6)
+        given = model.risk(tuning, order, days, start_days=90.0)
+        expected = (every[:, :, 1] - every[:, :, 0]) / (1 - every[:, :, 0].sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(given[:, :, 1], expected[order], atol=1e-5)
+        assert (given[:, :, 0] == 0).all()
+        assert model.risk(tuning, order[:0], days).shape == (0, 2, 2)
+    manifests = {p: p.stat().st_mtime_ns for p in sim_run.glob("baselines/*/manifest.json")}
+    again = {one.model.name: one for one in fit_baselines("all", common, run=rival(sim_run, prepared))}
+    assert {p: p.stat().st_mtime_ns for p in manifests} == manifests  # taken, not trained again
+    both = (kept[LSTM].model.risk(tuning, order, days) for kept in (made, again))
+    np.testing.assert_array_equal(*both)
+
+
+def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
+    sim_run: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int
+) -> None:
+    study = Run(sim_run).study
+
+    def train(changed: StudyConfig) -> TrainedBaseline:
+        return train_baseline(LSTM, prepared=prepared, task_name="simulated", study=changed, run_folder=tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trained.Trainer, "_write_run", fail)
+        with pytest.raises(RuntimeError):
+            train(study)
+    assert not list((tmp_path / "baselines").iterdir())
+    (tmp_path / "baselines" / f".tmp-{dead}-new-lstm").mkdir()  # a killed process leaves this
+    first = train(study)
+    assert [p.name for p in (tmp_path / "baselines").iterdir()] == ["lstm"]
+    assert first.run.manifest["seed"] == 0
+    for changed in ({"seed": 9}, {"epochs": 1}, {"members": 2}):
+        settings = TrainingConfig.model_validate(study.training.model_dump() | changed)
+        again = train(study.model_copy(update={"training": settings}))
+        assert again.run.study.training == settings
+        assert np.isfinite(again.risk(prepared.records("simulated", "tuning"),
+                                      np.arange(3), np.array([365.25]))).all()  # fmt: skip
+
+
+def test_a_run_is_not_its_own_rival(
+    sim_run: Path, prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, tmp_path: Path
+) -> None:
+    study = Run(sim_run).study
+    own = RunToRival(tmp_path, prepared, study.model_copy(update={"model": variant(study.model, LSTM)}))
+    assert list(baselines._trained(own, task.name)) == [FLAT]
