@@ -138,7 +138,7 @@ def test_a_horizon_beyond_the_follow_up_is_refused_in_words(sim_run: Path, prepa
     judged = Population.of_split(prepared, run.task, "held_out")
     result = Evaluation(run, judged, prepared=prepared, settings=QUICK).result()
     told = [text for text in result["warnings"] if "20000d" in text]
-    assert any("asked 1y after the index: that horizon is refused" in text for text in told)
+    assert any("predicted 1y after the index: that horizon is refused" in text for text in told)
     assert not any("before 1y" in text for text in result["warnings"])
     values = {(m["horizon_days"], m["metric"]): m["value"] for m in result["metrics"] if m["landmark_days"] == 0}
     for metric in ("c", "auc", "brier", "ipa", "oe", "slope", "ici"):
