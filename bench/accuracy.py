@@ -1,6 +1,6 @@
 """The accuracy table on real data: `python bench/accuracy.py DATA OUT [NAME …] [--splits 25] [--set key=value …]`.
 
-Prepares, trains and judges with the very commands that a user would type, then prints Markdown: every model with its
+Prepares, trains and evaluates with the very commands that a user would type, then prints Markdown: every model with its
 intervals, and the paired differences between ours and the strongest baseline, which is the one that the data set's
 tuning subjects find most likely. The boosted baseline gets as many tuning trials as ours got. DATA is a folder that
 holds `pbc2_meds`, `nafld_meds`, `physionet2012_meds` and `mimic4_demo_meds`. Whatever is finished in OUT is kept, so

@@ -277,8 +277,14 @@ def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Pat
         "landmarks: [0d, 30d]\n"
     )
     said = ehrseq("check", data, "--task", tmp_path / "task.yaml").output
-    assert "3  of 4 subjects asked at the index have no record before; 2 have their first one only later" in said
-    assert "2  of 4 subjects asked 30d after the index have no record before; 1 have their first one only later" in said
+    assert (
+        "3  of 4 subjects with a prediction at the index have no record before; 2 have their first one only later"
+        in said
+    )
+    assert (
+        "2  of 4 subjects with a prediction 30d after the index have no record before; 1 have their first one only later"
+        in said
+    )
 
 
 def test_an_index_that_is_a_record_has_no_immortal_time(sim_prepared: Path, sim_data: Path) -> None:

@@ -30,10 +30,6 @@ _OF_RUN = (*_OF_PREPARED, "model", "training")
 def refuse_unused(overrides: Iterable[str], command: str) -> None:
     """Refuse `section.key=value` on the command line of a command that does not use the section.
 
-    Args:
-        overrides: As they were typed.
-        command: A key of `COMMANDS`.
-
     Raises:
         EhrseqError: Names the commands that take the setting.
     """

@@ -192,7 +192,7 @@ def question(task: TaskConfig) -> str:
     horizons = ", ".join(format_days(days) for days in task.horizons)
     competing = f", with {' and '.join(task.competing)} as competing event" if task.competing else ""
     who = f"Who will have {' or '.join(task.outcome)} within {horizons}"
-    return f"{who}, asked from {index_words(task)} on and at every later visit{competing}?"
+    return f"{who}, predicted from {index_words(task)} on and at every later visit{competing}?"
 
 
 def index_words(task: TaskConfig) -> str:

@@ -358,14 +358,14 @@ class Evaluation:
             where = (
                 ""
                 if comparison.landmark_days is None
-                else f", asked {format_days(comparison.landmark_days)} after the index"
+                else f", predicted {format_days(comparison.landmark_days)} after the index"
             )
             few = self.horizons[comparison.too_few()[0]]
             if len(few):
                 by = ", ".join(format_days(float(horizon)) for horizon in few)
                 self.warnings.append(
-                    f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are judged, or fewer "
-                    f"than {FEWEST_EVENTS} of them had the event."
+                    f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are evaluated, or "
+                    f"fewer than {FEWEST_EVENTS} of them had the event."
                 )
             for horizon in self.horizons[~comparison.scored(self.ours).covered[0]]:
                 self.warnings.append(

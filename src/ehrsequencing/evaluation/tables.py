@@ -75,7 +75,7 @@ def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
     note = ""
     if thin:
         g, horizon = min(thin)
-        each = f"each of those left stands for {1 / g:.0f}" if g else "nobody is left"
+        each = f"each remaining subject represents {1 / g:.0f}" if g else "nobody is left"
         note = (
             f"Few subjects are followed long enough: at {len(thin)} of {len(places)} combinations of landmark and "
             f"horizon the chance of still being followed falls below {THIN_FOLLOW_UP:.0%}. At the worst, "

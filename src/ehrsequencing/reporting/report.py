@@ -41,10 +41,6 @@ _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\
 def write_report(metrics: Mapping[str, Any], out: Path) -> None:
     """Render the metrics of an evaluation as one HTML file.
 
-    Args:
-        metrics: The content of `metrics.json`.
-        out: The HTML file to write, atomically.
-
     Raises:
         EhrseqError: The metrics lack a part of the report, or the file cannot be written.
     """

@@ -13,11 +13,7 @@ VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_teste
 
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """The cause of interest at each landmark and horizon: one line per model, and ours minus the strongest baseline.
-
-    Args:
-        metrics: Content of `metrics.json`.
-    """
+    """The cause of interest at each landmark and horizon: one line per model, and ours minus the strongest baseline."""
     table, ours, lines = Scores(metrics), metrics["causes"][0], list[str]()
     columns = in_columns(taken("everywhere"))
     wide = max([18, *(len(name) for name in metrics["models"])])
@@ -97,11 +93,7 @@ def _cell(row: Row | None) -> str:
 
 
 def audit_lines(result: Mapping[str, Any]) -> list[str]:
-    """One line per check of an audit with its verdict and reason, then the sum.
-
-    Args:
-        result: Content of `audit.json`.
-    """
+    """One line per check of an audit with its verdict and reason, then the sum."""
     named: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     lines = [f"{result['task']}, {result['split']}, up to {result['subjects']} subjects of each split", ""]
     for check in result["checks"]:
