@@ -15,7 +15,7 @@ import numpy as np
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
-from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
+from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines, what_is_missing
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
@@ -161,6 +161,13 @@ class Evaluation:
         risks = self._risks(progress)
         return self._metrics(risks, self._comparisons(risks, self.horizons), progress)[0]
 
+    def tuning_nll(self) -> dict[str, float | None]:
+        """Model → mean likelihood of all tuning prediction times: ours, then the baselines that were fitted."""
+        own = nll_of_rows(self.run.model, self._fitting_data.tuning, code_types=self.run.code_types)
+        found = {OURS: float(own.mean()) if len(own) else float("nan")}
+        found |= {one.model.name: one.tuning_nll for one in self.fitted}
+        return {name: tables.number(value) for name, value in found.items()}
+
     # ---- risks -------------------------------------------------------------------------------------------------
 
     def _risks(self, progress: Say) -> dict[str, Floats]:
@@ -192,6 +199,8 @@ class Evaluation:
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
             return []
+        missing = what_is_missing(self.settings.baselines)
+        self.warnings += [] if missing is None else [missing]
         rival = RunToRival(self.run.folder, self.prepared, self.run.study)
         return fit_baselines(
             self.settings.baselines,
