@@ -15,7 +15,7 @@ import numpy as np
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
-from ehrsequencing.baselines.forest import MISSING, CompetingForest, has_forest
+from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest, require_forest
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.baselines.neural import FLAT, LSTM, is_variant, train_baseline
@@ -76,6 +76,8 @@ def fit_baselines(
     """
     if kind == "none":
         return []
+    if kind == "forest":
+        require_forest()
     fits: dict[str, Callable[[], Baseline]] = {BoostedVisits.name: lambda: BoostedVisits(data, trials=trials or 1)}
     if kind == "forest" or (kind == "all" and has_forest()):
         fits[CompetingForest.name] = partial(CompetingForest, data)
@@ -93,7 +95,9 @@ def fit_baselines(
 
 def what_is_missing(kind: str) -> str | None:
     """What `all` leaves out, as a line for the user; None where nothing is."""
-    return f"There is no competing-risk forest: {MISSING}." if kind == "all" and not has_forest() else None
+    if kind != "all" or has_forest():
+        return None
+    return f"There is no {CompetingForest.name}, because scikit-survival is not installed ({INSTALL})."
 
 
 def _trained(run: RunToRival | None, task_name: str) -> dict[str, Callable[[], Baseline]]:

@@ -17,19 +17,29 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.hazards import event_bin
 from ehrsequencing.records.timelines import TaskRecords
 
-MOST_ROWS = 4_000  # training prediction times; above, they are drawn at random
-MOST_WATCHED = 4_000  # tuning prediction times that choose among the trials
-TREES = 100
+MOST_ROWS = 2_500  # training prediction times; above, they are drawn at random
+MOST_WATCHED = 2_500  # tuning prediction times that choose among the trials
+TREES = 60
 #: What is grown, in this order; with each, every number of `TIME_PARTS` is tried. The tuning likelihood chooses.
 LEAVES: tuple[int, ...] = (20, 60, 180)  # fewest prediction times in a leaf
 TIME_PARTS: tuple[int, ...] = (1, 3, 6, 64)  # parts of time within which the factor is constant; 64: every bin
-FEATURES_PER_SPLIT = 0.2
-MISSING = 'scikit-survival is not installed: pip install "ehrsequencing[forest]"'
+FEATURES_PER_SPLIT = "sqrt"
+INSTALL = 'pip install "ehrsequencing[forest]"'
 
 
 def has_forest() -> bool:
     """Whether the library that grows the trees is installed."""
     return find_spec("sksurv") is not None
+
+
+def require_forest() -> None:
+    """Say what to install where the library is absent.
+
+    Raises:
+        EhrseqError: scikit-survival is not installed.
+    """
+    if not has_forest():
+        raise EhrseqError("scikit-survival is not installed", where=CompetingForest.name, fix=INSTALL)
 
 
 class CompetingForest(HazardModel):
@@ -63,8 +73,7 @@ class CompetingForest(HazardModel):
     name = "competing-risk forest"
 
     def __init__(self, data: FittingData) -> None:
-        if not has_forest():
-            raise EhrseqError("needs another library", where=self.name, fix=MISSING.partition(": ")[2])
+        require_forest()
         super().__init__(data)
         self.vocabulary, self.seed = data.vocabulary, data.seed
         self.columns: FeatureSpec = fit_feature_spec(data.train, data.vocabulary)
