@@ -27,6 +27,7 @@ import numpy as np
 
 from ehrsequencing.baselines.cox import RIDGES_PER_EVENT
 from ehrsequencing.baselines.forest import LEAVES, TIME_PARTS, CompetingForest
+from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, format_days
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.evaluation.comparison import OURS
@@ -175,6 +176,14 @@ def strongest(splits: Sequence[Mapping[str, Any]]) -> str:
     return next(name for name in tuning_means(splits) if name != OURS)
 
 
+def seeds_of(splits: Sequence[Mapping[str, Any]]) -> str:
+    """`20000–20003`, or each seed where some between them are missing."""
+    seeds = [int(one["seed"]) for one in splits]
+    if len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]}–{seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -201,8 +210,7 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     """One set in Markdown: every model, then ours minus each of the others."""
     one, by_split = SETS[name], [values_of(stored) for stored in splits]
     means, rival = tuning_means(splits), strongest(splits)
-    seeds = f"{splits[0]['seed']}" + (f"–{splits[-1]['seed']}" if len(splits) > 1 else "")
-    said = f"{len(splits)} of {one.splits} splits done (seeds {seeds})"
+    said = f"{len(splits)} of {one.splits} splits done (seeds {seeds_of(splits)})"
     lines = [
         f"\n## {name}\n", f"{one.records}. {said}. Settings of ours: {', '.join(sorted(settings)) or 'defaults'}.\n",
         f"| model | tuning NLL | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|",
@@ -235,19 +243,31 @@ def gap(
 
 
 def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConfig) -> str:
-    """Observed over expected by horizon and model, with what decides the level of ours: early stop, recalibration."""
+    """Observed over expected by horizon and model, with what decides the level of ours: early stop, recalibration.
+
+    The last column divides by the O/E of Aalen–Johansen in the same split, which takes out how many events that split
+    happens to hold out: below 1 the model expects more events than the training cohort's own incidence does.
+    """
     assert study.task is not None
     lines = []
     for days in study.task.horizons:
         by_split = [values_of(stored, days) for stored in splits]
         for model in tuning_means(splits):
             value = interval((found.get((model, "oe"), math.nan) for found in by_split), splits)
+            cohort = interval((oe_beside_cohort(found, model) for found in by_split), splits)
             own = f"{study.training.early_stop} | {study.training.recalibration:g}" if model == OURS else " | "
-            lines.append(f"| {name} | {format_days(days)} | {model} | {len(splits)} | {own} | {cell('oe', value)} |")
+            place = f"{name} | {format_days(days)} | {model} | {len(splits)} | {own}"
+            lines.append(f"| {place} | {cell('oe', value)} | {cell('oe', cohort)} |")
     return "\n".join(lines)
 
 
-LEVEL_HEAD = "| set | horizon | model | splits | early stop | recalibration | O/E |\n|---|---|---|---|---|---|---|"
+def oe_beside_cohort(found: Values, model: str) -> float:
+    """The model's O/E over that of Aalen–Johansen; NaN without either."""
+    return found.get((model, "oe"), math.nan) / found.get((MarginalIncidence.name, "oe"), math.nan)
+
+
+LEVEL_HEAD = """| set | horizon | model | splits | early stop | recalibration | O/E | O/E ÷ that of Aalen–Johansen |
+|---|---|---|---|---|---|---|---|"""
 
 
 # ---- the table of all trials -----------------------------------------------------------------------------------------
@@ -255,9 +275,9 @@ LEVEL_HEAD = "| set | horizon | model | splits | early stop | recalibration | O/
 TRIALS_HEAD = """# All trials on real data
 
 One row for each trial: the settings of ours, and the mean likelihood (NLL) of **tuning** subjects over the splits that
-are done, for ours and for every baseline. In brackets: how many settings were tried for the baseline within each split;
-its tuning NLL is that of the best. No held-out subject is in this table. `python bench/real.py DATA OUT [SET …]
---trials [section.key=value …]` adds or replaces the rows of a trial.
+are done, for ours and for every baseline. Compare rows over the same seeds only. In brackets: how many settings were
+tried for the baseline within each split; its tuning NLL is that of the best. No held-out subject is in this table.
+`python bench/real.py DATA OUT [SET …] --trials [section.key=value …]` adds or replaces the rows of a trial.
 
 | date | set | settings of ours | splits | ours | baselines |
 |---|---|---|---|---|---|
@@ -275,7 +295,7 @@ def trial_row(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence
     ]
     words = ", ".join(f"`{text}`" for text in sorted(settings)) or "defaults"
     own = tuning_means(splits)[OURS]
-    return f"| {date} | {name} | {words} | {len(splits)} | {own:.4f} | {', '.join(rivals)} |"
+    return f"| {date} | {name} | {words} | {len(splits)} ({seeds_of(splits)}) | {own:.4f} | {', '.join(rivals)} |"
 
 
 def add_trial(path: Path, row: str) -> None:

@@ -29,6 +29,7 @@ def split(seed: int, *, ours: float, cox: float, trees: float) -> dict[str, Any]
         rows += [row(model, "nll", 2 - value, None), row(model, "nll", 99.0, None, landmark=None)]
         rows += [row(model, "c", value), row(model, "c", value + 0.1, 730.5), row(model, "c", 0.1, cause="transplant")]
         rows += [row(model, "oe", 1.2), row(model, "oe", 1.0, 730.5)]
+    rows += [row("Aalen–Johansen", "oe", 1.5), row("Aalen–Johansen", "oe", 1.5, 730.5)]
     rows += [row(OURS, "c", 0.9, landmark=365.25), row(COX, "c", None, landmark=365.25),
              row(TREES, "c", 0.9, landmark=365.25)]  # fmt: skip
     return {"seed": seed, "train_subjects": 80, "held_out_subjects": 20, "metrics": rows,
@@ -72,9 +73,16 @@ def test_the_level_shows_the_stop_and_the_recalibration_of_ours() -> None:
     bench = load_bench("real")
     default = bench.level_table("pbc2", SPLITS, bench.study_of("pbc2", []))
     preset = bench.level_table("pbc2", SPLITS, bench.study_of("pbc2", ["preset=small_cohort"]))
-    assert "| pbc2 | 1y | ehrsequencing | 2 | visits | 0.05 | 1.20 (1.20 to 1.20) |" in default
+    assert "| pbc2 | 1y | ehrsequencing | 2 | visits | 0.05 | 1.20 (1.20 to 1.20) | 0.80 (0.80 to 0.80) |" in default
     assert "| ehrsequencing | 2 | landmarks | 0 |" in preset
     assert "| pbc2 | 1y | landmark Cox | 2 |  |  |" in default
+
+
+def test_seeds_with_a_gap_are_listed() -> None:
+    seeds_of = load_bench("real").seeds_of
+    assert seeds_of([{"seed": 3}, {"seed": 4}, {"seed": 5}]) == "3–5"
+    assert seeds_of([{"seed": 3}, {"seed": 5}]) == "3, 5"
+    assert seeds_of([{"seed": 3}]) == "3"
 
 
 def test_a_trial_is_kept_once_and_has_no_held_out_number(tmp_path: Path) -> None:
@@ -89,7 +97,7 @@ def test_a_trial_is_kept_once_and_has_no_held_out_number(tmp_path: Path) -> None
     assert first not in lines
     rivals = "landmark Cox 1.3000 (9), boosted visits 1.4000 (9)"
     assert (
-        again == f"| 2026-11-22 | pbc2 | defaults | 2 | 1.5000 | {rivals} |"
+        again == f"| 2026-11-22 | pbc2 | defaults | 2 (20000–20001) | 1.5000 | {rivals} |"
     )  # tuning NLL, nothing of held-out subjects
     assert path.read_text().startswith("# All trials on real data")
 
