@@ -34,6 +34,7 @@ from ehrsequencing.evaluation.drift import drift, input_rates, standardised_diff
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.evaluation.subgroups import NOT_RECORDED, groups_of_rows, subgroup_rows
 from ehrsequencing.predict import members_of, risk_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
@@ -488,7 +489,7 @@ def test_time_zero_is_a_sentence(sim_data: Path) -> None:
 
 
 def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prepared) -> None:
-    facts = Context(run, Population.of_split(prepared, run.task, "tuning"), prepared)
+    facts = Context(RunRisks(run), Population.of_split(prepared, run.task, "tuning"), prepared)
     frame = facts.frame()
     splits = prepared.attrition(run.task.name)["splits"]
     assert frame["events"] == {name: part["events"] for name, part in splits.items()}
@@ -498,7 +499,7 @@ def test_events_of_the_frame_are_those_of_the_attrition(run: Run, prepared: Prep
     ensemble, older = copy.copy(run), copy.copy(run)
     rest = {key: value for key, value in run.manifest.items() if key != "recalibration"}
     ensemble.manifest, older.manifest = {**rest, "members": [run.manifest] * 2}, rest
-    found = [Context(one, facts.population, prepared).frame() for one in (ensemble, older)]
+    found = [Context(RunRisks(one), facts.population, prepared).frame() for one in (ensemble, older)]
     assert [one["recalibrated_in_training"] for one in found] == [True, False]
 
 

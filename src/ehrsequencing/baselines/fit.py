@@ -23,6 +23,8 @@ from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 
+BASELINES = (BoostedVisits.name, LSTM, FLAT, LandmarkCox.name, AgeAndSex.name, MarginalIncidence.name)
+
 
 @dataclass(frozen=True)
 class Fitted:

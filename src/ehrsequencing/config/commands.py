@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluation",),
     "evaluate --data": ("evaluation", *_RECORDS),
     "predict": _RECORDS,
+    "score": (*_RECORDS, "visits", "values", "vocabulary", "splits", "evaluation"),
+    "score --prepared": ("evaluation",),
 }
 # Sections that a prepared set or a run has fixed. The section `evaluation` is never fixed.
 _OF_PREPARED = ("data", "visits", "values", "vocabulary", "splits")

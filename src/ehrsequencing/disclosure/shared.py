@@ -17,7 +17,7 @@ from ehrsequencing.metrics.registry import METRICS
 INDIVIDUAL = "metrics-individual.json"
 _AS_THEY_ARE = (
     "title", "run", "split", "created", "versions", "task", "question", "causes", "horizons_days", "landmarks_days",
-    "models", "strongest", "config", "warnings", "recalibrated_in_training",
+    "models", "strongest", "config", "warnings", "recalibrated_in_training", "score",
 )  # fmt: skip
 _LEFT_OUT = ("calibration", "smooth_calibration", "decision", "risk_distribution", "trajectories")
 _MEDIAN = ("median_days", "low", "high")

@@ -27,6 +27,7 @@ from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.minimum_counts import TOO_FEW, judged_by_splits, too_few
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.predict import nll_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
 from ehrsequencing.storage import digest, read_json, write_json
@@ -340,7 +341,10 @@ def _judge(
     evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
     sizes = {name: part["steps"][-1]["subjects"] for name, part in parts.attrition(run.task.name)["splits"].items()}
     rows = evaluation.metric_rows(progress=stage)
+    own = nll_of_rows(run.model, parts.records(run.task.name, "tuning"), code_types=run.code_types)
+    tuning = {OURS: float(own.mean()) if len(own) else np.nan}
+    tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
     return {
         "train_subjects": sizes["train"] + sizes["tuning"], "held_out_subjects": sizes["held_out"], "metrics": rows,
-        "tuning_nll": evaluation.tuning_nll(),
+        "tuning_nll": {name: number(value) for name, value in tuning.items()},
     }  # fmt: skip

@@ -66,6 +66,8 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
     lines, expected = [], oracle.get("gain_share_expected")
     if expected is not None:
         lines.append(f"{expected:.1%} of the gain in NLL that the true hazards give, in expectation")
+    if oracle["gain_share"] is None:
+        return lines
     share, error = oracle["gain_share"], 1.96 * oracle["gain_share_se"]
     lines.append(f"{share:.1%} (± {error:.1%}) of the gain in NLL that the true hazards give, on the observed outcomes")
     if oracle["mechanisms"]:
