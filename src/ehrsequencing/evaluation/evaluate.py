@@ -193,8 +193,7 @@ class Evaluation:
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
             return []
-        missing = what_is_missing(self.settings.baselines)
-        self.warnings += [] if missing is None else [missing]
+        self.warnings += filter(None, [what_is_missing(self.settings.baselines)])
         rival = None if self.run is None else RunToRival(self.run.folder, self.prepared, self.run.study)
         return fit_baselines(
             self.settings.baselines,
