@@ -191,7 +191,7 @@ def evaluate(
     overrides: Overrides = None,
     split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
     prepared: MovedSet = None,
-    baselines: Annotated[str | None, typer.Option("--baselines", help="fast, all or none")] = None,
+    baselines: Annotated[str | None, typer.Option("--baselines", help="fast, forest, all or none")] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Other MEDS data: external validation. With --splits: the records, if moved"),

@@ -16,7 +16,7 @@ import numpy as np
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
-from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
+from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines, what_is_missing
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
@@ -193,6 +193,7 @@ class Evaluation:
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
             return []
+        self.warnings += filter(None, [what_is_missing(self.settings.baselines)])
         rival = None if self.run is None else RunToRival(self.run.folder, self.prepared, self.run.study)
         return fit_baselines(
             self.settings.baselines,
