@@ -507,6 +507,7 @@ def rival(run: Path, prepared: Prepared) -> RunToRival:
     return RunToRival(run, prepared, Run(run).study)
 
 
+@pytest.mark.slow
 def test_all_trains_lstm_and_flat_once_into_the_run(
     sim_run: Path,
     prepared: Prepared,

@@ -82,7 +82,7 @@ def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
     run: Path, held_out: Path, sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ehrsequencing.baselines.boosted.MOST_CELLS", 500_000)  # quick boosting
-    settings = EvaluationConfig(baselines="fast", bootstrap=20)
+    settings = EvaluationConfig(baselines="fast", bootstrap=20, tuning_trials=1)
     inside = evaluate(run, settings=settings)
     outside, folder = validate(run, held_out, settings=settings)
     assert folder == run / "external-a-hospital-elsewhere"

@@ -174,6 +174,7 @@ SAID_IN_WARNINGS = "The model beats the true hazards by more than three standard
 SAID_ON_THE_PAGE = "<strong>This model is leaking.</strong> It beats the true hazards of the simulation by "
 
 
+@pytest.mark.slow
 def test_the_command_says_loudly_that_a_model_is_leaking(
     nothing_to_learn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,10 +157,11 @@ REAL: dict[str, tuple[dict[str, Any], list[str], int]] = {  # task, settings, su
 }
 
 
-QUICK = ["pbc2_meds", "nafld_meds", "physionet2012_meds"]
+QUICK = ["pbc2_meds", "nafld_meds"]
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("physionet2012_meds", "mimic4_demo_meds")]
 
 
-@pytest.mark.parametrize("name", [*QUICK, pytest.param("mimic4_demo_meds", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*QUICK, *LONG])
 def test_real_cohorts_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
     source = Path(__file__).parents[3] / "shared" / "data" / name / "data"
     if not source.exists():

@@ -198,7 +198,7 @@ def adversary(metrics: dict[str, Any], page: str) -> list[str]:
     return [*products(metrics, page), *followed(metrics, page), *subtractions(metrics, page)]
 
 
-KINDS = [(312, WIDE), (1500, WIDE), (700, {"causes": ("death", "transplant")})]
+KINDS = [(312, WIDE), pytest.param(1500, WIDE, marks=pytest.mark.slow), (700, {"causes": ("death", "transplant")})]
 
 
 @pytest.mark.parametrize(("subjects", "kind"), KINDS)

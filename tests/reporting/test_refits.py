@@ -81,6 +81,7 @@ def test_people_asked_before_any_record_are_told_in_shares_that_tell_no_small_co
     assert "immortal time" not in text_of(metrics)
 
 
+@pytest.mark.slow
 def test_trials_are_told_when_the_run_is_judged(sim_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(sim_run, run)
