@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.base import Baseline, FittingData, KeptBaseline
+from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
-from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines
+from ehrsequencing.baselines.fit import Fitted, fit_baselines
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
 from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
+from ehrsequencing.evaluation.comparison import NETWORK, ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import (
@@ -37,9 +39,9 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
+from ehrsequencing.evaluation.trained_baselines import RunToRival, trained_baselines
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
@@ -123,7 +125,8 @@ class Evaluation:
             return self._visit_head_result()
         risks = self._risks(progress)
         comparisons = self._comparisons(risks, self.horizons)
-        causes, strongest = self.task.causes, [name for name in risks if name != ORACLE][:2]  # ours and one rival
+        causes = self.task.causes
+        strongest = [name for name in risks if name not in (NETWORK, ORACLE)][:2]  # ours and one rival
         metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
         progress("calibration and decision curves")
@@ -152,6 +155,7 @@ class Evaluation:
                 self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self.wanted_trajectories()
             ),
             "oracle": self._oracle(),
+            "blend": tables.blend(self.run),
         }  # fmt: skip
         self._warn(comparisons)
         return found | {"warnings": self.warnings}
@@ -171,6 +175,8 @@ class Evaluation:
         self.fitted = self._baselines(progress)
         for model in (one.model for one in self.fitted):
             risks[model.name] = model.risk(self.records, every, self.grid, start_days=start)
+        if self.run.blend is not None:
+            risks[NETWORK] = conditional_risk(self._network_risk, self.grid, start_days=start)
         if self.truth is not None and self.truth.known.all():
             risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
         for name, risk in risks.items():
@@ -185,6 +191,10 @@ class Evaluation:
 
     def _risk(self, horizons_days: Floats) -> Floats:
         """The run's risks (R, E, H) by some horizons."""
+        return self.run.risk(self.records, horizons_days=horizons_days).astype(np.float64)
+
+    def _network_risk(self, horizons_days: Floats) -> Floats:
+        """The risks of a blend's network alone."""
         run = self.run
         risk = risk_of_rows(run.model, self.records, horizons_days=horizons_days, code_types=run.code_types)
         return risk.astype(np.float64)
@@ -197,9 +207,18 @@ class Evaluation:
             self.settings.baselines,
             self._fitting_data,
             trials=self.trials,
-            run=rival,
+            more=trained_baselines(rival, self.task.name),
+            known=self._known_baselines(),
             progress=lambda name: progress(f"baseline: {name}"),
         )
+
+    def _known_baselines(self) -> dict[str, Baseline]:
+        """The trees of a blend, where they were fitted as the baseline would be."""
+        made, blend = self.run.study.evaluation, self.run.blend
+        if blend is None or (made.seed, made.tuning_trials or 1) != (self.settings.seed, self.trials or 1):
+            return {}
+        name, n_causes = BoostedVisits.name, len(self.task.causes)
+        return {name: KeptBaseline(name, blend.boosted, edges_days=blend.edges_days, n_causes=n_causes)}
 
     @cached_property
     def _fitting_data(self) -> FittingData:
@@ -280,8 +299,10 @@ class Evaluation:
     def _likelihoods(self) -> dict[str, Floats]:
         """Model → (R,) negative log-likelihood of every prediction time, all on the run's own grid but the truth's."""
         every = np.arange(len(self.rows))
-        found = {OURS: nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)}
+        found = {OURS: self.run.nll(self.records)}
         found |= {one.model.name: one.model.nll(self.records, every) for one in self.fitted}
+        if self.run.blend is not None:
+            found[NETWORK] = nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)
         if self.truth is not None and self.truth.known.all():
             found[ORACLE] = self.truth.nll(self.rows)
         return found

@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from ehrsequencing import __version__
 from ehrsequencing.arrays import Floats
+from ehrsequencing.blend.train import trainer_of
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
@@ -31,7 +32,6 @@ from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
 from ehrsequencing.storage import digest, read_json, write_json
 from ehrsequencing.temporaries import sweep_temporaries
-from ehrsequencing.training.loop import Trainer
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 ROWS_FORMAT = 2  # of a split's rows: 2 has the subjects and events of each; others are made anew
@@ -280,7 +280,7 @@ def _one_split(
         prepare(records, set_folder, study=study, tasks=[task])
     parts = Prepared(set_folder)
     stage("training")
-    Trainer(parts, task.name, folder / "run", study=study).fit(resume=True)
+    trainer_of(parts, task.name, folder / "run", study=study).fit(resume=True)
     stored = {"fingerprint": fingerprint, "seed": seed, **_judge(folder / "run", parts, settings, stage)}
     write_json(folder / ROWS, stored, owner_only=True)
     shutil.rmtree(set_folder, ignore_errors=True)  # made again in seconds; 25 of them would fill a disk

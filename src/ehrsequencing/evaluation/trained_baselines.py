@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.baselines.base import Baseline
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
 from ehrsequencing.output_kinds import MANIFEST, RUN
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
@@ -24,6 +28,21 @@ _CHANGES: dict[str, dict[str, str]] = {
     LSTM: {"architecture": "hierarchical", "timeline": "lstm"},
     FLAT: {"architecture": "flat"},
 }
+
+
+@dataclass(frozen=True)
+class RunToRival:
+    """The run that `all` trains rivals for: they are trained as it was, into its folder.
+
+    Attributes:
+        folder: The run.
+        prepared: What it was trained on.
+        study: Its settings.
+    """
+
+    folder: Path
+    prepared: Prepared
+    study: StudyConfig
 
 
 class TrainedBaseline:
@@ -117,3 +136,12 @@ def _is_made(folder: Path, trainer: Trainer) -> bool:
     if read_manifest(folder, what="a run", verify=False).get("fingerprint") != trainer.fingerprint:
         return False
     return load_study(folder / "config.yaml").training == trainer.settings
+
+
+def trained_baselines(run: RunToRival, task_name: str) -> dict[str, Callable[[], Baseline]]:
+    """How to get LSTM and flat BEHRT, as far as the run is another one."""
+
+    def train(name: str) -> Baseline:
+        return train_baseline(name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder)
+
+    return {name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)}
