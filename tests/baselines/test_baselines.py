@@ -350,6 +350,34 @@ def test_boosting_sees_every_prediction_time_and_tries_as_often_as_it_is_told(
     assert len(few.fitted) == 20
 
 
+def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = given_to(task, prepared, train, tuning)
+    every = boosted.TRIALS
+    assert [trial["pairs"] for trial in every[:2]] == [True, False]
+    widths: list[int] = []
+    fit_one = boosted.HistGradientBoostingRegressor.fit
+
+    def spy(self: Any, x: Any, *args: Any, **held: Any) -> Any:
+        widths.append(x.shape[1])
+        return fit_one(self, x, *args, **held)
+
+    monkeypatch.setattr(boosted.HistGradientBoostingRegressor, "fit", spy)
+    nll, rows = [], np.arange(len(tuning))
+    for trials in (every[:1], every[1:2], every[:2]):
+        monkeypatch.setattr(boosted, "TRIALS", trials)
+        model = BoostedVisits(made, trials=2)
+        nll.append(float(model.nll(tuning, rows).mean()))
+    of_pairs = int(np.sum(model.kept.used >= len(model.columns) - 2 * len(model.columns.pairs)))
+    assert of_pairs > 5
+    causes, whole = len(task.causes), len(model.kept.used) + 1
+    assert widths == [whole] * causes + [whole - of_pairs] * causes + [whole, whole - of_pairs] * causes
+    assert nll[2] <= min(nll[:2]) + 1e-9
+    names = [model.columns.names[column] for column in model.kept.used[model.kept.without_pairs()[:-1]]]
+    assert not any(" + " in name for name in names)
+
+
 def test_boosting_does_without_ages_and_without_a_second_visit(
     prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:

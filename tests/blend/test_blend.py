@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from conftest import TINY
-from ehrsequencing.answers import risk_of_rows
+from ehrsequencing.answers import nll_of_rows
 from ehrsequencing.audit import copies, model_checks
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.baselines import boosted, history, landmark_cox
@@ -24,14 +24,18 @@ from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_
 from ehrsequencing.blend.train import BlendTrainer, folds_of, trainer_of
 from ehrsequencing.blend.weights import BlendWeights
 from ehrsequencing.config import StudyConfig, load_study
+from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.tables import blend as blend_table
 from ehrsequencing.predict import predict
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
+from ehrsequencing.reporting.tables import blend as reported
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.run import Run
-from ehrsequencing.storage import write_manifest
+from ehrsequencing.storage import read_json, write_manifest
 from ehrsequencing.training.loop import Trainer
 
 SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "training.blend_folds=2", "evaluation.bootstrap=0")
@@ -156,38 +160,53 @@ def test_answers_do_not_depend_on_how_rows_are_cut(run: Path, store: Prepared, m
     np.testing.assert_allclose(made.nll(records), whole, rtol=1e-5)
 
 
-def test_predict_equals_evaluate_and_the_parts_have_rows_of_their_own(
+def test_predict_writes_what_evaluate_judges_and_the_network_has_a_row_of_its_own(
     run: Path, sim_data: Path, store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(run, out)
-    fits: list[object] = []
-    monkeypatch.setattr(BoostedVisits, "_fit", lambda self, *given: fits.append(self))
-    result = evaluate(out)
-    assert not fits  # the trees of the blend are taken
-    assert result["models"][0] == "ehrsequencing"
-    assert {"boosted visits", "landmark Cox", "network alone"} < set(result["models"])
-    assert result["strongest"] != "network alone"
-    nll = {row["model"]: row["value"] for row in result["metrics"] if row["metric"] == "nll"}
-    made, records = Run(out), store.records("simulated", "held_out")
-    assert nll["ehrsequencing"] == pytest.approx(made.nll(records).mean())
-    assert nll["network alone"] != pytest.approx(nll["ehrsequencing"], rel=1e-4)
-    assert [row["part"] for row in result["blend"]["weights"]] == [*PARTS, *PARTS]
-    page, lines = render(result), "\n".join(metric_lines(result))
-    assert "The blend" in page
-    assert "weights of the blend" in lines
+    made, records = Run(run), store.records("simulated", "held_out")
+    monkeypatch.setattr(BoostedVisits, "_fit", lambda *given: pytest.fail("the trees of the blend were not taken"))
+    population = Population.of_split(store, made.task, "held_out")
+    evaluation = Evaluation(made, population, prepared=store, settings=made.study.evaluation)
+    risks, likelihoods = evaluation._risks(lambda _: None), evaluation._likelihoods()
+    assert list(risks) == [*likelihoods]
+    assert {"boosted visits", "landmark Cox", "network alone"} < set(risks)
+    assert list(risks).index("network alone") > list(risks).index("landmark Cox")
+    np.testing.assert_allclose(likelihoods["ehrsequencing"], made.nll(records))
+    np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records))
+    assert np.abs(likelihoods["network alone"] - likelihoods["ehrsequencing"]).max() > 0.01
     # predict writes the risks that evaluate judged
-    predict(out, sim_data, tmp_path / "risks.parquet")
+    predict(run, sim_data, tmp_path / "risks.parquet")
     table = pq.read_table(tmp_path / "risks.parquet").to_pandas()
-    risk = made.risk(records, horizons_days=made.task.horizons)
-    alone = risk_of_rows(made.model, records, horizons_days=made.task.horizons)
+    ours, alone = (evaluation._at_horizons(risks[name])[:, 0, -1] for name in ("ehrsequencing", "network alone"))
     held = table[table.subject_id.isin(records.timelines.subject_id) & (table.cause == made.task.causes[0])]
     held = held[held.horizon_days == made.task.horizons[-1]]
     stamps = held.prediction_time.to_numpy().astype("datetime64[us]").astype(np.int64)
     known = dict(zip(zip(held.subject_id, stamps, strict=True), held.risk, strict=True))
     written = [known[key] for key in zip(records.subject_id, records.rows.prediction_us, strict=True)]
-    np.testing.assert_allclose(written, risk[:, 0, -1], atol=1e-5)
-    assert np.abs(alone[:, 0, -1] - risk[:, 0, -1]).max() > 1e-3
+    np.testing.assert_allclose(written, ours, atol=1e-5)
+    assert np.abs(alone - ours).max() > 1e-3
+
+
+def test_the_weights_are_told(run: Path) -> None:
+    found = blend_table(Run(run))
+    assert found is not None
+    assert [row["part"] for row in found["weights"]] == [*PARTS, *PARTS]
+    told = reported({"blend": _rounded(found, 2)})
+    assert told is not None
+    assert [len(weights) for _, weights in told["rows"]] == [3, 3]
+    first = found["weights"][0]
+    assert told["rows"][0][1][0] == f"{first['value']:.2f} ({first['low']:.2f}–{first['high']:.2f})"
+    assert reported({}) is None
+
+
+@pytest.mark.slow
+def test_the_report_has_a_section_on_the_blend(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    result = evaluate(tmp_path / "run")
+    assert result["strongest"] != "network alone"
+    assert "The blend" in render(result)
+    assert "weights of the blend" in "\n".join(metric_lines(result))
+    assert read_json(tmp_path / "run" / "metrics.json")["blend"]["folds"] == 2
 
 
 def test_a_planted_leak_of_the_history_features_is_found(

@@ -14,8 +14,7 @@ import numpy as np
 
 from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.baselines.base import Baseline, FittingData, KeptBaseline
-from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, fit_baselines
 from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
@@ -39,7 +38,7 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.evaluation.trained_baselines import RunToRival, trained_baselines
+from ehrsequencing.evaluation.trained_baselines import RunToRival, known_baselines, trained_baselines
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.records.attrition import task_warnings
@@ -208,17 +207,9 @@ class Evaluation:
             self._fitting_data,
             trials=self.trials,
             more=trained_baselines(rival, self.task.name),
-            known=self._known_baselines(),
+            known=known_baselines(self.run, seed=self.settings.seed, trials=self.trials),
             progress=lambda name: progress(f"baseline: {name}"),
         )
-
-    def _known_baselines(self) -> dict[str, Baseline]:
-        """The trees of a blend, where they were fitted as the baseline would be."""
-        made, blend = self.run.study.evaluation, self.run.blend
-        if blend is None or (made.seed, made.tuning_trials or 1) != (self.settings.seed, self.trials or 1):
-            return {}
-        name, n_causes = BoostedVisits.name, len(self.task.causes)
-        return {name: KeptBaseline(name, blend.boosted, edges_days=blend.edges_days, n_causes=n_causes)}
 
     @cached_property
     def _fitting_data(self) -> FittingData:

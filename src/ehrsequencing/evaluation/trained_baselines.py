@@ -1,4 +1,4 @@
-"""The baselines LSTM and flat BEHRT: other architectures of ours, trained with the run's settings."""
+"""The baselines LSTM and flat BEHRT: other architectures of ours, trained with the run's settings; a blend's trees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 
 from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.baselines.base import Baseline
+from ehrsequencing.baselines.base import Baseline, KeptBaseline
+from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
 from ehrsequencing.output_kinds import MANIFEST, RUN
 from ehrsequencing.records.prepared import Prepared
@@ -145,3 +146,18 @@ def trained_baselines(run: RunToRival, task_name: str) -> dict[str, Callable[[],
         return train_baseline(name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder)
 
     return {name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)}
+
+
+def known_baselines(run: Run, *, seed: int, trials: int | None) -> dict[str, Baseline]:
+    """The trees of a blend, where they were fitted as the baseline would be.
+
+    Args:
+        run: The run that is evaluated.
+        seed: Of the baselines.
+        trials: Of the boosting.
+    """
+    made, blend = run.study.evaluation, run.blend
+    if blend is None or (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
+        return {}
+    name, n_causes = BoostedVisits.name, len(run.task.causes)
+    return {name: KeptBaseline(name, blend.boosted, edges_days=blend.edges_days, n_causes=n_causes)}
