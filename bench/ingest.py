@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from joblib.externals.loky import get_reusable_executor
 from numpy.typing import NDArray
 
 from ehrsequencing import __version__
@@ -128,6 +129,7 @@ def prepare_here(data: Path, out: Path, processes: int, settings: list[str]) -> 
     """What the child process does: prepare, then note the peak memory of this process and of its largest worker."""
     shutil.rmtree(out, ignore_errors=True)
     prepare(data, out, study=load_study(None, settings), tasks=[TASK], processes=processes)
+    get_reusable_executor().shutdown(wait=True)  # a worker's memory counts when it has ended
     kinds = {"peak_gib": resource.RUSAGE_SELF, "worker_peak_gib": resource.RUSAGE_CHILDREN}
     peak = {name: resource.getrusage(kind).ru_maxrss / 2**20 for name, kind in kinds.items()}
     write_json(out.parent / f"{out.name}.json", peak)

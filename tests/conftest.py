@@ -16,6 +16,7 @@ from ehrsequencing.simulate import simulate
 from ehrsequencing.training.loop import Trainer
 from helpers.simulate import busy_world
 
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
 

@@ -200,8 +200,9 @@ def stays_known_from_their_start(honest: Path, tmp: Path, patch: pytest.MonkeyPa
     """A question is asked at an admission and answered with the whole stay, which ends after the outcome."""
     build = CohortBuilder.build
 
-    def at_admission(self: Any, events: Any, subject: Any, visits: Any, **settings: Any) -> Any:
-        return build(self, events, subject, replace(visits, end_us=visits.start_us), **settings)
+    def at_admission(self: Any, record: Any, **settings: Any) -> Any:
+        visits = replace(record.visits, end_us=record.visits.start_us)
+        return build(self, replace(record, visits=visits), **settings)
 
     def change(folder: Path) -> None:  # a batch refuses the gaps below zero that come of it
         for split in SPLITS:
@@ -290,9 +291,10 @@ def static_code_made_from_the_outcome(honest: Path, tmp: Path, patch: pytest.Mon
 def rows_after_censoring(honest: Path, tmp: Path, patch: pytest.MonkeyPatch) -> Path:
     """The end of follow-up is forgotten: people go on to be asked, and have events, after it."""
 
-    def last(self: Any, events: Any, subject: Any, timed: Any, owner: Any, moment: Any, *others: Any) -> Any:
-        end = np.full(int(subject.max()) + 1, STATIC)
-        np.maximum.at(end, subject[timed], events.time_us[timed])
+    def last(self: Any, record: Any, owner: Any, moment: Any, *others: Any) -> Any:
+        timed = record.events.time_us != STATIC
+        end = np.full(int(record.subject.max()) + 1, STATIC)
+        np.maximum.at(end, record.subject[timed], record.events.time_us[timed])
         return end[owner]
 
     return assemble_with(tmp, patch, CohortBuilder, "_censoring", last)

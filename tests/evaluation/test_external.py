@@ -86,7 +86,8 @@ def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
     inside = evaluate(run, settings=settings)
     outside, folder = validate(run, held_out, settings=settings)
     assert folder == run / "external-a-hospital-elsewhere"
-    assert json.loads((folder / "metrics.json").read_text()) == outside
+    assert json.loads((folder / "metrics-individual.json").read_text()) == outside
+    assert json.loads((folder / "metrics.json").read_text())["individual"] == "metrics-individual.json"
     assert outside["models"] == inside["models"]
     assert len(outside["models"]) > 3
     for key in ("metrics", "differences", "at_risk", "calibration", "risk_distribution"):

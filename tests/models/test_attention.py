@@ -142,5 +142,5 @@ def test_code_types_are_asked_for(settings: dict[str, object]) -> None:
 
 
 def test_an_lstm_reads_forward_only() -> None:
-    with pytest.raises(ValidationError, match="attention must be causal"):
+    with pytest.raises(ValidationError, match="attention=bidirectional belongs to timeline=transformer"):
         make_model(timeline="lstm", attention="bidirectional")

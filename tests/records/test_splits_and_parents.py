@@ -253,7 +253,7 @@ def test_a_death_that_is_no_cause_is_warned_of(tmp_path: Path, changes: dict[str
     base = {"name": "t", "index": {"code": "A"}, "outcome": {"out": ["OUT"]}, "censoring": {"dataset_end": True}}
     task = TaskConfig.model_validate(base | {"horizons": ["10d"]} | changes)
     (found,) = check_data(data, study=load_study(), tasks=[task]).tasks
-    assert any("no cause of the task means death" in text for text in found.warnings) == due
+    assert any("death is no cause of the task" in text for text in found.warnings) == due
 
 
 # ---- what the prepared set keeps -------------------------------------------------------------------------------------

@@ -6,14 +6,12 @@ other processes return plain arrays, and the first process adds them up, or appe
 
 import itertools
 import os
-import pickle
-import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +42,7 @@ KEPT, CODES = ".rows", "codes.json"  # in the folder that is being made: rows be
 _PIECE_ROWS = 1 << 17  # about so many rows are encoded at once: they fit the processor's cache
 _ROWS_PER_PROCESS = 2_000_000  # with fewer, a process costs more than it saves
 _WAITING = 4  # results a process that may wait to be taken
+_IDLE = 30  # seconds after which a process without work ends
 Result = TypeVar("Result")
 
 
@@ -67,7 +66,7 @@ class EncodedShard:
     fixes: Counter[str]
 
 
-@dataclass
+@dataclass(eq=False)
 class ShardWork:
     """Everything that the work on a shard needs but the shard; it is sent to every process once."""
 
@@ -143,16 +142,12 @@ class Workers:
     """Calls methods of `ShardWork` in other processes, through joblib; with one process, in this one.
 
     Args:
-        work: Whose methods are called. It is written once to a file in its folder, for the other processes to load.
+        work: Whose methods are called. Each process gets it once, when it starts.
         processes: How many.
     """
 
     def __init__(self, work: ShardWork, processes: int) -> None:
         self.work, self.processes = work, processes
-        self._file = work.folder / KEPT / f"{uuid.uuid4().hex}.pickle"  # a new name: processes outlive one `prepare`
-        if processes > 1:
-            self._file.parent.mkdir(exist_ok=True)
-            self._file.write_bytes(pickle.dumps(work))
 
     def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item; results come in the items' order.
@@ -163,12 +158,13 @@ class Workers:
         if self.processes == 1:
             yield from (method(self.work, *item) for item in items)
             return
-        items = iter(items)
+        items, start = iter(items), {"initializer": _start, "initargs": (self.work,), "idle_worker_timeout": _IDLE}
+        settings: dict[str, Any] = {"return_as": "generator", "batch_size": 1, "max_nbytes": None, **start}
         try:
-            with Parallel(self.processes, "loky", return_as="generator", batch_size=1, max_nbytes=None) as parallel:
+            with Parallel(self.processes, "loky", **settings) as parallel:
                 # joblib does not wait for whoever takes the results: one block after another keeps them few
                 while block := list(itertools.islice(items, _WAITING * self.processes)):
-                    yield from _taken(parallel(delayed(_call)(self._file, method.__name__, item) for item in block))
+                    yield from _taken(parallel(delayed(_call)(method.__name__, item) for item in block))
         except BrokenProcessPool as error:
             fix = "use fewer processes if memory ran out"
             raise EhrseqError("a process was killed during its work", where="prepare", fix=fix) from error
@@ -187,16 +183,19 @@ def _taken(results: Generator[Any, None, None]) -> Iterator[Any]:
             results.close()
 
 
-def _call(file: Path, method: str, item: tuple[Any, ...]) -> Any:
+_work: ShardWork  # of a worker process
+
+
+def _start(work: ShardWork) -> None:
+    """Runs first in a worker."""
+    global _work
+    _work = work
+    pa.set_cpu_count(1)  # the processes share the cores already
+
+
+def _call(method: str, item: tuple[Any, ...]) -> Any:
     """Runs in a worker. An error is a result, so that the first item's is raised, not the first in time."""
     try:
-        return getattr(_load(file), method)(*item)
+        return getattr(_work, method)(*item)
     except EhrseqError as error:
         return error
-
-
-@lru_cache(maxsize=1)
-def _load(file: Path) -> ShardWork:
-    pa.set_cpu_count(1)  # the processes share the cores already
-    work: ShardWork = pickle.loads(file.read_bytes())
-    return work
