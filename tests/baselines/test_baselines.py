@@ -588,7 +588,7 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
         raise RuntimeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(trained.Trainer, "_write_run", fail)
+        patch.setattr(trained.Trainer, "write_run", fail)
         with pytest.raises(RuntimeError):
             train(study)
     assert not list((tmp_path / "baselines").iterdir())
