@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all mutants check bench bench-accuracy bench-encoders bench-oracle docs clean
+.PHONY: demo test test-all mutants check bench bench-real bench-encoders bench-oracle docs clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -35,13 +35,13 @@ check: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Engine, ingest, long records, and the four real data sets end to end (DATA holds their folders).
+# Engine, ingest, long records, and one split of each set of real records end to end (DATA holds their folders).
 DATA ?= ../shared/data
 bench: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python bench/ingest.py runs/ingest --events 10000000
 	OMP_NUM_THREADS=1 $(BIN)/python bench/long_records.py --json runs/long_records.json
 	$(BIN)/python bench/engine.py --full --data $(DATA) --out runs/engine.json
-	$(BIN)/python bench/real_data.py $(DATA) runs
+	OMP_NUM_THREADS=1 $(BIN)/python bench/real.py $(DATA) runs/real --splits 1 --baselines fast
 
 # What each encoder learns of small worlds, and the figure of that page.
 bench-encoders: .venv/dev
@@ -51,9 +51,10 @@ bench-encoders: .venv/dev
 bench-oracle: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python bench/oracle.py runs/oracle --check
 
-# The table of docs/benchmarks.md; goes on where it was interrupted.
-bench-accuracy: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python bench/accuracy.py $(DATA) runs/accuracy
+# Repeated splits of every set of real records: hours, in pieces (make bench-real SECONDS=1200); goes on where it was.
+SECONDS ?= 36000
+bench-real: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python bench/real.py $(DATA) runs/real --jobs-seconds $(SECONDS) --level
 
 docs: .venv/dev
 	$(BIN)/python -m pytest --doctest-glob "*.md" README.md docs

@@ -1,6 +1,6 @@
 """What the architectures cost: `python bench/architectures.py [--dim 128 --layers 4]`, the table of docs/models.md.
 
-One dense batch of V = 50 visits with C = 30 codes (the seeds' example), random codes: parameters, attention pairs per
+One dense batch of V = 50 visits with C = 30 codes (the original example), random codes: parameters, attention pairs per
 subject and layer, FLOPs of a training step (forward and backward, counted by torch), and its measured time. Steps of
 the models are interleaved, medians are taken, and the last column is the ratio to the flat model in this very run.
 """

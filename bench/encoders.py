@@ -2,7 +2,7 @@
 
 Two simulated worlds, small enough to be learned, in which the truth is known. In the first, six mechanisms act at once,
 and each architecture learns from more and more subjects. In the second only pairs of codes act, and what stands
-behind the visit encoder is taken away piece by piece. All runs share one recipe and are judged on the same held-out
+behind the visit encoder is taken away piece by piece. All runs share one recipe and are evaluated on the same held-out
 subjects. Prints two tables, writes `encoders.json` and the figure. Finished runs are kept and not trained again.
 """
 
@@ -109,7 +109,7 @@ def first_subjects(data: Path, out: Path, size: int) -> None:
 
 
 def result(folder: Path, prepared: Prepared, settings: tuple[str, ...], *, linear: bool = False) -> Row:
-    """Train and judge one model, unless it is there already; with `linear`, nothing but a linear head reads u."""
+    """Train and evaluate one model, unless it is there already; with `linear`, nothing but a linear head reads u."""
     summary = folder.with_suffix(".json")
     if not summary.is_file():
         shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: its cost could not be told
@@ -217,7 +217,7 @@ def pairs_table(rows: list[Row]) -> str:
 
 # ---- the figure ------------------------------------------------------------------------------------------------------
 
-# Okabe and Ito's palette: told apart by colour-blind readers; the shape of the mark tells the same.
+# Okabe and Ito's palette: distinct for colour-blind readers; the shape of the mark differs too.
 SERIES = dict(zip(ENCODERS, ("#999999", "#0072B2", "#56B4E9", "#D55E00", "#009E73", "#CC79A7"), strict=True))
 CORNERS = {  # of each encoder's mark, around (0, 0); none: a circle
     "mean": ((-4, -4), (4, -4), (4, 4), (-4, 4)),

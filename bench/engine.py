@@ -1,4 +1,4 @@
-"""The engine against the seeds' own design, in one run: `python bench/engine.py [--quick | --full] [--only SECTION …]`.
+"""The engine against the original design, in one run: `python bench/engine.py [--quick | --full] [--only SECTION …]`.
 
 Sections, each interleaved within itself:
 
@@ -10,7 +10,7 @@ Sections, each interleaved within itself:
 - `scaling`: an epoch's cost per subject, and its memory, against the number of subjects.
 
 Prints the goals of the design beside what was measured, then every ratio; writes all of it as JSON. Fails on no number.
-Models are compared without dropout: dropout on *attention*, which only the seeds' design would have, leaves the fast
+Models are compared without dropout: dropout on *attention*, which only the original design would have, leaves the fast
 path of the CPU and made flat BEHRT look 2.5 times as slow again (PERFORMANCE: 144 instead of 58).
 """
 
@@ -58,11 +58,11 @@ OURS: dict[str, dict[str, object]] = {
     "ours": {},
     "ours bf16": {},
     "ours mini": {"visit_encoder": "transformer"},
-    "ours places": {"code_position": True},
+    "ours positions": {"code_position": True},
     "ours rotary": {"rotary": True},
 }
 PAIRS = [("flat", "padded"), ("flat", "ours"), ("flat", "ours mini"), ("padded", "ours"), ("padded", "ours bf16"),
-         ("padded", "ours places"), ("padded", "ours rotary")]  # fmt: skip
+         ("padded", "ours positions"), ("padded", "ours rotary")]  # fmt: skip
 
 
 # ---- records ---------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ Model = PaddedFlat | PaddedHierarchical | SurvivalModel
 
 
 def model_of(name: str, dim: int, layers: int) -> Model:
-    """A contender's model: the seeds' settings for all, so that they compute the same function."""
+    """A contender's model: the original settings for all, so that they compute the same function."""
     settings: dict[str, object] = {
         "vocab_size": VOCABULARY, "dim": dim, "layers": layers, "heads": HEADS, "dropout": 0.0, "history_dropout": 0.0,
         "head": "visit", "values": "none", "max_visits": 4096,

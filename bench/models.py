@@ -1,6 +1,6 @@
 """Every architecture on real data: `python bench/models.py DATA OUT [--task nafld] [--seeds 3] [--only flat …]`.
 
-Trains each variant with the same settings by `ehrseq train`, judges it by `ehrseq evaluate` without baselines, and
+Trains each variant with the same settings by `ehrseq train`, evaluates it by `ehrseq evaluate` without baselines, and
 prints one line a run and then a table: C, IBS and NLL on held-out subjects (mean ± sd over seeds), seconds per epoch,
 epochs to the early stop, and the peak memory of the training process. Finished runs are kept, not trained again.
 """
@@ -46,7 +46,7 @@ def run(*command: object) -> int:
 
 
 def result(folder: Path, prepared: Path, task: str, settings: list[str]) -> dict[str, Any]:
-    """Train and judge one variant, unless it is there already."""
+    """Train and evaluate one variant, unless it is there already."""
     summary = folder.with_suffix(".json")
     if not summary.is_file():
         peak_mib = run("train", prepared, "--task", task, "--out", folder, "--resume", *settings)
@@ -88,7 +88,7 @@ def table(found: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def main() -> None:
-    """Train and judge every variant with every seed."""
+    """Train and evaluate every variant with every seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)

@@ -1,7 +1,7 @@
 """How near to the truth each encoder comes: `python bench/oracle.py OUT` (or `make bench-oracle`).
 
 Simulates the default world (with 512 simulated futures in the truth, not 128), trains by `ehrseq train` with the
-default settings (but a patience of 3 epochs), judges by `ehrseq evaluate` without baselines, and prints the oracle
+default settings (but a patience of 3 epochs), evaluates by `ehrseq evaluate` without baselines, and prints the oracle
 table: share of the null → oracle NLL gain (in brackets by what the truth expects: the noise of simulated futures makes
 one a little too high, the other too low), slope of the true on the predicted risk at every horizon for the outcome and
 the competing death (in brackets the widest of their 95 % half-intervals), error of risks and hazards, and what was

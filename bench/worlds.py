@@ -2,7 +2,7 @@
 
 Two simulated worlds, both with the demo's few codes and its recipe for training. In the world of pairs, codes act
 together when they meet in one visit. In the additive world each condition and each laboratory value acts by itself.
-Simulates, prepares, trains and judges by the commands that a user would type, and prints both worlds' models: C and IPA
+Simulates, prepares, trains and evaluates by the commands that a user would type, and prints both worlds' models: C, IPA
 by two years at the index, the NLL over all prediction times, and ours less each in NLL with its 95 % interval. What is
 finished in OUT is kept, so that an interrupted benchmark goes on.
 """

@@ -1,10 +1,7 @@
 """A long record cut into parts is the uncut record: loss, every gradient, every answer; and batches made ahead."""
 
-import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,19 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ehrsequencing.answers import nll_of_rows, risk_of_rows
-from ehrsequencing.arrays import offsets
 from ehrsequencing.batch import VisitBatch
-from ehrsequencing.config import ModelConfig, load_study
+from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import MAX_VISIT_CODES, Part, Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.reach import Reach
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
-from ehrsequencing.training import loop
-from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from helpers.long_records import random_records
 from helpers.models import make_model
 from helpers.strategies import CODE_TYPES, VOCAB
 
@@ -51,72 +43,6 @@ def model_of(kind: str, seed: int = 0) -> SurvivalModel:
     chosen = {**SMALL, **KINDS[kind]}
     chosen.pop("max_visits" if chosen.get("architecture") == "flat" else "max_tokens")
     return make_model(seed=seed, **chosen)
-
-
-def random_records(
-    lengths: tuple[int, ...], *, seed: int, causes: int = 2, density: float = 0.7, inside: float = 0.4
-) -> TaskRecords:
-    """Visits at whole days with 0 to 4 codes; prediction times at visits' ends, and queries on and between them.
-
-    A share of the queries lies in the visit that follows, after some of its codes.
-    """
-    rng = np.random.default_rng(seed)
-    n, subject = sum(lengths), np.repeat(np.arange(len(lengths)), lengths)
-    end = np.concatenate([np.cumsum(rng.integers(1, 4, length)) for length in lengths] or [np.zeros(0)]).astype(
-        np.int64
-    )
-    codes = rng.integers(0, 5, n)
-    values = rng.normal(size=(int(codes.sum()), 2)).astype(np.float32)
-    values[rng.random(len(values)) < 0.5] = np.nan
-    static = rng.integers(0, 3, len(lengths))
-    timelines = Timelines(
-        subject_id=np.arange(len(lengths)) + 7,
-        birth_us=np.zeros(len(lengths), np.int64),
-        subject_offsets=offsets(subject, len(lengths)),
-        start_us=end,
-        end_us=end,
-        age_years=np.where(rng.random(n) < 0.1, np.nan, rng.uniform(0, 100, n)).astype(np.float32),
-        delta_days=rng.choice([0.0, 0.3, 1.0, 40.0], n).astype(np.float32),
-        visit_offsets=np.r_[0, np.cumsum(codes)],
-        codes=rng.integers(1, VOCAB, int(codes.sum())).astype(np.int32),
-        values=values,
-        static_codes=rng.integers(1, VOCAB, int(static.sum())).astype(np.int32),
-        static_offsets=np.r_[0, np.cumsum(static)],
-    )
-    rows: list[tuple[int, int, bool, int]] = []  # subject, moment, query, visits seen
-    for owner, length in enumerate(lengths):
-        own = end[timelines.subject_offsets[owner] : timelines.subject_offsets[owner] + length]
-        for moment in range(int(own.max(initial=0)) + 3):
-            if rng.random() < density:
-                seen = int(np.sum(own <= moment))
-                is_query = not (seen and own[seen - 1] == moment) or rng.random() < 0.2
-                if is_query and rng.random() < 0.5:
-                    continue
-                rows.append((owner, moment, bool(is_query), seen))
-    r, is_query = len(rows), np.array([row[2] for row in rows], dtype=bool)
-    carried = rng.integers(0, 3, r) * is_query
-    owner = np.array([row[0] for row in rows], dtype=np.int64)
-    cause = rng.integers(0, causes + 1, r).astype(np.int8)
-    next_visit = timelines.subject_offsets[owner] + np.array([row[3] for row in rows], dtype=np.int64)
-    codes = np.r_[np.diff(timelines.visit_offsets), 0][next_visit] * (next_visit < timelines.subject_offsets[owner + 1])
-    unfinished = rng.integers(0, codes + 1) * is_query * (rng.random(r) < inside)
-    asked = TaskRows(
-        row_offsets=offsets(owner, len(lengths)),
-        prediction_us=np.array([row[1] for row in rows], dtype=np.int64),
-        index_us=np.zeros(r, np.int64),
-        is_query=is_query,
-        visits_before=np.array([row[3] for row in rows], dtype=np.int32),
-        age_years=rng.uniform(0, 100, r).astype(np.float32),
-        delta_days=rng.uniform(0, 9, r).astype(np.float32),
-        unfinished_codes=unfinished.astype(np.int32),
-        duration_days=rng.uniform(1, 900, r),
-        entry_days=np.zeros(r, np.float32),
-        cause=cause,
-        carry_offsets=np.r_[0, np.cumsum(carried)],
-        carry_codes=rng.integers(1, VOCAB, int(carried.sum())).astype(np.int32),
-        carry_values=rng.normal(size=(int(carried.sum()), 2)).astype(np.float32),
-    )
-    return TaskRecords(timelines, asked)
 
 
 def loader_of(model: SurvivalModel, arrays: TaskRecords) -> SubjectLoader:
@@ -405,191 +331,3 @@ def test_a_moved_batch_remembers_the_cpu_one() -> None:
     batch = SubjectLoader(random_records((4, 3), seed=0)).collate(np.array([0, 1])).batch
     assert batch.host is batch
     assert batch.to("meta").host is batch
-
-
-# ---- training --------------------------------------------------------------------------------------------------------
-
-TINY = (
-    "model.dim=16", "model.heads=2", "model.layers=1", "model.max_visits=3", "training.epochs=1",
-    "training.min_steps=12", "training.visit_budget=16", "training.warmup_steps=20", "training.checkpoint_seconds=0",
-)  # fmt: skip
-
-
-def train(prepared: Path, out: Path, *extra: str, resume: bool = False, stop_at: int = 0) -> list[int]:
-    """Train; returns how many batches each step had."""
-    trainer = Trainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *extra]))
-    batches, calls = [0], 0
-    backward = trainer._backward
-
-    def counted(step: Step) -> Tensor:
-        batches[-1] += 1
-        batches.extend([0] * step.is_last)
-        return backward(step)
-
-    def stop(_: object) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == stop_at:
-            raise InterruptedError
-
-    trainer._backward = counted  # type: ignore[method-assign]
-    trainer.fit(resume=resume, on_progress=stop)
-    return batches[:-1]
-
-
-def history(run: Path) -> list[tuple[float, float]]:
-    rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    return [(row["train_nll"], row["tuning_nll"]) for row in rows]
-
-
-def weights(run: Path) -> bytes:
-    return (run / "model.safetensors").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def cut_run(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cut") / "run"
-    batches = train(sim_prepared, out)
-    assert max(batches) > 2
-    return out
-
-
-def test_a_run_with_cut_records_goes_on_to_the_same_bytes(sim_prepared: Path, cut_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(InterruptedError):
-        train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=45", stop_at=70)
-    train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=45", resume=True)
-    assert weights(tmp_path / "run") == weights(cut_run)
-    assert history(tmp_path / "run") == history(cut_run)
-
-
-def test_training_on_parts_is_training_on_the_whole(
-    sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = ("model.dropout=0.0", "model.history_dropout=0.0", "training.learning_rate=1e-4")
-    assert max(train(sim_prepared, tmp_path / "parts", *settings)) > 2
-    monkeypatch.setattr(Reach, "of", lambda config: None)
-    assert max(train(sim_prepared, tmp_path / "whole", *settings)) == 1
-    np.testing.assert_allclose(history(tmp_path / "parts"), history(tmp_path / "whole"), rtol=1e-4)
-
-
-# ---- made ahead, read late: what a GPU's run does, on the CPU --------------------------------------------------------
-
-
-def test_made_ahead_are_the_same_bytes(
-    sim_prepared: Path, cut_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(*arguments: Any, **named: Any) -> Losses:
-        losses = Losses(*arguments, **named)
-        losses.every = 7
-        return losses
-
-    monkeypatch.setattr(loop, "feed", lambda steps, device: ahead(steps))
-    monkeypatch.setattr(loop, "Losses", late)
-    train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=60")
-    assert weights(tmp_path / "run") == weights(cut_run)
-    assert history(tmp_path / "run") == history(cut_run)
-
-
-def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
-    made: list[tuple[int, int]] = []
-    second = threading.Event()
-
-    def items() -> Iterator[int]:
-        for number in range(5):
-            made.append((number, threading.get_ident()))
-            if number == 1:
-                second.set()
-            yield number
-
-    stream = ahead(items())
-    assert next(stream) == 0
-    assert second.wait(10)  # made while the first is in our hands
-    assert list(stream) == [1, 2, 3, 4]
-    assert len({thread for _, thread in made}) == 1
-    assert threading.get_ident() not in {thread for _, thread in made}
-
-
-def test_never_more_than_one_is_made_ahead() -> None:
-    made = 0
-
-    def items() -> Iterator[int]:
-        nonlocal made
-        for number in range(10):
-            made += 1
-            yield number
-
-    for taken, _ in enumerate(ahead(items()), start=1):
-        assert made <= taken + 1
-
-
-def test_an_error_in_the_other_thread_arrives_and_leaves_no_thread() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise EhrseqError("is broken", where="here", fix="fix it")
-
-    before = threading.active_count()
-    with pytest.raises(EhrseqError, match="is broken"):
-        list(ahead(items()))
-    for stream in (ahead(iter(range(9))), ahead(iter(range(9)))):
-        next(stream)
-        stream.close()  # type: ignore[attr-defined]  # a generator
-    assert threading.active_count() == before
-
-
-def test_a_gpu_gets_pinned_batches_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[tuple[str, bool, str]] = []
-    pinned: set[int] = set()
-
-    def pin(self: VisitBatch) -> VisitBatch:
-        twin = replace(self)
-        pinned.add(id(twin.codes))
-        assert threading.current_thread() is not threading.main_thread()
-        return twin
-
-    def to(self: VisitBatch, device: Any, *, non_blocking: bool = False) -> VisitBatch:
-        moved.append((str(device), non_blocking, "pinned" if id(self.codes) in pinned else "not pinned"))
-        return self
-
-    monkeypatch.setattr(VisitBatch, "pin_memory", pin)
-    monkeypatch.setattr(VisitBatch, "to", to)
-    loader = SubjectLoader(random_records((4, 3, 5), seed=0))
-    steps = list(feed(loader.in_order(visit_budget=4), torch.device("cuda")))
-    assert len(steps) == 3
-    assert moved == [("cuda", True, "pinned")] * 3
-
-
-@pytest.mark.parametrize("every", [1, 4])
-def test_losses_add_up_whenever_they_are_read(every: int) -> None:
-    state, losses = TrainingState(""), Losses(torch.device("cpu"), scale=3.0, where="run")
-    losses.every = every
-    values = torch.rand(10)
-    for number, value in enumerate(values, start=1):
-        state.global_step = number
-        losses.add(state, value, rows=2)
-        assert state.row_count == 2 * (number - number % every)
-    losses.read(state)
-    expected = 0.0
-    for value in values:
-        expected += value.item() * 3.0
-    assert (state.loss_sum, state.row_count) == (expected, 20)
-    losses.read(state)
-    assert state.row_count == 20
-
-
-@pytest.mark.parametrize("every", [1, 4])
-def test_a_loss_that_is_not_finite_is_named_by_its_step(every: int) -> None:
-    state, losses = TrainingState(""), Losses(torch.device("cpu"), scale=3.0, where="run")
-    losses.every = every
-
-    def count_to(last: int) -> None:
-        for number in range(1, last + 1):
-            state.global_step = number
-            losses.add(state, torch.tensor(float("nan") if number >= 6 else 1.0), rows=1)
-
-    with pytest.raises(EhrseqError, match="not finite at step 6"):
-        count_to(8)
-
-
-def test_a_gpu_is_asked_once_every_so_many_steps() -> None:
-    assert Losses(torch.device("cuda"), scale=1.0, where="run").every == READ_STEPS > 1
-    assert Losses(torch.device("cpu"), scale=1.0, where="run").every == 1

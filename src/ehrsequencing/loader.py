@@ -32,19 +32,12 @@ _SCAN = 1_000_000  # visits looked at together
 
 @dataclass(frozen=True)
 class Step:
-    """A batch and where its prediction times stand.
+    """A batch and where its prediction times stand."""
 
-    Attributes:
-        batch: The packed visits and queries, with labels.
-        rows: (r,) int64, rows of the task, ascending within a subject.
-        positions: (r,) int64, the visit or query of the batch that answers each row.
-        is_last: Whether the subjects drawn together are complete with it; False while parts of them follow.
-    """
-
-    batch: VisitBatch
-    rows: Ints
-    positions: Ints
-    is_last: bool = True
+    batch: VisitBatch  # the packed visits and queries, with labels
+    rows: Ints  # (r,) int64, rows of the task, ascending within a subject
+    positions: Ints  # (r,) int64, the visit or query of the batch that answers each row
+    is_last: bool = True  # whether the subjects drawn together are complete with it; False while parts of them follow
 
 
 class SubjectLoader:

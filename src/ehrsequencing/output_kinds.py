@@ -42,9 +42,10 @@ RUN = Kind("run", "a run")
 UNFINISHED_RUN = Kind("unfinished run", "an unfinished run")
 CHECKPOINT = Kind("checkpoint", "a checkpoint")
 EXTERNAL = Kind("external validation", "an external validation")
+SCORE = Kind("score", "a score of predictions")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
-KINDS = (PREPARED, IMPORTED, SIMULATION, RUN, UNFINISHED_RUN, CHECKPOINT, EXTERNAL, CHECK, PREDICTIONS)
+KINDS = (PREPARED, IMPORTED, SIMULATION, RUN, UNFINISHED_RUN, CHECKPOINT, EXTERNAL, SCORE, CHECK, PREDICTIONS)
 
 
 def is_json_of(path: Path, kind: Kind) -> bool:

@@ -73,12 +73,6 @@ class Moment:
 class NewRecords:
     """Records that a run is asked about: surveyed in one pass, encoded in another.
 
-    Args:
-        run: A trained run.
-        data: A MEDS data set.
-        facts: What its own files do not tell.
-        progress: Called with (shards done, shards to do) over all passes.
-
     Attributes:
         subjects: How many there are in the shards encoded so far.
         moments: How many moments they were asked about, late ones included.
@@ -127,7 +121,7 @@ class NewRecords:
         what, fix = "lies after data.extracted", "ask for a day until then, or correct data.extracted"
         if not declared:
             what = f"lies more than {GRACE_DAYS} days after the data's last row"
-            fix = "tell when the records were taken, as in data.extracted=2026-03-01, or ask for an earlier day"
+            fix = "state when the records were extracted, as in data.extracted=2026-03-01, or ask for an earlier day"
         raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
 
     def require_known(self, *, force: bool) -> str:
@@ -155,7 +149,7 @@ def predict(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Write the risks for any MEDS data, seen or not: those that `evaluate` judges.
+    """Write the risks for any MEDS data, seen or not: those that `evaluate` evaluates.
 
     Args:
         run_folder: A trained run.
@@ -258,7 +252,7 @@ def _answers(run: Run, models: Sequence[SurvivalModel], records: TaskRecords, fi
 def _nobody(records: NewRecords) -> EhrseqError:
     if records.late and records.late == records.moments:
         what = f"all {records.late:,} moments to ask about lie after the data's end"
-        fix = "tell when the records were taken, as in data.extracted=2026-03-01, if they reach further"
+        fix = "state when the records were extracted, as in data.extracted=2026-03-01, if they reach further"
         return EhrseqError(what, where=str(records.data), fix=fix)
     fix = "check the index codes of the task against the data with ehrseq check"
     return EhrseqError("nobody has a prediction time", where=str(records.data), fix=fix)
@@ -270,7 +264,7 @@ def _told(records: NewRecords, *, answered: int) -> Iterator[str]:
         yield f"left out: {records.reader.late.text}; they do not move the data's end"
     if records.late:
         what = f"{records.late:,} of {records.moments:,} moments lie after the data's end and have no answer"
-        told = "" if records.reader.declared_us is not None else "; data.extracted=DATE tells an end after the last row"
+        told = "" if records.reader.declared_us is not None else "; data.extracted=DATE sets an end after the last row"
         yield what + told
     if answered < records.subjects:
         without = records.subjects - answered

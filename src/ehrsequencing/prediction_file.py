@@ -1,4 +1,4 @@
-"""Writes the file of predictions: one row per prediction time, cause and horizon, as Parquet or CSV."""
+"""The file of predictions: one row per prediction time, cause and horizon, as Parquet or CSV. Written and read here."""
 
 import gzip
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.arrays import Floats32, Ints
+from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import PREDICTIONS, is_parquet_of, parquet_mark
 from ehrsequencing.storage import atomic_path
@@ -124,3 +125,94 @@ def _open(path: Path, schema: pa.Schema, name: str) -> Iterator[Any]:
     compression = "gzip" if name.endswith(".gz") else None
     with pa.output_stream(path, compression=compression) as stream, pc.CSVWriter(stream, schema) as file:
         yield file
+
+
+@dataclass(frozen=True)
+class RiskTable:
+    """A file of predictions, as it was read: n rows in the file's order.
+
+    Attributes:
+        subject_id: (n,).
+        prediction_us: (n,) microseconds since 1970.
+        causes: Names of the causes, once each.
+        cause: (n,) position in `causes`.
+        horizon_days: (n,).
+        risk: (n,) as in the file, whatever it says.
+        start_days: Risks are given no event for so long; None where the file does not tell.
+    """
+
+    subject_id: Ints
+    prediction_us: Ints
+    causes: list[str]
+    cause: Ints
+    horizon_days: Floats
+    risk: Floats
+    start_days: float | None
+
+    def __len__(self) -> int:
+        return len(self.risk)
+
+
+def read_predictions(path: Path) -> RiskTable:
+    """Read a file of predictions that any model may have made.
+
+    Args:
+        path: Parquet, CSV or CSV.gz with the columns `subject_id`, `prediction_time`, `cause`, `horizon_days`, `risk`
+            and, if it has it, `start_days`. Other columns are left alone.
+
+    Raises:
+        EhrseqError: It cannot be read, lacks a column, or a column has another type or empty cells.
+    """
+    require_suffix(path)
+    table = _read(path)
+    columns = {
+        name: _column(table, name, _COLUMNS.field(name).type if name != "risk" else pa.float64(), path)
+        for name in ("subject_id", "prediction_time", "cause", "horizon_days", "risk")
+    }
+    start = None
+    if "start_days" in table.column_names:
+        starts = pa.compute.unique(_column(table, "start_days", pa.float64(), path)).to_pylist()
+        if len(starts) > 1:
+            what = f"has {len(starts)} different start_days"
+            raise EhrseqError(what, where=str(path), fix="all risks must be given no event for the same time")
+        start = float(starts[0]) if starts else None
+    cause = columns["cause"].combine_chunks().dictionary_encode()
+    return RiskTable(
+        columns["subject_id"].to_numpy(), columns["prediction_time"].cast(pa.int64()).to_numpy(),
+        cause.dictionary.to_pylist(), cause.indices.to_numpy().astype(np.int64),
+        columns["horizon_days"].to_numpy(), columns["risk"].to_numpy(), start,
+    )  # fmt: skip
+
+
+def _read(path: Path) -> pa.Table:
+    """The whole table; of CSV, columns of text that must be numbers are refused later, not by Arrow with the value."""
+    try:
+        if path.name.endswith(".parquet"):
+            return pq.read_table(path)
+        return pc.read_csv(path)
+    except OSError as error:
+        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
+    except pa.ArrowException as error:
+        kind = "Parquet" if path.name.endswith(".parquet") else "CSV"
+        raise EhrseqError(f"cannot be read as {kind}", where=str(path), fix="write the file again") from error
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.ChunkedArray:
+    """A column as one type. No message repeats a value."""
+    if table.column_names.count(name) != 1:
+        what = f"has no column {name!r}" if name not in table.column_names else f"has two columns {name!r}"
+        needed = "subject_id, prediction_time, cause, horizon_days and risk"
+        raise EhrseqError(what, where=str(path), fix=f"it needs {needed}, once each")
+    column = table[name]
+    if column.null_count:
+        why = "; the visit head predicts no risk in days" if name == "horizon_days" else ""
+        what = f"{column.null_count:,} rows have no {name}{why}"
+        raise EhrseqError(what, where=str(path), fix="fill them in, or leave these rows out")
+    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        what = "prediction_time has a time zone, and the times of MEDS have none"
+        raise EhrseqError(what, where=str(path), fix="convert it to the clock of the records, and drop the zone")
+    try:
+        return column.cast(kind, safe=not pa.types.is_timestamp(kind))
+    except pa.ArrowException as error:
+        what = f"column {name!r} has type {column.type}, not {kind}"
+        raise EhrseqError(what, where=str(path), fix="convert it") from error

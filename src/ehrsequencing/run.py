@@ -40,9 +40,6 @@ _FACTS: dict[str, type] = {"excluded": list, "fingerprint": str, "labels": str, 
 class Run:
     """A trained run, read from its folder.
 
-    Args:
-        folder: What `ehrseq train` made.
-
     Raises:
         EhrseqError: The folder is not a complete run, or its files do not belong together.
     """

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ehrsequencing.answers import nll_of_rows, risk_of_rows
-from ehrsequencing.baselines import boosted, landmark_cox
+from ehrsequencing.baselines import boosted, forest, landmark_cox
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
@@ -77,6 +77,8 @@ def _fast_boosting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few pairs, few trees and larger steps: what is tested here does not depend on them."""
     quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
     monkeypatch.setattr(boosted, "MOST_PAIRS", 5)
+    monkeypatch.setattr(forest, "TREES", 2)
+    monkeypatch.setattr(forest, "LEAVES", (60,))
     monkeypatch.setattr(boosted, "UNWATCHED_TREES", 5)
     monkeypatch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))
 
@@ -553,7 +555,15 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
     with pytest.raises(EhrseqError, match="need the run's own data"):
         fit_baselines("all", common)
     made = {one.model.name: one for one in fit_baselines("all", common, more=rivals(sim_run, prepared))}
-    assert set(made) == {"boosted visits", LSTM, FLAT, "landmark Cox", "age + sex", "Aalen–Johansen"}
+    assert set(made) == {
+        "boosted visits",
+        "competing-risk forest",
+        LSTM,
+        FLAT,
+        "landmark Cox",
+        "age + sex",
+        "Aalen–Johansen",
+    }
     Run(sim_run)  # still a valid run
     assert sorted(p.name for p in (sim_run / "baselines").iterdir()) == ["flat-behrt", "lstm"]
     days, rows = np.array([90.0, 365.25]), tuning.rows

@@ -23,11 +23,13 @@ from ehrsequencing.blend import train as training
 from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, part_hazards
 from ehrsequencing.blend.train import BlendTrainer, folds_of, trainer_of
 from ehrsequencing.blend.weights import BlendWeights
-from ehrsequencing.config import StudyConfig, load_study
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.score import score
 from ehrsequencing.evaluation.tables import blend as blend_table
 from ehrsequencing.predict import predict
 from ehrsequencing.records.prepared import Prepared
@@ -100,6 +102,7 @@ def test_out_of_fold_means_out_of_fold(store: Prepared, study: StudyConfig, tmp_
     np.testing.assert_array_equal(np.sort(drawn), np.setdiff1d(everybody, fold))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_with_the_same_bytes(
     run: Path, store: Prepared, study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +153,7 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, store: Prepared, tmp_
     assert not [path for path in run.iterdir() if path.suffix in (".pkl", ".pickle", ".joblib")]
 
 
+@pytest.mark.slow
 def test_answers_do_not_depend_on_how_rows_are_cut(run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     made, records = Run(run), store.records("simulated", "held_out")
     whole = made.nll(records)
@@ -185,6 +189,38 @@ def test_predict_writes_what_evaluate_judges_and_the_network_has_a_row_of_its_ow
     written = [known[key] for key in zip(records.subject_id, records.rows.prediction_us, strict=True)]
     np.testing.assert_allclose(written, ours, atol=1e-5)
     assert np.abs(alone - ours).max() > 1e-3
+
+
+def test_evaluate_judges_the_blend_and_not_its_network(
+    run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path
+) -> None:
+    """Every row of `evaluate` is that of the risks which `predict` writes, and none that of the network alone."""
+    shutil.copytree(run, tmp_path / "run")
+    settings = EvaluationConfig(baselines="none", bootstrap=0)
+    result = evaluate(tmp_path / "run", settings=settings)
+    assert result["models"][:2] == [OURS, NETWORK]
+    assert result["strongest"] is None
+    predict(run, sim_data, tmp_path / "blend.parquet")
+    task, asked = Run(run).task, StudyConfig(evaluation=settings)
+    scored, _ = score(tmp_path / "blend.parquet", sim_data, task, study=asked, prepared=sim_prepared)
+
+    def values(found: dict[str, Any], model: str, metrics: tuple[str, ...]) -> dict[tuple[Any, ...], float]:
+        return {
+            tuple(row[name] for name in ("landmark_days", "cause", "horizon_days", "metric")): row["value"]
+            for row in found["metrics"]
+            if row["model"] == model and row["metric"] in metrics and row["value"] is not None
+        }
+
+    kinds = ("c", "auc", "brier", "oe")
+    ours, theirs, alone = values(result, OURS, kinds), values(scored, "blend", kinds), values(result, NETWORK, kinds)
+    assert set(ours) == set(theirs) == set(alone)
+    assert {key[3] for key in ours} == set(kinds)
+    np.testing.assert_allclose([*ours.values()], [theirs[key] for key in ours], rtol=1e-5)
+    for kind in kinds:
+        assert max(abs(ours[key] - alone[key]) for key in ours if key[3] == kind) > 1e-4, kind
+    nll, nll_alone = (values(result, model, ("nll",)) for model in (OURS, NETWORK))
+    assert set(nll) == set(nll_alone) != set()
+    assert all(abs(nll[key] - nll_alone[key]) > 1e-3 for key in nll)
 
 
 def test_the_weights_are_told(run: Path) -> None:

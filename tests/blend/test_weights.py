@@ -67,6 +67,7 @@ def test_a_useless_model_gets_no_weight_and_a_cause_without_events_equal_ones() 
     np.testing.assert_allclose(found.value[1], 1 / 3)
 
 
+@pytest.mark.slow
 def test_intervals_are_near_those_of_full_refits() -> None:
     """One Newton step per resample against the optimum of each resample."""
     _, rows = drawn(n=600)

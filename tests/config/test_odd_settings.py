@@ -189,6 +189,8 @@ ARGUMENTS = {
     "evaluate": ["evaluate", "nowhere"],
     "evaluate --data": ["evaluate", "nowhere", "--data", "elsewhere"],
     "predict": ["predict", "nowhere", "elsewhere"],
+    "score": ["score", "nowhere.csv", "elsewhere", "--task", "no.yaml"],
+    "score --prepared": ["score", "nowhere.csv", "elsewhere", "--task", "no.yaml", "--prepared", "set"],
 }
 SETTINGS = (
     "data.extracted=2020-01-01", "dialect.time=t", "visits.by=window", "values.mode=none", "vocabulary.min_subjects=9",

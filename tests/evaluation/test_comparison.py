@@ -245,7 +245,7 @@ def test_smallest_g_by_hand_and_the_note() -> None:
     assert [row["g"] for row in found["smallest_g"]] == pytest.approx([16 / 20, 1 / 20])
     assert "1 of 2" in found["note"]
     assert "5.0%" in found["note"]
-    assert "stands for 20" in found["note"]
+    assert "represents 20" in found["note"]
     assert censoring([replace(scope, horizons_days=np.array([50.0, 60.0]))], model="kaplan-meier")["note"] == ""
 
 

@@ -10,7 +10,6 @@ import pytest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.disclosure.counts import publish
 from ehrsequencing.disclosure.derived import disclose
-from ehrsequencing.evaluation import evaluate as module
 from ehrsequencing.evaluation.comparison import ORACLE, OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.oracle import (
@@ -20,8 +19,11 @@ from ehrsequencing.evaluation.oracle import (
     mechanism_shares,
     risk_errors,
 )
+from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.report import render
+from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 
@@ -262,7 +264,14 @@ def test_a_wrong_truth_is_seen(
 
 
 def test_a_model_that_is_the_truth_has_no_error(own_task_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.Evaluation, "_risk", lambda self, horizons_days: self.truth.risk(horizons_days))
+    data = Path(Run(own_task_run).prepared().manifest["data_path"])
+
+    def true_risk(source: RunRisks, records: TaskRecords, horizons_days: np.ndarray) -> np.ndarray:
+        truth = Truth.read(data, records, causes=source.task.causes)
+        assert truth is not None
+        return truth.risk(horizons_days)
+
+    monkeypatch.setattr(RunRisks, "from_zero", true_risk)
     oracle = evaluate(own_task_run, settings=EvaluationConfig(baselines="none", bootstrap=0))["oracle"]
     assert all(row["rmse"] < 1e-12 and row["slope"] == pytest.approx(1.0) for row in oracle["risks"])
     assert all(value < 1e-6 for value in oracle["hazard_rmse_per_year"].values())

@@ -5,10 +5,13 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import yaml
 
 from ehrsequencing.simulate import SimulationConfig
+from ehrsequencing.simulate.courses import Courses, simulate_courses
+from ehrsequencing.simulate.process import Process
 
 _BUSY = {
     "visits_per_year": 2.8, "outcome_per_year": 0.027, "pair_visit_share": 0.5, "pair_effect": 1.0, "pair_memory": 0.8,
@@ -43,3 +46,14 @@ def brute_prediction_times(out: Path) -> list[tuple[int, datetime]]:
         ends = {time for time in last_of_day.values() if time > index}
         found += [(subject, time) for time in sorted({index} | ends) if time < end]
     return found
+
+
+def courses_of(subjects: int, seed: int = 7, **knobs: float) -> tuple[Process, Courses]:
+    process = Process(busy_world(**knobs))
+    return process, simulate_courses(process, np.random.default_rng(seed), subjects)
+
+
+EFFECTS = ("age", "death_age", "sex", "death_sex", "chronic", "pair", "gap", "order", "decay", "lab")
+
+
+NO_EFFECTS = {f"{name}_effect": 0.0 for name in EFFECTS}

@@ -252,6 +252,17 @@ def test_order_of_rows_never_matters(rows: list[dict[str, Any]], random: Any) ->
     assert counts == others
 
 
+@pytest.mark.parametrize("role", [Role.PERSON, Role.DEATH, Role.OBSERVED])
+def test_rows_that_differ_in_their_encounter_only_are_one(role: Role) -> None:
+    person = {"subject_id": 1, "role": int(Role.PERSON), "code": "MEDS_BIRTH", "time": moment(-20_000)}
+    event = {"subject_id": 1, "role": int(Role.EVENT), "code": "A", "time": moment(3, 7)}
+    tied = {"subject_id": 1, "role": int(role), "code": "MEDS_BIRTH", "time": moment(-20_000), "end": moment(2)}
+    rows = [event, person, tied | {"encounter_id": None}, tied | {"encounter_id": 1}, tied | {"encounter_id": 2}]
+    made = [clean_rows(as_rows(some), Counter()) for some in (rows, rows[::-1])]
+    assert made[0].equals(made[1])
+    assert made[0]["encounter_id"].null_count == len(made[0])
+
+
 @given(drawn_rows())
 @settings(max_examples=60)
 def test_subjects_are_cleaned_one_by_one(rows: list[dict[str, Any]]) -> None:

@@ -277,8 +277,9 @@ def test_people_without_a_record_before_they_are_asked_are_counted(tmp_path: Pat
         "landmarks: [0d, 30d]\n"
     )
     said = ehrseq("check", data, "--task", tmp_path / "task.yaml").output
-    assert "3  of 4 subjects asked at the index have no record before; 2 have their first one only later" in said
-    assert "2  of 4 subjects asked 30d after the index have no record before; 1 have their first one only later" in said
+    told = "subjects with a prediction {} have no record before; {} have their first one only later"
+    assert f"3  of 4 {told.format('at the index', 2)}" in said
+    assert f"2  of 4 {told.format('30d after the index', 1)}" in said
 
 
 def test_an_index_that_is_a_record_has_no_immortal_time(sim_prepared: Path, sim_data: Path) -> None:

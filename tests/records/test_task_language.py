@@ -4,39 +4,32 @@ Hand-counted records, with the oracle and the store; the oracle's rules broken o
 tasks that were written before there was any of this.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.config import HistoryCode, TaskConfig, load_study, load_task, validated
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.codes import CodeMatcher, split_condition
+from ehrsequencing.config import HistoryCode, TaskConfig, load_study
+from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
-from ehrsequencing.records.prepared import prepare
 from ehrsequencing.records.record import make_record
 from helpers.cohorts import (
     Case,
     HandMade,
     Q,
     V,
-    a_task,
     broken_rules,
     check_arrays,
     check_attrition,
     differences,
     stored_cohort,
-    study,
 )
 from helpers.drawn_tasks import tasks
-from helpers.meds import DAY_US, HOUR_US, SPLITS, Row, load_arrays, record, token_names, us, write_meds
+from helpers.meds import DAY_US, HOUR_US, Row, record, us
 from reference.records import Records
 
 
@@ -400,191 +393,3 @@ def _events(rows: list[Row]) -> Any:
         codes=tuple(codes),
         value=np.array([np.nan if row.value is None else row.value for row in rows], dtype=np.float32),
     )
-
-
-# ---- attrition and notes ---------------------------------------------------------------------------------------------
-
-
-def attrition_of(tmp: Path, rows: list[Row], **settings: Any) -> dict[str, Any]:
-    data = write_meds(tmp / "data", rows, splits={row.subject: "train" for row in rows})
-    prepare(data, tmp / "out", study=study(), tasks=[a_task(**settings)])
-    return json.loads((tmp / "out" / "tasks" / "t" / "attrition.json").read_text())  # type: ignore[no-any-return]
-
-
-def test_attrition_names_every_criterion_and_counts_indexes(tmp_path: Path) -> None:
-    records_ = [
-        "0 A, 9 IDX, 10 B, 11 IDX, 14 OUT",  # both indexes go through
-        "0 A, 1 IDX, 9 IDX, 10 B, 14 OUT",  # the first has too little history
-        "0 A, 9 IDX, 10 OUT, 11 IDX",  # the second comes after the outcome
-        "0 B, 9 IDX, 10 B",  # no A
-        "0 A, 1 OUT",  # no index
-    ]
-    rows = [row for subject, text in enumerate(records_) for row in record(subject, text)]
-    rules = {"history": "5d", "must_have": [{"code": ["A", "re:A+"], "within": "2w"}], "must_not_have": "COMP"}
-    found = attrition_of(tmp_path, rows, index={"code": "IDX", "which": "every"}, eligibility=rules)
-    assert [(step["step"], step["subjects"], step["indexes"]) for step in found["steps"]] == [
-        ("all subjects", 5, 7),
-        ("with an index", 4, 7),
-        ("with 5d of history before the index", 4, 6),
-        ("with A or re:A+ within 14d before the index", 3, 5),
-        ("without COMP up to the index", 3, 5),
-        ("without an outcome or competing event at or before the index", 3, 4),
-        ("followed up after the index", 3, 4),
-        ("with a prediction time outside the blanking period", 3, 4),
-    ]
-    assert found["notes"] == {}
-
-
-def test_what_is_odd_about_a_cohort_is_noted(tmp_path: Path) -> None:
-    rows = (
-        record(1, "1 IDX, 2 A, 3 MEDS_DEATH") + record(2, "0 CENS, 1 IDX, 2 A, 3 B") + record(3, "1 IDX, 4 CENS, 5 OUT")
-    )
-    found = attrition_of(tmp_path / "a", rows, censoring={"code": "CENS"})
-    assert found["notes"] == {
-        "follow-up ended by a death that is no cause": 1, "indexes with censoring codes only before them": 1,
-    }  # fmt: skip
-    dated = {"index": {"date": "2020-02-28"}, "outcome": {"out": "OUT", "death": "MEDS_DEATH"}}
-    rows += record(4, "3 MEDS_BIRTH, 4 A, 5 B")
-    found = attrition_of(tmp_path / "b", rows, **dated)
-    assert found["notes"] == {"indexes before birth": 1}
-    arrays = load_arrays(tmp_path / "b" / "out" / "tasks" / "t" / "train")
-    ages = arrays["age_years"][arrays["row_offsets"][3] :]
-    assert np.isnan(ages[0])  # it was negative
-    np.testing.assert_allclose(ages[1:], [1 / 365.25], rtol=1e-6)
-
-
-# ---- how it is written -----------------------------------------------------------------------------------------------
-
-
-def test_conditions_need_blanks_and_codes_keep_their_signs() -> None:
-    assert split_condition("LAB//A1c (%) >= 6.5") == ("LAB//A1c (%)", ">=", 6.5)
-    assert split_condition("re:LAB//.* < -1e3") == ("re:LAB//.*", "<", -1000.0)
-    for plain in ("BMI>=30", "BMI >=30", "AGE > old", ">= 3", "LAB >= 6.5 %", "a = b"):
-        assert split_condition(plain) is None
-        assert CodeMatcher([plain])(plain)
-    assert CodeMatcher(["re:BMI >= (30)"])("BMI >= 30")  # a code that looks like a condition
-    matcher = CodeMatcher(["LAB//X > 1", "A"])
-    assert [matcher(code) for code in ("LAB//X", "A", "LAB//X > 1")] == [True, True, False]
-    with pytest.raises(EhrseqError, match="come close: LAB//HbA1c; a condition on a number has blanks"):
-        CodeMatcher(["LAB//HbA1c>=6.5"]).require(["LAB//HbA1c"], suggest=["LAB//HbA1c"], where="task t, outcome.x")
-
-
-@pytest.mark.parametrize(
-    ("settings_", "message"),
-    [
-        ({"eligibility": {"min_age": "50y", "max_age": "50y"}}, "min_age must be below max_age"),
-        ({"eligibility": {"must_have": [{"code": "A", "inside": "1d"}]}}, "unknown setting 'eligibility.must_have"),
-        ({"eligibility": {"must_have": [{"code": "A", "count": 0}]}}, "count"),
-        ({"eligibility": {"history": 30}}, "not a duration"),
-        ({"index": {"first_visit": True, "which": "every"}}, "which belongs to an index by code or file"),
-        ({"index": {"code": "IDX", "cohort_id": 3}}, "cohort_id belongs to an index by file"),
-        ({"index": {"code": "IDX", "file": "x.parquet"}}, "exactly one of code, first_visit, age, date, file"),
-    ],
-)
-def test_a_task_that_says_too_much_is_refused(settings_: dict[str, Any], message: str) -> None:
-    with pytest.raises(EhrseqError, match=message):
-        a_task(**settings_)
-
-
-def test_a_task_with_everything_reads_back_as_it_was_stored(tmp_path: Path) -> None:
-    rules = {"history": "1y", "min_age": "18y", "must_have": ["A", {"code": ["B", "LAB//X >= 2"], "within": "30d"}]}
-    rows = record(1, "0 A, 0 B, 1 LAB//X=3, 400 IDX, 401 OUT, 402 A") + record(
-        2, "-9000 MEDS_BIRTH, 0 A, 400 IDX, 401 A"
-    )
-    data = write_meds(tmp_path / "data", rows, splits={1: "train", 2: "train"})
-    task = a_task(eligibility=rules, recurrent=True)
-    prepare(data, tmp_path / "out", study=study(), tasks=[task])
-    assert load_task(tmp_path / "out" / "tasks" / "t" / "task.yaml") == task
-
-
-@pytest.mark.parametrize("where", ["censoring", "ignore"])
-def test_codes_that_make_no_token_have_no_condition(where: str, tmp_path: Path) -> None:
-    data = write_meds(tmp_path / "data", record(1, "0 LAB//X=3, 1 IDX, 2 OUT"), splits={1: "train"})
-    task = a_task(censoring={"code": "LAB//X > 2"}) if where == "censoring" else a_task()
-    config = study("visits.ignore=['LAB//X > 2']") if where == "ignore" else study()
-    with pytest.raises(EhrseqError, match=r"not possible in censoring\.code and visits\.ignore"):
-        prepare(data, tmp_path / "out", study=config, tasks=[task])
-
-
-def test_a_code_that_must_be_there_must_exist(tmp_path: Path) -> None:
-    data = write_meds(tmp_path / "data", record(1, "0 A, 1 IDX, 2 OUT"), splits={1: "train"})
-    with pytest.raises(EhrseqError, match=r"eligibility\.must_have: no code of the data matches BBB"):
-        prepare(data, tmp_path / "out", study=study(), tasks=[a_task(eligibility={"must_have": "BBB"})])
-    prepare(data, tmp_path / "out", study=study(), tasks=[a_task(eligibility={"must_not_have": "BBB"})])
-
-
-# ---- what was there before -------------------------------------------------------------------------------------------
-
-OLD_TASKS: dict[str, dict[str, Any]] = {
-    "plain": {"index": {"code": "A"}, "outcome": {"out": "C1"}},
-    "every": {
-        "index": {"code": "A", "which": "every", "after": "12h"}, "outcome": {"out": "re:C[12]"},
-        "competing": {"death": "MEDS_DEATH"}, "censoring": {"code": "END"}, "landmarks": ["0d", "30d"],
-    },
-    "age": {
-        "index": {"age": "50y"}, "outcome": {"death": "MEDS_DEATH"}, "censoring": {"date": "2022-06-01"},
-        "blanking": "2d",
-    },
-    "visit": {
-        "index": {"first_visit": True}, "outcome": {"lab": "LAB//*"}, "competing": {"d": ["MEDS_DEATH", "under:C"]},
-        "censoring": {"dataset_end": True},
-    },
-}  # fmt: skip
-# Made by the release before the task language was completed (commit 2a728b5), but for the values: their scales have
-# been those of groups of people since issue 18.
-BEFORE = {
-    "visits": "f0f4a1fb35d58575", "visits values": "f5c43a9cf48fb6e8", "tasks/plain": "bb105b65574a190c",
-    "tasks/plain values": "8947c62a533f2226", "tasks/every": "3a030700837c0c5b",
-    "tasks/every values": "26d7de96b8d78e61", "tasks/age": "837c9a682cce7a79",
-    "tasks/age values": "440fa02229e77098", "tasks/visit": "8e551cb44f24dc52",
-    "tasks/visit values": "e3b0c44298fc1c14", "tokens": "574374a0c77c80ea",
-}  # fmt: skip
-
-
-def old_rows() -> list[Row]:
-    start, rows = us("2020-01-01"), []
-    for subject in range(60):
-        if subject % 4:
-            rows.append(Row(subject, start - (18262 - 40 * (subject % 30)) * DAY_US, "MEDS_BIRTH"))
-        rows.append(Row(subject, None, f"SEX//{'MF'[subject % 2]}"))
-        names = ["A", "B", "LAB//1", "LAB//2", "C1", "B", "C2", "END", "RARE"][: 9 if subject % 3 else 6]
-        for k in range(7 + subject * 5 % 11):
-            time = start + ((subject * 37 + k * k * 13 + k * 7) % 800) * DAY_US + (subject * k % 24) * HOUR_US
-            code = names[(subject * 7 + k * k * 3 + k) % len(names)]
-            rows.append(Row(subject, time, code, float((subject * k) % 17) / 4 if code.startswith("LAB") else None))
-        if subject % 5 == 0:
-            rows.append(Row(subject, start + 700 * DAY_US, "MEDS_DEATH"))
-    return rows
-
-
-def contents(store: Path) -> dict[str, str]:
-    """Digest of every array (values to three decimals: machines round differently), cohort file and the tokens."""
-    out = {}
-    for name in ["visits", *(f"tasks/{task}" for task in OLD_TASKS)]:
-        hashed, values = hashlib.sha256(), hashlib.sha256()
-        for split in SPLITS:
-            for field, array in load_arrays(store / name / split).items():
-                if field == "unfinished_codes":  # newer than the digests
-                    assert not array.any()
-                    continue
-                if "values" in field:
-                    values.update((np.round(array.astype(np.float64), 3) + 0.0).tobytes())
-                    continue
-                hashed.update(f"{field} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-        if name != "visits":
-            hashed.update(repr(pq.read_table(store / name / "cohort.parquet").to_pydict()).encode())
-        out[name] = hashed.hexdigest()[:16]
-        out[f"{name} values"] = values.hexdigest()[:16]
-    out["tokens"] = hashlib.sha256(repr(token_names(store)).encode()).hexdigest()[:16]
-    return out
-
-
-def test_old_configurations_give_what_they_gave(tmp_path: Path) -> None:
-    splits = {s: SPLITS[(s * 7 % 10 > 5) + (s * 7 % 10 > 7)] for s in range(60)}
-    data = write_meds(tmp_path / "d", old_rows(), splits=splits, shards=2, parents={"C1": ["C"], "C2": ["C"]})
-    old = [
-        validated(TaskConfig, {"name": name, "horizons": ["30d"], **rest}, where="test")
-        for name, rest in OLD_TASKS.items()
-    ]
-    prepare(data, tmp_path / "o", study=load_study(), tasks=old)
-    assert contents(tmp_path / "o") == BEFORE

@@ -26,6 +26,7 @@ from ehrsequencing.audit import (
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check
+from ehrsequencing.metrics.minimum_counts import shareable_count
 from ehrsequencing.run import AUDIT, Run, add_to_run, require_room
 from ehrsequencing.storage import write_json
 
@@ -86,7 +87,9 @@ def audit(
         started = time.monotonic()
         finding = check.make(facts)
         seconds = round(time.monotonic() - started, 2)
-        answers.append({"name": check.name, "question": check.question, **asdict(finding), "seconds": seconds})
+        tested = {what: shareable_count(count) for what, count in finding.tested.items()}
+        named = {"name": check.name, "question": check.question}
+        answers.append({**named, **asdict(finding), "tested": tested, "seconds": seconds})
     progress(total, total, "done")
     result = {
         "fingerprint": run.fingerprint, "created": date.today().isoformat(), "version": __version__,

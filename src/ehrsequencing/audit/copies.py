@@ -225,7 +225,7 @@ def reacts(data: AuditData) -> bool:
     return data.reaction >= MOVES
 
 
-VACUOUS = "the model gives the same answer whatever the past is, so that nothing could have moved"
+VACUOUS = "the model gives the same prediction whatever the past, so that nothing could have changed"
 
 
 def judge_movement(data: AuditData, moved: Floats, *, leak: str, clean: str, tested: dict[str, int]) -> Finding:
@@ -234,14 +234,14 @@ def judge_movement(data: AuditData, moved: Floats, *, leak: str, clean: str, tes
     Args:
         data: The audited run.
         moved: (n,) from `movement`.
-        leak: What happened to the answers that moved, for "N % of the answers …".
+        leak: What happened to the answers that moved, for "N % of the predictions …".
         clean: The reason of a pass.
         tested: Counts to show.
     """
     worst = float(moved.max(initial=0.0))
     measured = worst if np.isfinite(worst) else None
     if worst > MOVED:
-        return Finding("leak", f"{np.mean(moved > MOVED):.0%} of the answers {leak}", tested, measured, MOVED)
+        return Finding("leak", f"{np.mean(moved > MOVED):.0%} of the predictions {leak}", tested, measured, MOVED)
     if not reacts(data):
         return Finding("not_tested", VACUOUS, tested, measured, MOVED)
     return Finding("passed", clean, tested, measured, MOVED)

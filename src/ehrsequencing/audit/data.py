@@ -12,6 +12,7 @@ from ehrsequencing.arrays import Ints
 from ehrsequencing.audit.presence import Presence
 from ehrsequencing.audit.source import Source
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, shareable_count
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
@@ -23,22 +24,15 @@ Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer of one check.
+    """The answer of one check."""
 
-    Attributes:
-        verdict: `not_tested` where the check could not be made or could not have failed; never `passed` then.
-            `warning` where somebody who knows the records must look: it may be a leak, or honest knowledge.
-        reason: What was seen, in plain words; no patient's value, id or date.
-        tested: How many subjects, rows, perturbations … were looked at.
-        measured: The number that decided.
-        bound: What it had to keep to.
-    """
-
+    # `not_tested` where the check could not be made or could not have failed; never `passed` then. `warning` where
+    # somebody who knows the records must look: it may be a leak, or honest knowledge
     verdict: Verdict
-    reason: str
-    tested: dict[str, int] = field(default_factory=dict)
-    measured: float | None = None
-    bound: float | None = None
+    reason: str  # what was seen, in plain words; no patient's value, id or date
+    tested: dict[str, int] = field(default_factory=dict)  # how many subjects, rows, perturbations … were looked at
+    measured: float | None = None  # the number that decided; None where there is none, or it counts fewer than 11
+    bound: float | None = None  # what it had to keep to
 
 
 def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int]) -> Finding:
@@ -54,8 +48,14 @@ def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int])
     if not of:
         return Finding("not_tested", "there was nothing to look at", tested)
     if leaks:
-        return Finding("leak", f"{leaks:,} of {of:,} {what}", tested, float(leaks), 0.0)
+        measured = float(leaks) if leaks >= SMALLEST_COUNT else None
+        return Finding("leak", f"{count_text(leaks)} of {count_text(of)} {what}", tested, measured, 0.0)
     return Finding("passed", clean, tested, 0.0, 0.0)
+
+
+def count_text(count: int) -> str:
+    """A count for a reason: `1,312`, or `<11`, since audit.json may be shared."""
+    return f"{shown:,}" if isinstance(shown := shareable_count(count), int) else str(shown)
 
 
 def no_source(data: "AuditData") -> Finding:
@@ -65,35 +65,21 @@ def no_source(data: "AuditData") -> Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """One question to a run.
+    """One question to a run."""
 
-    Attributes:
-        name: As in `audit.json`.
-        question: In plain words.
-        make: Looks.
-    """
-
-    name: str
+    name: str  # as in `audit.json`
     question: str
     make: Callable[["AuditData"], Finding]
 
 
 class AuditData:
-    """A run with all that it was made from.
-
-    Args:
-        run: The trained run.
-        prepared: The prepared set that it was trained on.
-        split: Whose subjects the model is asked about.
-        subjects: How many subjects of each split to draw.
-        seed: Of the draw, and of all noise.
-    """
+    """A run with all that it was made from."""
 
     def __init__(self, run: Run, prepared: Prepared, *, split: str, subjects: int, seed: int) -> None:
         if split not in SPLITS:
             raise EhrseqError(f"{split!r} is no split", where="--split", fix=f"use {', '.join(SPLITS)}")
         if subjects < 1:
-            raise EhrseqError("leaves nobody to look at", where="--subjects", fix="ask for 1 or more")
+            raise EhrseqError("leaves no subject to check", where="--subjects", fix="use 1 or more")
         self.run, self.prepared, self.split, self.subjects, self.seed = run, prepared, split, subjects, seed
         self.task, self.vocabulary, self.model = run.task, run.vocabulary, run.model
         self.records: dict[str, TaskRecords] = {name: prepared.records(self.task.name, name) for name in SPLITS}
@@ -101,7 +87,7 @@ class AuditData:
             raise EhrseqError(f"nobody in {split} has a prediction time", where=self.task.name, fix="see ehrseq check")
         self.source: Source | None = None
         self.reaction: float | None = None  # how far a changed past moves an answer, once that was asked
-        self.why_no_source = "the records were not asked for"
+        self.why_no_source = "the records were not read"
 
     def rng(self, purpose: int) -> np.random.Generator:
         """Noise of one check: the same whatever other checks do."""
@@ -133,10 +119,7 @@ class AuditData:
         return np.unique(np.concatenate(ids))
 
     def read_source(self, folder: Path | None) -> None:
-        """Read the original records. Without a named folder, a failure is only noted in `why_no_source`.
-
-        Args:
-            folder: Where the records are now; None: where `prepare` found them.
+        """Read the original records, by default where `prepare` found them; a failure is then noted in `why_no_source`.
 
         Raises:
             EhrseqError: A folder was named, and its records cannot be read or are not those that were prepared.

@@ -26,21 +26,13 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class _People:
-    """One split: whose timelines are compared, and the fingerprints of timelines and visits.
+    """One split: whose timelines are compared, and the fingerprints of timelines and visits."""
 
-    Attributes:
-        timelines: Of the split.
-        subject: (A,) rows of the timelines: those with a visit and a prediction time.
-        whole: (S,) fingerprint of each whole timeline.
-        codes: (N,) fingerprint of each visit's codes.
-        gap_s: (N,) seconds since the visit before, -1 for the first.
-    """
-
-    timelines: Timelines
-    subject: Ints
-    whole: Hashes
-    codes: Hashes
-    gap_s: Ints
+    timelines: Timelines  # of the split
+    subject: Ints  # (A,) rows of the timelines: those with a visit and a prediction time
+    whole: Hashes  # (S,) fingerprint of each whole timeline
+    codes: Hashes  # (N,) fingerprint of each visit's codes
+    gap_s: Ints  # (N,) seconds since the visit before, -1 for the first
 
     @classmethod
     def of(cls, records: TaskRecords) -> "_People":
@@ -98,7 +90,7 @@ def duplicate_timelines(data: AuditData) -> Finding:
             told.append(f"{some} of the {judged} people have the timeline of somebody in {fitted}")
     tested["shared timelines"] = shared
     if not tested["subjects"]:
-        return Finding("not_tested", "nobody who is asked about has a visit", tested)
+        return Finding("not_tested", "no subject with a prediction time has a visit", tested)
     if not told:
         clean = "no timeline is in two splits" if not shared else "only short timelines that chance explains are shared"
         return Finding("passed", clean, tested, 0.0, TOLERATED)
@@ -107,12 +99,7 @@ def duplicate_timelines(data: AuditData) -> Finding:
 
 
 class _Common:
-    """How common codes, sets of codes and times between visits are: what chance could give.
-
-    Args:
-        data: The audited run.
-        people: Split → subjects.
-    """
+    """How common codes, sets of codes and times between visits are: what chance could give."""
 
     def __init__(self, data: AuditData, people: dict[str, _People]) -> None:
         self.codes, self.visits_with = _counted([some.codes for some in people.values()])

@@ -119,17 +119,11 @@ def _same_edges(a: Floats, b: Floats) -> bool:
 
 @dataclass(frozen=True)
 class _Correction:
-    """What training fitted last, from the run's manifest.
+    """What training fitted last, from the run's manifest."""
 
-    Attributes:
-        numbers: (E, 3) level, stretch and trend of each cause.
-        subjects: (E,) subjects with the event, on which they rest.
-        intercept: (E, K) a of η' = a + b · η, as it was folded into the head.
-    """
-
-    numbers: Floats
-    subjects: Ints
-    intercept: Floats
+    numbers: Floats  # (E, 3) level, stretch and trend of each cause
+    subjects: Ints  # (E,) subjects with the event, on which they rest
+    intercept: Floats  # (E, K) a of η' = a + b · η, as it was folded into the head
 
     @classmethod
     def of(cls, fitted: Mapping[str, Any], causes: Sequence[str]) -> "_Correction":
@@ -158,10 +152,12 @@ def recalibration(data: AuditData) -> Finding:
     if data.run.is_visit_head:
         return Finding("not_tested", "the visit head has no hazards per day to correct")
     corrections = _corrections(data)
+    if corrections is None:
+        return Finding("not_tested", "manifest.json is of an older version, without the intercepts of the correction")
     causes = len(data.task.causes) * len(corrections)
     tested = {"causes": causes, "tuning rows": len(data.records["tuning"])}
     if not corrections:
-        return Finding("not_tested", "manifest.json tells of no correction at the end of training")
+        return Finding("not_tested", "manifest.json records no correction at the end of training")
     if min(float(correction.slope.min()) for _, correction in corrections) < LEAST_SLOPE:
         return Finding("not_tested", "the correction left so little of the hazards that it cannot be undone", tested)
 
@@ -180,17 +176,16 @@ def recalibration(data: AuditData) -> Finding:
     return Finding("leak", why, tested, worst if np.isfinite(worst) else None, SAME_CORRECTION)
 
 
-def _corrections(data: AuditData) -> list[tuple[SurvivalModel, _Correction]]:
-    """Each model of the run whose correction the manifest tells of, with it."""
+def _corrections(data: AuditData) -> list[tuple[SurvivalModel, _Correction]] | None:
+    """Each model of the run whose correction the manifest holds, with it; None if its intercepts were not stored."""
     model, manifest = data.model, data.run.manifest
     pairs: list[tuple[Any, Mapping[str, Any]]] = [(model, manifest)]
     if isinstance(model, Ensemble):
         pairs = list(zip(model.members, manifest.get("members", ()), strict=True))
-    return [
-        (one, _Correction.of(fitted, data.task.causes))
-        for one, facts in pairs
-        if (fitted := facts.get("recalibration"))
-    ]
+    found = [(one, fitted) for one, facts in pairs if (fitted := facts.get("recalibration"))]
+    if not all("intercept" in fitted[cause] for _, fitted in found for cause in data.task.causes):
+        return None
+    return [(one, _Correction.of(fitted, data.task.causes)) for one, fitted in found]
 
 
 def _fitted_again(

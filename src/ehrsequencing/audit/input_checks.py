@@ -3,7 +3,7 @@
 import numpy as np
 
 from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
+from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, count_text, judge, no_source
 from ehrsequencing.audit.source import Source
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
@@ -41,8 +41,8 @@ def stamps(data: AuditData) -> Finding:
     clean = "every visit that is seen had ended"
     finding = judge(late, of=total, what=what, clean=clean, tested={"rows": total})
     if finding.verdict == "passed" and misplaced:
-        why = f"{misplaced:,} of {total:,} prediction times are not the end of the visit that answers for them"
-        return Finding("leak", why, {"rows": total}, float(misplaced), 0.0)
+        what = "prediction times are not the end of the visit that answers for them"
+        return judge(misplaced, of=total, what=what, clean=clean, tested={"rows": total})
     return finding
 
 
@@ -77,9 +77,9 @@ def tokens_in_records(data: AuditData) -> Finding:
             )
     tested = {"subjects": subjects, "tokens": total}
     parts = [
-        f"{n:,} {what}"
+        f"{count_text(n)} {what}"
         for n, what in (
-            (later, "stand in a visit that ended before they were recorded"),
+            (later, "are in a visit that ended before they were recorded"),
             (unexplained, "have no event in the records"),
             (static, "are said to have no time, and have no such row in the records"),
         )
@@ -87,7 +87,7 @@ def tokens_in_records(data: AuditData) -> Finding:
     ]
     bad = unexplained + later + static
     what = f"tokens do not follow from the records: {', '.join(parts)}"
-    clean = "every token stands for an event that was recorded within its visit"
+    clean = "every token comes from an event that was recorded within its visit"
     return judge(bad, of=total, what=what, clean=clean, tested=tested)
 
 
@@ -272,8 +272,8 @@ def outcome_in_input(data: AuditData) -> Finding:
         still += int((np.diff(of_static)[rows.subject] > 0).sum())
         tested["rows"] += len(rows)
     if still and not bad:
-        why = f"{still:,} prediction times see a code of the outcome among the codes without a time"
-        return Finding("leak", why, tested, float(still), 0.0)
+        what = "prediction times see a code of the outcome among the codes without a time"
+        return judge(still, of=tested["rows"], what=what, clean="", tested=tested)
     if data.source is None:
         if not bad and (data.vocabulary.rollup.mode != "off" or any(p.startswith("under:") for p in patterns)):
             return no_source(data)
@@ -293,14 +293,7 @@ def _up_to_index(records: TaskRecords) -> Ints:
 
 
 def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatcher, named: Bools) -> Finding | None:
-    """Tokens that an outcome's code shares with other codes: each one seen after the index needs one of those others.
-
-    Args:
-        data: The audited run.
-        source: The records.
-        outcome: Which codes are the outcome's.
-        named: (V,) tokens that were looked for by their names already.
-    """
+    """Tokens that an outcome shares with other codes, except `named`: after the index, each needs one of those."""
     vocabulary = data.vocabulary
     codes = tuple(code for code in source.codes if outcome(code) and not source.excluded(code))
     shared = np.zeros(len(vocabulary), dtype=bool)
@@ -322,8 +315,8 @@ def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatch
     if not alone:
         return None
     tested = {"subjects": subjects, "tokens": total}
-    what = f"{alone:,} of {total:,} tokens that the outcome shares with other codes stand for none of those others"
-    return Finding("leak", f"{what}, in visits that at-risk prediction times see", tested, float(alone), 0.0)
+    what = "tokens that the outcome shares with other codes come from the outcome alone, in visits that at-risk "
+    return judge(alone, of=total, what=f"{what}prediction times see", clean="", tested=tested)
 
 
 def _without_another_cause(
@@ -354,9 +347,9 @@ def _views(records: TaskRecords) -> tuple[Ints, Ints, Ints]:
 
 
 CHECKS = (
-    Check("stamps", "Had every visit that an answer uses ended by the moment of the answer?", stamps),
-    Check("tokens_in_records", "Was every code recorded when the model is said to know it?", tokens_in_records),
-    Check("summaries", "Do summaries (last value, mean …) stop at the moment of the question?", summaries),
+    Check("stamps", "Had every visit that a prediction uses ended by the prediction time?", stamps),
+    Check("tokens_in_records", "Had every code been recorded by the time the model uses it?", tokens_in_records),
+    Check("summaries", "Do summaries (last value, mean …) stop at the prediction time?", summaries),
     Check("time_signals", "Are ages and time gaps those of the past, not of the next visit?", time_signals),
     Check("outcome_in_input", "Is the outcome itself, under any of its codes, among the inputs?", outcome_in_input),
 )

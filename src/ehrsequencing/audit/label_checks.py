@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
+from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, count_text, judge, no_source
 from ehrsequencing.audit.source import Source, follow_up
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events, parse_date_us
@@ -79,7 +79,7 @@ def labels_in_records(data: AuditData) -> Finding:
                 elif starts is not None and index_us not in starts:
                     bad["with another index"] += 1
                 total += 1
-    parts = [f"{n:,} {what}" for what, n in bad.items() if n]
+    parts = [f"{count_text(n)} {what}" for what, n in bad.items() if n]
     what = f"labels do not follow from the records: {', '.join(parts)}"
     clean = "every sampled label follows from the records"
     return judge(sum(bad.values()), of=total, what=what, clean=clean, tested={"subjects": subjects, "rows": total})
@@ -124,7 +124,7 @@ def splits(data: AuditData) -> Finding:
 
 CHECKS = (
     Check("same_instant", "Does every prediction come before the outcome, never at its very instant?", same_instant),
-    Check("labels_agree", "Do all labels of one person tell the same outcome at the same time?", labels_agree),
+    Check("labels_agree", "Do all labels of one person name the same outcome at the same time?", labels_agree),
     Check("labels_in_records", "Are outcome and end of follow-up those of the records?", labels_in_records),
     Check("splits", "Is nobody in both training and test?", splits),
 )

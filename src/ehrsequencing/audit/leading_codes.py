@@ -36,15 +36,10 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class _Labels:
-    """What followed some moments.
+    """What followed some moments."""
 
-    Attributes:
-        cause: (n,) cause of the event, 0 where there is none.
-        days: (n,) until the event or the end of follow-up, from the end of any blanking.
-    """
-
-    cause: Ints
-    days: Floats
+    cause: Ints  # (n,) cause of the event, 0 where there is none
+    days: Floats  # (n,) until the event or the end of follow-up, from the end of any blanking
 
     @classmethod
     def of(cls, rows: TaskRows, chosen: Ints) -> "_Labels":
@@ -197,27 +192,19 @@ def code_before_event(data: AuditData) -> Finding:
         return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with the event", tested)
     if suspects:
         return _verdict(data, suspects, sure=SURE_LEAD, after="within hours of a code the event follows", tested=tested)
-    clean = "no code stands in the last day before many events and seldom elsewhere"
+    clean = "no code is frequent on the day before an event and rare elsewhere"
     return Finding("passed", clean, tested, highest, HIGH_RATE)
 
 
 @dataclass(frozen=True)
 class _Visits:
-    """The visits of one split that a prediction time sees within a day of their end.
+    """The visits of one split that a prediction time sees within a day of their end."""
 
-    Attributes:
-        timelines: Of the split.
-        visit: (n,) the visits.
-        subject: (n,) their subjects.
-        labels: What followed their ends.
-        with_event: Cause → how many subjects have it after some prediction time.
-    """
-
-    timelines: Timelines
-    visit: Ints
-    subject: Ints
-    labels: _Labels
-    with_event: dict[int, int]
+    timelines: Timelines  # of the split
+    visit: Ints  # (n,) the visits
+    subject: Ints  # (n,) their subjects
+    labels: _Labels  # what followed their ends
+    with_event: dict[int, int]  # cause → how many subjects have it after some prediction time
 
     @classmethod
     def of(cls, records: TaskRecords) -> "_Visits":

@@ -59,9 +59,9 @@ def future_perturbation(data: AuditData) -> Finding:
     moved = {name: movement(before, answers(data, c.records)[~c.later_row]) for name, c in copies.items()}
     tested = {"subjects": len({cut.subject for cut in chosen}), "rows": len(before), "perturbations": 4 * len(chosen)}
     if np.isnan(before).all():
-        return Finding("not_tested", "the model answers none of the sampled prediction times", tested)
+        return Finding("not_tested", "the model gives no prediction at the sampled times", tested)
     bad = [name for name, m in moved.items() if m.max(initial=0.0) > MOVED]
-    leak = f"moved when visits after them were {' or '.join(bad)}"
+    leak = f"changed when later visits were {' or '.join(bad)}"
     clean = "changing later visits changed no prediction; changing earlier visits did"
     return judge_movement(data, np.max(list(moved.values()), axis=0), leak=leak, clean=clean, tested=tested)
 
@@ -74,7 +74,7 @@ def queries_are_silent(data: AuditData) -> Finding:
     is_query, rng = asked.is_query, data.rng(12)
     tested = {"subjects": len(subjects), "rows": len(asked)}
     if data.run.is_visit_head:
-        return Finding("not_tested", "the visit head answers no queries", tested)
+        return Finding("not_tested", "the visit head predicts at visits only", tested)
     before = answers(data, records)
     # A stranger's query in front of every row, and after it: the same moment and view, other contents.
     doubled = np.repeat(np.arange(len(asked)), 3)
@@ -91,7 +91,7 @@ def queries_are_silent(data: AuditData) -> Finding:
         fewer = TaskRecords(people, asked.select(kept, np.r_[0, np.cumsum(counts)]))
         moved = np.r_[moved, movement(before[kept], answers(data, fewer))]
     tested["perturbations"] = 2 * len(asked) + int(is_query.sum())
-    leak, clean = "moved when something else was asked", "asking never changed another answer"
+    leak, clean = "changed when others were requested", "no prediction changed when others were requested"
     return judge_movement(data, moved, leak=leak, clean=clean, tested=tested)
 
 
@@ -112,7 +112,7 @@ def gradient(data: AuditData) -> Finding:
     positions = step.positions[~copies.later_row[step.rows]]
     tested = {"subjects": len(chosen), "rows": 0, "inputs after the moment": 0}
     if not len(positions):
-        return Finding("not_tested", "the model answers none of the sampled prediction times", tested)
+        return Finding("not_tested", "the model gives no prediction at the sampled times", tested)
     store: list[tuple[Tensor, Tensor]] = []  # inputs, and the row of the batch that owns each
     with torch.enable_grad(), _recorded(data.model, store, step.batch):
         logits = data.model(step.batch).double().view(step.batch.n_visits, -1)
@@ -123,11 +123,13 @@ def gradient(data: AuditData) -> Finding:
         tested["rows"] += len(asked)
         tested["inputs after the moment"] += found.inputs
     if worst > 0:
-        return Finding("leak", "answers have a derivative by what comes after them", tested, worst, 0.0)
+        return Finding("leak", "predictions have a derivative with respect to later inputs", tested, worst, 0.0)
     if not own or not tested["inputs after the moment"]:
-        why = "no answer has a derivative by its own past" if not own else "nobody has a later visit"
+        why = "no prediction has a derivative with respect to its own past" if not own else "nobody has a later visit"
         return Finding("not_tested", f"{why}, so that nothing could have been seen", tested)
-    return Finding("passed", "exactly zero for what comes later; not zero for the past", tested, 0.0, 0.0)
+    return Finding(
+        "passed", "derivatives are exactly zero for later inputs and not zero for earlier ones", tested, 0.0, 0.0
+    )
 
 
 def _turns(positions: Ints, batch: VisitBatch, rng: np.random.Generator) -> list[Ints]:
@@ -200,9 +202,9 @@ def _recorded(model: nn.Module, store: list[tuple[Tensor, Tensor]], batch: Visit
 CHECKS = (
     Check(
         "future_perturbation",
-        "Does an answer change when visits after it are changed, dropped or added?",
+        "Does a prediction change when later visits are changed, dropped or added?",
         future_perturbation,
     ),
-    Check("gradient", "Does an answer depend, however slightly, on the codes of a later visit?", gradient),
-    Check("queries_are_silent", "Does asking about one moment change the answer for another?", queries_are_silent),
+    Check("gradient", "Does a prediction depend, however slightly, on the codes of a later visit?", gradient),
+    Check("queries_are_silent", "Does a prediction at one time change the prediction at another?", queries_are_silent),
 )

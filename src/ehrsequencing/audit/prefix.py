@@ -6,7 +6,7 @@ import numpy as np
 
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.audit.copies import MOVED, NONE, answers, copy_subjects, cuts, judge_movement, movement
-from ehrsequencing.audit.data import AuditData, Check, Finding
+from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.audit.source import Source, join
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -33,7 +33,7 @@ def prefix_equality(data: AuditData) -> Finding:
     tested = {
         "subjects": len(np.unique(rows.subject[asked])),
         "rows": len(asked),
-        "rows left out (asked during a visit)": int(in_progress.sum()),
+        "rows left out (during a visit)": int(in_progress.sum()),
     }
     if not len(asked):
         return Finding("not_tested", "no sampled prediction time falls between visits, with a record before it", tested)
@@ -42,10 +42,10 @@ def prefix_equality(data: AuditData) -> Finding:
     after[again.pair] = answers(data, again.records)[again.row]
     lost = ~np.isin(np.arange(len(asked)), again.pair)
     if lost.any():
-        why = f"{int(lost.sum()):,} of {len(asked):,} prediction times exist only because of what came after them"
-        return Finding("leak", why, tested, float(lost.sum()), 0.0)
-    leak = "differ from those that the record until then would give"
-    clean = "the record until then gives the same answers"
+        what = "prediction times exist only because of what came after them"
+        return judge(int(lost.sum()), of=len(asked), what=what, clean="", tested=tested)
+    leak = "differ from those of the record up to that time"
+    clean = "the record up to that time gives the same predictions"
     return judge_movement(data, movement(before, after), leak=leak, clean=clean, tested=tested)
 
 
@@ -96,16 +96,16 @@ def _of_prepared(data: AuditData) -> Finding:
     worst = float(moved.max(initial=0.0))
     tested = {"subjects": len({cut.subject for cut in chosen}), "rows": len(own)}
     if worst > MOVED:
-        why = f"{np.mean(moved > MOVED):.0%} of the answers differ when the prepared timeline ends at the moment"
+        why = f"{np.mean(moved > MOVED):.0%} of the predictions differ when the prepared timeline ends there"
         return Finding("leak", why, tested, worst if np.isfinite(worst) else None, MOVED)
-    why = f"only the prepared timelines could be cut, with equal answers; {data.why_no_source}"
+    why = f"only the prepared timelines could be cut, with equal predictions; {data.why_no_source}"
     return Finding("not_tested", why, tested, worst, MOVED)
 
 
 CHECKS = (
     Check(
         "prefix_equality",
-        "Does the record as it stood at that moment give the same answer as the whole record?",
+        "Does the record up to a prediction time give the same prediction as the whole record?",
         prefix_equality,
     ),
 )

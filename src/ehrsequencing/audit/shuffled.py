@@ -74,7 +74,7 @@ def _deal(rows: dict[str, TaskRows], ids: dict[str, Ints], *, seed: int) -> dict
 def shuffled_labels(data: AuditData) -> Finding:
     """Train small models on dealt labels, and rank the audited split by them: C = 0.5 ± 0.03, the mean of the deals."""
     if data.run.is_visit_head:
-        return Finding("not_tested", "the visit head has no clock, and so no C at a horizon")
+        return Finding("not_tested", "the visit head has no calendar, so that C at a horizon is undefined")
     deals = [_deal_and_rank(data, seed=DEALS * data.seed + number) for number in range(DEALS)]
     c = float(np.mean([deal.c for deal in deals]))
     se = float(np.sqrt(np.mean([deal.c_se**2 for deal in deals]) / DEALS))

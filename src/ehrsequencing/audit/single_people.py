@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ehrsequencing.arrays import Bools, Floats, Ints
-from ehrsequencing.audit.data import AuditData, Check, Finding, judge, no_source
+from ehrsequencing.audit.data import AuditData, Check, Finding, count_text, judge, no_source
 from ehrsequencing.audit.source import Source
 from ehrsequencing.records.events import DAY_US, STATIC, Events
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
@@ -23,7 +23,7 @@ def single_people(data: AuditData) -> Finding:
         return no_source(data)
     needed, vocabulary = data.prepared.study.vocabulary.min_subjects, data.vocabulary
     if needed < 2:
-        return Finding("not_tested", "vocabulary.min_subjects=1 asks that nobody be protected")
+        return Finding("not_tested", "vocabulary.min_subjects=1 protects nobody")
     training = data.prepared.timelines("train").subject_id
     people = np.zeros(len(vocabulary), dtype=np.int64)
     with_number = np.zeros(len(vocabulary), dtype=np.int64)
@@ -43,7 +43,7 @@ def single_people(data: AuditData) -> Finding:
         few + own,
         of=len(named) + numbers.stored,
         what=f"names and numbers of the vocabulary are those of fewer than {needed} training subjects "
-        f"({few:,} names, {own:,} numbers)",
+        f"({count_text(few)} names, {count_text(own)} numbers)",
         tested={"names": len(named), "numbers": numbers.stored, "training subjects": len(training)},
         clean=f"at least {needed} training subjects are behind every name, and share every number that is a value"
         + ("; the cuts and ranges of features that a blend stores were not looked at" if data.run.blend else ""),
@@ -77,10 +77,6 @@ class _Numbers:
 
     Numbers about gaps and counts are looked for among the gaps and counts of all codes, since codes with too few share
     one scale.
-
-    Args:
-        vocabulary: What is stored.
-        needed: Training subjects that must share a value.
     """
 
     def __init__(self, vocabulary: Vocabulary, needed: int) -> None:
@@ -142,6 +138,8 @@ class _Numbers:
 
 CHECKS = (
     Check(
-        "single_people", "Are at least vocabulary.min_subjects people behind all that the run stores?", single_people
+        "single_people",
+        "Does all that the run stores come from at least vocabulary.min_subjects people?",
+        single_people,
     ),
 )

@@ -20,36 +20,20 @@ from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
 @dataclass(frozen=True)
 class Source:
-    """The MEDS records that a set was prepared from.
+    """The MEDS records that a set was prepared from."""
 
-    Attributes:
-        prepared: The set.
-        folder: Where the records are.
-        parents: Parents of each code.
-        excluded: Codes that make no token.
-        training_fit: The vocabulary that the training subjects of the prepared set give.
-        records: Events of each sampled subject, by id.
-        dataset_end_us: Last timestamp, or the date of extraction.
-        codes: Every code of the data set, in the order of the names.
-    """
-
-    prepared: Prepared
-    folder: Path
-    parents: dict[str, list[str]]
-    excluded: CodeMatcher
-    training_fit: Vocabulary
-    records: dict[int, Events]
-    dataset_end_us: int
-    codes: tuple[str, ...]
+    prepared: Prepared  # the set
+    folder: Path  # where the records are
+    parents: dict[str, list[str]]  # parents of each code
+    excluded: CodeMatcher  # codes that make no token
+    training_fit: Vocabulary  # the vocabulary that the training subjects of the prepared set give
+    records: dict[int, Events]  # events of each sampled subject, by id
+    dataset_end_us: int  # last timestamp, or the date of extraction
+    codes: tuple[str, ...]  # every code of the data set, in the order of the names
 
     @classmethod
     def read(cls, prepared: Prepared, folder: Path, *, wanted: Ints) -> "Source":
         """One pass over the shards.
-
-        Args:
-            prepared: What was made of the records.
-            folder: Their folder.
-            wanted: Ids of the subjects whose events to keep.
 
         Raises:
             EhrseqError: The records cannot be read, or are not those that were prepared.
@@ -123,23 +107,15 @@ def join(parts: list[Events]) -> Events:
 
 @dataclass(frozen=True)
 class FollowUp:
-    """One subject's outcome, read from the record by a simple loop.
+    """One subject's outcome, read from the record by a simple loop."""
 
-    Attributes:
-        event_us: The first time of a cause that ends the record (all, or where outcomes recur, the competing ones).
-        cause: Its number, 0 without one.
-        outcomes: (time, cause) of each outcome, in order, where outcomes recur.
-        marks_us: Times of the censoring codes.
-        last_us: The record's last event but birth.
-        death_us: Death, which ends every follow-up; None without one.
-    """
-
+    # the first time of a cause that ends the record (all, or where outcomes recur, the competing ones)
     event_us: int | None
-    cause: int
-    outcomes: list[tuple[int, int]]
-    marks_us: list[int]
-    last_us: int
-    death_us: int | None
+    cause: int  # its number, 0 without one
+    outcomes: list[tuple[int, int]]  # (time, cause) of each outcome, in order, where outcomes recur
+    marks_us: list[int]  # times of the censoring codes
+    last_us: int  # the record's last event but birth
+    death_us: int | None  # death, which ends every follow-up; None without one
 
     def end(
         self, index_us: int, task: TaskConfig, *, dataset_end_us: int, moment_us: int | None = None

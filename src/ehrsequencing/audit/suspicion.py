@@ -16,17 +16,11 @@ MIN_EVENTS = 20  # subjects with and without the event
 
 @dataclass(frozen=True)
 class _Label:
-    """One yes-or-no question to every row of every split.
+    """One yes-or-no question to every row of every split."""
 
-    Attributes:
-        name: In words.
-        yes: Split → (R,) had the event.
-        no: Split → (R,) is known not to have had it.
-    """
-
-    name: str
-    yes: dict[str, Bools]
-    no: dict[str, Bools]
+    name: str  # in words
+    yes: dict[str, Bools]  # split → (R,) had the event
+    no: dict[str, Bools]  # split → (R,) is known not to have had it
 
 
 def _labels(data: AuditData) -> Iterator[_Label]:
@@ -44,7 +38,7 @@ def _labels(data: AuditData) -> Iterator[_Label]:
                 split: _newest(data.records[split].rows) for split in SPLITS
             }  # by then all is known that ever will be
             yield _Label(
-                f"{cause} {words}, asked last,",
+                f"{cause} {words}, at the last prediction time",
                 {s: yes[s] & newest[s] for s in yes},
                 {s: no[s] & newest[s] for s in no},
             )
@@ -81,10 +75,12 @@ def telling_token(data: AuditData) -> Finding:
     tested = {"tokens and numbers": len(data.vocabulary) + len(numbers), "outcomes": labels}
     if not labels:
         return Finding("not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested)
-    said = f"{best_name!r} alone tells {best_label} with an AUC of {best:.3f}"
+    said = f"{best_name!r} alone predicts {best_label} with an AUC of {best:.3f}"
     if best > TELLING_AUC:
         return Finding("leak", f"suspected: {said}; read how it came to be recorded", tested, best, TELLING_AUC)
-    return Finding("passed", f"no input alone tells the outcome; the best, {said}", tested, best, TELLING_AUC)
+    return Finding(
+        "passed", f"no input alone predicts the outcome too well; the best, {said}", tested, best, TELLING_AUC
+    )
 
 
 def static_codes(data: AuditData) -> Finding:
@@ -112,7 +108,7 @@ def static_codes(data: AuditData) -> Finding:
             best, best_name, best_cause = 0.5 + abs(gain[top]), data.vocabulary.tokens[top], words
     if not tested["outcomes"]:
         return Finding("not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested)
-    said = f"{best_name!r} alone tells {best_cause} with an AUC of {best:.3f}"
+    said = f"{best_name!r} alone predicts {best_cause} with an AUC of {best:.3f}"
     if best > HIGH_STATIC_AUC:
         verdict: Verdict = "leak" if best > SURE_STATIC_AUC else "warning"
         why = f"{said}; a code without a time may have been filled in after the event: find out when it was recorded, "

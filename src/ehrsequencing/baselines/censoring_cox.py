@@ -33,15 +33,10 @@ CENSORED_PER_FREEDOM = 10  # censored rows for each effective degree of freedom,
 
 @dataclass(frozen=True)
 class CensoringCox:
-    """Censoring as a Cox regression on what is known at the prediction time.
+    """Censoring as a Cox regression on what is known at the prediction time."""
 
-    Attributes:
-        fit: The regression of the time to censoring.
-        cumulative_hazard: H_0 of Kalbfleisch and Prentice, see `fit_censoring_cox`.
-    """
-
-    fit: CoxFit
-    cumulative_hazard: StepFunction
+    fit: CoxFit  # the regression of the time to censoring
+    cumulative_hazard: StepFunction  # H_0 of Kalbfleisch and Prentice, see `fit_censoring_cox`
 
     def of_rows(self, x: ArrayLike) -> RowCensoring:
         """G of rows with covariates `x` (n, F)."""

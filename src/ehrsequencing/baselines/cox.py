@@ -31,21 +31,13 @@ _FLAT = 1e-8  # information per event of a standardised covariate whose coeffici
 
 @dataclass(frozen=True)
 class CoxRows:
-    """What a Cox regression is fitted to. Make it with `of`.
+    """What a Cox regression is fitted to. Make it with `of`."""
 
-    Attributes:
-        x: (n, F) covariates, finite.
-        entry_days: (n,) at risk after this time.
-        duration_days: (n,) at risk up to this time, included.
-        event: (n,) bool, False = left without the event.
-        weights: (n,) multiplicities.
-    """
-
-    x: Floats
-    entry_days: Floats
-    duration_days: Floats
-    event: Bools
-    weights: Floats
+    x: Floats  # (n, F) covariates, finite
+    entry_days: Floats  # (n,) at risk after this time
+    duration_days: Floats  # (n,) at risk up to this time, included
+    event: Bools  # (n,) bool, False = left without the event
+    weights: Floats  # (n,) multiplicities
 
     @classmethod
     def of(
@@ -142,21 +134,13 @@ def partial_log_likelihood(z: Floats, beta: Floats, sets: CoxRiskSets) -> tuple[
 
 @dataclass(frozen=True)
 class CoxFit:
-    """A fitted Cox regression.
+    """A fitted Cox regression."""
 
-    Attributes:
-        mean: (F,) of the covariates over the rows that fitted it.
-        scale: (F,) their standard deviations; 1 where a covariate did not vary.
-        beta: (F,) log hazard ratio of one standard deviation.
-        baseline: Breslow's cumulative hazard H_0 of a row at the mean, a right-continuous step function.
-        ridge: The strength it was fitted with.
-    """
-
-    mean: Floats
-    scale: Floats
-    beta: Floats
-    baseline: StepFunction
-    ridge: float
+    mean: Floats  # (F,) of the covariates over the rows that fitted it
+    scale: Floats  # (F,) their standard deviations; 1 where a covariate did not vary
+    beta: Floats  # (F,) log hazard ratio of one standard deviation
+    baseline: StepFunction  # Breslow's cumulative hazard H_0 of a row at the mean, a right-continuous step function
+    ridge: float  # the strength it was fitted with
 
     def log_hazard(self, x: ArrayLike) -> Floats:
         """β·z of covariates (n, F), relative to a row at the mean."""

@@ -14,9 +14,12 @@ import numpy as np
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest, require_forest
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.errors import EhrseqError
+
+BASELINES = (BoostedVisits.name, CompetingForest.name, LandmarkCox.name, AgeAndSex.name, MarginalIncidence.name)
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Fitted:
 
 
 def fit_baselines(
-    kind: Literal["fast", "all", "none"],
+    kind: Literal["fast", "forest", "all", "none"],
     data: FittingData,
     *,
     trials: int | None = None,
@@ -44,7 +47,8 @@ def fit_baselines(
     """Fit the baselines, the strongest first: by the likelihood of tuning subjects at all their prediction times.
 
     Args:
-        kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `all`: also those of `more`. `none`:
+        kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `forest`: also the competing-risk forest.
+            `all`: also the forest (where its library is installed: `what_is_missing`) and those of `more`. `none`:
             nothing.
         data: What to fit. Tuning subjects choose the boosting's settings and length, the ridge, and the strongest.
         trials: Settings that were tried for the run; the boosting tries as many. None: one.
@@ -53,11 +57,15 @@ def fit_baselines(
         progress: Called with the name of each baseline before it is fitted.
 
     Raises:
-        EhrseqError: `all` without `more`.
+        EhrseqError: `all` without `more`, or `forest` without scikit-survival.
     """
     if kind == "none":
         return []
+    if kind == "forest":
+        require_forest()
     fits: dict[str, Callable[[], Baseline]] = {BoostedVisits.name: lambda: BoostedVisits(data, trials=trials or 1)}
+    if kind == "forest" or (kind == "all" and has_forest()):
+        fits[CompetingForest.name] = partial(CompetingForest, data)
     if kind == "all":
         if more is None:
             fix = "evaluate a run whose prepared set is still there, or use --baselines fast"
@@ -71,3 +79,10 @@ def fit_baselines(
         model = known[name] if known is not None and name in known else fit()
         out.append(Fitted(model, float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)
+
+
+def what_is_missing(kind: str) -> str | None:
+    """What `all` leaves out, as a line for the user; None where nothing is."""
+    if kind != "all" or has_forest():
+        return None
+    return f"There is no {CompetingForest.name}, because scikit-survival is not installed ({INSTALL})."

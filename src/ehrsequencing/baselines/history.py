@@ -28,21 +28,13 @@ _SKEWED = ("days_", "visits", "count ")  # features, by the start of their names
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Which features a row has. Chosen on training subjects.
+    """Which features a row has. Chosen on training subjects."""
 
-    Attributes:
-        codes: Token ids of the codes that are summarised.
-        numeric: Those of them that carry numbers.
-        static_codes: Token ids of the static codes, one column each.
-        names: (F,) name of every feature, such as `last LAB//BUN`.
-        pairs: Pairs of those codes whose common visits are summarised.
-    """
-
-    codes: tuple[int, ...]
-    numeric: tuple[int, ...]
-    static_codes: tuple[int, ...]
-    names: tuple[str, ...]
-    pairs: tuple[Pair, ...] = ()
+    codes: tuple[int, ...]  # token ids of the codes that are summarised
+    numeric: tuple[int, ...]  # those of them that carry numbers
+    static_codes: tuple[int, ...]  # token ids of the static codes, one column each
+    names: tuple[str, ...]  # (F,) name of every feature, such as `last LAB//BUN`
+    pairs: tuple[Pair, ...] = ()  # pairs of those codes whose common visits are summarised
 
     def __len__(self) -> int:
         return len(self.names)
@@ -146,22 +138,14 @@ class LinearDesign:
 
     Counts and times become log(1 + ·), what is not known becomes the training median with a mark of its own (marks that
     are alike in all training rows share one), age gets hinges, and nothing is extrapolated beyond the training range.
-
-    Attributes:
-        columns: The features that it takes.
-        used: (U,) numbers of the features that vary among training rows.
-        fill: (U,) training medians.
-        low: (U,) training minima.
-        high: (U,) training maxima.
-        marked: Numbers of the features, one for each distinct pattern of what is not known.
     """
 
-    columns: FeatureSpec
-    used: Ints
-    fill: Floats
-    low: Floats
-    high: Floats
-    marked: tuple[int, ...]
+    columns: FeatureSpec  # the features that it takes
+    used: Ints  # (U,) numbers of the features that vary among training rows
+    fill: Floats  # (U,) training medians
+    low: Floats  # (U,) training minima
+    high: Floats  # (U,) training maxima
+    marked: tuple[int, ...]  # numbers of the features, one for each distinct pattern of what is not known
 
     @classmethod
     def fit(cls, features: Floats32, columns: FeatureSpec) -> "LinearDesign":

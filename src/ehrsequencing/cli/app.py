@@ -191,7 +191,7 @@ def evaluate(
     overrides: Overrides = None,
     split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
     prepared: MovedSet = None,
-    baselines: Annotated[str | None, typer.Option("--baselines", help="fast, all or none")] = None,
+    baselines: Annotated[str | None, typer.Option("--baselines", help="fast, forest, all or none")] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Other MEDS data: external validation. With --splits: the records, if moved"),
@@ -284,6 +284,47 @@ def predict(
         for note in notes:
             say(note, err=note.startswith("warning"))
         say(f"risks at {count} prediction times are in {out}")
+
+
+@app.command()
+def score(
+    predictions: Annotated[Path, typer.Argument(help="Risks of any model: .parquet, .csv or .csv.gz")],
+    data: DataFolder,
+    overrides: Overrides = None,
+    task: Annotated[Path, typer.Option("--task", help="Task file")] = ...,  # type: ignore[assignment]
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to make [NAME-score beside PREDICTIONS]")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What the model is called [the file's name]")] = None,
+    split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
+    prepared: Annotated[
+        Path | None, typer.Option("--prepared", help="What ehrseq prepare made of DATA and the task, to save time")
+    ] = None,
+    baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Evaluate the risks of any model as evaluate does: same cohort, metrics, baselines and report.
+
+    PREDICTIONS has the columns of what ehrseq predict writes: subject_id, prediction_time, cause, horizon_days, risk.
+    Settings of prepare say how records become visits and splits; they matter for the baselines and the cohort.
+
+    Example: ehrseq score cox.csv DATA --task task.yaml --name "Cox on labs" splits.by=hash
+    """
+    with errors(debug):
+        keep_freed_memory()
+        given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
+        study = _study(config, given, "score" if prepared is None else "score --prepared")
+        from ehrsequencing.cli.report import report_score
+        from ehrsequencing.evaluation.score import score as score_file
+        from ehrsequencing.reporting.terminal import metric_lines
+
+        question = _tasks([task], study)[0]
+        with stages("scoring") as stage:
+            scored = partial(score_file, predictions, data, question, out=out, name=name, split=split, study=study)
+            result, folder = scored(prepared=prepared, progress=stage, draw=report_score)
+        for text in result["warnings"]:
+            say(f"note: {text}", err=True)
+        say("\n".join(metric_lines(result)))
+        say(f"report: {folder / 'report.html'}")
 
 
 @app.command()

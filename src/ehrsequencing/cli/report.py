@@ -27,6 +27,11 @@ def report_external(run: Path, metrics: dict[str, Any], folder: Path) -> None:
     write_report(metrics | {"audit": saved_audit(run)}, folder / REPORT)
 
 
+def report_score(metrics: dict[str, Any], folder: Path) -> None:
+    """Write the report of scored predictions to their folder."""
+    write_report(metrics, folder / REPORT)
+
+
 def report_audit(run: Path, audit: dict[str, Any]) -> str:
     """Write the report of a run again, from its metrics and a new audit.
 

@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluation",),
     "evaluate --data": ("evaluation", *_RECORDS),
     "predict": _RECORDS,
+    "score": (*_RECORDS, "visits", "values", "vocabulary", "splits", "evaluation"),
+    "score --prepared": ("evaluation",),
 }
 # Sections that a prepared set or a run has fixed. The section `evaluation` is never fixed.
 _OF_PREPARED = ("data", "visits", "values", "vocabulary", "splits")
@@ -27,10 +29,6 @@ _OF_RUN = (*_OF_PREPARED, "model", "training")
 
 def refuse_unused(overrides: Iterable[str], command: str) -> None:
     """Refuse `section.key=value` on the command line of a command that does not use the section.
-
-    Args:
-        overrides: As they were typed.
-        command: A key of `COMMANDS`.
 
     Raises:
         EhrseqError: Names the commands that take the setting.

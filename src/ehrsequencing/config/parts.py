@@ -21,26 +21,17 @@ _MODELS = Path(__file__).parents[1] / "models"
 
 @dataclass(frozen=True)
 class Part:
-    """What a class declares beside its name.
+    """What a class declares beside its name."""
 
-    Attributes:
-        uses: Settings of `ModelConfig` that have an effect with this part, and not with every other one of its kind.
-        defaults: Settings that have another default with this part.
-        relates_codes: Whether its cost grows with the square of the number of codes in a visit.
-        has_window: Whether a state depends on a limited number of visits before it.
-    """
-
+    # settings of `ModelConfig` that have an effect with this part, and not with every other one of its kind
     uses: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    relates_codes: bool = False
-    has_window: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that have another default with this part
+    relates_codes: bool = False  # whether its cost grows with the square of the number of codes in a visit
+    has_window: bool = True  # whether a state depends on a limited number of visits before it
 
 
 class Kind:
     """All parts that one setting chooses from; used as a decorator, it adds a class.
-
-    Args:
-        setting: Name of the setting in `ModelConfig`.
 
     Example:
         >>> encoders = Kind("visit_encoder")
@@ -137,9 +128,6 @@ KINDS = (architecture, visit_encoder, timeline, head)
 
 def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:
     """Settings that the chosen parts do not use.
-
-    Args:
-        values: A model's settings.
 
     Returns:
         Setting → which part would use it, as `timeline=transformer`.

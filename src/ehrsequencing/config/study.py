@@ -50,7 +50,8 @@ class TrainingConfig(Settings):
 class EvaluationConfig(Settings):
     """How a run is evaluated."""
 
-    baselines: Literal["fast", "all", "none"] = "fast"  # all: also LSTM and flat BEHRT, trained with the run's settings
+    # forest: also a competing-risk forest; all: also that, LSTM and flat BEHRT, trained with the run's settings
+    baselines: Literal["fast", "forest", "all", "none"] = "fast"
     censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: if censoring depends on the record
     bootstrap: int = Field(500, ge=0)  # resamples of subjects
     seed: int = Field(0, ge=0, lt=2**32)

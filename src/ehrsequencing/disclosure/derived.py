@@ -33,16 +33,11 @@ def tells_counts(key: str) -> bool:
 
 @dataclass(frozen=True)
 class Disclosure:
-    """How much may be told of each place (landmark, cause, horizon).
+    """How much may be told of each place (landmark, cause, horizon)."""
 
-    Attributes:
-        m: The metrics.
-        shown: The texts of `publish`.
-        counts: (landmark, cause, horizon) → (subjects, subjects with the event), as the rows of `metrics` have them.
-    """
-
-    m: Mapping[str, Any]
-    shown: Mapping[Any, str]
+    m: Mapping[str, Any]  # the metrics
+    shown: Mapping[Any, str]  # the texts of `publish`
+    # (landmark, cause, horizon) → (subjects, subjects with the event), as the rows of `metrics` have them
     counts: Mapping[tuple[Any, Any, Any], tuple[int, int]]
 
     @classmethod
@@ -116,12 +111,7 @@ def told_of_levels(family: Sequence[Mapping[str, Any]], shown: Mapping[Any, str]
 
 
 def disclose(m: Mapping[str, Any], shown: Mapping[Any, str]) -> dict[str, Any]:
-    """The metrics without any number that would give a hidden count away.
-
-    Args:
-        m: The content of `metrics.json`.
-        shown: The texts of `publish(m)`.
-    """
+    """The metrics without any number that would give a hidden count away."""
     told = Disclosure.of(m, shown)
     out = dict(m) | {name: [told.row(row) for row in m.get(name) or []] for name in ("metrics", "differences")}
     for name in ("calibration", "smooth_calibration", "decision", "risk_distribution"):

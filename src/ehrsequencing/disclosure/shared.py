@@ -11,13 +11,13 @@ from typing import Any
 from ehrsequencing.disclosure.counts import publish, subgroup_rows
 from ehrsequencing.disclosure.derived import SUBGROUP_METRICS, disclose, told_of_levels
 from ehrsequencing.disclosure.small_counts import exact
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.metrics.minimum_counts import shareable_count
 from ehrsequencing.metrics.registry import METRICS
 
 INDIVIDUAL = "metrics-individual.json"
 _AS_THEY_ARE = (
     "title", "run", "split", "created", "versions", "task", "question", "causes", "horizons_days", "landmarks_days",
-    "models", "strongest", "config", "warnings", "recalibrated_in_training",
+    "models", "strongest", "config", "warnings", "recalibrated_in_training", "score",
 )  # fmt: skip
 _LEFT_OUT = ("calibration", "smooth_calibration", "decision", "risk_distribution", "trajectories")
 _MEDIAN = ("median_days", "low", "high")
@@ -30,11 +30,7 @@ Row = Mapping[str, Any]
 
 
 def shared(result: Row) -> dict[str, Any]:
-    """The view of an evaluation that people may share.
-
-    Args:
-        result: The exact result, as `Evaluation.result` makes it.
-    """
+    """The view of an evaluation that people may share."""
     shown = publish(result)
     m = disclose(result, shown)
     out = {"individual": INDIVIDUAL} | {name: m[name] for name in _AS_THEY_ARE if name in m}
@@ -154,13 +150,11 @@ def _checks(m: Row, shown: Shown) -> dict[str, Any] | None:
     if not exact(shown.get(("events", "train", m["causes"][0]), "")):
         out["events_per_parameter"] = None  # times the parameters it is the events
     overlap = found.get("split_overlap") or {}
-    out["split_overlap"] = {"shared_subjects": _few(overlap.get("shared_subjects")), "hash": overlap.get("hash")}
+    out["split_overlap"] = {
+        "shared_subjects": shareable_count(overlap.get("shared_subjects")),
+        "hash": overlap.get("hash"),
+    }
     return out
-
-
-def _few(count: int | None) -> int | str | None:
-    """A count that takes part in no sum."""
-    return f"<{SMALLEST_COUNT}" if count is not None and 0 < count < SMALLEST_COUNT else count
 
 
 def _external(m: Row, shown: Shown) -> dict[str, Any] | None:
@@ -173,7 +167,7 @@ def _external(m: Row, shown: Shown) -> dict[str, Any] | None:
         **{name: _rounded(found.get(name), 4) for name in rates},
         "subjects": _count(shown, "external"),
         "events": {name: _count(shown, "events", m["split"], name) for name in found.get("events") or {}},
-        "seen_in_training": _few(found.get("seen_in_training")),
+        "seen_in_training": shareable_count(found.get("seen_in_training")),
         "new_codes": [{"code": row["code"]} for row in found.get("new_codes") or []],
     }
 

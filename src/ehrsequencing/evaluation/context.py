@@ -17,6 +17,7 @@ from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.risk_source import RiskSource
 from ehrsequencing.output_kinds import HISTORY
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
@@ -24,14 +25,15 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run, saved_audit
 from ehrsequencing.storage import read_json_lines
 
+UNKNOWN_CUTOFF = "Unknown: a file of predictions does not tell what its model has seen."
 _PREFIX = 16  # hexadecimal digits of a hash that are shown
 
 
 @dataclass(frozen=True)
 class Context:
-    """A run, its population, and the prepared set that it was trained on (None where that is gone)."""
+    """A source of risks, its population, and the prepared set that it was trained on (None where that is gone)."""
 
-    run: Run
+    risks: RiskSource
     population: Population
     prepared: Prepared | None
 
@@ -40,7 +42,7 @@ class Context:
         """Counts of the splits that the model was made from, and of the population."""
         made: dict[str, Mapping[str, Any]] = {}
         if self.prepared is not None:
-            made = self.prepared.attrition(self.run.task.name)["splits"]
+            made = self.prepared.attrition(self.risks.task.name)["splits"]
             if self.population.split not in SPLITS:  # other data: the held-out subjects have no part in it
                 made = {name: part for name, part in made.items() if name != "held_out"}
         return {**made, self.population.split: self.population.counts}
@@ -49,16 +51,19 @@ class Context:
         """Visits and prediction times of one of the splits."""
         if split == self.population.split or self.prepared is None:
             return self.population.records
-        return self.prepared.records(self.run.task.name, split)
+        return self.prepared.records(self.risks.task.name, split)
 
     def frame(self) -> dict[str, Any]:
         """Task, data, flow, training: what the report opens and closes with."""
-        run, task = self.run, self.run.task
-        member = run.manifest.get("members", [run.manifest])[0]
-        is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
-        history = read_json_lines(run.folder / HISTORY) if is_kept else []
+        run, task, told = self.risks.run, self.risks.task, self.risks.name
+        history, is_recalibrated = [], False
+        if run is not None:
+            told = run.folder.name
+            is_recalibrated = "recalibration" in run.manifest.get("members", [run.manifest])[0]
+            is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
+            history = read_json_lines(run.folder / HISTORY) if is_kept else []
         return {
-            "title": task.name, "run": run.folder.name, "split": self.population.split,
+            "title": task.name, "run": told, "split": self.population.split,
             "created": date.today().isoformat(),
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
             "task": task.model_dump(mode="json"), "question": question(task),
@@ -73,14 +78,14 @@ class Context:
             "events": {name: part["events"] for name, part in self.splits.items()},
             "records_before": self.population.counts.get("records_before"),
             "history": [{**row, "train_loss": row["train_nll"]} for row in history],
-            "config": run.study.model_dump(mode="json"),
-            "oracle": None, "external": None, "recalibration": None, "repeated_splits": None,
-            "recalibrated_in_training": "recalibration" in member,
+            "config": self.risks.config,
+            "oracle": None, "external": None, "recalibration": None, "repeated_splits": None, "blend": None,
+            "recalibrated_in_training": is_recalibrated,
         }  # fmt: skip
 
     def inputs(self, *, landmark_days: float | None, seed: int) -> dict[str, Any]:
         """Content of `inputs`: rates of every split, and drift from training to the population at one landmark."""
-        vocabulary = self.run.vocabulary
+        vocabulary = self.risks.vocabulary
         moved = []
         if self.prepared is not None and landmark_days is not None:
             train = self.records("train")
@@ -92,10 +97,14 @@ class Context:
         """Content of `checks`; `trials` is what people tell of their tuning."""
         names = dict.fromkeys([*(SPLITS if self.prepared is not None else ()), self.population.split])
         ids = {name: self.records(name).timelines.subject_id for name in names}
+        if self.risks.run is None:
+            unknown = dict.fromkeys(("audit", "events_per_parameter", "parameters", "members"))
+            known = {"split_overlap": split_overlap(ids), "time_zero": time_zero(self.risks.task)}
+            return {**known, "predictor_cutoff": UNKNOWN_CUTOFF, **unknown, "tuning_trials": trials, "seeds": []}
         events = None
         if self.prepared is not None:
-            events = int(self.splits["train"]["events"][self.run.task.causes[0]])
-        return run_checks(self.run, ids, training_events=events, trials=trials)
+            events = int(self.splits["train"]["events"][self.risks.task.causes[0]])
+        return run_checks(self.risks.run, ids, training_events=events, trials=trials)
 
 
 def run_checks(
@@ -183,7 +192,7 @@ def question(task: TaskConfig) -> str:
     horizons = ", ".join(format_days(days) for days in task.horizons)
     competing = f", with {' and '.join(task.competing)} as competing event" if task.competing else ""
     who = f"Who will have {' or '.join(task.outcome)} within {horizons}"
-    return f"{who}, asked from {index_words(task)} on and at every later visit{competing}?"
+    return f"{who}, predicted from {index_words(task)} on and at every later visit{competing}?"
 
 
 def index_words(task: TaskConfig) -> str:

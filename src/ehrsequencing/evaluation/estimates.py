@@ -24,19 +24,12 @@ FEWEST_TOGETHER = 16  # resamples that share one sorting, however many rows ther
 
 @dataclass(frozen=True)
 class Estimate:
-    """One metric of one model, per cause and horizon.
+    """One metric of one model, per cause and horizon."""
 
-    Attributes:
-        value: (causes, horizons).
-        samples: (resamples, causes, horizons), with no resamples where there are no intervals.
-        events: (causes, horizons) subjects with the event.
-        subjects: Subjects evaluated; with too few of them or of events the samples are NaN.
-    """
-
-    value: Floats
-    samples: Floats
-    events: Ints
-    subjects: int
+    value: Floats  # (causes, horizons)
+    samples: Floats  # (resamples, causes, horizons), with no resamples where there are no intervals
+    events: Ints  # (causes, horizons) subjects with the event
+    subjects: int  # subjects evaluated; with too few of them or of events the samples are NaN
 
     def interval(self) -> tuple[Floats, Floats]:
         """Lower and upper limit (95 %) with the value between them, NaN where undefined."""

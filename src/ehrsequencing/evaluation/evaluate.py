@@ -1,12 +1,13 @@
-"""Evaluate a run: every metric with intervals over subjects, beside baselines on the same subjects.
+"""Evaluate a source of risks: every metric with intervals over subjects, beside baselines on the same subjects.
 
-A run and the subjects to evaluate it on go in. One mapping with long tables of rows comes out; the report is made from
-it. This file puts together what the others compute: `comparison` (rows that are compared
-together), `estimates` (metrics and differences), `curves`, `subgroups`, `tables`, `context`, `instability`, `oracle`.
+A run (or a file of predictions) and the subjects to evaluate it on go in. One mapping with long tables of rows comes
+out; the report is made from it. This file puts together what the others compute: `risk_source` (what is evaluated),
+`comparison` (rows that are compared together), `estimates` (metrics and differences), `curves`, `subgroups`, `tables`,
+`context`, `instability`, `oracle`.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +15,27 @@ import numpy as np
 
 from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
-from ehrsequencing.baselines.fit import Fitted, fit_baselines
-from ehrsequencing.config import EvaluationConfig, TaskConfig, format_days
+from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
+from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
-from ehrsequencing.evaluation.estimates import (
-    difference_rows,
-    metric_rows,
-    nll_row,
-    over_time_rows,
-    scope_estimates,
-)
+from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, nll_row, over_time_rows, scope_estimates
 from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
-from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings
+from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings, risk_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
+from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
-from ehrsequencing.evaluation.trained_baselines import RunToRival, known_baselines, trained_baselines
+from ehrsequencing.evaluation.through_risks import nll_through
+from ehrsequencing.evaluation.trained_baselines import known_baselines, network_alone, rivals_of
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.records.attrition import task_warnings
@@ -55,13 +52,13 @@ Say = Callable[[str], None]
 
 
 class Evaluation:
-    """One run on the population that it is evaluated on.
+    """One source of risks on the population that it is evaluated on.
 
     Args:
-        run: The trained run.
+        source: What is evaluated: a trained run, or another source of risks.
         population: The subjects to evaluate it on.
-        prepared: The prepared set that it was trained on, where baselines are fitted; None where it is gone, and then
-            there are none.
+        prepared: The prepared set that a run was trained on, where baselines are fitted; None where it is gone, and
+            then there are none.
         settings: Baselines, resamples, seed.
         train_censoring: Whether the censoring weights come from the training subjects at risk at the same landmark,
             and not from the population.
@@ -72,21 +69,22 @@ class Evaluation:
 
     def __init__(
         self,
-        run: Run,
+        source: Run | RiskSource,
         population: Population,
         *,
         prepared: Prepared | None,
         settings: EvaluationConfig,
         train_censoring: bool = False,
     ) -> None:
-        self.run, self.population, self.prepared, self.settings = run, population, prepared, settings
-        self.task: TaskConfig = run.task
-        if prepared is not None:
-            run.require_own(prepared)
-        elif train_censoring or settings.censoring == "cox":
+        self.source: RiskSource = RunRisks(source) if isinstance(source, Run) else source
+        self.run, self.population, self.prepared, self.settings = self.source.run, population, prepared, settings
+        self.task, self.ours = self.source.task, self.source.name
+        if prepared is None and (train_censoring or settings.censoring == "cox"):
             fix = "name the prepared set of the run with --prepared, or use evaluation.censoring=kaplan-meier"
-            raise EhrseqError("censoring weights need the training subjects", where=str(run.folder), fix=fix)
-        self.train_censoring, self.context = train_censoring, Context(run, population, prepared)
+            raise EhrseqError("censoring weights need the training subjects", where=self.source.where, fix=fix)
+        if prepared is not None and self.run is not None:
+            self.run.require_own(prepared)
+        self.train_censoring, self.context = train_censoring, Context(self.source, population, prepared)
         self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
             where = f"task {self.task.name}, {population.split}"
@@ -94,13 +92,15 @@ class Evaluation:
         self.duration, self.cause = self.rows.duration_days, self.rows.cause.astype(np.int64)
         self.horizons = np.array(self.task.horizons)
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
-        self.grid = np.unique(np.r_[spaced, self.horizons])
+        self.every_day = np.unique(np.r_[spaced, self.horizons])
+        self.grid = self.every_day if self.source.is_curve else self.horizons
         self.warnings: list[str] = []
-        self.truth = None if population.source is None or run.is_visit_head else self._truth(population.source)
+        self.is_visit_head = self.run is not None and self.run.is_visit_head
+        self.truth = None if population.source is None or self.is_visit_head else self._truth(population.source)
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         told = settings.tuning_trials
-        self.trials = run.study.evaluation.tuning_trials if told is None else told
+        self.trials = self.source.study.evaluation.tuning_trials if told is None else told
 
     def _truth(self, data: Path) -> Truth | None:
         """The truth of these prediction times, where the data is a simulation that answers this very task."""
@@ -120,8 +120,8 @@ class Evaluation:
         Args:
             progress: Called with the name of each stage.
         """
-        if self.run.is_visit_head:
-            return self._visit_head_result()
+        if self.run is not None and self.is_visit_head:
+            return self._visit_head_result(self.run)
         risks = self._risks(progress)
         comparisons = self._comparisons(risks, self.horizons)
         causes = self.task.causes
@@ -139,9 +139,7 @@ class Evaluation:
         found = self.context.frame() | self._surroundings(comparisons) | {
             "models": list(risks),
             "strongest": strongest[1] if len(strongest) > 1 else None,
-            "baselines": [
-                {"model": one.model.name, "tuning_nll": tables.number(one.tuning_nll)} for one in self.fitted
-            ],
+            "baselines": [{"model": f.model.name, "tuning_nll": tables.number(f.tuning_nll)} for f in self.fitted],
             "metrics": metrics,
             "differences": differences,
             "at_risk": [tables.at_risk(s, causes) for s in comparisons if s.landmark_days is not None],
@@ -149,9 +147,9 @@ class Evaluation:
             "smooth_calibration": smooth,
             "decision": decision,
             "subgroups": [row for comparison in comparisons for row in self._subgroups(comparison)],
-            "risk_distribution": [row for s in comparisons for row in tables.distribution(s, causes, model=OURS)],
+            "risk_distribution": [row for s in comparisons for row in tables.distribution(s, causes, model=self.ours)],
             "trajectories": tables.trajectories(
-                self.rows, self._at_horizons(risks[OURS]), self.task, wanted=self.wanted_trajectories()
+                self.rows, self._at_horizons(risks[self.ours]), self.task, wanted=self.wanted_trajectories()
             ),
             "oracle": self._oracle(),
             "blend": tables.blend(self.run),
@@ -170,12 +168,11 @@ class Evaluation:
         """Model → (R, causes, grid), given no event in the blanking period; ours, then baselines, strongest first."""
         progress("risk curves")
         start, every = self.task.blanking, np.arange(len(self.rows))
-        risks = {OURS: conditional_risk(self._risk, self.grid, start_days=start)}
+        risks = {self.ours: self.source.risk(self.records, self.grid)}
         self.fitted = self._baselines(progress)
-        for model in (one.model for one in self.fitted):
-            risks[model.name] = model.risk(self.records, every, self.grid, start_days=start)
-        if self.run.blend is not None:
-            risks[NETWORK] = conditional_risk(self._network_risk, self.grid, start_days=start)
+        column = np.searchsorted(self.every_day, self.grid)  # a baseline's sums depend a little on the days asked for
+        for model in self._others():
+            risks[model.name] = model.risk(self.records, every, self.every_day, start_days=start)[:, :, column]
         if self.truth is not None and self.truth.known.all():
             risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
         for name, risk in risks.items():
@@ -188,37 +185,27 @@ class Evaluation:
                 )
         return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
 
-    def _risk(self, horizons_days: Floats) -> Floats:
-        """The run's risks (R, E, H) by some horizons."""
-        return self.run.risk(self.records, horizons_days=horizons_days).astype(np.float64)
-
-    def _network_risk(self, horizons_days: Floats) -> Floats:
-        """The risks of a blend's network alone."""
-        run = self.run
-        risk = risk_of_rows(run.model, self.records, horizons_days=horizons_days, code_types=run.code_types)
-        return risk.astype(np.float64)
-
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
             return []
-        rival = RunToRival(self.run.folder, self.prepared, self.run.study)
+        self.warnings += filter(None, [what_is_missing(self.settings.baselines)])
         return fit_baselines(
             self.settings.baselines,
             self._fitting_data,
             trials=self.trials,
-            more=trained_baselines(rival, self.task.name),
+            more=rivals_of(self.run, self.prepared),
             known=known_baselines(self.run, seed=self.settings.seed, trials=self.trials),
             progress=lambda name: progress(f"baseline: {name}"),
         )
 
+    def _others(self) -> list[Baseline]:
+        """Baselines, strongest first; then the network alone, where a blend is evaluated."""
+        return [*(one.model for one in self.fitted), *network_alone(self.run)]
+
     @cached_property
     def _fitting_data(self) -> FittingData:
-        train, tuning, edges = (
-            self.context.records("train"),
-            self.context.records("tuning"),
-            self.run.study.model.edges_days,
-        )
-        return FittingData(self.task, self.run.vocabulary, train, tuning, edges, self.settings.seed)
+        train, tuning, source = self.context.records("train"), self.context.records("tuning"), self.source
+        return FittingData(self.task, source.vocabulary, train, tuning, source.edges_days, self.settings.seed)
 
     def _at_horizons(self, risk: Floats) -> Floats:
         return risk[:, :, np.searchsorted(self.grid, self.horizons)]
@@ -228,11 +215,12 @@ class Evaluation:
     def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
         """Rows that are compared together, with the risks by `days` (the horizons, or the grid)."""
         places: list[tuple[float | None, Ints]] = []
+        left_out = self.population.left_out
         for landmark in self.task.landmarks:
             at = np.flatnonzero(self.rows.at_landmark(landmark))
-            if len(at):
+            if len(at) and landmark not in left_out:
                 places.append((landmark, at))
-        if not any(len(at) == len(self.rows) for _, at in places):
+        if None not in left_out and not any(len(at) == len(self.rows) for _, at in places):
             places.append((None, np.arange(len(self.rows))))
         draws = draw_subjects(len(self.records.timelines), self.settings.bootstrap, self.settings.seed)
         column = np.searchsorted(self.grid, days)
@@ -266,37 +254,50 @@ class Evaluation:
         """Rows of `metrics` and of `differences`."""
         metrics: list[dict[str, Any]] = []
         differences: list[dict[str, Any]] = []
-        rivals = [name for name in risks if name not in (OURS, ORACLE)]
+        rivals = [name for name in risks if name not in (self.ours, ORACLE)]
         for comparison, on_grid in zip(comparisons, self._comparisons(risks, self.grid), strict=True):
             where = (
                 "all prediction times" if comparison.landmark_days is None else format_days(comparison.landmark_days)
             )
             progress(f"metrics and intervals: {where}")
             estimates = scope_estimates(comparison, self.task.causes)
-            metrics += metric_rows(comparison, estimates) + over_time_rows(on_grid, self.task.causes)
-            differences += difference_rows(comparison, estimates, ours=OURS, rivals=rivals)
-            self.beside_truth += oracle_differences(comparison, estimates)
-        likelihoods = self._likelihoods()
-        self.nll = likelihoods[OURS]
+            metrics += metric_rows(comparison, estimates)
+            metrics += over_time_rows(on_grid, self.task.causes) if self.source.is_curve else []
+            differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)
+            self.beside_truth += oracle_differences(comparison, estimates, ours=self.ours)
+        likelihoods, cause = self._likelihoods(), self.task.causes[0]
         for comparison in comparisons:
-            nll, cause = (
-                {name: found[self._rows_of(comparison)] for name, found in likelihoods.items()},
-                self.task.causes[0],
-            )
+            nll = {name: found[self._rows_of(comparison)] for name, found in likelihoods.items()}
             metrics += [nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()]
-            differences += [nll_row(comparison, nll[OURS] - nll[rival], model=rival, cause=cause) for rival in rivals]
+            differences += [
+                nll_row(comparison, nll[self.ours] - nll[rival], model=rival, cause=cause)
+                for rival in rivals
+                if rival in nll
+            ]
         return metrics, differences
 
     def _likelihoods(self) -> dict[str, Floats]:
-        """Model → (R,) negative log-likelihood of every prediction time, all on the run's own grid but the truth's."""
-        every = np.arange(len(self.rows))
-        found = {OURS: self.run.nll(self.records)}
-        found |= {one.model.name: one.model.nll(self.records, every) for one in self.fitted}
-        if self.run.blend is not None:
-            found[NETWORK] = nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)
-        if self.truth is not None and self.truth.known.all():
-            found[ORACLE] = self.truth.nll(self.rows)
-        return found
+        """Model → (R,) NLL of every prediction time; no model has one where the source has none.
+
+        Each by its own hazards (baselines on the run's grid), or, for a source that is known at some knots only, all
+        by curves through their risks there.
+        """
+        own, every, start = self.source.nll(self.records), np.arange(len(self.rows)), self.task.blanking
+        self.nll, knots = own, self.source.knots_days
+        if own is None:
+            return {}
+        found, truth = {self.ours: own}, self.truth if self.truth is not None and self.truth.known.all() else None
+        if knots is None:
+            found |= {model.name: model.nll(self.records, every) for model in self._others()}
+            return found | ({} if truth is None else {ORACLE: truth.nll(self.rows)})
+        risks = {model.name: model.risk(self.records, every, knots, start_days=start) for model in self._others()}
+        if truth is not None:
+            risks[ORACLE] = conditional_risk(truth.risk, knots, start_days=start)
+        through = {name: nll_through(risk, knots, self.rows, start_days=start) for name, risk in risks.items()}
+        defined = {name: nll for name, nll in through.items() if np.isfinite(nll).all()}
+        flat = [name for name in through if name not in defined]
+        self.warnings += [f"{name} has no NLL: an event falls where its curve is flat." for name in flat]
+        return found | defined
 
     def _rows_of(self, comparison: Comparison) -> Ints:
         if comparison.landmark_days is None:
@@ -307,9 +308,9 @@ class Evaluation:
         if comparison.landmark_days is None:
             return []
         groups = groups_of_rows(
-            self.records, self.run.vocabulary, chosen=self._rows_of(comparison), kinds=self.settings.subgroups
+            self.records, self.source.vocabulary, chosen=self._rows_of(comparison), kinds=self.settings.subgroups
         )
-        return subgroup_rows(comparison, groups, self.task.causes, model=OURS)
+        return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
     def wanted_trajectories(self) -> int:
         """How many subjects' curves to show: by default a few of a simulation, none of real people."""
@@ -331,7 +332,7 @@ class Evaluation:
             "checks": self.context.checks(trials=self.trials),
             "instability": None,
         }
-        if first is not None:
+        if first is not None and self.run is not None:
             found["instability"] = instability(
                 self.run, self.records, chosen=self._rows_of(first), horizon_days=self._longest(first)
             )
@@ -339,7 +340,7 @@ class Evaluation:
 
     def _longest(self, comparison: Comparison) -> float:
         """The longest horizon that the follow-up reaches; else the shortest."""
-        covered = self.horizons[comparison.scored(OURS).covered[0]]
+        covered = self.horizons[comparison.scored(self.ours).covered[0]]
         return float(covered[-1] if len(covered) else self.horizons[0])
 
     def _warn(self, comparisons: list[Comparison]) -> None:
@@ -351,22 +352,22 @@ class Evaluation:
             )
         asked = {comparison.landmark_days for comparison in comparisons}
         for landmark in self.task.landmarks:
-            if comparisons and landmark not in asked:
+            if comparisons and landmark not in asked and landmark not in self.population.left_out:
                 self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
         for comparison in comparisons:
             where = (
                 ""
                 if comparison.landmark_days is None
-                else f", asked {format_days(comparison.landmark_days)} after the index"
+                else f", predicted {format_days(comparison.landmark_days)} after the index"
             )
             few = self.horizons[comparison.too_few()[0]]
             if len(few):
                 by = ", ".join(format_days(float(horizon)) for horizon in few)
                 self.warnings.append(
-                    f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are judged, or fewer "
-                    f"than {FEWEST_EVENTS} of them had the event."
+                    f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are evaluated, or "
+                    f"fewer than {FEWEST_EVENTS} of them had the event."
                 )
-            for horizon in self.horizons[~comparison.scored(OURS).covered[0]]:
+            for horizon in self.horizons[~comparison.scored(self.ours).covered[0]]:
                 self.warnings.append(
                     f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused."
                 )
@@ -374,18 +375,19 @@ class Evaluation:
     def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None or self.prepared is None:
             return None
-        train = self.context.records("train").rows
-        found = oracle_table(
-            self.truth, self._risk, self.nll, self.rows, train=train, edges_days=self.run.study.model.edges_days,
-            task=self.task,
-        )  # fmt: skip
+        if not isinstance(self.source, RunRisks) or self.nll is None:
+            risks = self.source.risk(self.records, self.horizons)
+            return risk_table(self.truth, risks, self.rows, task=self.task) | {"differences": self.beside_truth}
+        train, risk = self.context.records("train").rows, partial(self.source.from_zero, self.records)
+        edges = self.source.edges_days
+        found = oracle_table(self.truth, risk, self.nll, self.rows, train=train, edges_days=edges, task=self.task)
         self.warnings += oracle_warnings(found)
         return found | {"differences": self.beside_truth}
 
-    def _visit_head_result(self) -> dict[str, Any]:
+    def _visit_head_result(self, run: Run) -> dict[str, Any]:
         """The `visit` head has no calendar: only its likelihood and its mean hazard can be evaluated."""
-        nll = nll_of_rows(self.run.model, self.records, code_types=self.run.code_types)
-        hazard = risk_of_rows(self.run.model, self.records, horizons_days=[], code_types=self.run.code_types)[:, 0, 0]
+        nll = nll_of_rows(run.model, self.records, code_types=run.code_types)
+        hazard = risk_of_rows(run.model, self.records, horizons_days=[], code_types=run.code_types)[:, 0, 0]
         answered = ~np.isnan(hazard)
         last = np.r_[np.diff(self.rows.subject) != 0, True] & (self.cause == 1)
         rows = {"nll": float(np.nanmean(nll)), "oe": float(last[answered].sum() / hazard[answered].sum())}
@@ -396,7 +398,7 @@ class Evaluation:
         self._warn([])
         subjects, events = len(np.unique(self.rows.subject)), int(last.sum())
         metrics = [
-            tables.metric_row(OURS, None, name, value, cause=self.task.causes[0], subjects=subjects, events=events)
+            tables.metric_row(self.ours, None, name, value, cause=self.task.causes[0], subjects=subjects, events=events)
             for name, value in rows.items()
         ]
         empty: dict[str, Any] = {
@@ -407,7 +409,7 @@ class Evaluation:
             )
         }  # fmt: skip
         found = self.context.frame() | self._surroundings([]) | empty
-        nobody: dict[str, Any] = {"models": [OURS], "strongest": None, "baselines": []}
+        nobody: dict[str, Any] = {"models": [self.ours], "strongest": None, "baselines": []}
         return found | nobody | {"metrics": metrics, "warnings": self.warnings}
 
 

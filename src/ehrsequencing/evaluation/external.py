@@ -43,19 +43,12 @@ MUCH_UNKNOWN = 0.1  # above the share in training: worth a warning
 
 @dataclass(frozen=True)
 class External:
-    """Data that a run has never seen, encoded as its own training data was.
+    """Data that a run has never seen, encoded as its own training data was."""
 
-    Attributes:
-        population: Prediction times, labels and counts.
-        unknown: Codes that the run does not know → subjects.
-        unmatched: Settings of the task whose codes match nothing here.
-        late: Rows that were left out, long after all others.
-    """
-
-    population: Population
-    unknown: dict[str, int]
-    unmatched: list[str]
-    late: LateRows | None
+    population: Population  # prediction times, labels and counts
+    unknown: dict[str, int]  # codes that the run does not know → subjects
+    unmatched: list[str]  # settings of the task whose codes match nothing here
+    late: LateRows | None  # rows that were left out, long after all others
 
 
 def read_external(
@@ -182,7 +175,7 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
         there = input_rates(store.records(task.name, "train"), run.vocabulary)["unknown_token_rate"]
         own = [store.timelines(split).subject_id for split in ("train", "tuning")]
         seen = int(np.isin(population.records.timelines.subject_id, np.concatenate(own)).sum())
-    baselines = "fitted on the run's own training subjects" if wanted else "not asked for"
+    baselines = "fitted on the run's own training subjects" if wanted else "not requested"
     warnings = []
     if store is None:
         baselines = "none: the prepared set that the run was trained on is gone"
@@ -196,7 +189,7 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
     if found.late is not None:
         warnings.append(
             f"A few rows come after {found.late.gap_days:,} days without any row. They were left out and do not move "
-            "the data's end; data.extracted would tell it."
+            "the data's end. Set data.extracted to state it."
         )
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
     counts, all_subjects = population.counts, len(population.records.timelines)

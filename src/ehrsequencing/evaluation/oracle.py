@@ -15,6 +15,7 @@ import torch
 
 from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import TaskConfig, load_task
+from ehrsequencing.evaluation.through_risks import hazards_through
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_table
@@ -173,13 +174,7 @@ def slope_error(x: Floats, y: Floats, slope: float, subject: Ints) -> float:
 
 def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
     """Constant hazards per bin and day (R, E, K) with the cumulative incidences (R, E, K) at the bins' ends."""
-    incidence = np.concatenate([np.zeros_like(risk[:, :, :1]), risk], axis=2)
-    survival = np.maximum(1 - incidence.sum(axis=1), 1e-12)
-    gained = np.diff(incidence, axis=2)
-    total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(edges_days)
-    either = gained.sum(axis=1, keepdims=True)
-    share = np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
-    return np.asarray(total[:, None] * share, dtype=np.float64)
+    return hazards_through(risk, edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12)
 
 
 def hazard_rmse_per_year(model_risk: Floats, truth: Truth, *, causes: Sequence[str]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ehrsequencing.arrays import Floats
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison
+from ehrsequencing.evaluation.comparison import ORACLE, Comparison
 from ehrsequencing.evaluation.estimates import Estimate, long_rows
 from ehrsequencing.evaluation.oracle import (
     EARLY_DAYS,
@@ -21,6 +21,7 @@ from ehrsequencing.evaluation.oracle import (
     oracle_gap,
     risk_errors,
 )
+from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.metrics.registry import in_columns, taken
 from ehrsequencing.records.timelines import TaskRows
 
@@ -64,14 +65,31 @@ def oracle_table(
     }
 
 
+def risk_table(truth: Truth, risk: Floats, rows: TaskRows, *, task: TaskConfig) -> dict[str, Any]:
+    """Content of `oracle` for a source whose hazards are not known: only the errors of its risks.
+
+    Args:
+        truth: Of the prediction times.
+        risk: (R, causes, H) the source's risks by the task's horizons, given no event in the blanking.
+        rows: The prediction times.
+        task: The question.
+    """
+    horizons = np.array(task.horizons)
+    true = conditional_risk(truth.risk, horizons, start_days=task.blanking)
+    errors = risk_errors(risk, true, causes=task.causes, horizons_days=horizons, subject=rows.subject)
+    nothing = dict.fromkeys(("nll_null", "nll_model", "nll_oracle", "gain_share", "gain_share_expected"))
+    return {"name": ORACLE, "risks": errors, "mechanisms": [], **nothing}
+
+
 def oracle_differences(
-    comparison: Comparison, estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]]
+    comparison: Comparison, estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]], *, ours: str
 ) -> list[dict[str, Any]]:
-    """Long rows of `oracle.differences`: the run minus the truth, on the same resamples of subjects.
+    """Long rows of `oracle.differences`: our model minus the truth, on the same resamples of subjects.
 
     Args:
         comparison: The rows, with the truth among the models.
         estimates: Of `scope_estimates`.
+        ours: Name of our model.
     """
     if ORACLE not in comparison.risk:
         return []
@@ -80,7 +98,7 @@ def oracle_differences(
         for cause, found in estimates.items()
         for name in (metric.key for metric in in_columns(taken("everywhere")))
         for row in long_rows(
-            comparison, found[OURS][name].minus(found[ORACLE][name]), model=ORACLE, cause=cause, metric=name
+            comparison, found[ours][name].minus(found[ORACLE][name]), model=ORACLE, cause=cause, metric=name
         )
     ]
 

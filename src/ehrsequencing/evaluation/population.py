@@ -23,6 +23,8 @@ class Population:
         attrition: As `attrition.json`: `steps` of the flow, and under `splits` at least this split's `steps`,
             `prediction_times` and `events`.
         source: Folder of the MEDS records, where a simulation keeps its truth; None where it is not known.
+        left_out: Landmarks at which nothing is evaluated, since a file of predictions has none there; None among
+            them: all prediction times together.
     """
 
     split: str
@@ -30,6 +32,7 @@ class Population:
     records: TaskRecords
     attrition: Mapping[str, Any]
     source: Path | None
+    left_out: tuple[float | None, ...] = ()
 
     @classmethod
     def of_split(cls, prepared: Prepared, task: TaskConfig, split: str) -> "Population":

@@ -18,6 +18,7 @@ from ehrsequencing.evaluation.tables import number
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
+from ehrsequencing.metrics.minimum_counts import shareable_count
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
@@ -75,7 +76,7 @@ def before_and_after(run: Run, fitted: Recalibration, population: Population) ->
         "fitted_on": FITTED_ON, "landmark_days": landmark, "horizons_days": horizons.tolist(),
         "before": calibration(run.model), "after": calibration(Recalibrated(run.model, fitted.intercept, fitted.slope)),
         "fitted": {
-            name: {"intercept": float(a), "slope": float(b), "events": int(n)}
+            name: {"intercept": float(a), "slope": float(b), "events": shareable_count(int(n))}
             for name, a, b, n in zip(
                 run.task.causes, fitted.intercept[:, 0], fitted.slope[:, 0], fitted.subjects, strict=True
             )

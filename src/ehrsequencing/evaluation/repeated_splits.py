@@ -34,7 +34,7 @@ from ehrsequencing.storage import digest, read_json, write_json
 from ehrsequencing.temporaries import sweep_temporaries
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
-ROWS_FORMAT = 2  # of a split's rows: 2 has the subjects and events of each; others are made anew
+ROWS_FORMAT = 3  # of a split's rows: 3 has the likelihood of tuning subjects; others are made anew
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
 LARGEST_UNDEFINED_SHARE = 0.05  # of the splits; above, what is left would be a selection of the lucky ones
@@ -226,13 +226,17 @@ def repeated_splits(
     if not records.is_dir():
         raise EhrseqError("the MEDS records have moved", where=str(records), fix="name them with --data")
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
-    found = []
+    study, found = _study_of(run, store), []
     for number_, seed in enumerate(range(first_seed, first_seed + splits)):
 
         def stage(what: str, done: int = number_) -> None:
             progress(done, splits, f"split {done + 1} of {splits}: {what}")
 
-        found.append(Split.of(_one_split(run, store, records, seed=seed, settings=chosen, stage=stage)))
+        stored = one_split(
+            records, run_folder / FOLDER / f"seed-{seed}", study=study, seed=seed, settings=chosen,
+            origin=run.manifest["fingerprint"], stage=stage,
+        )  # fmt: skip
+        found.append(Split.of(stored))
     result = summarise(found)
     kept = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
     write_json(run_folder / FOLDER / SUMMARY, kept, owner_only=True)  # it has exact counts
@@ -260,20 +264,46 @@ def add_splits(run_folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def _one_split(
-    run: Run, store: Prepared, records: Path, *, seed: int, settings: EvaluationConfig, stage: Callable[[str], None]
+def one_split(
+    records: Path,
+    folder: Path,
+    *,
+    study: StudyConfig,
+    seed: int,
+    settings: EvaluationConfig,
+    origin: str = "",
+    stage: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """Metrics of one split: from its folder, or made now."""
-    folder = run.folder / FOLDER / f"seed-{seed}"
+    """Prepare, train and evaluate one random split of the subjects; what is finished in its folder is kept.
+
+    Args:
+        records: The MEDS records.
+        folder: Of this split: `rows.json`, and the trained run in `run/`.
+        study: All settings, with the task; those of `splits` are replaced (`split_study`).
+        seed: Of the division.
+        settings: Baselines and censoring weights.
+        origin: Anything else that the numbers depend on, as the fingerprint of the run whose settings these are.
+        stage: Called with the name of each stage.
+
+    Returns:
+        What `rows.json` holds: `seed`, `train_subjects`, `held_out_subjects`, the long rows `metrics`, and
+        `tuning_nll`, model → mean over all tuning prediction times, ours included.
+
+    Raises:
+        EhrseqError: The study has no task, or the split cannot be trained on.
+    """
+    task = study.task
+    if task is None:
+        raise EhrseqError("has no task", where=str(folder), fix="put the task into the study")
+    study = split_study(study, seed)
     # What would change the numbers; the run's fingerprint covers its data, labels and settings.
     asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate"})
-    study = _study_of(run, store, seed)
-    fingerprint = digest([run.manifest["fingerprint"], study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
+    fingerprint = digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
         if isinstance(stored, dict) and stored.get("fingerprint") == fingerprint:
             return stored
-    set_folder, task = folder / "prepared", run.task
+    set_folder = folder / "prepared"
     sweep_temporaries(folder)
     stage("preparing")
     if not (set_folder / MANIFEST).is_file():
@@ -287,18 +317,19 @@ def _one_split(
     return stored
 
 
-def _study_of(run: Run, store: Prepared, seed: int) -> StudyConfig:
-    """The run's settings with another seed for the splits; what depends on the data is determined again."""
+def split_study(study: StudyConfig, seed: int) -> StudyConfig:
+    """The same settings with another random division of the subjects; what depends on the data is determined again."""
     open_again = {name: ModelConfig.model_fields[name].default for name in _DATA_DECIDES}
     # Subjects are divided by a hash of id + seed: seeds 1, 2, 3 … would move one pattern along consecutive ids.
     spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed}
-    divided = store.study.splits.model_copy(update=spread)
-    return store.study.model_copy(
-        update={
-            "splits": divided, "task": run.task, "model": run.study.model.model_copy(update=open_again),
-            "training": run.study.training, "evaluation": run.study.evaluation,
-        }
-    )  # fmt: skip
+    divided = study.splits.model_copy(update=spread)
+    return study.model_copy(update={"splits": divided, "model": study.model.model_copy(update=open_again)})
+
+
+def _study_of(run: Run, store: Prepared) -> StudyConfig:
+    """How the run's data was prepared, and how it was trained."""
+    own = {"task": run.task, "model": run.study.model, "training": run.study.training}
+    return store.study.model_copy(update=own | {"evaluation": run.study.evaluation})
 
 
 def _judge(
@@ -308,7 +339,11 @@ def _judge(
     judged = Population.of_split(parts, run.task, "held_out")
     evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
     sizes = {name: part["steps"][-1]["subjects"] for name, part in parts.attrition(run.task.name)["splits"].items()}
+    rows = evaluation.metric_rows(progress=stage)
+    own = run.nll(parts.records(run.task.name, "tuning"))
+    tuning = {OURS: float(own.mean()) if len(own) else np.nan}
+    tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
     return {
-        "train_subjects": sizes["train"] + sizes["tuning"], "held_out_subjects": sizes["held_out"],
-        "metrics": evaluation.metric_rows(progress=stage),
+        "train_subjects": sizes["train"] + sizes["tuning"], "held_out_subjects": sizes["held_out"], "metrics": rows,
+        "tuning_nll": {name: number(value) for name, value in tuning.items()},
     }  # fmt: skip

@@ -26,9 +26,9 @@ def number(value: Any) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def blend(run: Run) -> dict[str, Any] | None:
+def blend(run: Run | None) -> dict[str, Any] | None:
     """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend."""
-    if run.blend is None:
+    if run is None or run.blend is None:
         return None
     found, settings = run.blend.weights, run.study.training
     rows = [
@@ -90,7 +90,7 @@ def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
     note = ""
     if thin:
         g, horizon = min(thin)
-        each = f"each of those left stands for {1 / g:.0f}" if g else "nobody is left"
+        each = f"each remaining subject represents {1 / g:.0f}" if g else "nobody is left"
         note = (
             f"Few subjects are followed long enough: at {len(thin)} of {len(places)} combinations of landmark and "
             f"horizon the chance of still being followed falls below {THIN_FOLLOW_UP:.0%}. At the worst, "

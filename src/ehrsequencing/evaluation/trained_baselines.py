@@ -15,6 +15,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import Baseline, KeptBaseline
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
+from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.output_kinds import MANIFEST, RUN
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -47,10 +48,10 @@ class RunToRival:
 
 
 class TrainedBaseline:
-    """Another architecture, trained as the run was; its folder is a run of its own.
+    """The network of a run: another architecture, trained as the run was, or the network of a blend.
 
     Args:
-        name: `LSTM` or `flat BEHRT`.
+        name: `LSTM`, `flat BEHRT`, or what a blend's network is called.
         run: Its folder.
     """
 
@@ -148,16 +149,30 @@ def trained_baselines(run: RunToRival, task_name: str) -> dict[str, Callable[[],
     return {name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)}
 
 
-def known_baselines(run: Run, *, seed: int, trials: int | None) -> dict[str, Baseline]:
+def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:
+    """`trained_baselines` of the run that is evaluated; None where there is no run to train them as."""
+    if run is None:
+        return None
+    return trained_baselines(RunToRival(run.folder, prepared, run.study), run.task.name)
+
+
+def network_alone(run: Run | None) -> list[Baseline]:
+    """The network of a blend as a model of its own; nothing where the run is no blend."""
+    return [] if run is None or run.blend is None else [TrainedBaseline(NETWORK, run)]
+
+
+def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Baseline]:
     """The trees of a blend, where they were fitted as the baseline would be.
 
     Args:
-        run: The run that is evaluated.
+        run: The run that is evaluated, if it is one.
         seed: Of the baselines.
         trials: Of the boosting.
     """
+    if run is None or run.blend is None:
+        return {}
     made, blend = run.study.evaluation, run.blend
-    if blend is None or (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
+    if (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
         return {}
     name, n_causes = BoostedVisits.name, len(run.task.causes)
     return {name: KeptBaseline(name, blend.boosted, edges_days=blend.edges_days, n_causes=n_causes)}

@@ -28,38 +28,25 @@ KNOT_QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class SmoothCalibration:
-    """Smooth calibration curves and their distance from the diagonal.
+    """Smooth calibration curves and their distance from the diagonal."""
 
-    Attributes:
-        predicted: (causes, horizons, points) predicted risks, from the 1st to the 99th percentile of the rows.
-        observed: (..., causes, horizons, points) smoothed observed risk there.
-        ici: (..., causes, horizons) integrated calibration index: mean |predicted − smoothed observed| over the rows.
-        e50: (..., causes, horizons) its median.
-        e90: (..., causes, horizons) its 90th percentile.
-    """
-
-    predicted: Floats
-    observed: Floats
+    predicted: Floats  # (causes, horizons, points) predicted risks, from the 1st to the 99th percentile of the rows
+    observed: Floats  # (..., causes, horizons, points) smoothed observed risk there
+    # (..., causes, horizons) integrated calibration index: mean |predicted − smoothed observed| over the rows
     ici: Floats
-    e50: Floats
-    e90: Floats
+    e50: Floats  # (..., causes, horizons) its median
+    e90: Floats  # (..., causes, horizons) its 90th percentile
 
 
 @dataclass(frozen=True)
 class GroupedCalibration:
-    """Observed against predicted risk in groups of similar predicted risk.
+    """Observed against predicted risk in groups of similar predicted risk."""
 
-    Attributes:
-        n: (..., causes, horizons, groups) rows in the group.
-        predicted: (..., causes, horizons, groups) mean predicted risk.
-        observed: (..., causes, horizons, groups) Aalen–Johansen incidence; NaN where the group's follow-up ends before.
-        standard_error: (..., causes, horizons, groups) of `observed`.
-    """
-
-    n: Floats
-    predicted: Floats
+    n: Floats  # (..., causes, horizons, groups) rows in the group
+    predicted: Floats  # (..., causes, horizons, groups) mean predicted risk
+    # (..., causes, horizons, groups) Aalen–Johansen incidence; NaN where the group's follow-up ends before
     observed: Floats
-    standard_error: Floats
+    standard_error: Floats  # (..., causes, horizons, groups) of `observed`
 
 
 def calibration_intercept_slope(rows: ScoredRows) -> tuple[Floats, Floats]:

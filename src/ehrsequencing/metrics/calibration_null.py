@@ -70,21 +70,13 @@ def calibration_null(rows: ScoredRows, *, n_simulations: int = 200, seed: int = 
 
 @dataclass(frozen=True)
 class _World:
-    """Event and censoring times of the rows, as draws from their own estimates, up to one horizon.
+    """Event and censoring times of the rows, as draws from their own estimates, up to one horizon."""
 
-    Attributes:
-        grid_days: (m,) all times at which anything may happen.
-        horizon_days: The horizon.
-        event_cdf: (causes, m) distribution of the event time, given an event of that cause by the horizon.
-        censoring_cdf: (m,) P(C ≤ grid).
-        fixed_g_before: (m + 1,) G just before each grid time and after all, where G is fixed.
-    """
-
-    grid_days: Floats
-    horizon_days: float
-    event_cdf: Floats
-    censoring_cdf: Floats
-    fixed_g_before: Floats | None
+    grid_days: Floats  # (m,) all times at which anything may happen
+    horizon_days: float  # the horizon
+    event_cdf: Floats  # (causes, m) distribution of the event time, given an event of that cause by the horizon
+    censoring_cdf: Floats  # (m,) P(C ≤ grid)
+    fixed_g_before: Floats | None  # (m + 1,) G just before each grid time and after all, where G is fixed
 
     @classmethod
     def of(cls, rows: ScoredRows, h: int) -> _World:

@@ -31,15 +31,10 @@ def divide(numerator: ArrayLike, denominator: ArrayLike, *, undefined: float = n
 
 @dataclass(frozen=True)
 class StepFunction:
-    """A right-continuous step function of time.
+    """A right-continuous step function of time."""
 
-    Attributes:
-        times_days: (m,) where it jumps, increasing.
-        values: (..., m + 1) its value before the first jump, then from each jump on; constant after the last.
-    """
-
-    times_days: Floats
-    values: Floats
+    times_days: Floats  # (m,) where it jumps, increasing
+    values: Floats  # (..., m + 1) its value before the first jump, then from each jump on; constant after the last
 
     def at(self, days: ArrayLike) -> Floats:
         """Value at `days`, jumps at `days` included: f(t), shape (..., *days.shape)."""
@@ -52,15 +47,10 @@ class StepFunction:
 
 @dataclass(frozen=True)
 class RowCensoring:
-    """The distribution G_i(t) = P(C_i > t | x_i) of each row's censoring time.
+    """The distribution G_i(t) = P(C_i > t | x_i) of each row's censoring time."""
 
-    Attributes:
-        cumulative_hazard: H_0(t) of censoring, a step function; infinite from where nobody is left.
-        factor: (n,) exp(β·z_i).
-    """
-
-    cumulative_hazard: StepFunction
-    factor: Floats
+    cumulative_hazard: StepFunction  # H_0(t) of censoring, a step function; infinite from where nobody is left
+    factor: Floats  # (n,) exp(β·z_i)
 
     def __len__(self) -> int:
         return len(self.factor)
@@ -96,17 +86,11 @@ class RowCensoring:
 
 @dataclass(frozen=True)
 class RiskSets:
-    """Who was at risk, who had which event and who was censored, at each distinct observed time.
+    """Who was at risk, who had which event and who was censored, at each distinct observed time."""
 
-    Attributes:
-        times_days: (m,) distinct durations, increasing.
-        at_risk: (..., m) weight of the rows with duration ≥ time.
-        events: (..., causes, m) weight of the rows with an event of each cause at that time.
-    """
-
-    times_days: Floats
-    at_risk: Floats
-    events: Floats
+    times_days: Floats  # (m,) distinct durations, increasing
+    at_risk: Floats  # (..., m) weight of the rows with duration ≥ time
+    events: Floats  # (..., causes, m) weight of the rows with an event of each cause at that time
 
     @classmethod
     def count(cls, duration_days: ArrayLike, cause: ArrayLike, n_causes: int, weights: ArrayLike | None) -> RiskSets:

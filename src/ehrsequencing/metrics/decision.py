@@ -15,17 +15,11 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 
 @dataclass(frozen=True)
 class DecisionCurve:
-    """Net benefit of treating by the model, and of treating everyone; treating nobody is 0.
+    """Net benefit of treating by the model, and of treating everyone; treating nobody is 0."""
 
-    Attributes:
-        thresholds: (thresholds,) or (causes, horizons, thresholds) risk from which one would act.
-        net_benefit: (..., causes, horizons, thresholds) true positives per row, less weighted false positives.
-        treat_all: (..., causes, horizons, thresholds) the same when acting on everyone.
-    """
-
-    thresholds: Floats
-    net_benefit: Floats
-    treat_all: Floats
+    thresholds: Floats  # (thresholds,) or (causes, horizons, thresholds) risk from which one would act
+    net_benefit: Floats  # (..., causes, horizons, thresholds) true positives per row, less weighted false positives
+    treat_all: Floats  # (..., causes, horizons, thresholds) the same when acting on everyone
 
 
 def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:

@@ -15,45 +15,32 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 class Metric:
     """One metric. A record in `registry.METRICS` is all that a new metric needs.
 
-    Attributes:
-        key: Its name in `metrics.json`.
-        name: Its name in tables, as in `C`.
-        meaning: What it is and how to read it, in half a sentence.
-        of: Scored rows → (..., causes, horizons), or (..., causes) where `taken` is `over time`; a leading resample
-            axis where the rows have one. None where it is not made of scored rows.
-        better: 1: higher is better; -1: lower is; 0: neither.
-        target: Its value where the risks mean what they say, as 1 for O/E.
-        digits: Decimals that are printed, after multiplying by `scale`.
-        scale: 100 prints a share in percent.
-        part: The table of the report in which it stands.
-        taken: `everywhere`: of every model, for each cause, for all causes as one, and in repeated splits.
-            `causes`: of every model, for each cause (regressions, which cost more and need more events).
-            `strongest`: of our model and the strongest baseline.
-            `over time`: of every model, from risks on a grid of times: one number for each cause.
-            `elsewhere`: not of scored rows (likelihoods, simulations); the record gives its words only.
-        compared: Whether models are compared by it: paired differences to each baseline.
-        margin: A difference that does not matter; None where that depends on how frequent the event is.
-        interval: Whether it has a bootstrap interval.
-        tells_counts: Whether the number of events can be worked out from it and the number at risk; the report then
-            hides it where it hides that number. False for what ranks subjects or describes a shape.
-
     Raises:
         EhrseqError: Models are to be compared by what is neither better higher nor lower.
     """
 
-    key: str
-    name: str
-    meaning: str
+    key: str  # its name in `metrics.json`
+    name: str  # its name in tables, as in `C`
+    meaning: str  # what it is and how to read it, in half a sentence
+    # scored rows → (..., causes, horizons), or (..., causes) where `taken` is `over time`; a leading resample axis
+    # where the rows have one. None where it is not made of scored rows
     of: Callable[[ScoredRows], Floats] | None = None
-    better: Literal[1, 0, -1] = 0
-    target: float | None = None
-    digits: int = 3
-    scale: float = 1.0
-    part: Literal["accuracy", "calibration"] = "accuracy"
+    better: Literal[1, 0, -1] = 0  # 1: higher is better; -1: lower is; 0: neither
+    target: float | None = None  # its value where the risks mean what they say, as 1 for O/E
+    digits: int = 3  # decimals that are printed, after multiplying by `scale`
+    scale: float = 1.0  # 100 prints a share in percent
+    part: Literal["accuracy", "calibration"] = "accuracy"  # the table of the report in which it stands
+    # `everywhere`: of every model, for each cause, for all causes as one, and in repeated splits. `causes`: of every
+    # model, for each cause (regressions, which cost more and need more events). `strongest`: of our model and the
+    # strongest baseline. `over time`: of every model, from risks on a grid of times: one number for each cause.
+    # `elsewhere`: not of scored rows (likelihoods, simulations); the record gives its words only
     taken: Literal["everywhere", "causes", "strongest", "over time", "elsewhere"] = "everywhere"
-    compared: bool = False
+    compared: bool = False  # whether models are compared by it: paired differences to each baseline
+    # a difference that does not matter; None where that depends on how frequent the event is
     margin: float | None = None
-    interval: bool = True
+    interval: bool = True  # whether it has a bootstrap interval
+    # whether the number of events can be worked out from it and the number at risk; the report then hides it where it
+    # hides that number. False for what ranks subjects or describes a shape
     tells_counts: bool = True
 
     def __post_init__(self) -> None:

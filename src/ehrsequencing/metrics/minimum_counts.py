@@ -23,14 +23,19 @@ TOO_FEW, BIASED = "too few events", "biased under resampling"
 def too_few(events: ArrayLike, subjects: ArrayLike) -> Bools:
     """Whether there are too few to compare: under 10 subjects with the event, or under 50 subjects.
 
-    Args:
-        events: Subjects with the event, of the cause and by the horizon in question.
-        subjects: Subjects evaluated there.
-
     >>> too_few([9, 10, 200], [500, 50, 49]).tolist()
     [True, False, True]
     """
     return (np.asarray(events) < FEWEST_EVENTS) | (np.asarray(subjects) < FEWEST_SUBJECTS)
+
+
+def shareable_count(count: int | None) -> int | str | None:
+    """A count that takes part in no sum, for a file that people may share.
+
+    >>> shareable_count(0), shareable_count(10), shareable_count(1100)
+    (0, '<11', 1100)
+    """
+    return f"<{SMALLEST_COUNT}" if count is not None and 0 < count < SMALLEST_COUNT else count
 
 
 def judged_by_splits(counts: Sequence[float], share: float) -> float:

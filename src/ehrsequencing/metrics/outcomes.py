@@ -21,26 +21,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Rows at one landmark (or at all prediction times) with their outcome and predicted risk. Make it with `of`.
+    """Rows at one landmark (or at all prediction times) with their outcome and predicted risk. Make it with `of`."""
 
-    Attributes:
-        duration_days: (n,) from the prediction time to the event or censoring.
-        cause: (n,) int, 0 = censored, 1..causes.
-        risk: (n, causes, horizons) predicted cumulative incidence.
-        horizons_days: (horizons,) increasing.
-        weights: (resamples, n) multiplicities; one row of ones without weights.
-        fixed_censoring: G where it was fitted on other rows, one for all or one for each row; None: on these rows,
-            again for each resample.
-        is_block: Whether results keep a leading resample axis.
-    """
-
-    duration_days: Floats
-    cause: Ints
-    risk: Floats
-    horizons_days: Floats
-    weights: Floats
+    duration_days: Floats  # (n,) from the prediction time to the event or censoring
+    cause: Ints  # (n,) int, 0 = censored, 1..causes
+    risk: Floats  # (n, causes, horizons) predicted cumulative incidence
+    horizons_days: Floats  # (horizons,) increasing
+    weights: Floats  # (resamples, n) multiplicities; one row of ones without weights
+    # G where it was fitted on other rows, one for all or one for each row; None: on these rows, again for each resample
     fixed_censoring: StepFunction | RowCensoring | None
-    is_block: bool
+    is_block: bool  # whether results keep a leading resample axis
 
     @classmethod
     def of(

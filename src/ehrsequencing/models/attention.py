@@ -22,38 +22,23 @@ WIDEST_HEAD = 256  # of the ragged kernel
 
 @dataclass(frozen=True)
 class Block:
-    """One dense attention: G groups of `query_length` rows, each against its `key_length` rows.
+    """One dense attention: G groups of `query_length` rows, each against its `key_length` rows."""
 
-    Attributes:
-        groups: G.
-        query_length: Lq.
-        key_length: Lk.
-        mask: Broadcastable to (G, heads, Lq, Lk), `True` = seen; None: every row sees every row.
-        causal: Instead of a mask: slot i sees the slots up to i.
-    """
-
-    groups: int
-    query_length: int
-    key_length: int
-    mask: Tensor | None = None
-    causal: bool = False
+    groups: int  # G
+    query_length: int  # Lq
+    key_length: int  # Lk
+    mask: Tensor | None = None  # broadcastable to (G, heads, Lq, Lk), `True` = seen; None: every row sees every row
+    causal: bool = False  # instead of a mask: slot i sees the slots up to i
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Who sees whom among N packed rows, as dense blocks.
+    """Who sees whom among N packed rows, as dense blocks."""
 
-    Attributes:
-        query_rows: (P,) packed rows of all blocks' query slots, one block after another.
-        key_rows: (Q,) packed rows of all blocks' key slots.
-        answer_slot: (N,) the query slot that answers for each packed row.
-        blocks: The dense attentions.
-    """
-
-    query_rows: Tensor
-    key_rows: Tensor
-    answer_slot: Tensor
-    blocks: tuple[Block, ...]
+    query_rows: Tensor  # (P,) packed rows of all blocks' query slots, one block after another
+    key_rows: Tensor  # (Q,) packed rows of all blocks' key slots
+    answer_slot: Tensor  # (N,) the query slot that answers for each packed row
+    blocks: tuple[Block, ...]  # the dense attentions
 
     def to(self, device: torch.device) -> "AttentionPlan":
         """The plan on a device, without waiting for it."""
@@ -71,39 +56,24 @@ class Spans:
 
     Query i of a span of Lq sees key j of its Lk where `−left ≤ j − (i + Lk − Lq) ≤ right`: the last query stands
     beside the last key. A bound of −1 is none.
-
-    Attributes:
-        query_offsets: (G+1,) int32, span g holds queries `query_offsets[g]:query_offsets[g+1]`, at least one.
-        key_offsets: (G+1,) int32, the same for keys.
-        queries: Number of queries; like the lengths known on the CPU, so that nobody waits for the device.
-        keys: Number of keys.
-        longest_query: Most queries of a span.
-        longest_key: Most keys of a span.
-        window: (left, right).
     """
 
-    query_offsets: Tensor
-    key_offsets: Tensor
-    queries: int
-    keys: int
-    longest_query: int
-    longest_key: int
-    window: tuple[int, int]
+    query_offsets: Tensor  # (G+1,) int32, span g holds queries `query_offsets[g]:query_offsets[g+1]`, at least one
+    key_offsets: Tensor  # (G+1,) int32, the same for keys
+    queries: int  # number of queries; like the lengths known on the CPU, so that nobody waits for the device
+    keys: int  # number of keys
+    longest_query: int  # most queries of a span
+    longest_key: int  # most keys of a span
+    window: tuple[int, int]  # (left, right)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Packed rows, and the calls that cut them into spans, one after another.
+    """Packed rows, and the calls that cut them into spans, one after another."""
 
-    Attributes:
-        rows: (P,) packed rows of the queries, none twice; None: all rows in their order.
-        key_rows: (Q,) packed rows of the keys, which may repeat; None: the queries are the keys.
-        calls: The kernel's calls.
-    """
-
-    rows: Tensor | None
-    key_rows: Tensor | None
-    calls: tuple[Spans, ...]
+    rows: Tensor | None  # (P,) packed rows of the queries, none twice; None: all rows in their order
+    key_rows: Tensor | None  # (Q,) packed rows of the keys, which may repeat; None: the queries are the keys
+    calls: tuple[Spans, ...]  # the kernel's calls
 
 
 @dataclass(frozen=True)

@@ -31,23 +31,14 @@ class VisitEmbedding(PositionalEmbedding):
 
 @dataclass(frozen=True)
 class Tokens:
-    """The T tokens of flat BEHRT: a batch's codes, and a marker in front of each query and each empty visit.
+    """The T tokens of flat BEHRT: a batch's codes, and a marker in front of each query and each empty visit."""
 
-    Attributes:
-        offsets: (N+1,) row n owns tokens `offsets[n]:offsets[n+1]`, at least one.
-        row: (T,) the row that owns each token.
-        of_code: (K,) the token of each code.
-        is_query_marker: (T,) markers of queries.
-        place: (T,) number of the subject's real-visit tokens before the row, plus the place within the row.
-        host_offsets: `offsets`, on the CPU.
-    """
-
-    offsets: Tensor
-    row: Tensor
-    of_code: Tensor
-    is_query_marker: Tensor
-    place: Tensor
-    host_offsets: Tensor
+    offsets: Tensor  # (N+1,) row n owns tokens `offsets[n]:offsets[n+1]`, at least one
+    row: Tensor  # (T,) the row that owns each token
+    of_code: Tensor  # (K,) the token of each code
+    is_query_marker: Tensor  # (T,) markers of queries
+    place: Tensor  # (T,) number of the subject's real-visit tokens before the row, plus the place within the row
+    host_offsets: Tensor  # `offsets`, on the CPU
 
     @classmethod
     def of(cls, batch: VisitBatch) -> "Tokens":

@@ -25,15 +25,10 @@ GAP_EDGES_DAYS = (0.0, *(h / 24 for h in (1, 2, 4, 8, 12)), *(float(2**j) for j 
 
 @dataclass(frozen=True)
 class CodeVectors:
-    """The vectors of K codes, held as their R distinct rows (identical codes without values share one).
+    """The vectors of K codes, held as their R distinct rows (identical codes without values share one)."""
 
-    Attributes:
-        rows: (R, d) distinct vectors.
-        index: (K,) the row of each code.
-    """
-
-    rows: Tensor
-    index: Tensor
+    rows: Tensor  # (R, d) distinct vectors
+    index: Tensor  # (K,) the row of each code
 
     def expand(self) -> Tensor:
         """(K, d), one row a code."""

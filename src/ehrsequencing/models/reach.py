@@ -15,16 +15,11 @@ class Reach:
 
     One layer of attention looks at `window` visits, the visit's own included; L layers at the `L · (window − 1)` visits
     before. Flat BEHRT counts tokens: whole visits, up to `window` tokens a layer.
-
-    Attributes:
-        layers: L.
-        window: Visits, or tokens, that one layer sees.
-        in_tokens: Whether the window counts tokens.
     """
 
-    layers: int
-    window: int
-    in_tokens: bool = False
+    layers: int  # L
+    window: int  # visits, or tokens, that one layer sees
+    in_tokens: bool = False  # whether the window counts tokens
 
     @classmethod
     def of(cls, config: ModelConfig) -> "Reach | None":
@@ -59,22 +54,15 @@ class Reach:
 
 @dataclass(frozen=True)
 class Part:
-    """Some consecutive prediction times of one subject, and the visits that they need.
+    """Some consecutive prediction times of one subject, and the visits that they need."""
 
-    Attributes:
-        subject: Row of the subject.
-        visits: From which of the subject's visits to which (exclusive).
-        rows: From which row of the task to which (exclusive).
-        unfinished: Whether it is a query that lies in the last of these visits, by itself; queries that lie in a visit
-            are left out of other parts.
-        tokens_skipped: Codes of the visits before, an empty visit counting as one.
-        next_row: For the `visit` head, the subject's next visit at risk, after which this part's last one is no last
-            one; None at the end of a record.
-    """
-
-    subject: int
-    visits: tuple[int, int]
-    rows: tuple[int, int]
+    subject: int  # row of the subject
+    visits: tuple[int, int]  # from which of the subject's visits to which (exclusive)
+    rows: tuple[int, int]  # from which row of the task to which (exclusive)
+    # whether it is a query that lies in the last of these visits, by itself; queries that lie in a visit are left out
+    # of other parts
     unfinished: bool = False
-    tokens_skipped: int = 0
+    tokens_skipped: int = 0  # codes of the visits before, an empty visit counting as one
+    # for the `visit` head, the subject's next visit at risk, after which this part's last one is no last one; None at
+    # the end of a record
     next_row: int | None = None

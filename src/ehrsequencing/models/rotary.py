@@ -25,15 +25,10 @@ VISITS = (6.0, 200.0)  # ... and of those that count visits
 
 @dataclass(frozen=True)
 class Rotation:
-    """Cosines and sines of a batch's angles.
+    """Cosines and sines of a batch's angles."""
 
-    Attributes:
-        cos: (N, 1, P) for the P pairs of a head.
-        sin: (N, 1, P).
-    """
-
-    cos: Tensor
-    sin: Tensor
+    cos: Tensor  # (N, 1, P) for the P pairs of a head
+    sin: Tensor  # (N, 1, P)
 
     def __call__(self, x: Tensor, *, heads: int) -> Tensor:
         """(N, d) queries or keys, turned; an odd dimension of a head stays as it is."""

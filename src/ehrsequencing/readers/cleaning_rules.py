@@ -31,7 +31,7 @@ def clean_rows(
         subject_id, time, code, numeric_value, text_value, encounter_id; sorted by subject, time (static rows first),
         code, value, text and encounter, so that the result does not depend on the order of the rows.
     """
-    known = _without_open_ends(_known_persons(rows, counts), counts, open_after_us)
+    known = _without_open_ends(_without_encounters(_known_persons(rows, counts)), counts, open_after_us)
     made = pa.concat_tables([make(known, counts) for make in (_births, _deaths, _periods, _events)])
     made = _without_duplicates(_without_nobody(made, counts), counts)
     if row_counts is not None:
@@ -76,6 +76,14 @@ def _without_open_ends(rows: pa.Table, counts: RuleCounts, open_after_us: int | 
     no_end = np.where(role_mask(rows, Role.OBSERVED), OPEN, NO_TIME)
     ends = _timestamps(np.where(is_open, no_end, end_us))
     return rows.set_column(rows.schema.get_field_index("end"), "end", ends)
+
+
+def _without_encounters(rows: pa.Table) -> pa.Table:
+    """Births, deaths and observation periods belong to no encounter, so that rows which differ in it only are equal."""
+    outside = pa.array(role_mask(rows, Role.PERSON, Role.DEATH, Role.OBSERVED))
+    place = rows.schema.get_field_index("encounter_id")
+    none = pa.scalar(None, rows.schema.field(place).type)
+    return rows.set_column(place, "encounter_id", pc.if_else(outside, none, rows["encounter_id"]))
 
 
 def role_mask(rows: pa.Table, *roles: Role) -> Bools:

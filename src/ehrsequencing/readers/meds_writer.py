@@ -45,11 +45,6 @@ class CodeFacts:
 class MedsWriter:
     """Takes a reader's rows, and writes the data set on `finish`. `Import.writer` opens and finishes it.
 
-    Args:
-        folder: Empty folder to fill.
-        report: Where rows and rules are counted.
-        encounter: Type of `encounter_id`.
-
     Attributes:
         code_facts: Given the codes that were written, returns what is known of them, of their ancestors, and maybe of
             other codes, which are ignored. A reader that knows descriptions or parents sets it.

@@ -23,9 +23,6 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
 
     A time at exactly midnight means a date without a time of day. Rows without a subject, code or (where they need
     one) time are allowed; the writer drops and counts them.
-
-    Args:
-        encounter: Type of `encounter_id`.
     """
     return pa.schema(
         {

@@ -1,1 +1,1 @@
-"""Records: MEDS → visits → tokens → cohorts → arrays on disk. No torch in this room."""
+"""Records: MEDS → visits → tokens → cohorts → arrays on disk. No torch in this package."""

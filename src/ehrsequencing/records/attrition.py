@@ -127,7 +127,7 @@ def attrition_lines(
     for row in attrition.get("records_before", []):
         if none := row["without_record_before"]:
             later = f"{row['first_record_later']:,} have their first one only later"
-            of = f"of {row['subjects']:,} subjects asked {from_index(row['landmark_days'])}"
+            of = f"of {row['subjects']:,} subjects with a prediction {from_index(row['landmark_days'])}"
             lines.append(f"{none:>10,}  {of} have no record before; {later}")
     return lines + [f"warning: {text}" for text in (task_warnings(task, attrition) if warnings is None else warnings)]
 

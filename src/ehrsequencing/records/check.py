@@ -77,19 +77,12 @@ class TaskCheck:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """What is in a data set.
+    """What is in a data set."""
 
-    Attributes:
-        facts: Counts about the data set; empty where it is refused.
-        fixes: How often each fix of `FIXES` would be applied, and where first.
-        tasks: What each task makes of it.
-        refused: Why `prepare` would refuse; empty where it would not.
-    """
-
-    facts: dict[str, Any] = field(default_factory=dict)
-    fixes: FixLog = field(default_factory=FixLog)
-    tasks: list[TaskCheck] = field(default_factory=list)
-    refused: list[EhrseqError] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # counts about the data set; empty where it is refused
+    fixes: FixLog = field(default_factory=FixLog)  # how often each fix of `FIXES` would be applied, and where first
+    tasks: list[TaskCheck] = field(default_factory=list)  # what each task makes of it
+    refused: list[EhrseqError] = field(default_factory=list)  # why `prepare` would refuse; empty where it would not
 
     def as_json(self) -> dict[str, Any]:
         """Content of `ehrseq check --json FILE`."""
@@ -105,12 +98,6 @@ def check_data(
     data: Path, *, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None = None
 ) -> DataCheck:
     """Read a data set the way `prepare` would, and count.
-
-    Args:
-        data: Folder of the data set.
-        study: How visits are cut and the vocabulary built.
-        tasks: The questions, if any.
-        progress: Called with (shards read, shards to read) over all passes.
 
     Returns:
         The facts; where `prepare` would refuse, the reasons instead, at most one a shard.

@@ -42,27 +42,16 @@ def cohort_steps(task: TaskConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class CohortRows:
-    """Prediction times of a shard's subjects, ordered by subject and time.
+    """Prediction times of a shard's subjects, ordered by subject and time."""
 
-    Attributes:
-        subject: (R,) int64 subject row.
-        prediction_us: (R,) int64.
-        index_us: (R,) int64, the latest valid index at or before.
-        is_query: (R,) bool; False where the prediction time is the end of a visit.
-        visits_before: (R,) int64, the subject's visits with `end ≤ p`, its own included.
-        duration_days: (R,) float64 `min(T, C) − p`; NaN without labels.
-        cause: (R,) int8, 0 censored, k for the task's k-th cause.
-        entry_days: (R,) float64, when exposure starts after p.
-    """
-
-    subject: Ints
-    prediction_us: Ints
-    index_us: Ints
-    is_query: Bools
-    visits_before: Ints
-    duration_days: Floats
-    cause: NDArray[np.int8]
-    entry_days: Floats
+    subject: Ints  # (R,) int64 subject row
+    prediction_us: Ints  # (R,) int64
+    index_us: Ints  # (R,) int64, the latest valid index at or before
+    is_query: Bools  # (R,) bool; False where the prediction time is the end of a visit
+    visits_before: Ints  # (R,) int64, the subject's visits with `end ≤ p`, its own included
+    duration_days: Floats  # (R,) float64 `min(T, C) − p`; NaN without labels
+    cause: NDArray[np.int8]  # (R,) int8, 0 censored, k for the task's k-th cause
+    entry_days: Floats  # (R,) float64, when exposure starts after p
 
     def __len__(self) -> int:
         return len(self.subject)
@@ -74,29 +63,17 @@ class CohortRows:
 
 @dataclass(frozen=True)
 class Cohort:
-    """What a task makes of a shard.
+    """What a task makes of a shard."""
 
-    Attributes:
-        rows: The prediction times.
-        reached: (S,) int8, how many of `cohort_steps` each subject passed; all of them = included.
-        index_owner: (I,) int64, subject row of each index that was considered.
-        index_reached: (I,) int8, how many steps each of them passed.
-        after_censoring: Indexes whose outcome lies after their censoring; it is ignored.
-        ends_record: Subjects whose outcome lies after their last other event, where that event ends the follow-up.
-        ended_by_death: Subjects whose follow-up ends, as censored, with a death that is no cause of the task.
-        censoring_before: Followed indexes whose only censoring codes lie before them, and are ignored.
-        before_birth: Followed indexes before the subject's birth, whose age is unknown.
-    """
-
-    rows: CohortRows
-    reached: NDArray[np.int8]
-    index_owner: Ints
-    index_reached: NDArray[np.int8]
-    after_censoring: int
-    ends_record: int
-    ended_by_death: int
-    censoring_before: int
-    before_birth: int
+    rows: CohortRows  # the prediction times
+    reached: NDArray[np.int8]  # (S,) int8, how many of `cohort_steps` each subject passed; all of them = included
+    index_owner: Ints  # (I,) int64, subject row of each index that was considered
+    index_reached: NDArray[np.int8]  # (I,) int8, how many steps each of them passed
+    after_censoring: int  # indexes whose outcome lies after their censoring; it is ignored
+    ends_record: int  # subjects whose outcome lies after their last other event, where that event ends the follow-up
+    ended_by_death: int  # subjects whose follow-up ends, as censored, with a death that is no cause of the task
+    censoring_before: int  # followed indexes whose only censoring codes lie before them, and are ignored
+    before_birth: int  # followed indexes before the subject's birth, whose age is unknown
 
 
 @dataclass(frozen=True)

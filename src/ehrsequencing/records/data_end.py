@@ -24,21 +24,13 @@ TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
 
 @dataclass(frozen=True)
 class DayCounts:
-    """Rows on each day that has any.
+    """Rows on each day that has any."""
 
-    Attributes:
-        day: (D,) int64 days since 1970, rising.
-        rows: (D,) rows but births.
-        births: (D,) births.
-        leaving: (D,) subjects whose last row it is.
-        last_us: The latest time; `STATIC` without any.
-    """
-
-    day: Ints
-    rows: Ints
-    births: Ints
-    leaving: Ints
-    last_us: int
+    day: Ints  # (D,) int64 days since 1970, rising
+    rows: Ints  # (D,) rows but births
+    births: Ints  # (D,) births
+    leaving: Ints  # (D,) subjects whose last row it is
+    last_us: int  # the latest time; `STATIC` without any
 
     @classmethod
     def of(cls, events: Events) -> "DayCounts":
@@ -69,21 +61,13 @@ class DayCounts:
 
 @dataclass(frozen=True)
 class LateRows:
-    """Rows so long after all others that the data ends before them.
+    """Rows so long after all others that the data ends before them."""
 
-    Attributes:
-        until_us: The last microsecond of the last day before them.
-        rows: How many.
-        subjects: Of how many subjects.
-        gap_days: Days without any row before them.
-        years: The first and the last of their years.
-    """
-
-    until_us: int
-    rows: int
-    subjects: int
-    gap_days: int
-    years: tuple[int, int]
+    until_us: int  # the last microsecond of the last day before them
+    rows: int  # how many
+    subjects: int  # of how many subjects
+    gap_days: int  # days without any row before them
+    years: tuple[int, int]  # the first and the last of their years
 
     @property
     def text(self) -> str:
@@ -97,9 +81,6 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
     """The late rows of a data set; None where there are none.
 
     Births do not count, since they need not fall into the time that was recorded, unless they follow all other rows.
-
-    Args:
-        days: Of the whole data set.
     """
     n_subjects = int(days.leaving.sum())
     recorded = days.day[days.rows > 0]

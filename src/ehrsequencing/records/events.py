@@ -21,22 +21,14 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Events:
-    """The rows of one shard, sorted by subject, then time (static rows first), then as in the file.
+    """The rows of one shard, sorted by subject, then time (static rows first), then as in the file."""
 
-    Attributes:
-        subject_id: (n,) int64.
-        time_us: (n,) int64, microseconds since 1970; `STATIC` where the event has no time.
-        code: (n,) int32, position in `codes`.
-        codes: The distinct codes of this shard.
-        value: (n,) float32, NaN without one.
-        encounter: (n,) int32, the shard's number of the encounter, -1 without one; None when not asked for.
-    """
-
-    subject_id: Ints
-    time_us: Ints
-    code: Ints32
-    codes: tuple[str, ...]
-    value: Floats32
+    subject_id: Ints  # (n,) int64
+    time_us: Ints  # (n,) int64, microseconds since 1970; `STATIC` where the event has no time
+    code: Ints32  # (n,) int32, position in `codes`
+    codes: tuple[str, ...]  # the distinct codes of this shard
+    value: Floats32  # (n,) float32, NaN without one
+    # (n,) int32, the shard's number of the encounter, -1 without one; None when not asked for
     encounter: Ints32 | None = None
 
     def __len__(self) -> int:

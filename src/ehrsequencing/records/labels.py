@@ -32,21 +32,13 @@ LABELS = pa.schema([
 
 @dataclass(frozen=True)
 class IndexTimes:
-    """Index times of subjects, distinct, sorted by subject and time.
+    """Index times of subjects, distinct, sorted by subject and time."""
 
-    Attributes:
-        subject_id: (n,) int64.
-        time_us: (n,) int64, microseconds since 1970.
-    """
-
-    subject_id: Ints
-    time_us: Ints
+    subject_id: Ints  # (n,) int64
+    time_us: Ints  # (n,) int64, microseconds since 1970
 
     def of(self, subject_ids: Ints) -> tuple[Ints, Ints]:
         """The index times of some subjects.
-
-        Args:
-            subject_ids: (S,) ids.
 
         Returns:
             (m,) position in `subject_ids`, and (m,) times; sorted.

@@ -59,11 +59,6 @@ def _refuse_lost_splits(root: Path, shards: list[Path]) -> None:
 class MedsReader:
     """The shards of one data set, checked and fixed one by one.
 
-    Args:
-        data: Folder of the data set.
-        settings: What the files do not tell (date of extraction, dialect).
-        visits: How visits are cut; by encounter, the column that names it is read too.
-
     Attributes:
         fixes: How often each fix of `FIXES` was applied by the shards read so far, and where first.
         late: Rows that are dropped, since they come long after all others; `survey` sets it. None without any.
@@ -105,10 +100,6 @@ class MedsReader:
 
 def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
     """Refuse a subject with rows in two shards: neither would hold the whole record.
-
-    Args:
-        ids: The distinct subject ids of each shard.
-        shards: The shards.
 
     Raises:
         EhrseqError: Names the two files, not the subject.

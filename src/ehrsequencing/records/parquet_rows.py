@@ -92,12 +92,6 @@ def is_text(kind: pa.DataType) -> bool:
 def read_events(path: Path, log: FixLog, *, dialect: DialectConfig, encounter_column: str | None = None) -> Events:
     """Read the needed columns of one shard.
 
-    Args:
-        path: The shard.
-        log: Counts what was converted.
-        dialect: Names of the columns, and the time zone of their times.
-        encounter_column: Extra column that names the encounter, where visits are cut by it.
-
     Returns:
         Events in the order of the file, without values that are no finite numbers.
 

@@ -193,12 +193,7 @@ class _Writers:
 
 
 class Prepared:
-    """A prepared set on disk; arrays are memory-mapped.
-
-    Args:
-        folder: What `prepare` made.
-        verify: Whether to check every file's hash.
-    """
+    """A prepared set on disk; arrays are memory-mapped."""
 
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self.folder = folder

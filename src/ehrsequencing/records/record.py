@@ -11,33 +11,18 @@ from ehrsequencing.records.visits import Visits, group_visits
 
 @dataclass(frozen=True)
 class Record:
-    """A shard between reading and encoding.
+    """A shard between reading and encoding."""
 
-    Attributes:
-        events: The events (n,).
-        subject_id: (S,) int64.
-        subject: (n,) subject row of each event.
-        birth_us: (S,) int64, `STATIC` where unknown.
-        visits: Which events make which visits.
-        excluded: (n,) events that make no token.
-    """
-
-    events: Events
-    subject_id: Ints
-    subject: Ints
-    birth_us: Ints
-    visits: Visits
-    excluded: Bools
+    events: Events  # the events (n,)
+    subject_id: Ints  # (S,) int64
+    subject: Ints  # (n,) subject row of each event
+    birth_us: Ints  # (S,) int64, `STATIC` where unknown
+    visits: Visits  # which events make which visits
+    excluded: Bools  # (n,) events that make no token
 
 
 def make_record(events: Events, *, excluded: CodeMatcher, settings: VisitsConfig) -> Record:
-    """Group a shard's events into visits.
-
-    Args:
-        events: Checked events.
-        excluded: Codes that make no token, no visit and no visit end.
-        settings: How visits are cut.
-    """
+    """Group a shard's events into visits."""
     subject_id, subject = events.subjects
     skip = excluded.mask(events.codes)[events.code]
     visits = group_visits(events, subject, ~skip & (events.time_us != STATIC), settings=settings)

@@ -21,21 +21,13 @@ _COLUMNS = {"time_us": np.int64, "code": np.int32, "value": np.float32, "encount
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows of one shard, or of a range of its subjects; the file holds one column after another.
+    """The rows of one shard, or of a range of its subjects; the file holds one column after another."""
 
-    Attributes:
-        path: The file. A second file, `.codes`, holds the number that each of the shard's codes has in the data set.
-        total: Rows in the file.
-        columns: Their names.
-        subject_id: (S,) int64, sorted.
-        offsets: (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])` of the file.
-    """
-
-    path: Path
-    total: int
-    columns: tuple[str, ...]
-    subject_id: Ints
-    offsets: Ints
+    path: Path  # the file. A second file, `.codes`, holds the number that each of the shard's codes has in the data set
+    total: int  # rows in the file
+    columns: tuple[str, ...]  # their names
+    subject_id: Ints  # (S,) int64, sorted
+    offsets: Ints  # (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])` of the file
 
     def between(self, first: int, last: int) -> "KeptRows":
         """The rows of subjects whose ids are from `first` to `last`, both included."""

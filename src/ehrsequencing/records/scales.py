@@ -27,17 +27,11 @@ KNOTS = 129  # quantiles at 0, 1/128 … 1
 
 
 class Scale(NamedTuple):
-    """The stored scale of a code's numbers.
+    """The stored scale of a code's numbers."""
 
-    Attributes:
-        knots: (129,) quantiles, rising.
-        mean: Mean.
-        sd: Standard deviation, 1 for constant values.
-    """
-
-    knots: Floats
-    mean: float
-    sd: float
+    knots: Floats  # (129,) quantiles, rising
+    mean: float  # mean
+    sd: float  # standard deviation, 1 for constant values
 
 
 def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale | None:

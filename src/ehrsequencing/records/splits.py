@@ -30,13 +30,7 @@ _OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "tune", "holdout",
 
 
 class SplitLookup:
-    """The split of every subject.
-
-    Args:
-        settings: Shares and seed of the hash.
-        assigned: The subjects' splits; None splits by hashed subject id.
-        path: The file of splits, for messages.
-    """
+    """The split of every subject."""
 
     def __init__(self, settings: SplitsConfig, assigned: Assigned | None, path: Path) -> None:
         self.settings, self.assigned, self.path = settings, assigned, path
@@ -84,13 +78,6 @@ def split_lookup(
 ) -> SplitLookup:
     """The split of every subject, by the rule that the study names.
 
-    Args:
-        data: Folder of the data set.
-        study: Its `splits` section, and how records become visits.
-        tasks: The tasks whose indexes decide with `splits.by=date`.
-        excluded: Codes that make no visit.
-        parents: Parents of each code.
-
     Raises:
         EhrseqError: The records lack what the rule needs.
     """
@@ -110,10 +97,6 @@ def split_lookup(
 
 def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
     """Where the splits come from: `splits.by=file` takes the file, else MEDS' folders of shards, else the hash.
-
-    Args:
-        data: Folder of the data set.
-        settings: The rule that the study names.
 
     Raises:
         EhrseqError: Some shards lie in the folder of a split and others do not, so that these have none.

@@ -34,11 +34,7 @@ Arrays = TypeVar("Arrays", Timelines, TaskRows)
 
 
 class ArrayAppender:
-    """Open `.npy` files, one a field; the arrays of some subjects after another are appended to them.
-
-    Args:
-        stack: Closes the files.
-    """
+    """Open `.npy` files, one a field; the arrays of some subjects after another are appended to them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack

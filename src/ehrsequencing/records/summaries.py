@@ -12,17 +12,11 @@ from ehrsequencing.records.vocabulary import SUMMARIES
 
 @dataclass(frozen=True)
 class Summaries:
-    """One row per query and numeric code seen by then, ordered by query, then code.
+    """One row per query and numeric code seen by then, ordered by query, then code."""
 
-    Attributes:
-        query: (m,) int64, position of the query.
-        token: (m,) int32, token id of the code.
-        values: Raw numbers (m,) by the names of `SUMMARIES`; SINCE in days.
-    """
-
-    query: Ints
-    token: Ints32
-    values: dict[str, Floats]
+    query: Ints  # (m,) int64, position of the query
+    token: Ints32  # (m,) int32, token id of the code
+    values: dict[str, Floats]  # raw numbers (m,) by the names of `SUMMARIES`; SINCE in days
 
 
 def summarise(

@@ -45,17 +45,11 @@ Counted = TypeVar("Counted", bound=Part)
 
 @dataclass(frozen=True)
 class Survey(Generic[Counted]):
-    """What is in a data set.
+    """What is in a data set."""
 
-    Attributes:
-        subject_id: (S,) all subjects, sorted.
-        days: Rows by day.
-        part: What else was counted.
-    """
-
-    subject_id: Ints
-    days: DayCounts
-    part: Counted
+    subject_id: Ints  # (S,) all subjects, sorted
+    days: DayCounts  # rows by day
+    part: Counted  # what else was counted
 
 
 def survey(
@@ -96,13 +90,7 @@ def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Su
 
 
 class Steps:
-    """Counts pieces of work for a progress bar: the shards of a survey, then `after` more.
-
-    Args:
-        reader: The data set; a second pass for late rows makes the work longer.
-        after: Pieces of work after the survey.
-        progress: Called with (pieces done, pieces to do) at each step.
-    """
+    """Counts pieces of work for a progress bar: the shards of a survey, then `after` more."""
 
     def __init__(self, reader: MedsReader, after: int, progress: Progress | None) -> None:
         self.reader, self.after, self.progress, self.done = reader, after, progress, 0
@@ -116,12 +104,7 @@ class Steps:
 
 
 class TrainingFit(Part):
-    """Fits the vocabulary on the training subjects.
-
-    Args:
-        fit: An empty fit.
-        lookup: The split of every subject.
-    """
+    """Fits the vocabulary on the training subjects."""
 
     def __init__(self, fit: VocabularyFit, lookup: SplitLookup) -> None:
         self.fit, self.lookup = fit, lookup
@@ -134,10 +117,6 @@ class TrainingFit(Part):
 
 class TokenRows(Part):
     """Counts rows that make a token, and those of them whose code a vocabulary does not know.
-
-    Args:
-        vocabulary: The known codes.
-        excluded: Codes that make no token.
 
     Attributes:
         tokens: Rows that make a token.

@@ -19,35 +19,20 @@ Arrays = TypeVar("Arrays", "Timelines", "TaskRows")
 
 @dataclass(frozen=True)
 class Timelines:
-    """Encoded visits of S subjects: N visits, K codes (layout of `PREPARED/visits/SPLIT`).
+    """Encoded visits of S subjects: N visits, K codes (layout of `PREPARED/visits/SPLIT`)."""
 
-    Attributes:
-        subject_id: (S,) int64.
-        birth_us: (S,) int64, `STATIC` where unknown.
-        subject_offsets: (S+1,) int64; subject s owns visits `[offsets[s], offsets[s+1])`.
-        start_us: (N,) int64.
-        end_us: (N,) int64.
-        age_years: (N,) float32 at the visit's start, NaN where unknown.
-        delta_days: (N,) float32 since the end of the visit before, 0 for the first.
-        visit_offsets: (N+1,) int64; visit n owns codes `[offsets[n], offsets[n+1])`.
-        codes: (K,) int32 token ids, ordered by time, then id, within a visit.
-        values: (K, 2) float32 rank and standardised value, NaN without a number.
-        static_codes: (·,) int32 token ids of codes without a time.
-        static_offsets: (S+1,) int64.
-    """
-
-    subject_id: Ints
-    birth_us: Ints
-    subject_offsets: Ints
-    start_us: Ints
-    end_us: Ints
-    age_years: Floats32
-    delta_days: Floats32
-    visit_offsets: Ints
-    codes: Ints32
-    values: Floats32
-    static_codes: Ints32
-    static_offsets: Ints
+    subject_id: Ints  # (S,) int64
+    birth_us: Ints  # (S,) int64, `STATIC` where unknown
+    subject_offsets: Ints  # (S+1,) int64; subject s owns visits `[offsets[s], offsets[s+1])`
+    start_us: Ints  # (N,) int64
+    end_us: Ints  # (N,) int64
+    age_years: Floats32  # (N,) float32 at the visit's start, NaN where unknown
+    delta_days: Floats32  # (N,) float32 since the end of the visit before, 0 for the first
+    visit_offsets: Ints  # (N+1,) int64; visit n owns codes `[offsets[n], offsets[n+1])`
+    codes: Ints32  # (K,) int32 token ids, ordered by time, then id, within a visit
+    values: Floats32  # (K, 2) float32 rank and standardised value, NaN without a number
+    static_codes: Ints32  # (·,) int32 token ids of codes without a time
+    static_offsets: Ints  # (S+1,) int64
 
     def __len__(self) -> int:
         return len(self.subject_id)
@@ -80,42 +65,27 @@ class Timelines:
 
 @dataclass(frozen=True)
 class TaskRows:
-    """A task's R prediction times for the S subjects of a `Timelines` (layout of `PREPARED/tasks/NAME/SPLIT`).
+    """A task's R prediction times for the S subjects of a `Timelines` (layout of `PREPARED/tasks/NAME/SPLIT`)."""
 
-    Attributes:
-        row_offsets: (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])`, in time order.
-        prediction_us: (R,) int64.
-        index_us: (R,) int64.
-        is_query: (R,) bool.
-        visits_before: (R,) int32, visits of the subject with `end ≤ p`; a visit row is the last of them.
-        age_years: (R,) float32 at p.
-        delta_days: (R,) float32 since the end of the last visit before p, 0 without one; where p lies in a visit, since
-            the last event of that visit that is stamped ≤ p.
-        unfinished_codes: (R,) int32, where a query lies in a visit that ends later: how many of that visit's codes are
-            stamped ≤ p. They are its first ones (codes stand in the order of their times), and the query sees them as
-            one more visit; 0 elsewhere.
-        duration_days: (R,) float64, NaN without labels.
-        entry_days: (R,) float32.
-        cause: (R,) int8.
-        carry_offsets: (R+1,) int64 into the summary tokens; visit rows own none.
-        carry_codes: (·,) int32.
-        carry_values: (·, 2) float32.
-    """
-
-    row_offsets: Ints
-    prediction_us: Ints
-    index_us: Ints
-    is_query: Bools
-    visits_before: Ints32
-    age_years: Floats32
+    row_offsets: Ints  # (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])`, in time order
+    prediction_us: Ints  # (R,) int64
+    index_us: Ints  # (R,) int64
+    is_query: Bools  # (R,) bool
+    visits_before: Ints32  # (R,) int32, visits of the subject with `end ≤ p`; a visit row is the last of them
+    age_years: Floats32  # (R,) float32 at p
+    # (R,) float32 since the end of the last visit before p, 0 without one; where p lies in a visit, since the last
+    # event of that visit that is stamped ≤ p
     delta_days: Floats32
+    # (R,) int32, where a query lies in a visit that ends later: how many of that visit's codes are stamped ≤ p. They
+    # are its first ones (codes stand in the order of their times), and the query sees them as one more visit; 0
+    # elsewhere
     unfinished_codes: Ints32
-    duration_days: Floats
-    entry_days: Floats32
-    cause: NDArray[np.int8]
-    carry_offsets: Ints
-    carry_codes: Ints32
-    carry_values: Floats32
+    duration_days: Floats  # (R,) float64, NaN without labels
+    entry_days: Floats32  # (R,) float32
+    cause: NDArray[np.int8]  # (R,) int8
+    carry_offsets: Ints  # (R+1,) int64 into the summary tokens; visit rows own none
+    carry_codes: Ints32  # (·,) int32
+    carry_values: Floats32  # (·, 2) float32
 
     def __len__(self) -> int:
         return len(self.prediction_us)
@@ -148,15 +118,10 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class TaskRecords:
-    """Visits of S subjects, with a task's R prediction times for the same subjects.
+    """Visits of S subjects, with a task's R prediction times for the same subjects."""
 
-    Attributes:
-        timelines: Visits.
-        rows: Prediction times, owned by the subjects of `timelines` in the same order.
-    """
-
-    timelines: Timelines
-    rows: TaskRows
+    timelines: Timelines  # visits
+    rows: TaskRows  # prediction times, owned by the subjects of `timelines` in the same order
 
     def __len__(self) -> int:
         """Number of prediction times."""

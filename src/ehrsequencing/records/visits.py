@@ -15,21 +15,13 @@ from ehrsequencing.records.events import DAY_US, Events, number_runs, opens_run
 
 @dataclass(frozen=True)
 class Visits:
-    """Visits of a shard's subjects, in time order within a subject.
+    """Visits of a shard's subjects, in time order within a subject."""
 
-    Attributes:
-        event: (m,) int64, rows of the token-making timed events, ordered by visit.
-        visit: (m,) int64, visit of each such event, never falling.
-        subject: (N,) int64, subject row of each visit, never falling.
-        start_us: (N,) int64.
-        end_us: (N,) int64, never falling within a subject.
-    """
-
-    event: Ints
-    visit: Ints
-    subject: Ints
-    start_us: Ints
-    end_us: Ints
+    event: Ints  # (m,) int64, rows of the token-making timed events, ordered by visit
+    visit: Ints  # (m,) int64, visit of each such event, never falling
+    subject: Ints  # (N,) int64, subject row of each visit, never falling
+    start_us: Ints  # (N,) int64
+    end_us: Ints  # (N,) int64, never falling within a subject
 
     def __len__(self) -> int:
         return len(self.subject)

@@ -46,26 +46,16 @@ class Vocabulary:
 
     The order of tokens: padding, unknown, the unknown token of each of `kinds`, `codes`; then code by code, for
     those with numbers, its bins (`values.mode=bins`) and its summaries (`values.carry`), each followed by its own bins.
-
-    Attributes:
-        kinds: Code types that have an unknown token of their own.
-        codes: Codes that have a token.
-        has_numbers: (C,) bool, which codes have a scale; with `values.carry` those of SINCE and COUNT follow it.
-        knots: (n, 129) float64, quantiles of the training values, as `records/scales.py` takes them.
-        mean: (n,) float64.
-        sd: (n,) float64, 1 for constant values.
-        settings: How values become tokens.
-        rollup: What rare codes become by the ontology.
     """
 
-    kinds: tuple[str, ...]
-    codes: tuple[str, ...]
-    has_numbers: Bools
-    knots: Floats
-    mean: Floats
-    sd: Floats
-    settings: ValuesConfig
-    rollup: Rollup = field(default_factory=Rollup)
+    kinds: tuple[str, ...]  # code types that have an unknown token of their own
+    codes: tuple[str, ...]  # codes that have a token
+    has_numbers: Bools  # (C,) bool, which codes have a scale; with `values.carry` those of SINCE and COUNT follow it
+    knots: Floats  # (n, 129) float64, quantiles of the training values, as `records/scales.py` takes them
+    mean: Floats  # (n,) float64
+    sd: Floats  # (n,) float64, 1 for constant values
+    settings: ValuesConfig  # how values become tokens
+    rollup: Rollup = field(default_factory=Rollup)  # what rare codes become by the ontology
 
     def __post_init__(self) -> None:
         scales = int(self.has_numbers.sum()) * (3 if self.settings.carry else 1)
@@ -283,9 +273,6 @@ class _Ranks:
 
     Tied values get the middle of their run, others interpolate. One binary search covers all scales and numbers at
     once, so that numbers need not be sorted by scale.
-
-    Args:
-        knots: (n, k) quantiles of each scale, rising.
 
     >>> import numpy as np
     >>> ranks = _Ranks(np.array([[0.0, 1.0, 1.0, 1.0, 4.0]]))

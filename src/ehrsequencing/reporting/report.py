@@ -34,16 +34,13 @@ _REQUIRED = (
 _LATER = (  # absent from older runs: the page then says that they were not computed
     *("differences", "smooth_calibration", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks"),
     *("instability", "external", "recalibration", "repeated_splits", "oracle", "audit", "records_before", "blend"),
+    "score",
 )
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no XML may hold these
 
 
 def write_report(metrics: Mapping[str, Any], out: Path) -> None:
     """Render the metrics of an evaluation as one HTML file.
-
-    Args:
-        metrics: The content of `metrics.json`.
-        out: The HTML file to write, atomically.
 
     Raises:
         EhrseqError: The metrics lack a part of the report, or the file cannot be written.

@@ -97,11 +97,7 @@ class Scores:
     # --------------------------------------------------------------------------------------------------- tables
 
     def blocks(self, part: str) -> list[tuple[str | None, list[dict[str, Any]]]]:
-        """Per cause: a table for each landmark, with a group of rows per horizon.
-
-        Args:
-            part: `accuracy` or `calibration`.
-        """
+        """Per cause: a table for each landmark, with a group of rows per horizon."""
         out: dict[str | None, list[dict[str, Any]]] = {}
         for cause in self.causes:
             for landmark in self.landmarks:

@@ -14,11 +14,7 @@ VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_teste
 
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """The cause of interest at each landmark and horizon: one line per model, and ours minus the strongest baseline.
-
-    Args:
-        metrics: Content of `metrics.json`.
-    """
+    """The cause of interest at each landmark and horizon: one line per model, and ours minus the strongest baseline."""
     table, ours, lines = Scores(metrics), metrics["causes"][0], list[str]()
     columns = in_columns(taken("everywhere"))
     wide = max([18, *(len(name) for name in metrics["models"])])
@@ -78,6 +74,8 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
     lines, expected = [], oracle.get("gain_share_expected")
     if expected is not None:
         lines.append(f"{expected:.1%} of the gain in NLL that the true hazards give, in expectation")
+    if oracle["gain_share"] is None:
+        return lines
     share, error = oracle["gain_share"], 1.96 * oracle["gain_share_se"]
     lines.append(f"{share:.1%} (± {error:.1%}) of the gain in NLL that the true hazards give, on the observed outcomes")
     if oracle["mechanisms"]:
@@ -107,11 +105,7 @@ def _cell(row: Row | None) -> str:
 
 
 def audit_lines(result: Mapping[str, Any]) -> list[str]:
-    """One line per check of an audit with its verdict and reason, then the sum.
-
-    Args:
-        result: Content of `audit.json`.
-    """
+    """One line per check of an audit with its verdict and reason, then the sum."""
     named: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     lines = [f"{result['task']}, {result['split']}, up to {result['subjects']} subjects of each split", ""]
     for check in result["checks"]:

@@ -16,15 +16,10 @@ MOST_VISITS = 1024  # of one batch: the softmax compares each with all others, s
 
 @dataclass(frozen=True)
 class MaskedVisits:
-    """Visits that lack one of their codes, and what it was.
+    """Visits that lack one of their codes, and what it was."""
 
-    Attributes:
-        batch: M visits without the code, in all its copies, that was taken away.
-        targets: (M,) token ids of what was taken.
-    """
-
-    batch: VisitBatch
-    targets: Tensor
+    batch: VisitBatch  # M visits without the code, in all its copies, that was taken away
+    targets: Tensor  # (M,) token ids of what was taken
 
 
 class MaskedCodes(nn.Module):

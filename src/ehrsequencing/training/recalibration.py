@@ -32,23 +32,14 @@ _FLAT = 1e-9  # of the greatest curvature
 
 @dataclass(frozen=True)
 class Recalibration:
-    """What was fitted: a and b, and the three numbers of each cause that give them.
+    """What was fitted: a and b, and the three numbers of each cause that give them."""
 
-    Attributes:
-        intercept: (E, K) a.
-        slope: (E, K) b.
-        level: (E,) ℓ, the shift of the log-hazard where it has its mean.
-        stretch: (E,) β, the stretch in the middle of the grid, less 1.
-        trend: (E,) γ, how much more the last bin is stretched than the middle one.
-        subjects: (E,) subjects with the event; events, where subjects were not given.
-    """
-
-    intercept: Floats
-    slope: Floats
-    level: Floats
-    stretch: Floats
-    trend: Floats
-    subjects: Ints
+    intercept: Floats  # (E, K) a
+    slope: Floats  # (E, K) b
+    level: Floats  # (E,) ℓ, the shift of the log-hazard where it has its mean
+    stretch: Floats  # (E,) β, the stretch in the middle of the grid, less 1
+    trend: Floats  # (E,) γ, how much more the last bin is stretched than the middle one
+    subjects: Ints  # (E,) subjects with the event; events, where subjects were not given
 
     def as_json(self, causes: Sequence[str]) -> dict[str, dict[str, Any]]:
         """The three numbers of each cause, and the intercepts that were folded into the head (for the audit)."""

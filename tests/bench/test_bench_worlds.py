@@ -1,4 +1,4 @@
-"""`bench/accuracy.py`, `demo_seeds.py`, `worlds.py`: tables name the strongest baseline that the metrics name."""
+"""`bench/demo_seeds.py` and `worlds.py`: tables name the strongest baseline that the metrics name."""
 
 from typing import Any
 
@@ -31,34 +31,6 @@ def found() -> dict[str, Any]:
         "events": {"train": {"death": 20}}, "at_risk": [{"subjects": 100}],
         "baselines": [{"model": "landmark Cox", "tuning_nll": 1.2}, {"model": "boosted visits", "tuning_nll": 1.3}],
     }  # fmt: skip
-
-
-def test_the_accuracy_table_names_the_strongest_and_the_nll_of_all() -> None:
-    text = load_bench("accuracy").section("nafld", found())
-    assert "| landmark Cox (strongest) |" in text
-    assert "Ours − landmark Cox: C +0.020 (+0.010 to +0.030) *better*" in text
-    assert "NLL +0.0200 (+0.0100 to +0.0300) *worse*" in text  # lower is better
-    assert "NLL, ours − each: landmark Cox +0.0200" in text
-    assert "boosted visits -0.0050 (-0.0150 to +0.0050) *not distinguishable*" in text
-    assert "Tuning NLL of the baselines: landmark Cox 1.2000, boosted visits 1.3000." in text
-    assert "Ours − boosted" not in text
-
-
-def test_nll_and_its_difference_over_splits_are_means_over_landmarks() -> None:
-    bench, one = load_bench("accuracy"), found()
-
-    def split_row(row: dict[str, Any], values: list[float]) -> dict[str, Any]:
-        return {**row, "mean": sum(values) / 2, "values": values}
-
-    rows = [split_row(long(name, "nll", 0, landmark=at, horizon=None), [1.0 + at, 2.0 + at]) for name in MODELS
-            for at in (0.0, 1.0)]  # fmt: skip
-    gaps = [split_row(long(name, "nll", 0, landmark=at, horizon=None), [at, at]) for name in MODELS[1:]
-            for at in (0.0, 1.0)]  # fmt: skip
-    one["repeated_splits"] = {"splits": 2, "rows": rows, "differences": gaps, "held_out_subjects": [60, 60],
-                              "train_subjects": [240, 240]}  # fmt: skip
-    text = bench.many_splits(one)
-    assert "| 2.0000 (" in text  # mean of 1, 2, 2, 3
-    assert "NLL, ours − each: landmark Cox +0.5000 (+0.5000 to +0.5000) *worse*" in text
 
 
 def test_seeds_of_the_demo_come_with_their_spread() -> None:

@@ -1,0 +1,132 @@
+"""What is evaluated: a source of risks, which is a trained run or somebody else's file of predictions."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ehrsequencing.arrays import Floats
+from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.run import Run
+
+
+class RiskSource(Protocol):
+    """Anything that answers a task at the prediction times of a population."""
+
+    @property
+    def name(self) -> str:
+        """The model's name in every table."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """What error messages point to."""
+        ...
+
+    @property
+    def task(self) -> TaskConfig:
+        """The question that it answers."""
+        ...
+
+    @property
+    def study(self) -> StudyConfig:
+        """Settings that go with it."""
+        ...
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Names of the tokens of the records."""
+        ...
+
+    @property
+    def edges_days(self) -> tuple[float, ...]:
+        """Inner edges of the time grid on which baselines are fitted."""
+        ...
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings that the report lists."""
+        ...
+
+    @property
+    def run(self) -> Run | None:
+        """The run, with what only a run can tell (history, seeds, audit); None for predictions alone."""
+        ...
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether risks are known at every day up to the last horizon, and not only at the horizons."""
+        ...
+
+    @property
+    def knots_days(self) -> Floats | None:
+        """Where every model's likelihood is that of a curve through its risks there; None: each by its own hazards."""
+        ...
+
+    def risk(self, records: TaskRecords, horizons_days: Floats) -> Floats:
+        """(R, causes, H) cumulative incidence, given no event in the task's blanking."""
+        ...
+
+    def nll(self, records: TaskRecords) -> Floats | None:
+        """(R,) negative log-likelihood; None where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunRisks:
+    """A run as a source of risks."""
+
+    run: Run
+    name: str = OURS
+    is_curve: bool = True
+    knots_days: None = None
+
+    @property
+    def where(self) -> str:
+        """See `RiskSource`."""
+        return str(self.run.folder)
+
+    @property
+    def task(self) -> TaskConfig:
+        """See `RiskSource`."""
+        return self.run.task
+
+    @property
+    def study(self) -> StudyConfig:
+        """See `RiskSource`."""
+        return self.run.study
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """See `RiskSource`."""
+        return self.run.vocabulary
+
+    @property
+    def edges_days(self) -> tuple[float, ...]:
+        """See `RiskSource`."""
+        return self.run.study.model.edges_days
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """See `RiskSource`."""
+        return self.run.study.model_dump(mode="json")
+
+    def from_zero(self, records: TaskRecords, horizons_days: Floats) -> Floats:
+        """(R, causes, H) cumulative incidence from the prediction time on, whatever the task's blanking."""
+        return self.run.risk(records, horizons_days=horizons_days).astype(np.float64)
+
+    def risk(self, records: TaskRecords, horizons_days: Floats) -> Floats:
+        """See `RiskSource`."""
+
+        def cumulative(days: Floats) -> Floats:
+            return self.from_zero(records, days)
+
+        return conditional_risk(cumulative, horizons_days, start_days=self.task.blanking)
+
+    def nll(self, records: TaskRecords) -> Floats:
+        """See `RiskSource`."""
+        return self.run.nll(records)

@@ -1,0 +1,183 @@
+"""Evaluates anybody's risk curves as a run's are: same cohort, metrics, intervals, baselines and report.
+
+A file of predictions and MEDS data go in. The records are prepared for the task, with labels and splits by the same
+code as `ehrseq prepare`. The predictions of one split are matched to them, baselines are fitted on the training split,
+and `Evaluation` compares both on the same rows.
+"""
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.baselines.fit import BASELINES
+from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_task, refuse_other_task
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
+from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.file_risks import FileRisks, Matched, match, people
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.results import write_result
+from ehrsequencing.evaluation.trained_baselines import FLAT, LSTM
+from ehrsequencing.output_kinds import SCORE
+from ehrsequencing.prediction_file import SUFFIXES, read_predictions
+from ehrsequencing.records.grid import grid_edges
+from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.prepared import Prepared, data_name, prepare
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.storage import complete_folder, refuse_overlap, sha256, write_manifest
+
+_PREPARED = "prepared"  # the set that is made inside the output, and removed again
+
+
+def score(
+    predictions: Path,
+    data: Path,
+    task: TaskConfig | Path,
+    *,
+    out: Path | None = None,
+    name: str | None = None,
+    split: str = "held_out",
+    study: StudyConfig | None = None,
+    prepared: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
+) -> tuple[dict[str, Any], Path]:
+    """Evaluate a file of predictions, and write the result into a folder of its own, which appears when complete.
+
+    Args:
+        predictions: Risks of any model in the format of `predictions.parquet`; the table in `file_risks` says what is
+            refused and what is ignored.
+        data: The MEDS data set that they are about.
+        task: The question, or its file.
+        out: The folder; default: `NAME-score` beside the predictions. An earlier score there is replaced.
+        name: What the model is called; default: the name of the file.
+        split: Whose predictions are evaluated: `held_out`, `tuning` or `train`.
+        study: How records become visits and who is in which split, as for `prepare`; baselines, resamples, seed.
+        prepared: The prepared set of this data, if there is one with this task; without it, it is made for the time of
+            this call.
+        progress: Called with the name of each stage.
+        draw: Called with the result and the folder that is being written, to add a report.
+
+    Returns:
+        The exact result, and the folder.
+
+    Raises:
+        EhrseqError: Predictions, data or task cannot be used, or do not fit together.
+    """
+    question = load_task(task) if isinstance(task, Path) else task
+    stem = _stem(predictions)
+    folder, study = out or predictions.parent / f"{stem}-score", study or StudyConfig()
+    refuse_overlap(folder, data, predictions)
+    _require_own_name(name or stem)
+    progress("reading the predictions")
+    table = read_predictions(predictions)
+    with complete_folder(folder, SCORE) as temporary:
+        if prepared is None:
+            progress("preparing the records")
+            prepare(data, temporary / _PREPARED, study=study, tasks=[question])
+        store = _opened(prepared or temporary / _PREPARED, data, question, is_ours=prepared is None)
+        whole = Population.of_split(store, question, split)
+        others = {other: store.records(question.name, other) for other in SPLITS if other != split}
+        found = match(table, whole.records, question, others=others, path=predictions)
+        population, risk, left_out = _evaluated(replace(whole, source=data), found, question, predictions)
+        source = FileRisks(
+            name=name or stem, where=str(predictions), task=question,
+            study=store.study.model_copy(update={"evaluation": study.evaluation}), vocabulary=store.vocabulary,
+            edges_days=_grid(store, question, study), horizons_days=found.horizons_days, values=risk,
+            labels=population.records,
+        )  # fmt: skip
+        evaluation = Evaluation(source, population, prepared=store, settings=study.evaluation)
+        result = evaluation.result(progress=progress)
+        told = [*left_out, *found.warnings, *source.warnings()]
+        result |= {
+            "score": {"file": predictions.name, "sha256": sha256(predictions), "horizons_days": [*found.horizons_days]},
+            "warnings": [*told, *result["warnings"]],
+        }
+        with suppress(FileNotFoundError):
+            shutil.rmtree(temporary / _PREPARED)
+        write_result(result, temporary)
+        draw(result, temporary)
+        write_manifest(temporary, {**SCORE.facts, "predictions": result["score"]["sha256"]})
+    return result, folder
+
+
+def _stem(predictions: Path) -> str:
+    """The file's name without its ending."""
+    ending = next((suffix for suffix in reversed(SUFFIXES) if predictions.name.endswith(suffix)), "")
+    return predictions.name.removesuffix(ending) or predictions.name
+
+
+def _require_own_name(name: str) -> None:
+    if not name.strip() or name in (NETWORK, ORACLE, LSTM, FLAT, *BASELINES):
+        raise EhrseqError(f"{name!r} is the name of another model of the report", where="--name", fix="choose another")
+
+
+def _opened(folder: Path, data: Path, task: TaskConfig, *, is_ours: bool) -> Prepared:
+    """The prepared set, which must be of this data and task."""
+    store = Prepared(folder, verify=not is_ours)
+    if is_ours:
+        return store
+    refuse_other_task(task, store.task(task.name), file=Path("--task"), by=folder)
+    if store.manifest["data"] != data_name(data):
+        raise EhrseqError(f"was not made from {data}", where=str(folder), fix="leave out --prepared, or name that set")
+    return store
+
+
+def _grid(store: Prepared, task: TaskConfig, study: StudyConfig) -> tuple[float, ...]:
+    """The time grid that baselines are fitted on, as training makes it."""
+    rows = store.rows(task.name, "train")
+    return grid_edges(
+        rows.duration_days, rows.cause, horizons_days=task.horizons, bins=study.training.grid_bins,
+        subject=rows.subject, enough=store.study.vocabulary.min_subjects,
+    )  # fmt: skip
+
+
+def _evaluated(
+    whole: Population, found: Matched, task: TaskConfig, path: Path
+) -> tuple[Population, np.ndarray[Any, np.dtype[np.float64]], list[str]]:
+    """The prediction times that are evaluated, their risks, and what is left out.
+
+    A landmark is evaluated where everybody at risk at it has a prediction: whoever is left out may be those who are
+    hard to predict. All prediction times together are evaluated where all of them have one.
+
+    Raises:
+        EhrseqError: Somebody at a landmark has none while others have one, or no landmark has any.
+    """
+    rows, answered = whole.records.rows, found.answered
+    left_out: list[float | None] = []
+    warnings: list[str] = []
+    kept = np.zeros(len(rows), dtype=bool)
+    for landmark in task.landmarks:
+        at = rows.at_landmark(landmark)
+        missing = int((at & ~answered).sum())
+        if missing and missing < at.sum():
+            what = f"{people(missing).lower()} of the subjects at risk {format_days(landmark)} after the"
+            fix = "predict everybody, by the mean risk where nothing else is known"
+            raise EhrseqError(f"{what} index have no prediction", where=str(path), fix=fix)
+        if missing:
+            left_out.append(landmark)
+            warnings.append(f"The file has no prediction {format_days(landmark)} after the index: it is left out.")
+        else:
+            kept |= at
+    if not kept.any():
+        days = ", ".join(map(format_days, task.landmarks))
+        fix = "predict at the task's landmarks: their prediction times are in cohort.parquet of ehrseq prepare"
+        raise EhrseqError(f"has no prediction at any landmark ({days} after the index)", where=str(path), fix=fix)
+    if answered.all():
+        return whole, found.risk, warnings
+    missing = int((~answered).sum())
+    warnings.append(
+        f"{people(missing)} of {len(rows):,} prediction times have no prediction: only landmarks are evaluated."
+    )
+    chosen = np.flatnonzero(kept)
+    offsets = np.r_[0, np.cumsum(np.bincount(rows.subject[chosen], minlength=len(whole.records.timelines)))]
+    records = TaskRecords(whole.records.timelines, rows.select(chosen, offsets.astype(np.int64)))
+    counts = {**whole.counts, "prediction_times": len(chosen)}
+    attrition = {**whole.attrition, "splits": {**whole.attrition["splits"], whole.split: counts}}
+    kept_population = replace(whole, records=records, attrition=attrition, left_out=(*left_out, None))
+    return kept_population, found.risk[chosen], warnings

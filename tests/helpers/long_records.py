@@ -1,0 +1,118 @@
+"""Long records, models that cut them, and short trainings on them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from ehrsequencing.arrays import offsets
+from ehrsequencing.config import load_study
+from ehrsequencing.loader import Step
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
+from ehrsequencing.training.loop import Trainer
+from helpers.strategies import VOCAB
+
+
+def random_records(
+    lengths: tuple[int, ...], *, seed: int, causes: int = 2, density: float = 0.7, inside: float = 0.4
+) -> TaskRecords:
+    """Visits at whole days with 0 to 4 codes; prediction times at visits' ends, and queries on and between them.
+
+    A share of the queries lies in the visit that follows, after some of its codes.
+    """
+    rng = np.random.default_rng(seed)
+    n, subject = sum(lengths), np.repeat(np.arange(len(lengths)), lengths)
+    end = np.concatenate([np.cumsum(rng.integers(1, 4, length)) for length in lengths] or [np.zeros(0)]).astype(
+        np.int64
+    )
+    codes = rng.integers(0, 5, n)
+    values = rng.normal(size=(int(codes.sum()), 2)).astype(np.float32)
+    values[rng.random(len(values)) < 0.5] = np.nan
+    static = rng.integers(0, 3, len(lengths))
+    timelines = Timelines(
+        subject_id=np.arange(len(lengths)) + 7,
+        birth_us=np.zeros(len(lengths), np.int64),
+        subject_offsets=offsets(subject, len(lengths)),
+        start_us=end,
+        end_us=end,
+        age_years=np.where(rng.random(n) < 0.1, np.nan, rng.uniform(0, 100, n)).astype(np.float32),
+        delta_days=rng.choice([0.0, 0.3, 1.0, 40.0], n).astype(np.float32),
+        visit_offsets=np.r_[0, np.cumsum(codes)],
+        codes=rng.integers(1, VOCAB, int(codes.sum())).astype(np.int32),
+        values=values,
+        static_codes=rng.integers(1, VOCAB, int(static.sum())).astype(np.int32),
+        static_offsets=np.r_[0, np.cumsum(static)],
+    )
+    rows: list[tuple[int, int, bool, int]] = []  # subject, moment, query, visits seen
+    for owner, length in enumerate(lengths):
+        own = end[timelines.subject_offsets[owner] : timelines.subject_offsets[owner] + length]
+        for moment in range(int(own.max(initial=0)) + 3):
+            if rng.random() < density:
+                seen = int(np.sum(own <= moment))
+                is_query = not (seen and own[seen - 1] == moment) or rng.random() < 0.2
+                if is_query and rng.random() < 0.5:
+                    continue
+                rows.append((owner, moment, bool(is_query), seen))
+    r, is_query = len(rows), np.array([row[2] for row in rows], dtype=bool)
+    carried = rng.integers(0, 3, r) * is_query
+    owner = np.array([row[0] for row in rows], dtype=np.int64)
+    cause = rng.integers(0, causes + 1, r).astype(np.int8)
+    next_visit = timelines.subject_offsets[owner] + np.array([row[3] for row in rows], dtype=np.int64)
+    codes = np.r_[np.diff(timelines.visit_offsets), 0][next_visit] * (next_visit < timelines.subject_offsets[owner + 1])
+    unfinished = rng.integers(0, codes + 1) * is_query * (rng.random(r) < inside)
+    asked = TaskRows(
+        row_offsets=offsets(owner, len(lengths)),
+        prediction_us=np.array([row[1] for row in rows], dtype=np.int64),
+        index_us=np.zeros(r, np.int64),
+        is_query=is_query,
+        visits_before=np.array([row[3] for row in rows], dtype=np.int32),
+        age_years=rng.uniform(0, 100, r).astype(np.float32),
+        delta_days=rng.uniform(0, 9, r).astype(np.float32),
+        unfinished_codes=unfinished.astype(np.int32),
+        duration_days=rng.uniform(1, 900, r),
+        entry_days=np.zeros(r, np.float32),
+        cause=cause,
+        carry_offsets=np.r_[0, np.cumsum(carried)],
+        carry_codes=rng.integers(1, VOCAB, int(carried.sum())).astype(np.int32),
+        carry_values=rng.normal(size=(int(carried.sum()), 2)).astype(np.float32),
+    )
+    return TaskRecords(timelines, asked)
+
+
+TINY = (
+    "model.dim=16", "model.heads=2", "model.layers=1", "model.max_visits=3", "training.epochs=1",
+    "training.min_steps=12", "training.visit_budget=16", "training.warmup_steps=20", "training.checkpoint_seconds=0",
+)  # fmt: skip
+
+
+def train(prepared: Path, out: Path, *extra: str, resume: bool = False, stop_at: int = 0) -> list[int]:
+    """Train; returns how many batches each step had."""
+    trainer = Trainer(Prepared(prepared), "simulated", out, study=load_study(None, [*TINY, *extra]))
+    batches, calls = [0], 0
+    backward = trainer._backward
+
+    def counted(step: Step) -> Tensor:
+        batches[-1] += 1
+        batches.extend([0] * step.is_last)
+        return backward(step)
+
+    def stop(_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            raise InterruptedError
+
+    trainer._backward = counted  # type: ignore[method-assign]
+    trainer.fit(resume=resume, on_progress=stop)
+    return batches[:-1]
+
+
+def history(run: Path) -> list[tuple[float, float]]:
+    rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    return [(row["train_nll"], row["tuning_nll"]) for row in rows]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model.safetensors").read_bytes()
