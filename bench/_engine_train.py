@@ -117,7 +117,7 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
         (trainer.fabric, "clip_gradients", "optimiser"), (trainer.optimizer, "step", "optimiser"),
         (trainer.optimizer, "zero_grad", "optimiser"), (trainer.ema, "update", "averaged weights"),
         (SubjectLoader, "collate", "collate"), (SubjectLoader, "shuffled", "shuffle"),
-        (loop, "save_checkpoint", "checkpoint"), (trainer, "_write_run", "write the run"),
+        (loop, "save_checkpoint", "checkpoint"), (trainer, "write_run", "write the run"),
     ]  # fmt: skip
     with clock.watching(places):
         clock.wrap(trainer.fit, "rest")()

@@ -20,12 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.oracle import Truth
 from ehrsequencing.evaluation.oracle_table import oracle_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig, simulate

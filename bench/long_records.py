@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from _measure import child, machine, own_mib, peak_mib
+from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.loader import MAX_VISIT_CODES, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
 from ehrsequencing.models.reach import Reach
-from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training.optimizer import make_optimizer
 

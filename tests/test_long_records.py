@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import MAX_VISIT_CODES, Part, Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.reach import Reach
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from helpers.long_records import random_records
 from helpers.models import make_model
@@ -205,7 +205,7 @@ def test_predictions_of_a_cut_record(kind: str) -> None:
 def test_risk_and_likelihood_of_rows_do_not_depend_on_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     records = random_records((50, 8, 70), seed=2)
     model = model_of("attention").float()
-    monkeypatch.setattr("ehrsequencing.predict.VISIT_BUDGET", 1)
+    monkeypatch.setattr("ehrsequencing.answers.VISIT_BUDGET", 1)
 
     def answers() -> tuple[Any, Any]:
         return risk_of_rows(model, records, horizons_days=[30.0, 365.0]), nll_of_rows(model, records)

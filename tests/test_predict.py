@@ -9,9 +9,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.config import DataConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.predict import Moment, NewRecords, nll_of_rows, predict, risk_of_rows
+from ehrsequencing.predict import Moment, NewRecords, predict
 from ehrsequencing.prediction_file import is_predictions, prediction_file
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.records.prepared import Prepared

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
@@ -19,7 +20,7 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.predict import members_of, predict, risk_of_rows
+from ehrsequencing.predict import members_of, predict
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
 from ehrsequencing.training.loop import Trainer

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import nn
 
-from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
@@ -35,63 +33,18 @@ from ehrsequencing.storage import (
     refuse_overlap,
 )
 
-VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 MUCH_UNKNOWN, MOST_UNKNOWN = 0.5, 0.9  # shares of rows with a code that training did not know: warned of, refused
 
 
-def risk_of_rows(
-    model: SurvivalModel,
-    records: TaskRecords,
-    *,
-    horizons_days: Sequence[float] | Floats,
-    code_types: Ints | None = None,
-    start_days: float = 0.0,
-) -> Floats32:
-    """Risk at every prediction time; memory does not grow with the length of a record (see `ehrsequencing.loader`).
-
-    Args:
-        model: In evaluation mode.
-        records: Visits and prediction times.
-        horizons_days: Days after the prediction time; ignored by the `visit` head.
-        code_types: (V,) type of each token, where the model wants types (`Run.code_types`).
-        start_days: Given no event for so long after the prediction time (a task's blanking).
-
-    Returns:
-        (R, causes, horizons) cumulative incidence; for the `visit` head (R, 1, 1), the hazard before the next visit,
-        NaN for queries that fall on no visit's end.
-    """
-    is_visit = model.config.head == "visit"
-    shape = (len(records), 1, 1) if is_visit else (len(records), model.config.causes, len(horizons_days))
-    out = np.full(shape, np.nan, dtype=np.float32)
-    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    with torch.no_grad():
-        for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            if is_visit:
-                answers = model(step.batch).double().sigmoid()[:, None, None]
-            else:
-                days = [float(horizon) for horizon in horizons_days]
-                answers = model.risk(step.batch, horizons_days=days, start_days=start_days)
-            out[step.rows] = answers.numpy()[step.positions]
-    return out
-
-
 def members_of(run: Run) -> list[SurvivalModel]:
-    """The members of an ensemble; none of a single model."""
+    """The members of an ensemble; none of a single model, or of a blend, whose answers are not theirs."""
+    if run.study.training.blend:
+        return []
     members = getattr(run.model, "members", None)
     if not isinstance(members, nn.ModuleList):
         return []
     return [member for member in members if isinstance(member, SurvivalModel)]
-
-
-def nll_of_rows(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
-    """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
-    out = np.full(len(records), np.nan)
-    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    with torch.no_grad():
-        for step in loader.in_order(visit_budget=VISIT_BUDGET):
-            out[step.rows] = model.nll(step.batch).double().numpy()[step.positions]
-    return out
 
 
 @dataclass(frozen=True)
@@ -224,6 +177,7 @@ def predict(
     model, members = run.recalibrated if recalibrated else run.model, members_of(run)
     if recalibrated:
         members = [run.recalibrate(member) for member in members]
+    models = [model, *members]
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
@@ -237,7 +191,7 @@ def predict(
         banded=bool(members),
     ) as file:
         for encoded in records.encoded(moment):
-            risks = _answers(run, [model, *members], encoded, file)
+            risks = _answers(run, models, encoded, file)
             file.write(risks)
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
         if not count:
@@ -277,12 +231,15 @@ def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ..
 
 
 def _answers(run: Run, models: Sequence[SurvivalModel], records: TaskRecords, file: PredictionWriter) -> Risks:
-    """The risks of the rows that have an answer: the first model's, and the band of the others."""
+    """The risks of the rows that have an answer: the first model's, and the band of the others; or the blend's."""
     days = [float(horizon) for horizon in file.horizons_days if horizon is not None]
-    found = [
-        risk_of_rows(model, records, horizons_days=days, code_types=run.code_types, start_days=file.start_days)
-        for model in models
-    ]
+    if run.blend is not None:
+        found = [run.risk(records, horizons_days=days, start_days=file.start_days)]
+    else:
+        found = [
+            risk_of_rows(model, records, horizons_days=days, code_types=run.code_types, start_days=file.start_days)
+            for model in models
+        ]
     risk = found[0]
     chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
     low = high = None

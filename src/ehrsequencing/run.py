@@ -3,12 +3,14 @@
 A run folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
+from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
@@ -16,6 +18,7 @@ from ehrsequencing.models.build import load_model
 from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import (
     altered,
@@ -47,9 +50,12 @@ class Run:
         if self.manifest.get("kind") != "run":
             raise EhrseqError("is not a run", where=str(folder), fix="name a folder that ehrseq train made")
         require_facts(folder, self.manifest, _FACTS)
-        if not set(RUN_NEEDS) <= set(self.manifest.get("required", self.manifest["files"])):
+        required = set(self.manifest.get("required", self.manifest["files"]))
+        if not set(RUN_NEEDS) <= required:
             raise EhrseqError("its manifest lacks files of the model", where=str(folder), fix="train again")
         self.study: StudyConfig = load_study(folder / "config.yaml")
+        if self.study.training.blend and not {BLEND_FILE, ARRAYS_FILE} <= required:
+            raise EhrseqError("its manifest lacks files of the blend", where=str(folder), fix="train again")
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
             fix = "train again, or copy the whole run folder"
@@ -61,7 +67,8 @@ class Run:
     @property
     def fingerprint(self) -> str:
         """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
-        return digest([self.manifest.get("fingerprint"), self.manifest["files"].get("model.safetensors")])
+        of_blend = [self.manifest["files"].get(ARRAYS_FILE)] if self.study.training.blend else []
+        return digest([self.manifest.get("fingerprint"), self.manifest["files"].get("model.safetensors"), *of_blend])
 
     def prepared(self, folder: Path | None = None) -> Prepared:
         """The prepared set that the run was trained on.
@@ -97,12 +104,34 @@ class Run:
 
     @cached_property
     def model(self) -> SurvivalModel:
-        """The model, in evaluation mode."""
+        """The network, in evaluation mode; in a blend it is one of the parts."""
         model = load_model(self.folder)
         if model.config.vocab_size != len(self.vocabulary):
             fix = "copy the whole run folder"
             raise EhrseqError("model and vocabulary differ in size", where=str(self.folder), fix=fix)
         return model
+
+    @cached_property
+    def blend(self) -> Blend | None:
+        """The other parts and the weights, where the run is a blend."""
+        if not self.study.training.blend:
+            return None
+        return Blend.load(self.folder, self.vocabulary, edges_days=self.model.config.edges_days)
+
+    def risk(
+        self, records: TaskRecords, *, horizons_days: Sequence[float] | Floats, start_days: float = 0.0
+    ) -> Floats32:
+        """Risk at every prediction time, by the blend where the run is one; see `answers.risk_of_rows`."""
+        given: dict[str, Any] = {"code_types": self.code_types, "start_days": start_days}
+        if self.blend is None:
+            return risk_of_rows(self.model, records, horizons_days=horizons_days, **given)
+        return self.blend.risk(self.model, records, horizons_days=horizons_days, **given)
+
+    def nll(self, records: TaskRecords) -> Floats:
+        """Negative log-likelihood (R,) of every labelled prediction time, by the blend where the run is one."""
+        if self.blend is None:
+            return nll_of_rows(self.model, records, code_types=self.code_types)
+        return self.blend.nll(self.model, records, code_types=self.code_types)
 
     @property
     def recalibrated(self) -> SurvivalModel:
@@ -113,8 +142,9 @@ class Run:
         """A model (the run's, or a member of it) with what `ehrseq evaluate --recalibrate` fitted.
 
         Raises:
-            EhrseqError: Nothing has been fitted.
+            EhrseqError: Nothing has been fitted, or the run is a blend.
         """
+        self.refuse_blend()
         if RECALIBRATION not in self.manifest["files"]:
             fix = f"run ehrseq evaluate {self.folder} --recalibrate first"
             raise EhrseqError("has not been recalibrated", where=str(self.folder), fix=fix)
@@ -124,6 +154,16 @@ class Run:
         fitted = read_json(self.folder / RECALIBRATION)["fitted"]
         pairs = [(fitted[name]["intercept"], fitted[name]["slope"]) for name in self.task.causes]
         return Recalibrated(model, [a for a, _ in pairs], [b for _, b in pairs]).eval()
+
+    def refuse_blend(self) -> None:
+        """Refuse to recalibrate a blend.
+
+        Raises:
+            EhrseqError: The run is one.
+        """
+        if self.study.training.blend:
+            fix = "leave it out, or train without training.blend"
+            raise EhrseqError("a blend cannot be recalibrated", where=str(self.folder), fix=fix)
 
     @property
     def code_types(self) -> Ints | None:

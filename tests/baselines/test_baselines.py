@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,29 @@ import numpy as np
 import pytest
 import torch
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.baselines import boosted, forest, landmark_cox
-from ehrsequencing.baselines import fit as baselines
-from ehrsequencing.baselines import neural as trained
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
-from ehrsequencing.baselines.fit import RunToRival, fit_baselines
+from ehrsequencing.baselines.fit import fit_baselines
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
-from ehrsequencing.baselines.neural import FLAT, LSTM, TrainedBaseline, is_variant, train_baseline, variant
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation import trained_baselines as trained
+from ehrsequencing.evaluation.trained_baselines import (
+    FLAT,
+    LSTM,
+    RunToRival,
+    TrainedBaseline,
+    is_variant,
+    train_baseline,
+    variant,
+)
 from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records import grid
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.grid import grid_edges
@@ -344,6 +352,34 @@ def test_boosting_sees_every_prediction_time_and_tries_as_often_as_it_is_told(
     assert len(few.fitted) == 20
 
 
+def test_a_trial_without_code_pairs_sees_none_and_is_chosen_by_tuning_likelihood(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = given_to(task, prepared, train, tuning)
+    every = boosted.TRIALS
+    assert [trial["pairs"] for trial in every[:2]] == [True, False]
+    widths: list[int] = []
+    fit_one = boosted.HistGradientBoostingRegressor.fit
+
+    def spy(self: Any, x: Any, *args: Any, **held: Any) -> Any:
+        widths.append(x.shape[1])
+        return fit_one(self, x, *args, **held)
+
+    monkeypatch.setattr(boosted.HistGradientBoostingRegressor, "fit", spy)
+    nll, rows = [], np.arange(len(tuning))
+    for trials in (every[:1], every[1:2], every[:2]):
+        monkeypatch.setattr(boosted, "TRIALS", trials)
+        model = BoostedVisits(made, trials=2)
+        nll.append(float(model.nll(tuning, rows).mean()))
+    of_pairs = int(np.sum(model.kept.used >= len(model.columns) - 2 * len(model.columns.pairs)))
+    assert of_pairs > 5
+    causes, whole = len(task.causes), len(model.kept.used) + 1
+    assert widths == [whole] * causes + [whole - of_pairs] * causes + [whole, whole - of_pairs] * causes
+    assert nll[2] <= min(nll[:2]) + 1e-9
+    names = [model.columns.names[column] for column in model.kept.used[model.kept.without_pairs()[:-1]]]
+    assert not any(" + " in name for name in names)
+
+
 def test_boosting_does_without_ages_and_without_a_second_visit(
     prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:
@@ -503,8 +539,8 @@ def test_a_variant_keeps_what_it_can_and_drops_what_it_has_not() -> None:
         assert variant(odd, FLAT).model_dump()[name] is not None or default is None
 
 
-def rival(run: Path, prepared: Prepared) -> RunToRival:
-    return RunToRival(run, prepared, Run(run).study)
+def rivals(run: Path, prepared: Prepared) -> dict[str, Callable[[], Baseline]]:
+    return trained.trained_baselines(RunToRival(run, prepared, Run(run).study), "simulated")
 
 
 @pytest.mark.slow
@@ -519,7 +555,7 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
     common = given_to(task, prepared, train, tuning)
     with pytest.raises(EhrseqError, match="need the run's own data"):
         fit_baselines("all", common)
-    made = {one.model.name: one for one in fit_baselines("all", common, run=rival(sim_run, prepared))}
+    made = {one.model.name: one for one in fit_baselines("all", common, more=rivals(sim_run, prepared))}
     assert set(made) == {
         "boosted visits",
         "competing-risk forest",
@@ -545,7 +581,7 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
         assert (given[:, :, 0] == 0).all()
         assert model.risk(tuning, order[:0], days).shape == (0, 2, 2)
     manifests = {p: p.stat().st_mtime_ns for p in sim_run.glob("baselines/*/manifest.json")}
-    again = {one.model.name: one for one in fit_baselines("all", common, run=rival(sim_run, prepared))}
+    again = {one.model.name: one for one in fit_baselines("all", common, more=rivals(sim_run, prepared))}
     assert {p: p.stat().st_mtime_ns for p in manifests} == manifests  # taken, not trained again
     both = (kept[LSTM].model.risk(tuning, order, days) for kept in (made, again))
     np.testing.assert_array_equal(*both)
@@ -563,7 +599,7 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
         raise RuntimeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(trained.Trainer, "_write_run", fail)
+        patch.setattr(trained.Trainer, "write_run", fail)
         with pytest.raises(RuntimeError):
             train(study)
     assert not list((tmp_path / "baselines").iterdir())
@@ -584,4 +620,4 @@ def test_a_run_is_not_its_own_rival(
 ) -> None:
     study = Run(sim_run).study
     own = RunToRival(tmp_path, prepared, study.model_copy(update={"model": variant(study.model, LSTM)}))
-    assert list(baselines._trained(own, task.name)) == [FLAT]
+    assert list(trained.trained_baselines(own, task.name)) == [FLAT]

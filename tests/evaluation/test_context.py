@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
@@ -32,7 +33,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
-from ehrsequencing.predict import members_of, risk_of_rows
+from ehrsequencing.predict import members_of
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run, add_to_run
 from ehrsequencing.storage import write_json

@@ -8,12 +8,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.models.hazards import horizon_nll
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.training.recalibration import FEWEST, Recalibrated, fit_recalibration

@@ -196,7 +196,7 @@ def test_finished_splits_are_kept_and_interrupted_ones_go_on(
         raise AssertionError
 
     monkeypatch.setattr(module, "prepare", nothing_to_do)
-    monkeypatch.setattr(module, "Trainer", nothing_to_do)
+    monkeypatch.setattr(module, "trainer_of", nothing_to_do)
     assert repeated_splits(run, splits=3, settings=QUICK) == table
     assert saved_splits(run) == table
     two = repeated_splits(run, splits=2, settings=QUICK.model_copy(update={"bootstrap": 7}))

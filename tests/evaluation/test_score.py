@@ -11,14 +11,16 @@ import pytest
 import yaml
 from lifelines import CoxPHFitter
 
+from ehrsequencing.baselines.forest import CompetingForest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation.comparison import ORACLE
+from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.evaluation.through_risks import hazards_through, nll_through, risk_through
+from ehrsequencing.evaluation.trained_baselines import LSTM
 from ehrsequencing.predict import predict
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
@@ -310,8 +312,9 @@ def test_blanking_needs_risks_that_are_given_it(frame: pd.DataFrame, scored: Sco
 def test_names_and_files_that_do_not_fit_are_refused(
     frame: pd.DataFrame, scored: Score, sim_data: Path, task_file: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(EhrseqError, match="name of another model"):
-        scored(frame, name=ORACLE)
+    for name in (ORACLE, NETWORK, LSTM, CompetingForest.name):
+        with pytest.raises(EhrseqError, match="name of another model"):
+            scored(frame, name=name)
     with pytest.raises(EhrseqError, match="is no split"):
         scored(frame, split="test")
     assert "does not end in a format" in refused("score", tmp_path / "p.txt", sim_data, "--task", task_file)

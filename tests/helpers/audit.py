@@ -102,7 +102,7 @@ def assemble(prepared: Path, out: Path, *settings: str, seed: int = 0) -> Path:
     trainer.tuning_nll = lambda model: 0.0  # type: ignore[method-assign]  # it refuses labels that are to be audited
     corrects = trainer.settings.recalibration > 0 and trainer.config.head == "horizon"
     facts = {"best_epoch": 0, "tuning_nll": 0.0} | (trainer._recalibrate() if corrects else {})
-    trainer._write_run(trainer.best, [], facts)
+    trainer.write_run(trainer.best, [], facts)
     return out
 
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
 from ehrsequencing.config import load_study
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.reach import Reach
-from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.codes import excluded_codes
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines

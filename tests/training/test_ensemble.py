@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_manifest

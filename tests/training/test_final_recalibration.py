@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ehrsequencing.answers import nll_of_rows
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.build import load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hazards import horizon_nll
-from ehrsequencing.predict import nll_of_rows
 from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run

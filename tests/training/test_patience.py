@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ehrsequencing.answers import nll_of_rows
 from ehrsequencing.config import load_study
-from ehrsequencing.predict import nll_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.training.loop import Trainer

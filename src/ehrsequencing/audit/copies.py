@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ehrsequencing.answers import VISIT_BUDGET
 from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged
 from ehrsequencing.audit.data import AuditData, Finding
 from ehrsequencing.loader import SubjectLoader
-from ehrsequencing.predict import VISIT_BUDGET
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -184,7 +184,10 @@ def _scramble(data: AuditData, codes: Ints32, values: Floats32, chosen: Bools, r
 
 
 def answers(data: AuditData, records: TaskRecords) -> Floats:
-    """(R, ·) logits at every row, through the loader and the model, as predictions are made; NaN without an answer."""
+    """(R, ·) logits at every row, through the loader and the model, as predictions are made; NaN without an answer.
+
+    Of a blend, also the logarithms of the blended hazards.
+    """
     loader = SubjectLoader(records, queries=not data.run.is_visit_head, code_types=data.run.code_types)
     out: Floats | None = None
     with torch.no_grad():
@@ -195,6 +198,9 @@ def answers(data: AuditData, records: TaskRecords) -> Floats:
             found = logits.double().view(len(logits), -1).numpy()
             out = np.full((len(records), found.shape[1]), np.nan) if out is None else out
             out[step.rows] = found[step.positions]
+    if out is not None and data.run.blend is not None:
+        blended = data.run.blend.hazards(data.model, records, code_types=data.run.code_types)
+        out = np.concatenate([out, np.log(blended).reshape(len(blended), -1)], axis=1)
     return out if out is not None else np.full((len(records), 1), np.nan)
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ehrsequencing.answers import VISIT_BUDGET
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.predict import VISIT_BUDGET
 from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.arrays import Ints
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
 from ehrsequencing.config import load_study
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.training.loop import Trainer

@@ -45,7 +45,8 @@ def single_people(data: AuditData) -> Finding:
         what=f"names and numbers of the vocabulary are those of fewer than {needed} training subjects "
         f"({count_text(few)} names, {count_text(own)} numbers)",
         tested={"names": len(named), "numbers": numbers.stored, "training subjects": len(training)},
-        clean=f"at least {needed} training subjects are behind every name, and share every number that is a value",
+        clean=f"at least {needed} training subjects are behind every name, and share every number that is a value"
+        + ("; the cuts and ranges of features that a blend stores were not looked at" if data.run.blend else ""),
     )
 
 

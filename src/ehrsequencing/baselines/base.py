@@ -126,5 +126,36 @@ class HazardModel(ChunkedBaseline):
         return lambda days: cumulative_incidence(hazards, self.edges, days)
 
 
+class HazardPart(Protocol):
+    """Anything that gives hazards on the run's grid, and is kept without what it was fitted to."""
+
+    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
+        """(r, causes, bins) hazards per day of the chosen rows."""
+        ...
+
+
+class KeptBaseline(ChunkedBaseline):
+    """A baseline that was fitted before, by the hazards that were kept of it.
+
+    Args:
+        name: Of the baseline.
+        part: Its hazards.
+        edges_days: The inner edges of their bins.
+        n_causes: Number of causes.
+    """
+
+    def __init__(self, name: str, part: HazardPart, *, edges_days: tuple[float, ...], n_causes: int) -> None:
+        self.name, self.part, self.edges, self.n_causes = name, part, edges_days, n_causes
+
+    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
+        """See `ChunkedBaseline`."""
+        return self.part.hazards(records, chosen)
+
+    def curves(self, records: TaskRecords, chosen: Ints) -> Callable[[Floats], Floats]:
+        """See `ChunkedBaseline`."""
+        hazards = self.hazards(records, chosen)
+        return lambda days: cumulative_incidence(hazards, self.edges, days)
+
+
 def _chunks(n_rows: int) -> list[slice]:
     return [slice(start, start + _CHUNK_ROWS) for start in range(0, n_rows, _CHUNK_ROWS)]

@@ -4,10 +4,9 @@ All but Aalen–Johansen are landmark supermodels (van Houwelingen 2007), fitted
 one is the strongest depends on the data: the likelihood of tuning subjects decides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,12 +17,9 @@ from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest, require_forest
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
-from ehrsequencing.baselines.neural import FLAT, LSTM, is_variant, train_baseline
-from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.prepared import Prepared
 
-BASELINES = (BoostedVisits.name, LSTM, FLAT, LandmarkCox.name, AgeAndSex.name, MarginalIncidence.name)
+BASELINES = (BoostedVisits.name, CompetingForest.name, LandmarkCox.name, AgeAndSex.name, MarginalIncidence.name)
 
 
 @dataclass(frozen=True)
@@ -39,42 +35,29 @@ class Fitted:
     tuning_nll: float
 
 
-@dataclass(frozen=True)
-class RunToRival:
-    """The run that `all` trains rivals for: they are trained as it was, into its folder.
-
-    Attributes:
-        folder: The run.
-        prepared: What it was trained on.
-        study: Its settings.
-    """
-
-    folder: Path
-    prepared: Prepared
-    study: StudyConfig
-
-
 def fit_baselines(
     kind: Literal["fast", "forest", "all", "none"],
     data: FittingData,
     *,
     trials: int | None = None,
-    run: RunToRival | None = None,
+    more: Mapping[str, Callable[[], Baseline]] | None = None,
+    known: Mapping[str, Baseline] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Fitted]:
     """Fit the baselines, the strongest first: by the likelihood of tuning subjects at all their prediction times.
 
     Args:
         kind: `fast`: boosted visits, landmark Cox, age + sex, Aalen–Johansen. `forest`: also the competing-risk forest.
-            `all`: also the forest (where its library is installed: `what_is_missing`), LSTM and flat BEHRT, less the
-            one that the run is itself. `none`: nothing.
+            `all`: also the forest (where its library is installed: `what_is_missing`) and those of `more`. `none`:
+            nothing.
         data: What to fit. Tuning subjects choose the boosting's settings and length, the ridge, and the strongest.
         trials: Settings that were tried for the run; the boosting tries as many. None: one.
-        run: Needed by `all`.
+        more: Other baselines by name, and how to get them; only `all` asks for them.
+        known: Baselines by name that were fitted to this very data with these settings, and are not fitted again.
         progress: Called with the name of each baseline before it is fitted.
 
     Raises:
-        EhrseqError: `all` without a run, or `forest` without scikit-survival.
+        EhrseqError: `all` without `more`, or `forest` without scikit-survival.
     """
     if kind == "none":
         return []
@@ -84,13 +67,16 @@ def fit_baselines(
     if kind == "forest" or (kind == "all" and has_forest()):
         fits[CompetingForest.name] = partial(CompetingForest, data)
     if kind == "all":
-        fits |= _trained(run, data.task.name)
+        if more is None:
+            fix = "evaluate a run whose prepared set is still there, or use --baselines fast"
+            raise EhrseqError("LSTM and flat BEHRT need the run's own data", where="evaluation.baselines=all", fix=fix)
+        fits |= more
     fits |= {model.name: partial(model, data) for model in (LandmarkCox, AgeAndSex, MarginalIncidence)}
     out: list[Fitted] = []
     every = np.arange(len(data.tuning))
     for name, fit in fits.items():
         progress(name)
-        model = fit()
+        model = known[name] if known is not None and name in known else fit()
         out.append(Fitted(model, float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)
 
@@ -100,15 +86,3 @@ def what_is_missing(kind: str) -> str | None:
     if kind != "all" or has_forest():
         return None
     return f"There is no {CompetingForest.name}, because scikit-survival is not installed ({INSTALL})."
-
-
-def _trained(run: RunToRival | None, task_name: str) -> dict[str, Callable[[], Baseline]]:
-    """How to get LSTM and flat BEHRT, as far as the run is another one."""
-    if run is None:
-        fix = "evaluate a run whose prepared set is still there, or use --baselines fast"
-        raise EhrseqError("LSTM and flat BEHRT need the run's own data", where="evaluation.baselines=all", fix=fix)
-
-    def train(name: str) -> Baseline:
-        return train_baseline(name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder)
-
-    return {name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)}

@@ -1,6 +1,7 @@
 """The landmark supermodel of van Houwelingen (2007): one ridge Cox regression per cause on what is known so far."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,8 +11,40 @@ from ehrsequencing.baselines.cox import CoxFit, CoxRows, choose_ridge, cox_incid
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.records.vocabulary import Vocabulary
 
 MOST_CELLS = 8_000_000  # prediction times × covariates; above, prediction times are drawn at random
+
+
+@dataclass(frozen=True)
+class CoxHazards:
+    """What the regressions say of a record on the run's grid: all that a blend keeps of them.
+
+        λ_e(k | x) = base_e(k) · exp(β_e · (z − mean_e) / scale_e)
+
+    Attributes:
+        vocabulary: The one that encodes the records.
+        design: Records' features → covariates z (D).
+        mean: (causes, D).
+        scale: (causes, D).
+        beta: (causes, D); 0 for a cause without a training event.
+        base: (causes, bins) hazards per day of a row at the mean.
+    """
+
+    vocabulary: Vocabulary
+    design: LinearDesign
+    mean: Floats
+    scale: Floats
+    beta: Floats
+    base: Floats
+
+    def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
+        """(r, causes, bins) hazards per day."""
+        z = self.design(history_features(records, self.vocabulary, chosen=chosen, columns=self.design.columns))
+        scores = [
+            ((z - mean) / scale) @ beta for mean, scale, beta in zip(self.mean, self.scale, self.beta, strict=True)
+        ]
+        return np.asarray(np.exp(np.stack(scores, axis=1))[:, :, None] * self.base, dtype=np.float64)
 
 
 class LandmarkCox(ChunkedBaseline):
@@ -45,6 +78,15 @@ class LandmarkCox(ChunkedBaseline):
             self.fits.append(choose_ridge(fitted, others) if fitted.event.any() else None)
         at_risk = train.entry_days[chosen], train.duration_days[chosen], train.cause[chosen]
         self.base = cohort_hazards(self.edges, *at_risk, n_causes=self.n_causes, factors=self._factors(x))
+
+    @property
+    def kept(self) -> CoxHazards:
+        """The regressions on the run's grid."""
+        width = next((len(fit.beta) for fit in self.fits if fit is not None), 0)
+        none = np.zeros(width), np.ones(width), np.zeros(width)
+        found = [none if fit is None else (fit.mean, fit.scale, fit.beta) for fit in self.fits]
+        mean, scale, beta = (np.stack(column) for column in zip(*found, strict=True))
+        return CoxHazards(self.vocabulary, self.design, mean, scale, beta, self.base)
 
     def covariates(self, records: TaskRecords, chosen: Ints) -> Floats:
         """(r, D) what the regressions know of the chosen rows."""

@@ -170,16 +170,16 @@ def train(
     with errors(debug):
         keep_freed_memory()
         study = _study(config, overrides, "train")
+        from ehrsequencing.blend.train import trainer_of
         from ehrsequencing.config import refuse_changes, refuse_other_task
         from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.training.loop import Trainer
 
         store = Prepared(prepared)
         refuse_changes(study, store.study, "train", file=config, by=prepared)
         if config is not None and study.task is not None:
             refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
             task = task or study.task.name
-        trainer = Trainer(store, task or store.only_task(), out, study=study)
+        trainer = trainer_of(store, task or store.only_task(), out, study=study)
         with training_bar() as show:
             trainer.fit(resume=resume, on_progress=show)
         say(f"run complete in {out}; next: ehrseq evaluate {out}")

@@ -40,6 +40,10 @@ class TrainingConfig(Settings):
     recalibration: float = Field(
         0.05, ge=0
     )  # strength of the final recalibration (prior SD of the correction); 0 = off
+    # Also fit boosted trees and a landmark Cox model, and answer with a convex mean of the three (their log cumulative
+    # hazards) whose weights are fitted out of fold.
+    blend: bool = False
+    blend_folds: int = Field(3, ge=2, le=20)  # of training subjects, for the weights; training takes so many times more
     grid_bins: int = Field(20, ge=4, le=64)  # quantile bins of the horizon head (SCIENCE.md: 16-24)
 
 

@@ -53,6 +53,7 @@ def shared(result: Row) -> dict[str, Any]:
         "instability": {k: v for k, v in (m.get("instability") or {}).items() if k != "points"} or None,
         "external": _external(m, shown),
         "recalibration": _recalibration(m.get("recalibration")),
+        "blend": _rounded(m.get("blend"), 2),
         "repeated_splits": _repeated(m.get("repeated_splits")),
         "history": [{k: v for k, v in row.items() if k != "subjects_per_second"} for row in m["history"]],
         "records_before": None,

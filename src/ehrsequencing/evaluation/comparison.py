@@ -12,6 +12,7 @@ from ehrsequencing.metrics.minimum_counts import too_few
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 OURS, ORACLE = "ehrsequencing", "true hazards"
+NETWORK = "network alone"  # of a blend
 #: Resamples × rows at all prediction times together; above, fewer resamples are drawn, but never under a hundred.
 MOST_DRAWN, FEWEST_RESAMPLES = 10_000_000, 100
 #: Resamples × rows held at a time.

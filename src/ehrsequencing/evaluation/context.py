@@ -79,7 +79,7 @@ class Context:
             "records_before": self.population.counts.get("records_before"),
             "history": [{**row, "train_loss": row["train_nll"]} for row in history],
             "config": self.risks.config,
-            "oracle": None, "external": None, "recalibration": None, "repeated_splits": None,
+            "oracle": None, "external": None, "recalibration": None, "repeated_splits": None, "blend": None,
             "recalibrated_in_training": is_recalibrated,
         }  # fmt: skip
 

@@ -13,24 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
-from ehrsequencing.baselines.fit import Fitted, RunToRival, fit_baselines, what_is_missing
+from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
 from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
+from ehrsequencing.evaluation.comparison import NETWORK, ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
-from ehrsequencing.evaluation.estimates import (
-    difference_rows,
-    metric_rows,
-    nll_row,
-    over_time_rows,
-    scope_estimates,
-)
+from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, nll_row, over_time_rows, scope_estimates
 from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
 from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings, risk_table
@@ -40,9 +35,9 @@ from ehrsequencing.evaluation.results import SHARED, add_result
 from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.through_risks import nll_through
+from ehrsequencing.evaluation.trained_baselines import known_baselines, network_alone, rivals_of
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
@@ -129,7 +124,8 @@ class Evaluation:
             return self._visit_head_result(self.run)
         risks = self._risks(progress)
         comparisons = self._comparisons(risks, self.horizons)
-        causes, strongest = self.task.causes, [name for name in risks if name != ORACLE][:2]  # ours and one rival
+        causes = self.task.causes
+        strongest = [name for name in risks if name not in (NETWORK, ORACLE)][:2]  # ours and one rival
         metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
         progress("calibration and decision curves")
@@ -143,9 +139,7 @@ class Evaluation:
         found = self.context.frame() | self._surroundings(comparisons) | {
             "models": list(risks),
             "strongest": strongest[1] if len(strongest) > 1 else None,
-            "baselines": [
-                {"model": one.model.name, "tuning_nll": tables.number(one.tuning_nll)} for one in self.fitted
-            ],
+            "baselines": [{"model": f.model.name, "tuning_nll": tables.number(f.tuning_nll)} for f in self.fitted],
             "metrics": metrics,
             "differences": differences,
             "at_risk": [tables.at_risk(s, causes) for s in comparisons if s.landmark_days is not None],
@@ -158,6 +152,7 @@ class Evaluation:
                 self.rows, self._at_horizons(risks[self.ours]), self.task, wanted=self.wanted_trajectories()
             ),
             "oracle": self._oracle(),
+            "blend": tables.blend(self.run),
         }  # fmt: skip
         self._warn(comparisons)
         return found | {"warnings": self.warnings}
@@ -176,7 +171,7 @@ class Evaluation:
         risks = {self.ours: self.source.risk(self.records, self.grid)}
         self.fitted = self._baselines(progress)
         column = np.searchsorted(self.every_day, self.grid)  # a baseline's sums depend a little on the days asked for
-        for model in (one.model for one in self.fitted):
+        for model in self._others():
             risks[model.name] = model.risk(self.records, every, self.every_day, start_days=start)[:, :, column]
         if self.truth is not None and self.truth.known.all():
             risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
@@ -194,14 +189,18 @@ class Evaluation:
         if self.prepared is None:
             return []
         self.warnings += filter(None, [what_is_missing(self.settings.baselines)])
-        rival = None if self.run is None else RunToRival(self.run.folder, self.prepared, self.run.study)
         return fit_baselines(
             self.settings.baselines,
             self._fitting_data,
             trials=self.trials,
-            run=rival,
+            more=rivals_of(self.run, self.prepared),
+            known=known_baselines(self.run, seed=self.settings.seed, trials=self.trials),
             progress=lambda name: progress(f"baseline: {name}"),
         )
+
+    def _others(self) -> list[Baseline]:
+        """Baselines, strongest first; then the network alone, where a blend is evaluated."""
+        return [*(one.model for one in self.fitted), *network_alone(self.run)]
 
     @cached_property
     def _fitting_data(self) -> FittingData:
@@ -289,9 +288,9 @@ class Evaluation:
             return {}
         found, truth = {self.ours: own}, self.truth if self.truth is not None and self.truth.known.all() else None
         if knots is None:
-            found |= {one.model.name: one.model.nll(self.records, every) for one in self.fitted}
+            found |= {model.name: model.nll(self.records, every) for model in self._others()}
             return found | ({} if truth is None else {ORACLE: truth.nll(self.rows)})
-        risks = {one.model.name: one.model.risk(self.records, every, knots, start_days=start) for one in self.fitted}
+        risks = {model.name: model.risk(self.records, every, knots, start_days=start) for model in self._others()}
         if truth is not None:
             risks[ORACLE] = conditional_risk(truth.risk, knots, start_days=start)
         through = {name: nll_through(risk, knots, self.rows, start_days=start) for name, risk in risks.items()}

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.predict import members_of as members_of
-from ehrsequencing.predict import risk_of_rows
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 

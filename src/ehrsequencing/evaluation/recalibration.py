@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ehrsequencing.answers import VISIT_BUDGET, risk_of_rows
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
@@ -20,7 +21,6 @@ from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.minimum_counts import shareable_count
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.predict import VISIT_BUDGET, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.training.recalibration import Recalibrated, Recalibration, fit_recalibration, log_hazards
@@ -32,8 +32,9 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
     """Fit on the tuning split's landmark queries, where models are compared.
 
     Raises:
-        EhrseqError: The run has the `visit` head.
+        EhrseqError: The run has the `visit` head, or is a blend.
     """
+    run.refuse_blend()
     if run.is_visit_head:
         fix = "leave out evaluation.recalibrate, or use head=horizon"
         raise EhrseqError("the visit head has no hazards per day", where="evaluation.recalibrate", fix=fix)

@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from ehrsequencing import __version__
 from ehrsequencing.arrays import Floats
+from ehrsequencing.blend.train import trainer_of
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
@@ -27,12 +28,10 @@ from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.minimum_counts import TOO_FEW, judged_by_splits, too_few
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.output_kinds import MANIFEST
-from ehrsequencing.predict import nll_of_rows
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
 from ehrsequencing.storage import digest, read_json, write_json
 from ehrsequencing.temporaries import sweep_temporaries
-from ehrsequencing.training.loop import Trainer
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 ROWS_FORMAT = 3  # of a split's rows: 3 has the likelihood of tuning subjects; others are made anew
@@ -311,7 +310,7 @@ def one_split(
         prepare(records, set_folder, study=study, tasks=[task])
     parts = Prepared(set_folder)
     stage("training")
-    Trainer(parts, task.name, folder / "run", study=study).fit(resume=True)
+    trainer_of(parts, task.name, folder / "run", study=study).fit(resume=True)
     stored = {"fingerprint": fingerprint, "seed": seed, **_judge(folder / "run", parts, settings, stage)}
     write_json(folder / ROWS, stored, owner_only=True)
     shutil.rmtree(set_folder, ignore_errors=True)  # made again in seconds; 25 of them would fill a disk
@@ -341,7 +340,7 @@ def _judge(
     evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
     sizes = {name: part["steps"][-1]["subjects"] for name, part in parts.attrition(run.task.name)["splits"].items()}
     rows = evaluation.metric_rows(progress=stage)
-    own = nll_of_rows(run.model, parts.records(run.task.name, "tuning"), code_types=run.code_types)
+    own = run.nll(parts.records(run.task.name, "tuning"))
     tuning = {OURS: float(own.mean()) if len(own) else np.nan}
     tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
     return {

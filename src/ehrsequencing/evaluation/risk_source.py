@@ -9,7 +9,6 @@ from ehrsequencing.arrays import Floats
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
@@ -118,9 +117,7 @@ class RunRisks:
 
     def from_zero(self, records: TaskRecords, horizons_days: Floats) -> Floats:
         """(R, causes, H) cumulative incidence from the prediction time on, whatever the task's blanking."""
-        run = self.run
-        risk = risk_of_rows(run.model, records, horizons_days=horizons_days, code_types=run.code_types)
-        return risk.astype(np.float64)
+        return self.run.risk(records, horizons_days=horizons_days).astype(np.float64)
 
     def risk(self, records: TaskRecords, horizons_days: Floats) -> Floats:
         """See `RiskSource`."""
@@ -132,4 +129,4 @@ class RunRisks:
 
     def nll(self, records: TaskRecords) -> Floats:
         """See `RiskSource`."""
-        return nll_of_rows(self.run.model, records, code_types=self.run.code_types)
+        return self.run.nll(records)

@@ -17,11 +17,12 @@ import numpy as np
 from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_task, refuse_other_task
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation.comparison import ORACLE
+from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.file_risks import FileRisks, Matched, match, people
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import write_result
+from ehrsequencing.evaluation.trained_baselines import FLAT, LSTM
 from ehrsequencing.output_kinds import SCORE
 from ehrsequencing.prediction_file import SUFFIXES, read_predictions
 from ehrsequencing.records.grid import grid_edges
@@ -112,7 +113,7 @@ def _stem(predictions: Path) -> str:
 
 
 def _require_own_name(name: str) -> None:
-    if not name.strip() or name in (ORACLE, *BASELINES):
+    if not name.strip() or name in (NETWORK, ORACLE, LSTM, FLAT, *BASELINES):
         raise EhrseqError(f"{name!r} is the name of another model of the report", where="--name", fix="choose another")
 
 

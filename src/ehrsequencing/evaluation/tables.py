@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.arrays import Floats
+from ehrsequencing.blend.blend import PARTS
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around
@@ -14,6 +15,7 @@ from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.run import Run
 
 LONGEST_TRAJECTORY = 40  # prediction times
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
@@ -22,6 +24,19 @@ THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carr
 def number(value: Any) -> float | None:
     """A float that JSON can hold; undefined becomes null."""
     return None if value is None or not np.isfinite(value) else float(value)
+
+
+def blend(run: Run | None) -> dict[str, Any] | None:
+    """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend."""
+    if run is None or run.blend is None:
+        return None
+    found, settings = run.blend.weights, run.study.training
+    rows = [
+        {"cause": cause, "part": part} | {name: float(getattr(found, name)[e, m]) for name in ("value", "low", "high")}
+        for e, cause in enumerate(run.task.causes)
+        for m, part in enumerate(PARTS)
+    ]
+    return {"folds": settings.blend_folds, "parts": list(PARTS), "weights": rows}
 
 
 def metric_row(

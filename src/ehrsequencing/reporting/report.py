@@ -33,7 +33,8 @@ _REQUIRED = (
 )
 _LATER = (  # absent from older runs: the page then says that they were not computed
     *("differences", "smooth_calibration", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks"),
-    *("instability", "external", "recalibration", "repeated_splits", "oracle", "audit", "records_before", "score"),
+    *("instability", "external", "recalibration", "repeated_splits", "oracle", "audit", "records_before", "blend"),
+    "score",
 )
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no XML may hold these
 
@@ -106,6 +107,7 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
         "subgroups": tables.subgroups(m, scores, shown),
         "repeated": tables.repeated(m, scores.models),
         "instability": tables.instability(m),
+        "blend": tables.blend(m),
         "risks": by_cause(panels.risks(m, shown)),
         "trajectories": [panels.trajectory(m, t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],

@@ -272,6 +272,17 @@ def recalibration(m: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"rows": rows, "fitted_on": found.get("fitted_on")}
 
 
+def blend(m: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The weights of a blend as text, a row per cause and a column per part."""
+    found = m.get("blend")
+    if not found:
+        return None
+    by_cause: dict[str, list[str]] = {}
+    for row in found["weights"]:
+        by_cause.setdefault(row["cause"], []).append(with_interval(row["value"], row["low"], row["high"], ".2f", "–"))
+    return {"folds": found["folds"], "parts": found["parts"], "rows": list(by_cause.items())}
+
+
 def _by_horizon(value: Any, horizons: Sequence[float]) -> dict[float | None, Any]:
     """A number for all horizons, a list in their order, or a mapping by their days."""
     if isinstance(value, Mapping) and "value" not in value:

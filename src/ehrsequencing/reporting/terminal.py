@@ -7,6 +7,7 @@ from ehrsequencing.config import format_days
 from ehrsequencing.metrics.minimum_counts import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
 from ehrsequencing.reporting.scores import Row, Scores
+from ehrsequencing.reporting.tables import blend
 from ehrsequencing.reporting.wording import verdict, with_interval
 
 VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}
@@ -34,7 +35,18 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     others = dict.fromkeys(str(place[1]) for place in by_horizon if place[1] != ours)
     if others:
         lines.append(f"{', '.join(others)}: in the report and in metrics.json")
-    return lines + _oracle_lines(metrics.get("oracle"))
+    return lines + _blend_lines(metrics) + _oracle_lines(metrics.get("oracle"))
+
+
+def _blend_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """The weights of a blend, a line per cause."""
+    found = blend(metrics)
+    if found is None:
+        return []
+    lines = ["weights of the blend, fitted out of fold"]
+    for cause, weights in found["rows"]:
+        lines.append(f"  {cause}: " + ", ".join(f"{p} {w}" for p, w in zip(found["parts"], weights, strict=True)))
+    return lines
 
 
 def _difference_line(table: Scores, landmark: float | None, horizon: float) -> list[str]:

@@ -43,7 +43,7 @@ from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.recalibration import recalibrate_head
-from ehrsequencing.training.resolve import resolve_model
+from ehrsequencing.training.resolve import resolve_model, starting_hazards
 from ehrsequencing.training.run_folder import RunFolder, write_history
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE, "config.yaml", "history.jsonl", "vocabulary.json", "vocabulary.safetensors")
@@ -72,16 +72,24 @@ class Trainer:
         prepared: The data.
         task_name: Which of its tasks.
         out: Folder of the run.
-        study: Settings; `model` and `training` are used.
+        study: Settings; `model` and `training` are used. With `training.blend` this is the network of the blend.
+        leave_out: Training subjects (numbers) that nothing is fitted to but the grid: a fold of the blend.
     """
 
-    def __init__(self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> None:
-        self.prepared, self.task, self.out = prepared, prepared.task(task_name), out
-        self.settings = study.training
+    def __init__(
+        self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig, leave_out: Ints | None = None
+    ) -> None:
+        self.prepared, self.task, self.out, self.leave_out = prepared, prepared.task(task_name), out, leave_out
+        self.settings = study.training.model_copy(update={"blend": False})
         train, tuning = (prepared.records(task_name, split) for split in ("train", "tuning"))
         self.train_rows, self.tuning_rows = train.rows, tuning.rows
         self._refuse_hopeless()
         self.config, hazards = resolve_model(study.model, prepared, self.task, self.train_rows, self.settings)
+        if leave_out is not None:
+            kept = np.setdiff1d(np.arange(len(train.timelines)), leave_out)
+            self.train_rows = train.rows.take(kept)
+            self._refuse_hopeless()
+            hazards = starting_hazards(self.config, self.train_rows)
         made_by = prepared.study.model_copy(
             update={"task": self.task, "evaluation": study.evaluation, "preset": study.preset}
         )
@@ -90,6 +98,8 @@ class Trainer:
         self.loader, self.tuning = (
             SubjectLoader.of_model(self.config, records, code_types=types) for records in (train, tuning)
         )
+        if leave_out is not None:
+            self.loader.subjects = np.setdiff1d(self.loader.subjects, leave_out)
         if self.settings.bootstrap:
             self.loader.subjects = resampled(self.loader.subjects, seed=self.settings.seed)
         total = int(self.loader.cost[self.loader.subjects].sum())
@@ -138,10 +148,11 @@ class Trainer:
     @property
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
-        settings = self.settings.model_dump(exclude={*_MAY_CHANGE, "members"})
+        settings = self.settings.model_dump(exclude={*_MAY_CHANGE, "members", "blend", "blend_folds"})
         members = [self.settings.members] if self.settings.members > 1 else []  # one model: as before there were more
         config = self.config.model_dump(exclude={"members"})
-        return digest([config, settings, self.prepared.identity(self.task.name), *members])
+        without = [] if self.leave_out is None else ["without", self.leave_out.tolist()]
+        return digest([config, settings, self.prepared.identity(self.task.name), *members, *without])
 
     def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Train to the early stop and write the run."""
@@ -166,7 +177,7 @@ class Trainer:
         facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
         if self.settings.recalibration > 0 and self.config.head == "horizon":
             facts |= self._recalibrate()
-        self._write_run(self.best.cpu(), state.history, facts)
+        self.write_run(self.best.cpu(), state.history, facts)
         folder.remove_checkpoints()
 
     def _recalibrate(self) -> dict[str, Any]:
@@ -188,7 +199,10 @@ class Trainer:
             settings = self.settings.model_copy(update={"seed": self.settings.seed + number, "members": 1})
             single = self.config.model_copy(update={"members": 1})
             study = self.study.model_copy(update={"training": settings, "model": single})
-            member = Trainer(self.prepared, self.task.name, checkpoints / f"member-{number + 1:03d}", study=study)
+            member = Trainer(
+                self.prepared, self.task.name, checkpoints / f"member-{number + 1:03d}", study=study,
+                leave_out=self.leave_out,
+            )  # fmt: skip
 
             def show(progress: Progress, member: int = number + 1) -> None:
                 if on_progress is not None:
@@ -201,7 +215,7 @@ class Trainer:
             kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
             facts.append({key: manifest[key] for key in kept if key in manifest})
         nll = self.tuning_nll(ensemble.to(self.fabric.device))
-        self._write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll})
+        self.write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll})
 
     def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
         found = load_checkpoint(checkpoints, fingerprint=self.fingerprint) if resume else None
@@ -330,8 +344,17 @@ class Trainer:
                 total, count = total + float(nll[step.positions[here]].sum()), count + int(here.sum())
         return total / max(count, 1)
 
-    def _write_run(self, model: SurvivalModel, history: list[dict[str, Any]], facts: dict[str, Any]) -> None:
-        """Write everything that prediction needs; the manifest comes last."""
+    def write_run(
+        self, model: SurvivalModel, history: list[dict[str, Any]], facts: dict[str, Any], *, more: tuple[str, ...] = ()
+    ) -> None:
+        """Write everything that prediction needs; the manifest comes last.
+
+        Args:
+            model: The trained model.
+            history: One row an epoch.
+            facts: For the manifest.
+            more: Files that are there already, and that prediction needs too.
+        """
         sweep_temporaries(self.out)
         write_history(self.out, history)
         model.save_pretrained(self.out)
@@ -345,7 +368,7 @@ class Trainer:
             **self.prepared.identity(self.task.name),
             "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
             "fingerprint": self.fingerprint, **facts,
-        }, files=[self.out / name for name in FILES], required=RUN_NEEDS)  # fmt: skip
+        }, files=[self.out / name for name in (*FILES, *more)], required=(*RUN_NEEDS, *more))  # fmt: skip
 
 
 def resampled(subjects: Ints, *, seed: int) -> Ints:

@@ -38,9 +38,18 @@ def resolve_model(
     edges = grid_edges(
         duration, cause, horizons_days=task.horizons, bins=settings.grid_bins, subject=rows.subject, enough=enough
     )
-    hazards = cohort_hazards(edges, rows.entry_days, duration, cause, n_causes=len(task.causes))
     filled |= {"causes": len(task.causes), "edges_days": edges}
-    return _filled(model, filled, prepared), hazards
+    resolved = _filled(model, filled, prepared)
+    return resolved, starting_hazards(resolved, rows)
+
+
+def starting_hazards(config: ModelConfig, rows: TaskRows) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The level (E, K) that the head of a resolved model starts at: the hazards of these rows."""
+    if config.head == "visit":
+        return np.zeros((1, 1))
+    return cohort_hazards(
+        config.edges_days, rows.entry_days, rows.duration_days, rows.cause, n_causes=config.causes
+    )  # fmt: skip
 
 
 def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> ModelConfig:

@@ -1,16 +1,22 @@
-"""The baselines LSTM and flat BEHRT: other architectures of ours, trained with the run's settings."""
+"""The baselines LSTM and flat BEHRT: other architectures of ours, trained with the run's settings; a blend's trees."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.baselines.base import Baseline, KeptBaseline
+from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
+from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.output_kinds import MANIFEST, RUN
-from ehrsequencing.predict import nll_of_rows, risk_of_rows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
@@ -26,11 +32,26 @@ _CHANGES: dict[str, dict[str, str]] = {
 }
 
 
+@dataclass(frozen=True)
+class RunToRival:
+    """The run that `all` trains rivals for: they are trained as it was, into its folder.
+
+    Attributes:
+        folder: The run.
+        prepared: What it was trained on.
+        study: Its settings.
+    """
+
+    folder: Path
+    prepared: Prepared
+    study: StudyConfig
+
+
 class TrainedBaseline:
-    """Another architecture, trained as the run was; its folder is a run of its own.
+    """The network of a run: another architecture, trained as the run was, or the network of a blend.
 
     Args:
-        name: `LSTM` or `flat BEHRT`.
+        name: `LSTM`, `flat BEHRT`, or what a blend's network is called.
         run: Its folder.
     """
 
@@ -117,3 +138,41 @@ def _is_made(folder: Path, trainer: Trainer) -> bool:
     if read_manifest(folder, what="a run", verify=False).get("fingerprint") != trainer.fingerprint:
         return False
     return load_study(folder / "config.yaml").training == trainer.settings
+
+
+def trained_baselines(run: RunToRival, task_name: str) -> dict[str, Callable[[], Baseline]]:
+    """How to get LSTM and flat BEHRT, as far as the run is another one."""
+
+    def train(name: str) -> Baseline:
+        return train_baseline(name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder)
+
+    return {name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)}
+
+
+def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:
+    """`trained_baselines` of the run that is evaluated; None where there is no run to train them as."""
+    if run is None:
+        return None
+    return trained_baselines(RunToRival(run.folder, prepared, run.study), run.task.name)
+
+
+def network_alone(run: Run | None) -> list[Baseline]:
+    """The network of a blend as a model of its own; nothing where the run is no blend."""
+    return [] if run is None or run.blend is None else [TrainedBaseline(NETWORK, run)]
+
+
+def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Baseline]:
+    """The trees of a blend, where they were fitted as the baseline would be.
+
+    Args:
+        run: The run that is evaluated, if it is one.
+        seed: Of the baselines.
+        trials: Of the boosting.
+    """
+    if run is None or run.blend is None:
+        return {}
+    made, blend = run.study.evaluation, run.blend
+    if (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
+        return {}
+    name, n_causes = BoostedVisits.name, len(run.task.causes)
+    return {name: KeptBaseline(name, blend.boosted, edges_days=blend.edges_days, n_causes=n_causes)}

@@ -1,0 +1,59 @@
+"""A model and encoded records → risks and likelihoods, row by row. What a run is, this file does not know."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.records.timelines import TaskRecords
+
+VISIT_BUDGET = 16_384  # visits in one forward pass of prediction
+
+
+def risk_of_rows(
+    model: SurvivalModel,
+    records: TaskRecords,
+    *,
+    horizons_days: Sequence[float] | Floats,
+    code_types: Ints | None = None,
+    start_days: float = 0.0,
+) -> Floats32:
+    """Risk at every prediction time; memory does not grow with the length of a record (see `ehrsequencing.loader`).
+
+    Args:
+        model: In evaluation mode.
+        records: Visits and prediction times.
+        horizons_days: Days after the prediction time; ignored by the `visit` head.
+        code_types: (V,) type of each token, where the model wants types (`Run.code_types`).
+        start_days: Given no event for so long after the prediction time (a task's blanking).
+
+    Returns:
+        (R, causes, horizons) cumulative incidence; for the `visit` head (R, 1, 1), the hazard before the next visit,
+        NaN for queries that fall on no visit's end.
+    """
+    is_visit = model.config.head == "visit"
+    shape = (len(records), 1, 1) if is_visit else (len(records), model.config.causes, len(horizons_days))
+    out = np.full(shape, np.nan, dtype=np.float32)
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    with torch.no_grad():
+        for step in loader.in_order(visit_budget=VISIT_BUDGET):
+            if is_visit:
+                answers = model(step.batch).double().sigmoid()[:, None, None]
+            else:
+                days = [float(horizon) for horizon in horizons_days]
+                answers = model.risk(step.batch, horizons_days=days, start_days=start_days)
+            out[step.rows] = answers.numpy()[step.positions]
+    return out
+
+
+def nll_of_rows(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
+    """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
+    out = np.full(len(records), np.nan)
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    with torch.no_grad():
+        for step in loader.in_order(visit_budget=VISIT_BUDGET):
+            out[step.rows] = model.nll(step.batch).double().numpy()[step.positions]
+    return out
