@@ -45,7 +45,7 @@ def blended_hazards(parts: Sequence[Floats], weights: Floats, edges_days: Sequen
 
     >>> parts = [np.full((1, 1, 2), 0.01), np.full((1, 1, 2), 0.04)]
     >>> blended_hazards(parts, np.array([[0.5, 0.5]]), [100.0]).round(6).tolist()  # the geometric mean of the two
-    [[[0.02, 0.025]]]
+    [[[0.02, 0.02]]]
     """
     logs = [log_cumulative(part, edges_days) for part in parts]
     mean = sum(weights[:, m, None] * log for m, log in enumerate(logs))
