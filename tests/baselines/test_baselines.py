@@ -161,7 +161,6 @@ def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
     task: TaskConfig,
     train: TaskRecords,
     tuning: TaskRecords,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = fit(kind, task, prepared, train, tuning)
     at = np.arange(0, len(train), 4)  # of all prediction times: there a supermodel is calibrated
@@ -175,14 +174,14 @@ def test_risks_are_probabilities_that_rise_and_are_calibrated_in_training(
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_baselines_strongest_first(
-    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
 ) -> None:
     days, chosen = np.array([365.25]), np.arange(len(tuning))
     made = [fit_baselines("fast", given_to(task, prepared, train, tuning, seed=3)) for _ in range(2)]
     assert {b.model.name for b in made[0]} == {"boosted visits", "landmark Cox", "age + sex", "Aalen–Johansen"}
     said = [b.tuning_nll for b in made[0]]
     assert said == sorted(said)
-    for a, b in zip(made, strict=True):
+    for a, b in zip(*made, strict=True):
         assert a.tuning_nll == pytest.approx(a.model.nll(tuning, chosen).mean())
         np.testing.assert_array_equal(a.model.risk(tuning, chosen, days), b.model.risk(tuning, chosen, days))
     assert fit_baselines("none", given_to(task, prepared, train, tuning, seed=3)) == []
@@ -213,7 +212,6 @@ def test_a_rare_cause_or_no_tuning_subject_still_gives_risks(
     task: TaskConfig,
     train: TaskRecords,
     tuning: TaskRecords,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nobody = np.arange(0)
     fitted = without(train, 2) if missing == "event in training" else train
@@ -237,7 +235,6 @@ def test_constant_competing_hazards_are_recovered_and_competing_events_are_not_c
     task: TaskConfig,
     train: TaskRecords,
     tuning: TaskRecords,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hazards, days = np.array([1 / 500, 1 / 250]), np.array([200.0, 500.0])
 
@@ -417,7 +414,6 @@ def test_risks_given_survival_are_conditional_and_know_nothing_of_the_blanking(
     task: TaskConfig,
     train: TaskRecords,
     tuning: TaskRecords,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     days, chosen, start = np.array([100.0, 200.0, 730.5]), np.arange(0, len(train), 7), 200.0
     model = fit(kind, task, prepared, train, tuning)
@@ -550,7 +546,6 @@ def test_all_trains_lstm_and_flat_once_into_the_run(
     task: TaskConfig,
     train: TaskRecords,
     tuning: TaskRecords,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     common = given_to(task, prepared, train, tuning)
     with pytest.raises(EhrseqError, match="need the run's own data"):
@@ -615,9 +610,7 @@ def test_a_trained_baseline_is_whole_or_absent_and_follows_the_settings(
                                       np.arange(3), np.array([365.25]))).all()  # fmt: skip
 
 
-def test_a_run_is_not_its_own_rival(
-    sim_run: Path, prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, tmp_path: Path
-) -> None:
+def test_a_run_is_not_its_own_rival(sim_run: Path, prepared: Prepared, task: TaskConfig, tmp_path: Path) -> None:
     study = Run(sim_run).study
     own = RunToRival(tmp_path, prepared, study.model_copy(update={"model": variant(study.model, LSTM)}))
     assert list(trained.trained_baselines(own, task.name)) == [FLAT]
