@@ -29,15 +29,23 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_bytes
 from ehrsequencing.temporaries import remove_folder
+from ehrsequencing.training.adapt import adapted
 from ehrsequencing.training.loop import Progress, Trainer
 from ehrsequencing.training.run_folder import RunFolder
+from ehrsequencing.training.search import Fits, Search
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 Show = Callable[[Progress], None]
 
 
-def trainer_of(prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> "Trainer | BlendTrainer":
-    """What trains a study: a network, or with `training.blend` a blend."""
+def trainer_of(prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> Fits:
+    """What trains a study: a network, with `training.blend` a blend, with `training.search` after a search.
+
+    What the study leaves open follows from the cohort (`training/adapt.py`).
+    """
+    if study.training.search > 1:
+        return Search(prepared, task_name, out, study=study, make=trainer_of)
+    study = adapted(study, prepared, task_name)
     made = BlendTrainer if study.training.blend else Trainer
     return made(prepared, task_name, out, study=study)
 

@@ -15,6 +15,7 @@ class TrainingConfig(Settings):
 
     epochs: int = Field(60, ge=1)
     seed: int = Field(0, ge=0, lt=2**32)
+    search: int = Field(1, ge=1)  # try so many settings of the network, and keep those with the best tuning NLL
     members: int = Field(1, ge=1)  # train so many models with the seeds seed, seed + 1 …, and average their hazards
     bootstrap: bool = False  # train each member on subjects drawn with replacement
     subjects_per_step: int | None = Field(48, ge=1)  # drawn at random; null: as many as visit_budget allows

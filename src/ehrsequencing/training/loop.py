@@ -63,6 +63,8 @@ class Progress:
     subjects_per_second: float
     member: int = 1
     members: int = 1
+    trial: int = 0  # of a search, from 1 on
+    trials: int = 0
 
 
 class Trainer:
@@ -80,7 +82,7 @@ class Trainer:
         self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig, leave_out: Ints | None = None
     ) -> None:
         self.prepared, self.task, self.out, self.leave_out = prepared, prepared.task(task_name), out, leave_out
-        self.settings = study.training.model_copy(update={"blend": False})
+        self.settings = study.training.model_copy(update={"blend": False, "search": 1})
         train, tuning = (prepared.records(task_name, split) for split in ("train", "tuning"))
         self.train_rows, self.tuning_rows = train.rows, tuning.rows
         self._refuse_hopeless()
@@ -148,7 +150,7 @@ class Trainer:
     @property
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
-        settings = self.settings.model_dump(exclude={*_MAY_CHANGE, "members", "blend", "blend_folds"})
+        settings = self.settings.model_dump(exclude={*_MAY_CHANGE, "members", "search", "blend", "blend_folds"})
         members = [self.settings.members] if self.settings.members > 1 else []  # one model: as before there were more
         config = self.config.model_dump(exclude={"members"})
         without = [] if self.leave_out is None else ["without", self.leave_out.tolist()]
