@@ -89,8 +89,6 @@ def run_demo(out: Path, *, subjects: int, seed: int, say: Callable[[str], Any] =
         add_to_run(run, "report.html", lambda path: write_report(metrics, path))
     for line in summary(metrics):
         say(line)
-    say(f"\nOpen {run / 'report.html'}")
-    say(f"Next: ehrseq predict {run} {data} --at last --out {out / 'predictions.parquet'}")
     return metrics
 
 
