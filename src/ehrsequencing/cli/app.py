@@ -3,25 +3,25 @@
 A command imports what it needs when it runs, so that `ehrseq --help` stays fast.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ehrsequencing import __version__
+from ehrsequencing.cli.codes import codes
 from ehrsequencing.cli.console import bar, errors, finish, note, say, stages, training_bar, warn
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.importing import import_app
+from ehrsequencing.cli.inputs import open_run as _run
+from ehrsequencing.cli.inputs import read_study as _study
+from ehrsequencing.cli.inputs import read_tasks as _tasks
 from ehrsequencing.cli.options import Config, DataFolder, Debug, MovedSet, NewFolder, Overrides, RunFolder, TaskFiles
+from ehrsequencing.cli.score import score
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
-
-if TYPE_CHECKING:
-    from ehrsequencing.config import StudyConfig
-    from ehrsequencing.run import Run
 
 app = CommandLine(
     name="ehrseq",
@@ -46,25 +46,6 @@ def _options(
     ] = False,
 ) -> None:
     """Options of `ehrseq` itself."""
-
-
-def _study(config: Path | None, overrides: Sequence[str] | None, command: str) -> "StudyConfig":
-    """The settings of the study file and the command line, which must be settings that the command uses."""
-    from ehrsequencing.config import load_study, refuse_unused
-
-    refuse_unused(overrides or (), command)
-    return load_study(config, overrides or ())
-
-
-def _run(folder: Path) -> "Run":
-    """Open a run, and print a line if somebody has changed its files."""
-    from ehrsequencing.run import Run
-
-    run = Run(folder)
-    if run.altered:
-        changes = ", ".join(f"{name} {what}" for name, what in run.altered.items())
-        note(f"note: {folder}: {changes}; the model and its settings are unchanged")
-    return run
 
 
 @app.command(example="ehrseq demo --out demo")
@@ -120,6 +101,9 @@ def simulate(
             then=["prepare", out, "--task", task, "--out", f"{out}-prepared"],
             result={"subjects": subjects, "seed": seed},
         )
+
+
+app.command(example='ehrseq codes meds "diabetes"')(codes)
 
 
 @app.command(example="ehrseq check meds --task task.yaml")
@@ -342,49 +326,7 @@ def predict(
         )
 
 
-@app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash')
-def score(
-    predictions: Annotated[Path, typer.Argument(help="Risks of any model: .parquet, .csv or .csv.gz")],
-    data: DataFolder,
-    overrides: Overrides = None,
-    task: Annotated[Path, typer.Option("--task", help="Task file")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to make [NAME-score beside PREDICTIONS]")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="What the model is called [the file's name]")] = None,
-    split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
-    prepared: Annotated[
-        Path | None, typer.Option("--prepared", help="What ehrseq prepare made of DATA and the task, to save time")
-    ] = None,
-    baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
-    config: Config = None,
-    debug: Debug = False,
-) -> None:
-    """Evaluate the risks of any model as evaluate does: same cohort, metrics, baselines and report.
-
-    PREDICTIONS has the columns of what ehrseq predict writes: subject_id, prediction_time, cause, horizon_days, risk.
-    Settings of prepare say how records become visits and splits; they matter for the baselines and the cohort.
-    """
-    with errors(debug):
-        keep_freed_memory()
-        given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-        study = _study(config, given, "score" if prepared is None else "score --prepared")
-        from ehrsequencing.cli.report import report_score
-        from ehrsequencing.cli.results import main_results
-        from ehrsequencing.evaluation.score import score as score_file
-        from ehrsequencing.reporting.terminal import metric_lines
-
-        question = _tasks([task], study)[0]
-        with stages("scoring") as stage:
-            scored = partial(score_file, predictions, data, question, out=out, name=name, split=split, study=study)
-            result, folder = scored(prepared=prepared, progress=stage, draw=report_score)
-        for text in result["warnings"]:
-            note(f"note: {text}")
-        say("\n".join(metric_lines(result)))
-        report = folder / "report.html"
-        finish(
-            wrote={"report": report, "metrics": folder / "metrics.json"},
-            then=f"open {report} in a browser",
-            result=main_results(result),
-        )
+app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash')(score)
 
 
 @app.command(example="ehrseq audit run --subjects 200")
@@ -423,17 +365,6 @@ def audit(
         finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
         if result["leaks"]:
             raise typer.Exit(1)
-
-
-def _tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:
-    """The tasks of `--task`, else that of the study; if both are given, they must agree."""
-    from ehrsequencing.config import load_task
-
-    tasks = [load_task(path) for path in paths or ()]
-    if tasks and study.task is not None and study.task not in tasks:
-        what = f"the settings hold the task {study.task.name!r}, which is none of these"
-        raise EhrseqError(what, where="--task", fix="leave out one of the two")
-    return tasks or ([study.task] if study.task is not None else [])
 
 
 def main() -> None:

@@ -133,11 +133,11 @@ def training_bar() -> Iterator[Callable[["Progress"], None]]:
 
         def show(p: "Progress") -> None:
             who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
-            nll = "" if p.tuning_nll is None else f", tuning NLL {p.tuning_nll:.4f}"
-            epoch = (p.member - 1) * p.epochs + p.epoch
-            text = f"{who}epoch {p.epoch} of {p.epochs}: loss {p.loss:.4f}{nll}, {p.subjects_per_second:.0f} subjects/s"
+            epochs = (p.member - 1) * p.epochs + p.epoch
+            text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}: loss {p.loss:.4f}"
+            speed = f"{p.subjects_per_second:.0f} subjects/s"
             if p.ended:
-                note(f"{text}, best so far" if p.best else text)
-            work.tick((epoch - 1) * p.steps + p.step, p.members * p.epochs * p.steps, f"training {text}")
+                note(f"{text}, tuning NLL {p.tuning_nll:.4f}, {speed}{', best so far' if p.best else ''}")
+            work.tick((epochs - 1) * p.steps + p.step, p.members * p.epochs * p.steps, f"{text}, {speed}")
 
         yield show
