@@ -17,7 +17,7 @@ from ehrsequencing.cli.output import output_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHARED: dict[str, Any] = {
-    "quiet": Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only")],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only")],
     "as_json": Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else")],
     "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")],
 }

@@ -34,18 +34,29 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     if table.too_few(landmark, horizon):
         lines.append(f"{where}: {TOO_FEW}, nothing is compared")
     elif any(row is not None for cells in rows.values() for row in cells):
-        wide = max(map(len, shown))
-        heads = "".join(f"{column.name:^21}" for column in columns)
-        lines += [where, f"  {'':{wide}}{heads}  {'NLL' if _nll(table, shown[0], place) else ''}".rstrip()]
-        for name, found in rows.items():
-            cells = "".join(f"{_cell(row):^21}" for row in found)
-            lines.append(f"  {name:{wide}}{cells}  {_nll(table, name, place)}".rstrip())
-        lines += _difference_lines(table, landmark, horizon)
+        heads = [*(column.name for column in columns), "NLL"]
+        cells = {name: [*map(_cell, found), _nll(table, name, place)] for name, found in rows.items()}
+        lines += [where, *_table(heads, cells), *_difference_lines(table, landmark, horizon)]
     else:
         lines += [f"NLL of {name}: {text}" for name in shown if (text := _nll(table, name, place))]
     lines += [f"in the report: {rest}"] if (rest := _rest(table, others)) else []
     lines += [*_blend_lines(metrics), *_oracle_lines(metrics.get("oracle"))]
     return [part for line in lines for part in _cut(line)]
+
+
+def _table(heads: Sequence[str], cells: Mapping[str, Sequence[str]]) -> list[str]:
+    """A row for each model; columns that find no room within the line follow below. Empty columns are left out."""
+    rows = {"": heads, **cells}
+    first, blocks = 2 + max(map(len, rows)), [[""] * len(rows)]
+    for k in range(len(heads)):
+        column = [row[k] for row in rows.values()]
+        if not any(column[1:]):
+            continue
+        wide = max(map(len, column))
+        if first + max(map(len, blocks[-1])) + 2 + wide > COLUMNS:
+            blocks.append([""] * len(rows))
+        blocks[-1] = [f"{line}  {cell:<{wide}}" for line, cell in zip(blocks[-1], column, strict=True)]
+    return [f"  {name:<{first - 2}}{line}".rstrip() for block in blocks for name, line in zip(rows, block, strict=True)]
 
 
 def _nll(table: Scores, model: str, place: tuple[Any, ...]) -> str:
@@ -63,9 +74,10 @@ def _rest(table: Scores, models: Sequence[str]) -> str:
     return "; ".join(filter(None, [", ".join(causes), places if landmarks * horizons > 1 else "", ", ".join(models)]))
 
 
-def _cut(line: str) -> list[str]:
+def _cut(line: str, *, indent: int = 4) -> list[str]:
     """A line, or several where it is too long."""
-    return textwrap.wrap(line, COLUMNS, subsequent_indent="    ") if len(line) > COLUMNS else [line]
+    wrap = textwrap.TextWrapper(COLUMNS, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return wrap.wrap(line) if len(line) > COLUMNS else [line]
 
 
 def _blend_lines(metrics: Mapping[str, Any]) -> list[str]:
@@ -135,17 +147,22 @@ def _cell(row: Row | None) -> str:
 
 
 def audit_lines(result: Mapping[str, Any]) -> list[str]:
-    """One line per check of an audit with its verdict and reason, then the sum."""
+    """The checks of an audit that did not pass with their reasons, the names of the others, and the sum."""
     named: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     lines = [f"{result['task']}, {result['split']}, up to {result['subjects']} subjects of each split", ""]
     for check in result["checks"]:
         named[check["verdict"]].append(check["name"])
-        lines.append(f"  {VERDICTS[check['verdict']]:10}  {check['name']:20} {check['reason']}")
+        if check["verdict"] != "passed":
+            lines += _cut(f"  {VERDICTS[check['verdict']]:10}  {check['name']:20} {check['reason']}", indent=14)
+    if named["passed"]:
+        lines += _cut(f"  {'passed':10}  {', '.join(named['passed'])}", indent=14)
     leaks, warnings = named["leak"], named["warning"]
     if warnings:
-        lines += ["", f"WARNING: {', '.join(warnings)}. Find out whether this is a leak before you use this run."]
+        told = f"WARNING: {', '.join(warnings)}. Find out whether this is a leak before you use this run."
+        lines += ["", *_cut(told)]
     if leaks:
-        return [*lines, "", f"LEAK: {', '.join(leaks)}. Do not trust any number of this run until this is explained."]
+        told = f"LEAK: {', '.join(leaks)}. Do not trust any number of this run until this is explained."
+        return [*lines, "", *_cut(told)]
     warned = f"{len(warnings)} warned, " if warnings else ""
     passed = f"{len(named['passed'])} checks passed, {warned}{result['not_tested']} could not be made"
     return [*lines, "", f"no leak found: {passed}"]
