@@ -40,7 +40,8 @@ def codes(
         rest = max(LINE - len(line) + len(description), 20)
         say(line if len(line) <= LINE else f"{line.removesuffix(description)}{description[: rest - 1]}…")
     if len(found) > top:
-        say(f"and {len(found) - top:,} other codes (--top {len(found)} prints them)")
+        more = len(found) - top
+        say(f"and {more:,} other {'code' if more == 1 else 'codes'} (--top {len(found)} prints all)")
     result = {"text": text, "codes": [asdict(one) for one in found]}
     finish(wrote={}, then=["check", data, "--task", "TASK.yaml"], result=result)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ehrsequencing.cli.output import above_bar, current, note, plain, say
+from ehrsequencing.cli.output import above_bar, current, plain, say
 
 if TYPE_CHECKING:
     from ehrsequencing.training.loop import Progress
@@ -137,7 +137,9 @@ def training_bar() -> Iterator[Callable[["Progress"], None]]:
             text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}: loss {p.loss:.4f}"
             speed = f"{p.subjects_per_second:.0f} subjects/s"
             if p.ended:
-                note(f"{text}, tuning NLL {p.tuning_nll:.4f}, {speed}{', best so far' if p.best else ''}")
+                told = f"{text}, tuning NLL {p.tuning_nll:.4f}, {speed}{', best so far' if p.best else ''}"
+                if not current().quiet:
+                    say(told, err=True)
             work.tick((epochs - 1) * p.steps + p.step, p.members * p.epochs * p.steps, f"{text}, {speed}")
 
         yield show

@@ -123,6 +123,11 @@ def _section(field: FieldInfo) -> type[BaseModel] | None:
     return next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
+def setting_names(kind: type[BaseModel]) -> list[str]:
+    """Every setting as people write it, as in `training.epochs`."""
+    return [".".join(names) for names in _all_names(kind)]
+
+
 def _all_names(kind: type[BaseModel], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every setting with its sections, as in `("training", "epochs")`."""
     for name, field in kind.model_fields.items():
