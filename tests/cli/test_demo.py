@@ -53,11 +53,10 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
     lines: list[str] = []
     first = run_demo(out, lines.append)
     assert [line[:3] for line in lines if line[:3] in STAGES] == ["4/5", "5/5"]
-    assert f"Open {out / 'run' / 'report.html'}" in "\n".join(lines)
     (told,) = (line for line in lines if "of the gain in expected log-likelihood" in line)
     assert f"reaches {first['oracle']['gain_share_expected']:.0%} of the gain" in told  # not as it happened
-    assert "Over 4 seeds of 4,000 patients" in told
-    assert "ehrseq predict" in lines[-1]
+    assert any("over 4 simulations of 4,000 patients" in line for line in lines)
+    assert max(map(len, lines)) <= 100
     assert sorted(path.name for path in out.iterdir()) == ["data", "prepared", "run"]
     assert not list(out.rglob(".tmp-*"))
 

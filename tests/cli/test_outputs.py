@@ -146,7 +146,7 @@ def test_predict_and_check_overwrite_only_their_own_files(
 ) -> None:
     target = tmp_path / "target"
     STRANGE_FILES[kind](target)
-    for arguments in (("predict", sim_run, sim_data, "--out", target), ("check", sim_data, "--json", target)):
+    for arguments in (("predict", sim_run, sim_data, "--out", target), ("check", sim_data, "--out", target)):
         assert "is there already, and ehrseq did not write it" in refused(tmp_path, *arguments)
 
 
@@ -162,7 +162,7 @@ def test_predictions_are_replaced_by_predictions(sim_run: Path, sim_data: Path, 
 
 def test_a_check_is_replaced_by_a_check(inputs: dict[str, Path], tmp_path: Path) -> None:
     for _ in range(2):
-        assert ehrseq("check", inputs["prepare"], "--json", tmp_path / "found.json").exit_code == 0
+        assert ehrseq("check", inputs["prepare"], "--out", tmp_path / "found.json").exit_code == 0
     assert json.loads((tmp_path / "found.json").read_text())["kind"] == "check"
 
 

@@ -14,6 +14,7 @@ from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc
 from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.registry import METRICS, register
 from ehrsequencing.reporting.report import render
+from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.terminal import metric_lines
 
 GINI = Metric(
@@ -49,7 +50,8 @@ def test_one_record_brings_a_metric_everywhere(gini: Metric, sim_run: Path, tmp_
     page, lines = render(result), "\n".join(metric_lines(result))
     assert f'title="{gini.meaning}">Gini</th>' in page
     assert f"<dt>Gini</dt><dd>{gini.meaning}</dd>" in page
-    told = ours[place]
+    landmark, horizon = Scores(result).main()
+    told = ours[result["models"][0], landmark, result["causes"][0], horizon]  # the one in the terminal
     for text in (page, lines):
         assert "Gini" in text
         assert f"{told['value']:.3f}" in text

@@ -246,7 +246,7 @@ def test_a_bad_input_ends_as_declared(case: Case, data: Path, prepared: Path, ru
     task.write_text(case.task)
     before = snapshot(tmp_path)
     found, store, risks = tmp_path / "check.json", tmp_path / "set", tmp_path / "p.parquet"
-    check = ehrseq("check", data, *case.settings, "--task", task, "--json", found)
+    check = ehrseq("check", data, *case.settings, "--task", task, "--out", found)
     prepare = ehrseq("prepare", data, *case.settings, "--task", task, "--out", store)
     predict = ehrseq("predict", run, data, *case.settings, "--out", risks, "--at", "last") if case.predicts else None
     report = json.loads(found.read_text())

@@ -65,7 +65,7 @@ def test_a_vocabulary_that_knows_few_rows_is_told(tmp_path: Path, rare: int, sha
     assert prepared.exit_code == seen.exit_code == 0
     assert read_json(out / MANIFEST)["known_training_rows"] == pytest.approx(share)
     told = "warning: Only 9.9% of the training subjects' rows have a token"
-    for text in (prepared.stdout, seen.stdout):
+    for text in (prepared.output, seen.output):
         assert (told in text) == (share < 0.1)
         assert ("vocabulary.min_subjects=5" in text) == (share < 0.1)
         assert "TEXT//" not in text
@@ -225,7 +225,7 @@ def test_every_shard_is_judged_though_the_first_is_refused(tmp_path: Path) -> No
         codes = [code if n == 4 else x for n, x in enumerate(table["code"].to_pylist())]
         pq.write_table(table.set_column(2, "code", pa.array(codes)), path)
     found = tmp_path / "found.json"
-    done = ehrseq("check", data, "--json", found)
+    done = ehrseq("check", data, "--out", found)
     assert done.exit_code == 2
     assert done.stderr.count("ehrseq: ") == 1
     assert f"refused: a code is empty or blank; {shards[0]}, row 4, column code and 1 other places" in done.stdout
@@ -238,9 +238,9 @@ def test_check_writes_nothing_but_what_it_is_asked_for(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     assert ehrseq("check", data).exit_code == 0
     assert sorted(tmp_path.rglob("*")) == before
-    assert ehrseq("check", data, "--json", tmp_path / "a" / "found.json").exit_code == 0
+    assert ehrseq("check", data, "--out", tmp_path / "a" / "found.json").exit_code == 0
     assert set(tmp_path.rglob("*")) - set(before) == {tmp_path / "a", tmp_path / "a" / "found.json"}
-    done = ehrseq("check", data, "--json", data / "data" / "train" / "0.parquet" / "found.json")
+    done = ehrseq("check", data, "--out", data / "data" / "train" / "0.parquet" / "found.json")
     assert done.exit_code == 2
     assert "cannot be written" in done.stderr
 

@@ -229,7 +229,7 @@ def test_codes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_check_as_json_tells_where_splits_come_from(folders: Path, tmp_path: Path) -> None:
-    done(ehrseq("check", folders, "--json", tmp_path / "found.json"))
+    done(ehrseq("check", folders, "--out", tmp_path / "found.json"))
     assert json.loads((tmp_path / "found.json").read_text())["splits"] == "folders"
 
 

@@ -3,55 +3,52 @@
 A command imports what it needs when it runs, so that `ehrseq --help` stays fast.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import bar, errors, say, stages, training_bar
+from ehrsequencing import __version__
+from ehrsequencing.cli.codes import codes
+from ehrsequencing.cli.console import bar, errors, finish, note, say, stages, training_bar, warn
 from ehrsequencing.cli.console import run as run_app
+from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.importing import import_app
+from ehrsequencing.cli.inputs import open_run as _run
+from ehrsequencing.cli.inputs import read_study as _study
+from ehrsequencing.cli.inputs import read_tasks as _tasks
 from ehrsequencing.cli.options import Config, DataFolder, Debug, MovedSet, NewFolder, Overrides, RunFolder, TaskFiles
+from ehrsequencing.cli.score import score
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
 
-if TYPE_CHECKING:
-    from ehrsequencing.config import StudyConfig
-    from ehrsequencing.run import Run
-
-app = typer.Typer(
+app = CommandLine(
     name="ehrseq",
     help="Survival models for electronic health records: records in MEDS go in, calibrated risk curves come out.",
+    epilog="Begin with: ehrseq demo",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(import_app, name="import")
 
 
-def _study(config: Path | None, overrides: Sequence[str] | None, command: str) -> "StudyConfig":
-    """The settings of the study file and the command line, which must be settings that the command uses."""
-    from ehrsequencing.config import load_study, refuse_unused
-
-    refuse_unused(overrides or (), command)
-    return load_study(config, overrides or ())
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ehrseq {__version__}")
+        raise typer.Exit
 
 
-def _run(folder: Path) -> "Run":
-    """Open a run, and print a line if somebody has changed its files."""
-    from ehrsequencing.run import Run
-
-    run = Run(folder)
-    if run.altered:
-        changes = ", ".join(f"{name} {what}" for name, what in run.altered.items())
-        say(f"note: {folder}: {changes}; the model and its settings are unchanged", err=True)
-    return run
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of `ehrseq` itself."""
 
 
-@app.command()
+@app.command(example="ehrseq demo --out demo")
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = Path("demo"),
     subjects: Annotated[int, typer.Option(help="Simulated subjects")] = 4000,
@@ -62,11 +59,18 @@ def demo(
     with errors(debug):
         keep_freed_memory()
         from ehrsequencing.cli.demo import run_demo
+        from ehrsequencing.cli.results import main_results
 
-        run_demo(out, subjects=subjects, seed=seed)
+        run, data = out / "run", out / "data"
+        metrics = run_demo(out, subjects=subjects, seed=seed)
+        finish(
+            wrote={"data": data, "run": run, "report": run / "report.html"},
+            then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
+            result=main_results(metrics),
+        )
 
 
-@app.command()
+@app.command(example="ehrseq simulate sim --subjects 4000 --seed 0")
 def simulate(
     out: NewFolder,
     overrides: Overrides = None,
@@ -90,15 +94,24 @@ def simulate(
         simulation = validated(SimulationConfig, read_settings(config, overrides or ()), where="settings")
         with bar("simulating") as tick:
             write(out, subjects=subjects, seed=seed, truth=truth, config=simulation, progress=tick)  # type: ignore[arg-type]
-        say(f"{subjects} subjects, their truth and task.yaml are in {out}")
+        task = out / "task.yaml"
+        say(f"{subjects:,} simulated subjects, with their true risks")
+        finish(
+            wrote={"data": out, "task": task},
+            then=["prepare", out, "--task", task, "--out", f"{out}-prepared"],
+            result={"subjects": subjects, "seed": seed},
+        )
 
 
-@app.command()
+app.command(example='ehrseq codes meds "diabetes"')(codes)
+
+
+@app.command(example="ehrseq check meds --task task.yaml")
 def check(
     data: DataFolder,
     overrides: Overrides = None,
     task: TaskFiles = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Also write what was found to this file")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write what was found to this file (JSON)")] = None,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -113,19 +126,25 @@ def check(
         from ehrsequencing.storage import refuse_foreign_file, write_json
 
         study = _study(config, overrides, "check")
-        if json is not None:
-            refuse_foreign_file(json, lambda path: is_json_of(path, CHECK))
+        if out is not None:
+            refuse_foreign_file(out, lambda path: is_json_of(path, CHECK))
         with bar("checking") as tick:
             found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
-        if json is not None:
-            write_json(json, {**CHECK.facts, **found.as_json()})
+        if out is not None:
+            write_json(out, {**CHECK.facts, **found.as_json()})
         if text := format_check(found):
             say(text)
         if found.refused:
+            finish(wrote={"check": out}, then=None, result=found.as_json())
             raise found.refused[0]
+        given = [word for path in task or () for word in ("--task", path)]
+        named = given or ([] if study.task else ["--task", "TASK.yaml"])
+        settings = [*(["--config", config] if config else []), *(overrides or ())]
+        then = ["prepare", data, *named, "--out", "prepared", *settings]
+        finish(wrote={"check": out}, then=then, result=found.as_json())
 
 
-@app.command()
+@app.command(example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day")
 def prepare(
     data: DataFolder,
     overrides: Overrides = None,
@@ -136,7 +155,7 @@ def prepare(
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
     with errors(debug):
-        from ehrsequencing.records.attrition import attrition_lines
+        from ehrsequencing.records.attrition import attrition_lines, task_warnings
         from ehrsequencing.records.check import vocabulary_warnings
         from ehrsequencing.records.check_text import fix_lines
         from ehrsequencing.records.prepared import Prepared
@@ -148,15 +167,21 @@ def prepare(
         prepared = Prepared(out, verify=False)
         for line in fix_lines(prepared.manifest["fixes"]):
             say(line)
-        say(f"{prepared.manifest['subjects']} subjects, {len(prepared.vocabulary)} tokens in {out}")
+        say(f"{prepared.manifest['subjects']:,} subjects, {len(prepared.vocabulary):,} tokens")
         known = prepared.manifest["known_training_rows"]
         for text in vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects):
-            say(f"warning: {text}")
-        for name in prepared.tasks:
-            say("\n".join(attrition_lines(prepared.task(name), prepared.attrition(name))))
+            warn(text)
+        attrition = {name: prepared.attrition(name) for name in prepared.tasks}
+        for name, counts in attrition.items():
+            say("\n".join(attrition_lines(prepared.task(name), counts, warnings=())))
+            for text in task_warnings(prepared.task(name), counts):
+                warn(text)
+        one = [] if len(attrition) == 1 else ["--task", next(iter(attrition), "TASK")]
+        facts = {"subjects": prepared.manifest["subjects"], "tokens": len(prepared.vocabulary), "tasks": attrition}
+        finish(wrote={"prepared": out}, then=["train", out, *one, "--out", "run"], result=facts)
 
 
-@app.command()
+@app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")
 def train(
     prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
     overrides: Overrides = None,
@@ -171,6 +196,7 @@ def train(
         keep_freed_memory()
         study = _study(config, overrides, "train")
         from ehrsequencing.blend.train import trainer_of
+        from ehrsequencing.cli.results import kept_epochs
         from ehrsequencing.config import refuse_changes, refuse_other_task
         from ehrsequencing.records.prepared import Prepared
 
@@ -182,10 +208,13 @@ def train(
         trainer = trainer_of(store, task or store.only_task(), out, study=study)
         with training_bar() as show:
             trainer.fit(resume=resume, on_progress=show)
-        say(f"run complete in {out}; next: ehrseq evaluate {out}")
+        lines, facts = kept_epochs(out)
+        for line in lines:
+            say(line)
+        finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 
 
-@app.command()
+@app.command(example="ehrseq evaluate run --baselines fast evaluation.bootstrap=1000")
 def evaluate(
     run: RunFolder,
     overrides: Overrides = None,
@@ -222,11 +251,13 @@ def evaluate(
             what = "--out needs --data" if not external else "--split and --data exclude each other"
             raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
         from ehrsequencing.cli.report import report_evaluation, report_external
+        from ehrsequencing.cli.results import main_results
         from ehrsequencing.config import load_study, refuse_changes
         from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
         from ehrsequencing.evaluation.external import validate
         from ehrsequencing.evaluation.repeated_splits import repeated_splits
         from ehrsequencing.reporting.terminal import metric_lines
+        from ehrsequencing.run import AUDIT
 
         made = _run(run).study
         refuse_changes(study, made, command, file=config, by=run)
@@ -246,10 +277,14 @@ def evaluate(
         if not external:
             report_evaluation(run, result)
         say("\n".join(metric_lines(result)))
-        say(f"report: {folder / 'report.html'}")
+        finish(
+            wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
+            then=["audit", run] if not external and not (run / AUDIT).is_file() else ["predict", run, data or "DATA"],
+            result=main_results(result),
+        )
 
 
-@app.command()
+@app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")
 def predict(
     run: RunFolder,
     data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set, seen or not")],
@@ -281,53 +316,20 @@ def predict(
         with bar("predicting") as tick:
             write_to = partial(write, run, data, out, at=at, horizons_days=days, recalibrated=recalibrate, force=force)
             count = write_to(facts=study.data, progress=tick, say=notes.append)
-        for note in notes:
-            say(note, err=note.startswith("warning"))
-        say(f"risks at {count} prediction times are in {out}")
+        for text in notes:
+            warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
+        say(f"risks at {count:,} prediction times")
+        finish(
+            wrote={"predictions": out},
+            then=["score", out, data, "--task", "TASK.yaml"],
+            result={"prediction_times": count},
+        )
 
 
-@app.command()
-def score(
-    predictions: Annotated[Path, typer.Argument(help="Risks of any model: .parquet, .csv or .csv.gz")],
-    data: DataFolder,
-    overrides: Overrides = None,
-    task: Annotated[Path, typer.Option("--task", help="Task file")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to make [NAME-score beside PREDICTIONS]")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="What the model is called [the file's name]")] = None,
-    split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
-    prepared: Annotated[
-        Path | None, typer.Option("--prepared", help="What ehrseq prepare made of DATA and the task, to save time")
-    ] = None,
-    baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
-    config: Config = None,
-    debug: Debug = False,
-) -> None:
-    """Evaluate the risks of any model as evaluate does: same cohort, metrics, baselines and report.
-
-    PREDICTIONS has the columns of what ehrseq predict writes: subject_id, prediction_time, cause, horizon_days, risk.
-    Settings of prepare say how records become visits and splits; they matter for the baselines and the cohort.
-
-    Example: ehrseq score cox.csv DATA --task task.yaml --name "Cox on labs" splits.by=hash
-    """
-    with errors(debug):
-        keep_freed_memory()
-        given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-        study = _study(config, given, "score" if prepared is None else "score --prepared")
-        from ehrsequencing.cli.report import report_score
-        from ehrsequencing.evaluation.score import score as score_file
-        from ehrsequencing.reporting.terminal import metric_lines
-
-        question = _tasks([task], study)[0]
-        with stages("scoring") as stage:
-            scored = partial(score_file, predictions, data, question, out=out, name=name, split=split, study=study)
-            result, folder = scored(prepared=prepared, progress=stage, draw=report_score)
-        for text in result["warnings"]:
-            say(f"note: {text}", err=True)
-        say("\n".join(metric_lines(result)))
-        say(f"report: {folder / 'report.html'}")
+app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash')(score)
 
 
-@app.command()
+@app.command(example="ehrseq audit run --subjects 200")
 def audit(
     run: RunFolder,
     split: Annotated[str, typer.Option("--split", help="Split whose subjects the model is tested on")] = "held_out",
@@ -355,22 +357,14 @@ def audit(
             tested = partial(audit_run, run, split=split, subjects=subjects, seed=seed, prepared=prepared, data=data)
             result = tested(shuffled_labels=shuffled_labels, progress=tick)
         say("\n".join(audit_lines(result)))
-        say(f"details: {run / 'audit.json'}")
-        if line := report_audit(run, result):
-            say(line, err=line.startswith("warning"))
+        line = report_audit(run, result)
+        if line.startswith("warning: "):
+            warn(line.removeprefix("warning: "))
+        redrawn = run / "report.html" if line.startswith("report: ") else None
+        then = f"explain the leaks: see {run / 'audit.json'}" if result["leaks"] else ["predict", run, "DATA"]
+        finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
         if result["leaks"]:
             raise typer.Exit(1)
-
-
-def _tasks(paths: list[Path] | None, study: "StudyConfig") -> list[Any]:
-    """The tasks of `--task`, else that of the study; if both are given, they must agree."""
-    from ehrsequencing.config import load_task
-
-    tasks = [load_task(path) for path in paths or ()]
-    if tasks and study.task is not None and study.task not in tasks:
-        what = f"the settings hold the task {study.task.name!r}, which is none of these"
-        raise EhrseqError(what, where="--task", fix="leave out one of the two")
-    return tasks or ([study.task] if study.task is not None else [])
 
 
 def main() -> None:

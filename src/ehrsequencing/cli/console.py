@@ -1,40 +1,25 @@
-"""Output of every command: plain lines, progress bars, and errors as one line with an exit code.
+"""Errors of every command as one line with an exit code; and, for the commands, what they print and their progress.
 
 Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 an unexpected one, 128 + n a signal.
 """
 
 import os
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 
+from ehrsequencing.cli.output import Output, current, finish, note, plain, say, warn
+from ehrsequencing.cli.progress import bar, stages, training_bar
 from ehrsequencing.errors import EhrseqError
 
-if TYPE_CHECKING:
-    from ehrsequencing.training.loop import Progress
-
+__all__ = ["bar", "current", "errors", "finish", "note", "plain", "run", "say", "stages", "training_bar", "warn"]
 USER_ERROR, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")  # CSI, OSC, the others
-
-
-def plain(text: str) -> str:
-    r"""Text without escape sequences, control characters and invisible ones, which codes and file names may hold.
-
-    >>> plain("a\x1b[31mb\x07c")
-    'abc'
-    """
-    return "".join(c for c in _ESCAPES.sub("", text) if c.isprintable() or c in "\n\t" or "\ud800" <= c <= "\udfff")
-
-
-def say(text: str, *, err: bool = False) -> None:
-    """Print a line without anything that could change the terminal."""
-    typer.echo(plain(text), err=err)
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
 
 
 @contextmanager
@@ -45,10 +30,12 @@ def errors(debug: bool) -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):  # BrokenPipeError: for `run`
         raise
     except KeyboardInterrupt as error:
+        current().error = {"what": "interrupted", "where": "", "fix": ""}
         say("ehrseq: interrupted", err=True)
         raise typer.Exit(INTERRUPTED) from error
     except Exception as error:
         line, code = _line_and_code(error)
+        current().error = _as_parts(error, line)
         say(traceback.format_exc() if debug else line, err=True)
         raise typer.Exit(code) from error
 
@@ -68,14 +55,26 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
     return f"ehrseq: {' '.join(text.split())}", code
 
 
+def _as_parts(error: Exception, line: str) -> dict[str, str]:
+    """What, where and how to fix it, for `--json`."""
+    if isinstance(error, EhrseqError):
+        parts = {"what": error.what, "where": error.where, "fix": error.fix}
+    else:
+        parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
+    return {name: " ".join(plain(text).split()) for name, text in parts.items()}
+
+
 def run(app: typer.Typer) -> None:
     """Run the command line so that every character can be printed, and only a leak has exit code 1."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        app(prog_name="ehrseq")
     except SystemExit as stop:
+        if "--json" in sys.argv and isinstance(stop.__context__, _UsageError):  # no command has begun
+            parts = {"what": stop.__context__.format_message(), "where": "", "fix": "see ehrseq --help"}
+            typer.echo(Output(error=parts).as_json(USER_ERROR))
         if stop.code != 1 or isinstance(stop.__context__, typer.Exit):
             raise
         # Typer also exits with 1 for a closed output pipe and for a prompt without an answer.
@@ -89,68 +88,3 @@ def run(app: typer.Typer) -> None:
         line, code = _line_and_code(error)
         say(line, err=True)
         raise SystemExit(code) from error
-
-
-@contextmanager
-def bar(label: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on stderr that appears when the work takes longer than two seconds."""
-    import time
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    progress, started = Progress(*columns, console=Console(stderr=True), transient=True), time.monotonic()
-    task = progress.add_task(label, total=None)
-
-    def tick(done: int, total: int, text: str = label) -> None:
-        if not progress.live.is_started and time.monotonic() - started > 2:
-            progress.start()
-        progress.update(task, completed=done, total=total, description=text)
-
-    try:
-        yield tick
-    finally:
-        progress.stop() if progress.live.is_started else None
-
-
-@contextmanager
-def stages(label: str) -> Iterator[Callable[[str], None]]:
-    """A progress bar for work that only names its stages."""
-    done: list[str] = []
-    with bar(label) as tick:
-
-        def stage(name: str) -> None:
-            tick(len(done), max(len(done) + 1, 6), name)
-            done.append(name)
-
-        yield stage
-
-
-@contextmanager
-def training_bar() -> Iterator[Callable[["Progress"], None]]:
-    """The progress bar of training, with loss, tuning NLL and subjects per second; prints a line per epoch."""
-    with bar("training") as tick:
-        before: list[Progress] = []
-
-        def show(p: "Progress") -> None:
-            nll = "" if p.tuning_nll is None else f"  tuning NLL {p.tuning_nll:.4f}"
-            who = f"member {p.member} of {p.members}  " if p.members > 1 else ""
-            text = f"training  {who}loss {p.loss:.4f}{nll}  {p.subjects_per_second:.0f} subjects/s"
-            epoch = (p.member - 1) * p.epochs + p.epoch
-            tick((epoch - 1) * p.steps + p.step, p.members * p.epochs * p.steps, text)
-            if before and before[0].epoch != p.epoch and p.tuning_nll is not None:
-                last = before[0]
-                say(
-                    f"{who}epoch {last.epoch:3d}  loss {last.loss:.4f}  tuning NLL {p.tuning_nll:.4f}  "
-                    f"{last.subjects_per_second:.0f} subjects/s",
-                    err=True,
-                )
-            before[:] = [p]
-
-        yield show

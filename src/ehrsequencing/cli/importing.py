@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ehrsequencing.cli.console import bar, errors, say
+from ehrsequencing.cli.console import bar, errors, finish, say, warn
+from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.options import Debug
 from ehrsequencing.errors import EhrseqError
 
@@ -41,16 +42,14 @@ class _Formats(TyperGroup):
         self.commands = {name: _command(reader) for name, reader in all_readers().items()}
 
 
-import_app = typer.Typer(
-    cls=_Formats, help="Turn other formats into a MEDS data set.", no_args_is_help=True, rich_markup_mode=None
-)
+import_app = CommandLine(cls=_Formats, help="Turn other formats into a MEDS data set.", no_args_is_help=True)
 
 
 def _command(reader: "Reader") -> Any:
     """The command of one format."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app = CommandLine(group="import", add_completion=False)
 
-    @app.command(reader.name, help=reader.help)
+    @app.command(reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds")
     def import_source(
         source: Annotated[str, typer.Argument(help=reader.source)],
         out: Out,
@@ -67,8 +66,8 @@ def _command(reader: "Reader") -> Any:
             for line in report.lines():
                 say(line)
             for line in report.warnings():
-                say(f"warning: {line}", err=True)
-            say(f"next: ehrseq check {out}")
+                warn(line)
+            finish(wrote={"data": out}, then=["check", out], result=report.as_json())
 
     return typer.main.get_command(app)
 

@@ -13,6 +13,7 @@ from ehrsequencing.errors import EhrseqError
 _RECORDS = ("data", "dialect")
 _PREPARE = (*_RECORDS, "visits", "values", "vocabulary", "splits", "task")
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "codes": _RECORDS,
     "check": _PREPARE,
     "prepare": _PREPARE,
     "train": ("preset", "model", "training", "evaluation"),  # a run keeps `evaluation` as the defaults of `evaluate`

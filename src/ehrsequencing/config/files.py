@@ -1,10 +1,12 @@
 """Read settings from YAML files and `section.key=value`; an error is one line that names the setting."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from ehrsequencing.config.base import SettingsT
 from ehrsequencing.config.study import EvaluationConfig, StudyConfig
@@ -100,8 +102,8 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            known = ", ".join(_siblings(kind, first["loc"]))
-            raise EhrseqError(f"unknown setting {name!r}", where=where, fix=f"known here: {known}") from error
+            near = _what_comes_close(kind, first["loc"])
+            raise EhrseqError(f"unknown setting {name!r}", where=where, fix=near) from error
         text = first["msg"].removeprefix("Value error, ")
         text = _SHAPES.get(first["type"], text)
         raise EhrseqError(f"{name}: {text}" if name else text, where=where, fix="correct this setting") from error
@@ -111,8 +113,40 @@ def _siblings(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Names that would have been valid where an unknown one was given."""
     for part in loc[:-1]:
         field = kind.model_fields.get(str(part))
-        inner = [a for a in (getattr(field.annotation, "__args__", ()) or (field.annotation,))] if field else []
-        models = [a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)]
-        if models:
-            kind = models[0]
+        kind = (_section(field) if field else None) or kind
     return list(kind.model_fields)
+
+
+def _section(field: FieldInfo) -> type[BaseModel] | None:
+    """The settings that a field holds; None where it is a setting itself."""
+    inner = getattr(field.annotation, "__args__", ()) or (field.annotation,)
+    return next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def setting_names(kind: type[BaseModel]) -> list[str]:
+    """Every setting as people write it, as in `training.epochs`."""
+    return [".".join(names) for names in _all_names(kind)]
+
+
+def _all_names(kind: type[BaseModel], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every setting with its sections, as in `("training", "epochs")`."""
+    for name, field in kind.model_fields.items():
+        section = _section(field)
+        yield (*parents, name)
+        if section is not None:
+            yield from _all_names(section, (*parents, name))
+
+
+def _what_comes_close(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """The settings that somebody may have meant, else all that are known there.
+
+    A setting of the same section comes first, then one of that name in another section.
+    """
+    siblings, unknown = _siblings(kind, loc), str(loc[-1])
+    here = ".".join(str(part) for part in loc[:-1])
+    near = [f"{here}.{name}" if here else name for name in get_close_matches(unknown, siblings, n=2, cutoff=0.6)]
+    near = near or [".".join(names) for names in _all_names(kind) if names[-1] == unknown]
+    if not near:
+        last = {names[-1]: names for names in _all_names(kind)}
+        near = [".".join(last[name]) for name in get_close_matches(unknown, last, n=1, cutoff=0.8)]
+    return f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(siblings)}"

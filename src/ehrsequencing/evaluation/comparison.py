@@ -10,6 +10,7 @@ from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.metrics.minimum_counts import too_few
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.records.attrition import from_index
 
 OURS, ORACLE = "ehrsequencing", "true hazards"
 NETWORK = "network alone"  # of a blend
@@ -46,6 +47,11 @@ class Comparison:
 
     def __len__(self) -> int:
         return len(self.duration_days)
+
+    @property
+    def where(self) -> str:
+        """The place in words, as in `at the index`."""
+        return "at all prediction times" if self.landmark_days is None else from_index(self.landmark_days)
 
     def scored(self, model: str, *, weights: Ints32 | None = None) -> ScoredRows:
         """One model's rows, as they are or under a block of weights (resamples, n)."""

@@ -108,18 +108,27 @@ def _work_blocks(scope: Comparison) -> Iterator[Any]:
             yield block[start : start + step]
 
 
-def scope_estimates(scope: Comparison, causes: Sequence[str]) -> dict[str, dict[str, dict[str, Estimate]]]:
+def scope_estimates(
+    scope: Comparison, causes: Sequence[str], *, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, dict[str, dict[str, Estimate]]]:
     """Every model's metrics per cause, and of all causes as one where there are several.
+
+    Args:
+        scope: The rows.
+        causes: Names.
+        progress: Called with a line before each model's metrics.
 
     Returns:
         Cause name (`ANY_CAUSE` the last) → model → metric → estimate, (1, horizons) each.
     """
     out: dict[str, dict[str, dict[str, Estimate]]] = {name: {} for name in causes}
-    for model in scope.risk:
+    for number, model in enumerate(scope.risk, start=1):
+        progress(f"metrics and intervals {scope.where}, model {number} of {len(scope.risk)}")
         for name, found in metric_estimates(scope, model, taken("everywhere", "causes")).items():
             for e, cause in enumerate(causes):
                 out[cause].setdefault(model, {})[name] = found.of_cause(e)
     if len(causes) > 1:
+        progress(f"metrics and intervals {scope.where}, {ANY_CAUSE}")
         together, metrics = scope.all_cause(), taken("everywhere")
         out[ANY_CAUSE] = {model: metric_estimates(together, model, metrics) for model in scope.risk}
     return out

@@ -128,8 +128,8 @@ class Evaluation:
         strongest = [name for name in risks if name not in (NETWORK, ORACLE)][:2]  # ours and one rival
         metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
-        progress("calibration and decision curves")
-        for comparison in comparisons:
+        for number, comparison in enumerate(comparisons, start=1):
+            progress(f"calibration and decision curves, {number} of {len(comparisons)}")
             curves, indices = smooth_rows(comparison, causes, models=strongest, seed=self.settings.seed)
             smooth += curves
             metrics += indices
@@ -256,11 +256,7 @@ class Evaluation:
         differences: list[dict[str, Any]] = []
         rivals = [name for name in risks if name not in (self.ours, ORACLE)]
         for comparison, on_grid in zip(comparisons, self._comparisons(risks, self.grid), strict=True):
-            where = (
-                "all prediction times" if comparison.landmark_days is None else format_days(comparison.landmark_days)
-            )
-            progress(f"metrics and intervals: {where}")
-            estimates = scope_estimates(comparison, self.task.causes)
+            estimates = scope_estimates(comparison, self.task.causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
             metrics += over_time_rows(on_grid, self.task.causes) if self.source.is_curve else []
             differences += difference_rows(comparison, estimates, ours=self.ours, rivals=rivals)

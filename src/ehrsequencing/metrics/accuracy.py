@@ -109,6 +109,7 @@ RECORDS = (
         better=-1,
         digits=4,
         compared=True,
+        in_terminal=False,
     ),
     Metric(
         key="ipa",

@@ -70,6 +70,7 @@ RECORDS = (
         compared=True,
         margin=0.02,
         tells_counts=False,
+        in_terminal=False,
     ),
 )
 

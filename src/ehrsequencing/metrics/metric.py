@@ -42,6 +42,7 @@ class Metric:
     # whether the number of events can be worked out from it and the number at risk; the report then hides it where it
     # hides that number. False for what ranks subjects or describes a shape
     tells_counts: bool = True
+    in_terminal: bool = True  # whether the table in the terminal has it; only for metrics that are taken everywhere
 
     def __post_init__(self) -> None:
         if self.compared and not self.better:

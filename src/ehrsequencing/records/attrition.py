@@ -117,12 +117,13 @@ def attrition_lines(
     """A task's attrition, step by step, its events, and warnings (default: those of `task_warnings`)."""
     lines = [f"task {task.name}"]
     first, *steps = attrition["steps"]
-    lines.append(f"{first['subjects']:>10,}  {first['step']}")
-    lines += [f"{s['subjects']:>10,}  {s['step']} (−{s['excluded']:,})" for s in steps if s["excluded"]]
+    lines.append(f"{first['subjects']:>10,}  subjects: {first['step']}")
+    lines += [f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})" for s in steps if s["excluded"]]
     lines.append(f"{attrition['prediction_times']:>10,}  prediction times, {attrition['queries']:,} of them queries")
     for name, part in attrition["splits"].items():
         events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
-        lines.append(f"{part['prediction_times']:>10,}  in {name}: {events}")
+        times = f"asked at {part['prediction_times']:,} prediction times"
+        lines.append(f"{sum(part['events'].values()):>10,}  subjects in {name}: {events}; {times}")
     lines += [f"{count:>10,}  {note}" for note, count in attrition.get("notes", {}).items()]
     for row in attrition.get("records_before", []):
         if none := row["without_record_before"]:

@@ -85,7 +85,7 @@ class DataCheck:
     refused: list[EhrseqError] = field(default_factory=list)  # why `prepare` would refuse; empty where it would not
 
     def as_json(self) -> dict[str, Any]:
-        """Content of `ehrseq check --json FILE`."""
+        """Content of `ehrseq check --out FILE`."""
         fixes = [
             {"kind": name, "what": FIXES[name], "count": count, "example": self.fixes.places.get(name)}
             for name, count in self.fixes.items()

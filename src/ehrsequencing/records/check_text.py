@@ -69,7 +69,7 @@ def fix_lines(fixes: Mapping[str, int]) -> list[str]:
 
 def _horizon_lines(task: TaskCheck) -> list[str]:
     """Events per cause and horizon, counted from each subject's first prediction time."""
-    rows = {"events within": list(task.known_at)}
+    rows = {"subjects with an event within": list(task.known_at)}
     rows |= {cause: [f"{n:,}" for n in within.values()] for cause, within in task.events_within.items()}
     rows["state known"] = [f"{n:,}" for n in task.known_at.values()]
     width = max(map(len, rows))

@@ -63,6 +63,25 @@ def read_parents(data: Path) -> dict[str, list[str]]:
     return found
 
 
+def read_descriptions(data: Path) -> dict[str, str]:
+    """Description of each code of `metadata/codes.parquet`, empty without one; nothing where there is no such file.
+
+    A code with several rows has the first description.
+
+    Raises:
+        EhrseqError: The file is damaged, it has no column of codes, or a column is no text.
+    """
+    path, found = data / "metadata" / "codes.parquet", dict.fromkeys(read_parents(data), "")
+    table = read_table(path) if found else None
+    if table is None or table.column_names.count("description") != 1:
+        return found
+    descriptions = _texts(table["description"], "description", path)
+    for code, text in zip(_texts(table["code"], "code", path), descriptions, strict=True):
+        if code and text and not found[code]:
+            found[code] = text
+    return found
+
+
 def _texts(column: pa.ChunkedArray, name: str, path: Path, *, lists: bool = False) -> list[Any]:
     """A column of text, or where `lists` says so of lists of text."""
     kind = column.type

@@ -1,41 +1,83 @@
 """What `ehrseq evaluate` and `ehrseq audit` print at their end: the metrics and the audit as lines of text."""
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.minimum_counts import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
+from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
 from ehrsequencing.reporting.tables import blend
 from ehrsequencing.reporting.wording import verdict, with_interval
 
+COLUMNS, MOST_MODELS = 100, 6
 VERDICTS = {"passed": "passed", "warning": "WARNING", "leak": "LEAK", "not_tested": "not tested"}
 
 
 def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """The cause of interest at each landmark and horizon: one line per model, and ours minus the strongest baseline."""
-    table, ours, lines = Scores(metrics), metrics["causes"][0], list[str]()
-    columns = in_columns(taken("everywhere"))
-    wide = max([18, *(len(name) for name in metrics["models"])])
-    by_horizon = dict.fromkeys(key[1:4] for key in table.values if key[3] is not None)
-    for place in (place for place in by_horizon if place[1] == ours):
-        landmark, _, horizon = place
-        lines.append(f"{ours} within {format_days(horizon)}, {_landmark(landmark)}")
-        lines.append(f"  {'':{wide}}" + "".join(f"{column.name:^21}" for column in columns))
-        for model in metrics["models"]:
-            cells = [_cell(table.values.get((model, *place, column.key))) for column in columns]
-            lines.append(f"  {model:{wide}}" + "".join(f"{cell:^21}" for cell in cells).rstrip())
-        lines += _difference_line(table, landmark, horizon)
-    for m in metrics["metrics"]:
-        if m["metric"] == "nll" and m["cause"] == ours and m["value"] is not None and m.get("reason") != TOO_FEW:
-            gap = table.gap(m["model"], m["landmark_days"], None, "nll")
-            words = "" if gap is None or gap["value"] is None else f", ours minus it {_signed(gap, 'nll', 4)}"
-            lines.append(f"NLL of {m['model']}, {_landmark(m['landmark_days'])}: {m['value']:.4f}{words}")
-    others = dict.fromkeys(str(place[1]) for place in by_horizon if place[1] != ours)
-    if others:
-        lines.append(f"{', '.join(others)}: in the report and in metrics.json")
-    return lines + _blend_lines(metrics) + _oracle_lines(metrics.get("oracle"))
+    """The main result in about ten lines of at most 100 columns; the report has the rest.
+
+    One table for the cause of interest: every model at the first landmark, by the longest horizon that the follow-up
+    reaches. Below it, ours minus the strongest baseline, one line a metric.
+    """
+    table, cause = Scores(metrics), metrics["causes"][0]
+    landmark, horizon = table.main()
+    place = (landmark, cause, horizon)
+    columns = [column for column in in_columns(taken("everywhere")) if column.in_terminal]
+    lines, others = [], metrics["models"][MOST_MODELS:]
+    truth = (metrics.get("oracle") or {}).get("name")
+    shown = [name for name in metrics["models"] if name not in others or name == truth]
+    rows = {name: [table.values.get((name, *place, column.key)) for column in columns] for name in shown}
+    where = f"{cause} within {format_days(horizon or 0)}, {_landmark(landmark)}"
+    if table.too_few(landmark, horizon):
+        lines.append(f"{where}: {TOO_FEW}, nothing is compared")
+    elif any(row is not None for cells in rows.values() for row in cells):
+        heads = [*(column.name for column in columns), "NLL"]
+        cells = {name: [*map(_cell, found), _nll(table, name, place)] for name, found in rows.items()}
+        lines += [where, *_table(heads, cells), *_difference_lines(table, landmark, horizon)]
+    else:
+        lines += [f"NLL of {name}: {text}" for name in shown if (text := _nll(table, name, place))]
+    lines += [f"in the report: {rest}"] if (rest := _rest(table, others)) else []
+    lines += [*_blend_lines(metrics), *_oracle_lines(metrics.get("oracle"))]
+    return [part for line in lines for part in _cut(line)]
+
+
+def _table(heads: Sequence[str], cells: Mapping[str, Sequence[str]]) -> list[str]:
+    """A row for each model; columns that find no room within the line follow below. Empty columns are left out."""
+    rows = {"": heads, **cells}
+    first, blocks = 2 + max(map(len, rows)), [[""] * len(rows)]
+    for k in range(len(heads)):
+        column = [row[k] for row in rows.values()]
+        if not any(column[1:]):
+            continue
+        wide = max(map(len, column))
+        if first + max(map(len, blocks[-1])) + 2 + wide > COLUMNS:
+            blocks.append([""] * len(rows))
+        blocks[-1] = [f"{line}  {cell:<{wide}}" for line, cell in zip(blocks[-1], column, strict=True)]
+    return [f"  {name:<{first - 2}}{line}".rstrip() for block in blocks for name, line in zip(rows, block, strict=True)]
+
+
+def _nll(table: Scores, model: str, place: tuple[Any, ...]) -> str:
+    """The likelihood of a model over all durations; empty without one."""
+    row = table.values.get((model, *place[:2], None, "nll")) or table.values.get((model, None, place[1], None, "nll"))
+    known = row is not None and row["value"] is not None and row.get("reason") != TOO_FEW
+    return f"{row['value']:.4f}" if row is not None and known else ""
+
+
+def _rest(table: Scores, models: Sequence[str]) -> str:
+    """What the table leaves out."""
+    landmarks, horizons = len(table.landmarks), len(table.m["horizons_days"])
+    causes = [str(cause) for cause in table.causes if cause != table.m["causes"][0]]
+    places = f"{horizons} horizons" + (f" at each of {landmarks} landmarks" if landmarks > 1 else "")
+    return "; ".join(filter(None, [", ".join(causes), places if landmarks * horizons > 1 else "", ", ".join(models)]))
+
+
+def _cut(line: str, *, indent: int = 4) -> list[str]:
+    """A line, or several where it is too long."""
+    wrap = textwrap.TextWrapper(COLUMNS, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return wrap.wrap(line) if len(line) > COLUMNS else [line]
 
 
 def _blend_lines(metrics: Mapping[str, Any]) -> list[str]:
@@ -49,17 +91,17 @@ def _blend_lines(metrics: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _difference_line(table: Scores, landmark: float | None, horizon: float) -> list[str]:
-    """Ours minus the strongest baseline in one line; none where it was not computed."""
-    rival, words = table.strongest(), []
-    for metric in ("c", "ipa"):
-        gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
+def _difference_lines(table: Scores, landmark: float | None, horizon: float | None) -> list[str]:
+    """Ours minus the strongest baseline, one line a metric; none where it was not computed."""
+    rival, lines = table.strongest(), []
+    for metric, by, digits in (("c", horizon, 3), ("ipa", horizon, 3), ("nll", None, 4)):
+        gap = None if rival is None else table.gap(rival, landmark, by, metric)
         if gap is not None and gap.get("reason") == TOO_FEW:
             return ["  too few subjects or events: nothing is compared"]
         if gap is not None and gap["value"] is not None:
-            words.append(f"{METRICS[metric].name} {_signed(gap, metric, 3)}")
+            lines.append(f"  {METRICS[metric].name:5} {_signed(gap, metric, digits)}")
     named = ", the strongest baseline" if table.m.get("strongest") else ""
-    return [f"  against {rival}{named}: {', '.join(words)}"] if words else []
+    return [f"against {rival}{named}", *lines] if lines else []
 
 
 def _signed(gap: Row, metric: str, digits: int) -> str:
@@ -95,7 +137,7 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
 
 
 def _landmark(days: float | None) -> str:
-    return "all prediction times" if days is None else f"{format_days(days)} after the index"
+    return "at all prediction times" if days is None else f"asked {from_index(days)}"
 
 
 def _cell(row: Row | None) -> str:
@@ -105,17 +147,22 @@ def _cell(row: Row | None) -> str:
 
 
 def audit_lines(result: Mapping[str, Any]) -> list[str]:
-    """One line per check of an audit with its verdict and reason, then the sum."""
+    """The checks of an audit that did not pass with their reasons, the names of the others, and the sum."""
     named: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     lines = [f"{result['task']}, {result['split']}, up to {result['subjects']} subjects of each split", ""]
     for check in result["checks"]:
         named[check["verdict"]].append(check["name"])
-        lines.append(f"  {VERDICTS[check['verdict']]:10}  {check['name']:20} {check['reason']}")
+        if check["verdict"] != "passed":
+            lines += _cut(f"  {VERDICTS[check['verdict']]:10}  {check['name']:20} {check['reason']}", indent=14)
+    if named["passed"]:
+        lines += _cut(f"  {'passed':10}  {', '.join(named['passed'])}", indent=14)
     leaks, warnings = named["leak"], named["warning"]
     if warnings:
-        lines += ["", f"WARNING: {', '.join(warnings)}. Find out whether this is a leak before you use this run."]
+        told = f"WARNING: {', '.join(warnings)}. Find out whether this is a leak before you use this run."
+        lines += ["", *_cut(told)]
     if leaks:
-        return [*lines, "", f"LEAK: {', '.join(leaks)}. Do not trust any number of this run until this is explained."]
+        told = f"LEAK: {', '.join(leaks)}. Do not trust any number of this run until this is explained."
+        return [*lines, "", *_cut(told)]
     warned = f"{len(warnings)} warned, " if warnings else ""
     passed = f"{len(named['passed'])} checks passed, {warned}{result['not_tested']} could not be made"
     return [*lines, "", f"no leak found: {passed}"]

@@ -59,12 +59,14 @@ class Progress:
     step: int
     steps: int
     loss: float  # mean training NLL of the epoch so far
-    tuning_nll: float | None  # of the last epoch
+    tuning_nll: float | None  # of the last epoch that has ended
     subjects_per_second: float
     member: int = 1
     members: int = 1
     trial: int = 0  # of a search, from 1 on
     trials: int = 0
+    ended: bool = False  # the epoch has ended, and the tuning NLL is its own
+    best: bool = False  # it is the best epoch so far
 
 
 class Trainer:
@@ -174,6 +176,8 @@ class Trainer:
             started = time.monotonic()
             seen = self._epoch(state, checkpoints, on_progress)
             self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
+            if on_progress is not None:
+                on_progress(_of_epoch(state.history[-1], self.settings.epochs))
             self._save_when_due(checkpoints, state)
             write_history(self.out, state.history)
         facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
@@ -371,6 +375,14 @@ class Trainer:
             "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
             "fingerprint": self.fingerprint, **facts,
         }, files=[self.out / name for name in (*FILES, *more)], required=(*RUN_NEEDS, *more))  # fmt: skip
+
+
+def _of_epoch(row: dict[str, Any], epochs: int) -> Progress:
+    """The progress at the end of an epoch, from its row of the history."""
+    return Progress(
+        row["epoch"], epochs, row["steps"], row["steps"], row["train_nll"], row["tuning_nll"],
+        row["subjects_per_second"], ended=True, best=row["best"],
+    )  # fmt: skip
 
 
 def resampled(subjects: Ints, *, seed: int) -> Ints:

@@ -1,0 +1,40 @@
+"""What commands tell at their end: which epoch a training kept and why, and the main results of an evaluation."""
+
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing.output_kinds import HISTORY, RUN
+from ehrsequencing.run import Run
+from ehrsequencing.storage import read_json_lines, read_manifest
+
+
+def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
+    """Which epoch a finished run kept and why, one line per model; and the same as facts for `--json`."""
+    manifest, training = read_manifest(run, what=RUN.what, verify=False), Run(run).study.training
+    history, members = read_json_lines(run / HISTORY), manifest.get("members")
+    lines, facts = [], []
+    for number, member in enumerate(members or [manifest], start=1):
+        rows = [row for row in history if row.get("member", 1) == number]
+        kept = next((row for row in rows if row["epoch"] == member.get("best_epoch")), None)
+        if kept is None:
+            continue
+        who = f"model {number}: " if members else ""
+        stopped = (
+            f"training stopped early, after {training.patience} epochs without a gain"
+            if len(rows) < training.epochs
+            else f"training ran all {training.epochs} epochs"
+        )
+        lines.append(
+            f"{who}kept epoch {kept['epoch']} of {len(rows)}, whose tuning NLL is lowest ({kept['tuning_nll']:.4f}); "
+            f"{stopped}"
+        )
+        facts.append({"epoch": kept["epoch"], "epochs": len(rows), "tuning_nll": kept["tuning_nll"]})
+    return lines, {"kept": facts, "tuning_nll": manifest.get("tuning_nll"), "parameters": manifest.get("parameters")}
+
+
+def main_results(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The cause of interest at the main landmark, as rows for `--json`; `metrics.json` has all of them."""
+    cause = metrics["causes"][0]
+    kept = ("model", "metric", "landmark_days", "horizon_days", "value", "low", "high", "reason")
+    rows = [{key: row.get(key) for key in kept} for row in metrics["metrics"] if row["cause"] == cause]
+    return {"cause": cause, "strongest": metrics.get("strongest"), "metrics": rows}

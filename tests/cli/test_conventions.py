@@ -1,0 +1,133 @@
+"""The conventions of all commands, also of those that are added later: options, example, one JSON object, next step."""
+
+import inspect
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from ehrsequencing.cli.app import app
+from ehrsequencing.cli.conventions import SHARED, CommandLine
+from ehrsequencing.config import load_import, load_study, refuse_unused
+from ehrsequencing.config.commands import COMMANDS
+from helpers.command_line import ehrseq
+
+
+def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command with its words, groups unfolded."""
+    if not hasattr(command, "list_commands"):
+        yield " ".join(words), command
+        return
+    for name in command.list_commands(None):
+        yield from leaves(command.get_command(None, name), (*words, name))
+
+
+ALL: dict[str, Any] = dict(leaves(typer.main.get_command(app)))
+
+
+def has_conventions(command: Any) -> bool:
+    """Whether a command has the shared options, an example, and a body that ends with `finish`."""
+    options = {text for param in command.params for text in param.opts}
+    body = inspect.unwrap(command.callback)
+    example = "Example: " in f"{command.epilog} {command.help}"
+    return {"--quiet", "--json", "--debug"} <= options and example and "finish" in body.__code__.co_names
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_command_keeps_the_conventions(name: str) -> None:
+    assert has_conventions(ALL[name]), "declare it with CommandLine.command, an example, and end it with finish"
+    short, long = ehrseq(*name.split(), "-h"), ehrseq(*name.split(), "--help")
+    assert short.exit_code == long.exit_code == 0
+    assert short.stdout == long.stdout
+    assert all(len(line) <= 100 for line in short.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_example_of_every_command_is_one_that_it_takes(name: str) -> None:
+    help_text = f"{ALL[name].epilog or ALL[name].help}"
+    first, *words = shlex.split(help_text.split("Example: ")[1].splitlines()[0])
+    assert [first, *words[: len(name.split())]] == ["ehrseq", *name.split()]
+    rest = words[len(name.split()) :]
+    context = ALL[name].make_context(name, rest)  # fails on an option that the command lacks
+    overrides = context.params.get("overrides") or ()
+    if name.startswith("import"):
+        load_import(overrides)
+    elif name in COMMANDS:
+        refuse_unused(overrides, name)
+        load_study(None, overrides)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_error_is_one_json_object_too(name: str, tmp_path: Path) -> None:
+    """Every path that a command takes is a file of somebody else, which no command can use."""
+    file = tmp_path / "notes.txt"
+    file.write_text("years of work")
+    needed = [param for param in ALL[name].params if param.required or param.name == "out"]
+    given = [word for param in needed for word in (*(o for o in param.opts if o.startswith("--")), str(file))]
+    done = ehrseq(*name.split(), *given, "--json")
+    assert done.exit_code == 2, done.output
+    told = json.loads(done.stdout)
+    assert (told["command"], told["exit_code"]) == (name, 2)
+    assert told["error"]["what"] in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("ehrseq: ")]) == 1
+    assert file.read_text() == "years of work"
+
+
+def test_a_result_is_one_json_object_or_text_or_nothing(tmp_path: Path) -> None:
+    def simulate(*options: str) -> Any:
+        return ehrseq("simulate", tmp_path / "a b", "--subjects", 20, *options)
+
+    text, quiet, told = simulate(), simulate("--quiet"), json.loads(simulate("--json").stdout)
+    assert (quiet.stdout, quiet.stderr) == ("", "")
+    assert told["wrote"]["data"] == str(tmp_path / "a b")
+    assert (told["command"], told["exit_code"], told["error"]) == ("simulate", 0, None)
+    assert told["result"] == {"subjects": 20, "seed": 0}
+    next_words = shlex.split(told["next"])
+    assert next_words[:3] == ["ehrseq", "prepare", str(tmp_path / "a b")]
+    assert text.stdout.splitlines()[-1] == f"next  {told['next']}"
+    assert ehrseq(*next_words[1:]).exit_code == 0  # it can be typed as it is
+
+
+def test_a_command_of_somebody_else_gets_the_options_without_effort(capsys: pytest.CaptureFixture[str]) -> None:
+    line = CommandLine()
+
+    @line.command(example="ehrseq new")
+    def new(folder: Path, debug: bool = False) -> None:
+        """Do something new."""
+
+    @line.command()
+    def bare() -> None:
+        """Say nothing."""
+
+    made: Any = typer.main.get_command(line)
+    assert {param.name for param in made.commands["new"].params} == {"folder", *SHARED}
+    assert not has_conventions(made.commands["bare"])  # no example, no next step
+    made.commands["new"].main(["x", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["command"] == "new"
+
+
+def test_a_misspelt_command_or_option_is_answered_with_what_comes_close(tmp_path: Path) -> None:
+    assert "Did you mean 'check'?" in ehrseq("chek").stderr
+    assert "--baselines" in ehrseq("evaluate", tmp_path, "--baseline", "fast").stderr
+    main = [sys.executable, "-c", "from ehrsequencing.cli import main; main()"]
+    done = subprocess.run([*main, "train", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Missing" in json.loads(done.stdout)["error"]["what"]
+
+
+def test_version_and_completion() -> None:
+    done = ehrseq("--version")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("ehrseq ")
+    assert "--install-completion" in ehrseq("-h").stdout
+    words = {"_EHRSEQ_COMPLETE": "complete_bash", "COMP_WORDS": "ehrseq train prepared training.ep", "COMP_CWORD": "3"}
+    main = [sys.executable, "-c", "from ehrsequencing.cli import main; main()"]
+    told = subprocess.run(main, capture_output=True, text=True, env={**os.environ, **words}, check=False)
+    assert told.stdout.split() == ["training.epochs="]
