@@ -1,4 +1,4 @@
-"""Examples on the pages run in a folder of their own, because the tutorial writes files."""
+"""The tutorial's examples run in a folder of their own, because they write files."""
 
 from pathlib import Path
 
@@ -6,5 +6,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _own_folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.path.name == "tutorial.md":
+        monkeypatch.chdir(tmp_path)
