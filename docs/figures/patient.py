@@ -1,7 +1,8 @@
-"""Draws the first picture of README.md, one patient of the demo: `make demo`, then `python docs/figures/patient.py demo`.
+"""Draws the first picture of README.md, one patient of the demo.
 
-The patient is simulated. Of the report's patients who had the event, and of their visits from which the report has whole
-risk curves, the picture takes the one at which the predicted risk rose most.
+Run `make demo`, then `python docs/figures/patient.py demo`. The patient is simulated. Of the report's patients who had
+the event, and of their visits from which the report has whole risk curves, the picture takes the one at which the
+predicted risk rose most.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.reporting.patient import Patient, patient_figure, patient_of
+
 from ehrsequencing.reporting.report import standalone
 
 HERE = Path(__file__).parent
