@@ -214,10 +214,10 @@ def test_the_terminal_tells_what_has_no_answer(
 
     monkeypatch.setattr(Run, "__init__", born_later)
     predict(sim_run, few, tmp_path / "p.parquet", say=said.append)
-    assert any("moments lie after the data's end and have no answer; data.extracted=" in text for text in said)
-    assert any("subjects have no answer" in text for text in said)
+    assert any("prediction times lie after the data's end and are left out; data.extracted=" in text for text in said)
+    assert any("subjects have no prediction" in text for text in said)
     monkeypatch.setattr(Run, "__init__", lambda run, folder: (real(run, folder), asked_by_age(run, 119))[0])
-    with pytest.raises(EhrseqError, match=r"all \d+ moments to ask about lie after the data's end"):
+    with pytest.raises(EhrseqError, match=r"all \d+ prediction times lie after the data's end"):
         predict(sim_run, few, tmp_path / "none.parquet")
     assert not (tmp_path / "none.parquet").exists()
 

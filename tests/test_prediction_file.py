@@ -132,7 +132,7 @@ def test_the_visit_heads_hazard_has_no_days(
     runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
 ) -> None:
     run, out = Run(runs("visit")), tmp_path / "p.csv"
-    with pytest.raises(EhrseqError, match="knows no days"):
+    with pytest.raises(EhrseqError, match="has no horizons in days"):
         predict(run.folder, sim_data, out, horizons_days=[90.0])
     predict(run.folder, sim_data, tmp_path / "p.parquet")
     table = pq.read_table(tmp_path / "p.parquet")

@@ -40,7 +40,7 @@ class VisitBatch:
         static_codes: (M,) token ids without a time; none by default.
         static_offsets: (S+1,) subject s owns `static_codes[static_offsets[s]:static_offsets[s+1]]`.
         values: (K, 2) rank and standardised value of a code's number, both NaN where it has none; or None.
-        is_query: (N,) a moment asked about: sees the past, seen by none; all False by default.
+        is_query: (N,) a time without a visit: sees the past, seen by none; all False by default.
         at_risk: (N,) the rows that are prediction times; or None (no labels).
         duration_days: (N,) days from the prediction time to event or censoring; or None.
         cause: (N,) 0 = censored, else 1.. in the task's order; or None.
@@ -191,7 +191,7 @@ class VisitBatch:
         """Pack padded tensors (the hierarchical contract).
 
         Masks may have any pattern; what pads hold (NaN, 1e30, any id) is never read. The codes of a padded visit are
-        pads too. Visits stand in row-major order of the real slots, and `to_padded` goes back to (B, V).
+        pads too. Visits are in row-major order of the real slots, and `to_padded` goes back to (B, V).
 
         Args:
             codes: (B, V, C) token ids.
@@ -253,7 +253,7 @@ class VisitBatch:
     def from_flat(cls, codes: Tensor, ages: Tensor, visit_ids: Tensor, mask: Tensor) -> "VisitBatch":
         """Pack flat token sequences (flat BEHRT's contract).
 
-        The tokens of one visit id form the visit, in their order; visits stand in order of their ids. A visit's age
+        The tokens of one visit id form the visit, in their order; visits are in order of their ids. A visit's age
         is that of its first token, and its gap is 0 (the contract has none). Slots are (b, visit_id) of a (B, V)
         with V = largest real id + 1.
 

@@ -49,21 +49,21 @@ def members_of(run: Run) -> list[SurvivalModel]:
 
 @dataclass(frozen=True)
 class Moment:
-    """Which prediction times are asked for: every one (`all`), each subject's newest (`last`), or a date."""
+    """Which prediction times to use: every one (`all`), each subject's newest (`last`), or a date."""
 
     at: str = "all"
 
     def __post_init__(self) -> None:
         if self.at not in ("all", "last") and not re.match(r"\d{4}-\d{2}-\d{2}", self.at):
-            raise EhrseqError(f"{self.at!r} is no moment", where="--at", fix="use all, last or a date: 2026-03-01")
+            raise EhrseqError(f"{self.at!r} is not a date", where="--at", fix="use all, last or a date: 2026-03-01")
 
     @property
     def as_of_us(self) -> int | None:
-        """The date asked for, at midnight unless it has a time of day."""
+        """The date, at midnight unless it has a time of day."""
         return None if self.at in ("all", "last") else parse_date_us(self.at)
 
     def choose(self, rows: CohortRows) -> CohortRows:
-        """Keep what was asked for."""
+        """Keep the chosen rows."""
         if self.at != "last" or not len(rows):
             return rows
         return rows.take(np.r_[rows.subject[1:] != rows.subject[:-1], True])
@@ -71,11 +71,11 @@ class Moment:
 
 @dataclass
 class NewRecords:
-    """Records that a run is asked about: surveyed in one pass, encoded in another.
+    """Records to predict for: surveyed in one pass, encoded in another.
 
     Attributes:
         subjects: How many there are in the shards encoded so far.
-        moments: How many moments they were asked about, late ones included.
+        moments: How many prediction times they have, late ones included.
         late: Moments after the data's end, which have no answer.
     """
 
@@ -131,7 +131,7 @@ class NewRecords:
         share = self.rows.unknown / self.rows.tokens
         what = f"{share:.1%} of the rows have a code that the run does not know"
         if min(share, self.rows.unknown_of_subject) > MOST_UNKNOWN and not force:
-            fix = "map its codes to those of the run's training data; --force answers all the same"
+            fix = "map its codes to those of the run's training data; --force predicts anyway"
             raise EhrseqError(what, where=str(self.data), fix=fix)
         return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
 
@@ -202,21 +202,21 @@ def predict(
 
 
 def _start_days(run: Run) -> float:
-    """Risks are given no event for so long after the prediction time; the `visit` head knows no days."""
+    """Risks are given no event for so long after the prediction time; the `visit` head has no days."""
     return 0.0 if run.is_visit_head else run.task.blanking
 
 
 def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ...]:
-    """The horizons to answer for, one of None for the `visit` head.
+    """The horizons to predict for, one of None for the `visit` head.
 
     Raises:
-        EhrseqError: A horizon that the run cannot answer for.
+        EhrseqError: A horizon that the run cannot predict for.
     """
     where = "--horizons" if asked else f"the horizons of task {run.task.name}"
     if run.is_visit_head:
         if asked is not None:
             fix = "leave it out: the risk is that before the next visit"
-            raise EhrseqError("the visit head knows no days", where=where, fix=fix)
+            raise EhrseqError("the visit head has no horizons in days", where=where, fix=fix)
         return (None,)
     horizons, start, end = tuple(asked or run.task.horizons), run.task.blanking, run.model.config.edges_days[-1]
     if min(horizons) <= 0:
@@ -251,7 +251,7 @@ def _answers(run: Run, models: Sequence[SurvivalModel], records: TaskRecords, fi
 
 def _nobody(records: NewRecords) -> EhrseqError:
     if records.late and records.late == records.moments:
-        what = f"all {records.late:,} moments to ask about lie after the data's end"
+        what = f"all {records.late:,} prediction times lie after the data's end"
         fix = "state when the records were extracted, as in data.extracted=2026-03-01, if they reach further"
         return EhrseqError(what, where=str(records.data), fix=fix)
     fix = "check the index codes of the task against the data with ehrseq check"
@@ -263,9 +263,9 @@ def _told(records: NewRecords, *, answered: int) -> Iterator[str]:
     if records.reader.late is not None:
         yield f"left out: {records.reader.late.text}; they do not move the data's end"
     if records.late:
-        what = f"{records.late:,} of {records.moments:,} moments lie after the data's end and have no answer"
+        what = f"{records.late:,} of {records.moments:,} prediction times lie after the data's end and are left out"
         told = "" if records.reader.declared_us is not None else "; data.extracted=DATE sets an end after the last row"
         yield what + told
     if answered < records.subjects:
         without = records.subjects - answered
-        yield f"{without:,} of {records.subjects:,} subjects have no answer: see ehrseq check with the run's task"
+        yield f"{without:,} of {records.subjects:,} subjects have no prediction: see ehrseq check with the run's task"

@@ -189,7 +189,7 @@ def test_the_command_says_loudly_that_a_model_is_leaking(
     said, metrics, page = evaluated(tmp_path / "leaky", nothing_to_learn / "set", epochs=12)
     z = metrics["oracle"]["beats_oracle_z"]
     assert z > LEAK_Z
-    line = f"LEAK: better than the true hazards by {z:.1f} standard errors. No honest model is: see ehrseq audit"
+    line = f"LEAK: better than the true hazards by {z:.1f} standard errors. That is a leak: see ehrseq audit"
     assert line in said.splitlines()
     assert SAID_IN_WARNINGS in metrics["warnings"]
     assert f"{SAID_ON_THE_PAGE}{z:.1f} standard errors." in page
@@ -241,4 +241,4 @@ def test_the_truth_of_another_task_is_left_out_with_a_note(
     assert result["oracle"] is None
     assert result["models"] == [OURS]
     notes = [text for text in result["warnings"] if "truth" in text]
-    assert notes == ["No comparison with the truth of the simulation: it answers another task, by its outcome."]
+    assert notes == ["No comparison with the truth of the simulation: it its task has another, by its outcome."]

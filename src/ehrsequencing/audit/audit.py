@@ -58,7 +58,7 @@ def audit(
 
     Args:
         run_folder: A finished run.
-        split: Whose subjects the model is asked about; labels and fits are checked in all splits.
+        split: Whose subjects the model predicts for; labels and fits are checked in all splits.
         subjects: How many subjects of each split to draw.
         seed: Of the draw, and of all noise.
         shuffled_labels: Whether to train a small model on shuffled labels, too.

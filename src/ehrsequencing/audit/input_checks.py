@@ -41,7 +41,7 @@ def stamps(data: AuditData) -> Finding:
     clean = "every visit that is seen had ended"
     finding = judge(late, of=total, what=what, clean=clean, tested={"rows": total})
     if finding.verdict == "passed" and misplaced:
-        what = "prediction times are not the end of the visit that answers for them"
+        what = "prediction times are not at the end of their visit"
         return judge(misplaced, of=total, what=what, clean=clean, tested={"rows": total})
     return finding
 

@@ -77,7 +77,7 @@ class _Counts:
         return np.divide(self.events, self.at_risk, out=np.zeros_like(self.events), where=self.at_risk > 0)
 
     def beyond_base(self, questions: int) -> Bools:
-        """(V,) which tokens have more events than the base rate explains, by far, with so many questions asked."""
+        """(V,) which tokens have more events than the base rate explains, by far, with so many comparisons made."""
         tail = np.ones(len(self.events))
         some = self.events > 0
         events, rest = self.events[some], np.maximum(self.at_risk[some] - self.events[some], 0.0)

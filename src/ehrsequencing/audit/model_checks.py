@@ -67,7 +67,7 @@ def future_perturbation(data: AuditData) -> Finding:
 
 
 def queries_are_silent(data: AuditData) -> Finding:
-    """Other questions are dropped, or strangers' questions are asked between; no other answer may move."""
+    """Other queries are dropped, or queries of strangers are added between; no other prediction may change."""
     subjects = np.unique([cut.subject for cut in cuts(data, share=4)])
     records = data.asked.take(subjects)
     people, asked = records.timelines, records.rows

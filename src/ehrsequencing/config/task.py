@@ -69,7 +69,7 @@ HistoryCodes = Annotated[tuple[HistoryCode, ...], BeforeValidator(_as_history)]
 
 
 class EligibilityConfig(Settings):
-    """Who may enter, judged at each index by what is known there; an index that fails is no index."""
+    """Who may enter, by what is known at each index; an index that fails is no index."""
 
     history: Days = 0.0  # least time from the record's first event (birth apart) to the index
     min_age: Days | None = None  # at the index; unknown age is not eligible

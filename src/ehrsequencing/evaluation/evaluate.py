@@ -107,7 +107,7 @@ class Evaluation:
         other = other_settings(data, self.task)
         if other:
             self.warnings.append(
-                f"No comparison with the truth of the simulation: it answers another task, by its {', '.join(other)}."
+                f"No comparison with the truth of the simulation: its task has another {', '.join(other)}."
             )
             return None
         return Truth.read(data, self.records, causes=self.task.causes)

@@ -131,7 +131,7 @@ def ks_calibration(rows: ScoredRows) -> Floats:
 def grouped_calibration(rows: ScoredRows, *, groups: int = 10) -> GroupedCalibration:
     """Aalen–Johansen incidence against mean predicted risk in quantile groups of the predicted risk.
 
-    Equal risks share a group, so there may be fewer filled groups than asked for (the others are NaN with n = 0).
+    Equal risks share a group, so there may be fewer filled groups than requested (the others are NaN with n = 0).
 
     Args:
         rows: The scored rows; groups are quantiles of all rows, the same in every resample.

@@ -1,6 +1,6 @@
 """All metrics by their key. Evaluation, report and terminal read from here what to compute, compare and print.
 
-Each record stands beside its function. To add a metric, append its record to the `RECORDS` of one of these files, or
+Each record is beside its function. To add a metric, append its record to the `RECORDS` of one of these files, or
 pass it to `register`.
 """
 

@@ -26,7 +26,7 @@ REASONS = {
     "two_births": "a further birth of the same person: the earliest counts",
     "two_deaths": "a further death of the same person: the earliest counts",
     "nobody": "the person has no row with a time other than the birth",
-    "duplicates": "says the same as another row",
+    "duplicates": "equals another row",
     "overlapping_periods": "merged into another observation period",
 }
 _KEPT_ELSEWHERE = {"duplicates", "overlapping_periods"}  # the content of these rows is in the output

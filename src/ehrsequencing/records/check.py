@@ -275,7 +275,7 @@ def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:
     if known is None or known >= FEW_KNOWN:
         return []
     return [
-        f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use what the others say. A code "
+        f"Only {known:.1%} of the training subjects' rows have a token; a model cannot use the other rows. A code "
         f"needs vocabulary.min_subjects={min_subjects} training subjects: set a smaller number (which protects people "
         "less), group rare codes with vocabulary.rollup=on, or map the codes to a coarser vocabulary."
     ]

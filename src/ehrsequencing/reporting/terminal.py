@@ -125,9 +125,7 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
         lines.append(f"learned of each mechanism (1: all): {', '.join(learned)}")
     z, nll_z = oracle["beats_oracle_z"], oracle.get("nll_z", 0)
     if z > 3:
-        lines.append(
-            f"LEAK: better than the true hazards by {z:.1f} standard errors. No honest model is: see ehrseq audit"
-        )
+        lines.append(f"LEAK: better than the true hazards by {z:.1f} standard errors. That is a leak: see ehrseq audit")
     elif nll_z > 3:
         lines.append(
             f"better than the true hazards by {nll_z:.1f} standard errors of the NLL, but not in foreseeing events: "

@@ -1,4 +1,4 @@
-"""What a simulation can be asked for: one knob per mechanism, and zero switches it off."""
+"""The settings of a simulation: one knob per mechanism, and zero switches it off."""
 
 from typing import Annotated
 
