@@ -120,6 +120,9 @@ def test_a_misspelt_command_or_option_is_answered_with_what_comes_close(tmp_path
     done = subprocess.run([*main, "train", "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "Missing" in json.loads(done.stdout)["error"]["what"]
+    done = subprocess.run([*main, "train", "x", "--epochs", "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "It is a setting: write training.epochs=…" in done.stderr
 
 
 def test_version_and_completion() -> None:

@@ -77,7 +77,7 @@ def expected() -> list[str]:
     lines = []
     for epoch in (1, 2, 3):
         best = ", best so far" if epoch == 1 else ""
-        lines += [f"epoch {epoch} of 3: loss 1.0000, tuning NLL 2.0000, 9 subjects/s{best}", f"note {epoch}"]
+        lines += [f"epoch {epoch} of 3: loss 1.0000, tuning NLL 2.0000{best}", f"note {epoch}"]
     return [*lines, "done"]
 
 

@@ -183,6 +183,7 @@ def test_the_command_line_names_file_key_and_fix(data: Path, tmp_path: Path) -> 
 # ---- sections and commands -------------------------------------------------------------------------------------------
 
 ARGUMENTS = {
+    "codes": ["codes", "nowhere", "text"],
     "check": ["check", "nowhere"],
     "prepare": ["prepare", "nowhere", "--out", "set"],
     "train": ["train", "nowhere", "--out", "run"],
@@ -275,3 +276,20 @@ def test_a_task_in_the_settings_and_another_by_name_are_not_both_taken(data: Pat
     assert "--task: the settings hold the task 't'" in refused("check", data, "--task", task, "--config", study)
     study.write_text(yaml.safe_dump({"task": yaml.safe_load(TASK)}))
     assert ehrseq("check", data, "--task", task, "--config", study).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ("visits.bye=day", "did you mean visits.by?"),
+        ("model.dmi=64", "did you mean model.dim?"),
+        ("trainig.epochs=3", "did you mean training?"),
+        ("epochs=3", "did you mean training.epochs?"),
+        ("training.dropout=0.1", "did you mean model.dropout?"),
+        ("xyzzy=1", "known here: preset, data, "),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_what_comes_close(given: str, answer: str) -> None:
+    with pytest.raises(EhrseqError, match="unknown setting") as told:
+        load_study(None, [given])
+    assert answer in str(told.value)

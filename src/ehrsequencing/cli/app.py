@@ -206,8 +206,12 @@ def train(
             refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
             task = task or study.task.name
         trainer = trainer_of(store, task or store.only_task(), out, study=study)
-        with training_bar() as show:
-            trainer.fit(resume=resume, on_progress=show)
+        try:
+            with training_bar() as show:
+                trainer.fit(resume=resume, on_progress=show)
+        except KeyboardInterrupt:
+            note(f"the run in {out} is unfinished: repeat the command with --resume to continue")
+            raise
         lines, facts = kept_epochs(out)
         for line in lines:
             say(line)

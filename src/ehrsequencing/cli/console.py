@@ -64,6 +64,17 @@ def _as_parts(error: Exception, line: str) -> dict[str, str]:
     return {name: " ".join(plain(text).split()) for name, text in parts.items()}
 
 
+def _name_setting(option: str) -> None:
+    """Answer an unknown option that has the name of a setting."""
+    from ehrsequencing.config.files import setting_names
+    from ehrsequencing.config.study import StudyConfig
+
+    wanted = option.strip("-").replace("-", "_")
+    near = [name for name in setting_names(StudyConfig) if name.rpartition(".")[2] == wanted]
+    if near:
+        say(f"It is a setting: write {' or '.join(f'{name}=…' for name in near)}, without dashes.", err=True)
+
+
 def run(app: typer.Typer) -> None:
     """Run the command line so that every character can be printed, and only a leak has exit code 1."""
     for stream in (sys.stdout, sys.stderr):
@@ -75,6 +86,8 @@ def run(app: typer.Typer) -> None:
         if "--json" in sys.argv and isinstance(stop.__context__, _UsageError):  # no command has begun
             parts = {"what": stop.__context__.format_message(), "where": "", "fix": "see ehrseq --help"}
             typer.echo(Output(error=parts).as_json(USER_ERROR))
+        if asked := getattr(stop.__context__, "option_name", ""):
+            _name_setting(str(asked))
         if stop.code != 1 or isinstance(stop.__context__, typer.Exit):
             raise
         # Typer also exits with 1 for a closed output pipe and for a prompt without an answer.

@@ -72,9 +72,10 @@ class Work:
         from rich.text import Text
 
         console = Console(stderr=True)
+        bar_width = 20 if console.width >= 100 else 10
         columns = (
-            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            BarColumn(bar_width=20),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=bar_width),
             TextColumn("{task.fields[share]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
@@ -87,7 +88,9 @@ class Work:
 
         def update() -> None:
             share = f"{self.done / self.total:4.0%}" if self.total else ""
-            progress.update(task, description=self.text, completed=self.done, total=self.total or None, share=share)
+            room = max(console.width - bar_width - 26, 10)  # the last column stays free: Ctrl-C prints ^C there
+            text = self.text if len(self.text) <= room else f"{self.text[: room - 1]}…"
+            progress.update(task, description=text, completed=self.done, total=self.total or None, share=share)
 
         update()
         self._shown.enter_context(progress)
@@ -139,7 +142,7 @@ def training_bar() -> Iterator[Callable[["Progress"], None]]:
             text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}: loss {p.loss:.4f}"
             speed = f"{p.subjects_per_second:.0f} subjects/s"
             if p.ended:
-                told = f"{text}, tuning NLL {p.tuning_nll:.4f}, {speed}{', best so far' if p.best else ''}"
+                told = f"{text}, tuning NLL {p.tuning_nll:.4f}{', best so far' if p.best else ''}"
                 if not current().quiet:
                     say(told, err=True)
             work.tick((epochs - 1) * p.steps + p.step, max(p.trials, p.members) * p.epochs * p.steps, f"{text}, {speed}")

@@ -68,7 +68,8 @@ def _nll(table: Scores, model: str, place: tuple[Any, ...]) -> str:
 
 def _rest(table: Scores, models: Sequence[str]) -> str:
     """What the table leaves out."""
-    landmarks, horizons = len(table.landmarks), len(table.m["horizons_days"])
+    landmarks = sum(landmark is not None for landmark in table.landmarks)
+    horizons = len(table.m["horizons_days"])
     causes = [str(cause) for cause in table.causes if cause != table.m["causes"][0]]
     places = f"{horizons} horizons" + (f" at each of {landmarks} landmarks" if landmarks > 1 else "")
     return "; ".join(filter(None, [", ".join(causes), places if landmarks * horizons > 1 else "", ", ".join(models)]))
