@@ -328,6 +328,25 @@ def score(
 
 
 @app.command()
+def report(
+    run: RunFolder,
+    tripod: Annotated[
+        Path | None, typer.Option("--tripod", help="YAML file with what only people know; see examples/tripod.yaml")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Draw the report of an evaluated run again: report.html and report-details.html.
+
+    Example: ehrseq report runs/death --tripod tripod.yaml
+    """
+    with errors(debug):
+        from ehrsequencing.cli.report import redraw
+
+        _run(run)
+        say(f"report: {redraw(run, tripod=tripod)}")
+
+
+@app.command()
 def audit(
     run: RunFolder,
     split: Annotated[str, typer.Option("--split", help="Split whose subjects the model is tested on")] = "held_out",

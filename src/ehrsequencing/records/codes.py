@@ -63,6 +63,18 @@ def read_parents(data: Path) -> dict[str, list[str]]:
     return found
 
 
+def read_descriptions(data: Path) -> dict[str, str]:
+    """What each code means, from `metadata/codes.parquet`; empty where there is none. Never an error: only words."""
+    path = data / "metadata" / "codes.parquet"
+    if not path.is_file():
+        return {}
+    table = read_table(path)
+    if table.column_names.count("code") != 1 or table.column_names.count("description") != 1:
+        return {}
+    two = (_texts(table[name], name, path) for name in ("code", "description"))
+    return {code: " ".join(words.split()) for code, words in zip(*two, strict=True) if code and words}
+
+
 def _texts(column: pa.ChunkedArray, name: str, path: Path, *, lists: bool = False) -> list[Any]:
     """A column of text, or where `lists` says so of lists of text."""
     kind = column.type
