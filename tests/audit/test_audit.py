@@ -13,6 +13,7 @@ from ehrsequencing.audit.audit import CHECKS, audit
 from ehrsequencing.audit.data import AuditData, Finding
 from ehrsequencing.audit.shuffled import _deal, shuffled_labels
 from ehrsequencing.audit.source import follow_up
+from ehrsequencing.cli.report import report_evaluation
 from ehrsequencing.config import EvaluationConfig, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -20,7 +21,7 @@ from ehrsequencing.models.base import WEIGHTS_FILE
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.reporting.report import render, write_report
+from ehrsequencing.reporting.report import PAGES, render
 from ehrsequencing.run import Run, add_to_run, saved_audit
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.storage import write_json
@@ -364,26 +365,27 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     assert "report.html" not in ehrseq("audit", bare, "--subjects", 5).stdout  # there is none, and none is made
     assert not (bare / "report.html").exists()
     metrics = evaluate(run, settings=EvaluationConfig(baselines="none", bootstrap=0))
-    add_to_run(run, "report.html", lambda path: write_report(metrics, path))
-    before = (run / "report.html").read_text()
+    report_evaluation(run, metrics)
+    before = (run / "report-details.html").read_text()
     assert "NOT RUN" in before
     assert "Audited: no" in before
     done = ehrseq("audit", run, "--subjects", 5)
     assert done.exit_code == 0, done.output
     assert f"report  {run / 'report.html'}" in done.stdout
-    after = (run / "report.html").read_text()
+    after = (run / "report-details.html").read_text()
     assert f"{len(CHECKS)} checks passed, no leak found" in after
     assert "found no leak" in after
     assert "NOT RUN" not in after
     assert "Audited: no" not in after
-    assert {"audit.json", "metrics.json", "report.html"} <= set(Run(run).manifest["files"])  # and all of them whole
+    assert f"No leak was found: {len(CHECKS)} checks passed" in (run / "report.html").read_text()
+    assert {"audit.json", "metrics.json", *PAGES} <= set(Run(run).manifest["files"])  # and all of them whole
     assert json.loads((run / "metrics-individual.json").read_text()) == json.loads(json.dumps(metrics))
     # Metrics that cannot be drawn change neither the verdict nor the report.
     add_to_run(run, "metrics-individual.json", lambda path: write_json(path, {"checks": None}))
     done = ehrseq("audit", run, "--subjects", 6)
     assert done.exit_code == 0, done.output
     assert "does not show this audit" in done.stderr
-    assert (run / "report.html").read_text() == after
+    assert (run / "report-details.html").read_text() == after
     assert Run(run).manifest["files"]
 
 

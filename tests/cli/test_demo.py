@@ -13,7 +13,7 @@ from ehrsequencing.cli import demo
 from ehrsequencing.errors import EhrseqError
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10")
-STAGES = ("1/5", "2/5", "3/5", "4/5", "5/5")
+STAGES = ("1/6", "2/6", "3/6", "4/6", "5/6", "6/6")
 
 
 class Killed(BaseException):
@@ -45,14 +45,14 @@ def test_a_demo_goes_on_after_any_interruption_and_a_second_call_does_nothing_ag
             run_demo(out, stop)
         return [line for line in said if line in STAGES]
 
-    assert killed_in("1/5", f".tmp-{dead}-new-data/data/train/0.parquet") == ["1/5"]
-    assert killed_in("2/5", f".tmp-{dead}-new-prepared/rows/0.rows") == ["1/5", "2/5"]
-    assert killed_in("3/5", f"run/checkpoints/.tmp-{dead}-new-step-1/state.json") == ["2/5", "3/5"]
-    assert killed_in("4/5") == ["3/5", "4/5"]
-    assert killed_in("5/5") == ["4/5", "5/5"]
+    assert killed_in("1/6", f".tmp-{dead}-new-data/data/train/0.parquet") == ["1/6"]
+    assert killed_in("2/6", f".tmp-{dead}-new-prepared/rows/0.rows") == ["1/6", "2/6"]
+    assert killed_in("3/6", f"run/checkpoints/.tmp-{dead}-new-step-1/state.json") == ["2/6", "3/6"]
+    assert killed_in("4/6") == ["3/6", "4/6"]
+    assert killed_in("5/6") == ["4/6", "5/6"]
     lines: list[str] = []
     first = run_demo(out, lines.append)
-    assert [line[:3] for line in lines if line[:3] in STAGES] == ["4/5", "5/5"]
+    assert [line[:3] for line in lines if line[:3] in STAGES] == ["4/6", "5/6", "6/6"]
     (told,) = (line for line in lines if "of the gain in expected log-likelihood" in line)
     assert f"reaches {first['oracle']['gain_share_expected']:.0%} of the gain" in told  # not as it happened
     assert any("over 4 simulations of 4,000 patients" in line for line in lines)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.output_kinds import MANIFEST, PREDICTIONS, is_parquet_of
+from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_json
 from helpers.command_line import TASK, ehrseq
@@ -206,15 +207,15 @@ def test_training_does_not_resume_in_its_own_input(sim_prepared: Path) -> None:
 
 
 def test_a_run_lists_its_own_files_and_keeps_those_of_others(sim_run: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json", "report.html"}))
+    run = Path(shutil.copytree(sim_run, tmp_path / "run", ignore=lambda *_: {"metrics.json", *PAGES}))
     facts = read_json(run / MANIFEST)
-    assert set(facts["files"]) - {"metrics.json", "report.html"} == {
+    assert set(facts["files"]) - {"metrics.json", *PAGES} == {
         "config.json", "config.yaml", "history.jsonl", "model.safetensors", "vocabulary.json", "vocabulary.safetensors",
     }  # fmt: skip
     facts["files"] = {name: found for name, found in facts["files"].items() if (run / name).is_file()}
     (run / MANIFEST).write_text(json.dumps(facts))
     (run / "notes.txt").write_text("mine")
-    for name in ("metrics.json", "report.html"):
+    for name in ("metrics.json", *PAGES):
         (run / name).write_text("mine")
         assert f"{name}: is there already" in refused(tmp_path, "evaluate", run, *QUICK)
         (run / name).unlink()

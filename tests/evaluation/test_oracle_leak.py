@@ -167,7 +167,7 @@ def evaluated(folder: Path, prepared: Path, *, epochs: int) -> tuple[str, dict[s
     Trainer(Prepared(prepared), "simulated", folder, study=study).fit()
     done = ehrseq("evaluate", folder, "evaluation.baselines=none", "evaluation.bootstrap=0")
     assert done.exit_code == 0, done.output
-    return done.stdout, json.loads((folder / "metrics.json").read_text()), (folder / "report.html").read_text()
+    return done.stdout, json.loads((folder / "metrics.json").read_text()), (folder / "report-details.html").read_text()
 
 
 SAID_IN_WARNINGS = "The model beats the true hazards by more than three standard errors: it is leaking."

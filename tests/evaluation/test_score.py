@@ -246,7 +246,7 @@ def test_a_cox_model_of_another_library_is_scored(
     c = by_key(result["metrics"], "lifelines Cox")[("ours", 0.0, small_task.causes[0], small_task.horizons[-1], "c")]
     assert 0.4 < c["value"] < 1
     assert result["data"]["prediction_times"]["held_out"] == len(asked)
-    page = (folder / "report.html").read_text()
+    page = (folder / "report-details.html").read_text()
     assert "lifelines Cox" in page
     assert "Predictions of another model" in page
     assert "Not possible: the audit" in page
@@ -372,7 +372,9 @@ def test_the_command_prepares_and_removes_the_set(
     arguments = ("score", predicted, sim_data, "--task", task_file, "--out", tmp_path / "out", *NO_RIVALS)
     done = ehrseq(*arguments, "--name", "theirs")
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["manifest.json", "metrics.json", "report.html"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "manifest.json", "metrics.json", "report-details.html", "report.html",
+    ]  # fmt: skip
     assert ehrseq(*arguments).exit_code == 0  # replaces its own output
     (tmp_path / "out" / "mine.txt").write_text("")
     assert "which ehrseq did not write" in refused(*arguments)

@@ -65,4 +65,4 @@ def test_records_that_say_little_are_evaluated(births: bool, visits: int, conten
     assert {(model, metric) for model in metrics["models"] for metric in ("brier", "oe", "ipa")} <= found
     unknown = metrics["inputs"]["by_split"]["held_out"]["unknown_age_rate"]
     assert unknown == (0.0 if births else 1.0)
-    assert "boosted visits" in (run / "report.html").read_text()
+    assert "boosted visits" in (run / "report-details.html").read_text()

@@ -30,5 +30,5 @@ def not_for(scores: Scores) -> str:
 
 
 def checklist() -> Any:
-    """The lists of the checklist: `human_items`, `trials_item`, `filled_items`."""
+    """The lists of the checklist: `trials_item`, `filled_items`."""
     return environment().get_template("checklist_items.jinja").module

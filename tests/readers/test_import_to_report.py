@@ -154,7 +154,8 @@ def to_report(kind: str, source: Path, folder: Path, task: str) -> tuple[dict[st
     done("prepare", meds, "--task", folder / "task.yaml", "--out", prepared, *VISITS, "vocabulary.min_subjects=3")
     done("train", prepared, "--out", run, *TINY)
     done("evaluate", run, "--baselines", "none", "evaluation.bootstrap=10")
-    return json.loads((run / "metrics-individual.json").read_text()), html.unescape((run / "report.html").read_text())
+    page = html.unescape((run / "report-details.html").read_text())
+    return json.loads((run / "metrics-individual.json").read_text()), page
 
 
 def expected(people: Sequence[Patient]) -> list[tuple[float, int]]:

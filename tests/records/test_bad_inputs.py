@@ -21,6 +21,7 @@ import torch
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_json, write_json, write_manifest
 from helpers import command_line
@@ -403,6 +404,6 @@ def test_a_script_in_a_code_is_escaped_in_the_report(data: Path, task: Path, tmp
     done(ehrseq("prepare", data, "--task", task, "--out", tmp_path / "set"))
     done(ehrseq("train", tmp_path / "set", "--out", tmp_path / "run", *TINY))
     done(ehrseq("evaluate", tmp_path / "run", "--split", "train", "--baselines", "none", "evaluation.bootstrap=0"))
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = "".join((tmp_path / "run" / name).read_text() for name in PAGES)
     assert script not in page
     assert not any(canary in page for canary in CANARIES if canary not in ("2019-", "713.25"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ehrsequencing.evaluation.tripod import QUESTIONS
 from ehrsequencing.reporting.report import render
 from helpers.command_line import ehrseq
 from helpers.metrics_json import complete
@@ -26,7 +27,8 @@ def test_told_tuning_trials_are_in_the_card_and_the_checklist(trials: int) -> No
     text = text_of(metrics)
     assert f"Tuning trials {trials:,} " in text
     assert "Tuning trials (12c) in this report" in text
-    assert text.count("NOT PROVIDED") == len(checklist().human_items)
+    assert text.count("to be filled in by the authors") == len(QUESTIONS)
+    assert "NOT PROVIDED" not in text
 
 
 @pytest.mark.parametrize("checks", [None, {"tuning_trials": None}, {}])
@@ -34,10 +36,10 @@ def test_untold_tuning_trials_are_for_people_to_provide(checks: dict[str, Any] |
     metrics = complete()
     metrics["checks"] = checks
     text = text_of(metrics)
-    assert "Tuning trials NOT PROVIDED" in text
-    assert f"{' '.join(checklist().trials_item)} NOT PROVIDED" in text
+    assert "Tuning trials to be filled in by the authors" in text
+    assert f"{' '.join(checklist().trials_item)} to be filled in by the authors" in text
     assert "Tuning trials (12c) in this report" not in text
-    assert text.count("NOT PROVIDED") == len(checklist().human_items) + 2
+    assert text.count("to be filled in by the authors") == len(QUESTIONS) + 2
 
 
 def test_a_single_training_says_how_to_get_the_instability() -> None:
@@ -89,5 +91,6 @@ def test_trials_are_told_when_the_run_is_judged(sim_run: Path, tmp_path: Path) -
         done = ehrseq("evaluate", run, "--baselines", "none", "evaluation.bootstrap=0", *given)
         assert done.exit_code == 0, done.output
         assert json.loads((run / "metrics.json").read_text())["checks"]["tuning_trials"] == told
-        assert ("NOT PROVIDED (set evaluation.tuning_trials=N" in (run / "report.html").read_text()) == (told is None)
+        page = (run / "report-details.html").read_text()
+        assert ("to be filled in by the authors (evaluation.tuning_trials=N" in page) == (told is None)
     assert ehrseq("evaluate", run, "evaluation.tuning_trials=-1").exit_code == 2

@@ -333,6 +333,22 @@ def predict(
 app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash')(score)
 
 
+@app.command(example="ehrseq report run --tripod tripod.yaml")
+def report(
+    run: RunFolder,
+    tripod: Annotated[
+        Path | None, typer.Option("--tripod", help="YAML file with what only people know; see examples/tripod.yaml")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Draw the report of an evaluated run again: report.html and report-details.html."""
+    with errors(debug):
+        from ehrsequencing.cli.report import redraw
+
+        _run(run)
+        finish(wrote={"report": redraw(run, tripod=tripod)}, then=["predict", run, "DATA"])
+
+
 @app.command(example="ehrseq audit run --subjects 200")
 def audit(
     run: RunFolder,

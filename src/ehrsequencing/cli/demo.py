@@ -1,4 +1,4 @@
-"""`ehrseq demo`: simulates records with known risks, prepares them, trains, evaluates, and writes the report."""
+"""`ehrseq demo`: simulates records with known risks, prepares them, trains, evaluates, audits and reports."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
-from ehrsequencing.cli.console import bar, stages, training_bar
+from ehrsequencing.audit.audit import audit
+from ehrsequencing.cli.console import bar, training_bar
 from ehrsequencing.cli.console import say as print_line
+from ehrsequencing.cli.report import report_audit, report_evaluation
 from ehrsequencing.config import format_days, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.output_kinds import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.reporting.report import write_report
-from ehrsequencing.run import add_to_run
+from ehrsequencing.reporting.report import PAGES
+from ehrsequencing.run import saved_audit
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import simulation_facts
 from ehrsequencing.storage import altered, read_json, read_manifest, require_name
@@ -47,7 +49,7 @@ OVER_SEEDS = (0.65, 0.02, 4)  # .631, .628, .669, .652
 
 
 def run_demo(out: Path, *, subjects: int, seed: int, say: Callable[[str], Any] = print_line) -> dict[str, Any]:
-    """Simulate, prepare, train, evaluate and report; stages that are complete are skipped.
+    """Simulate, prepare, train, evaluate, report and audit; stages that are complete are skipped.
 
     Args:
         out: Folder to make.
@@ -65,29 +67,34 @@ def run_demo(out: Path, *, subjects: int, seed: int, say: Callable[[str], Any] =
     sweep_temporaries(out)
     study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
     if not (data / MANIFEST).is_file():
-        say(f"1/5  simulating {subjects:,} patients, whose true risks are known")
+        say(f"1/6  simulating {subjects:,} patients, whose true risks are known")
         with bar("simulating") as tick:
             simulate(data, subjects=subjects, seed=seed, config=WORLD, progress=tick)
     task = load_task(data / "task.yaml")
     if not (prepared / MANIFEST).is_file():
-        say("2/5  preparing: visits, codes, labels")
+        say("2/6  preparing: visits, codes, labels")
         with bar("preparing") as tick:
             prepare(data, prepared, study=study, tasks=[task], progress=tick)
     if not (run / MANIFEST).is_file():
-        say("3/5  training the hierarchical BEHRT")
+        say("3/6  training the hierarchical BEHRT")
     trainer = Trainer(Prepared(prepared), task.name, run, study=study)
     with training_bar() as show:
         trainer.fit(resume=True, on_progress=show)
     manifest = read_manifest(run, what="a run")
     metrics: dict[str, Any]
-    if {"metrics.json", "report.html"} <= set(manifest["files"]) - set(altered(run, manifest)):
+    if {"metrics.json", *PAGES} <= set(manifest["files"]) - set(altered(run, manifest)):
         metrics = read_json(run / "metrics.json")
     else:
-        say("4/5  evaluating on held-out patients, beside baselines and the truth")
+        say("4/6  evaluating on held-out patients, beside baselines and the truth")
         with stages("evaluating") as stage:
             metrics = evaluate(run, progress=stage)
-        say("5/5  writing the report")
-        add_to_run(run, "report.html", lambda path: write_report(metrics, path))
+        say("5/6  writing the report")
+        report_evaluation(run, metrics)
+    if saved_audit(run) is None:
+        say("6/6  auditing: can anything from the future reach the model?")
+        with bar("auditing") as tick:
+            found = audit(run, progress=tick)
+        report_audit(run, found)
     for line in summary(metrics):
         say(line)
     return metrics

@@ -145,6 +145,8 @@ def training_bar() -> Iterator[Callable[["Progress"], None]]:
                 told = f"{text}, tuning NLL {p.tuning_nll:.4f}{', best so far' if p.best else ''}"
                 if not current().quiet:
                     say(told, err=True)
-            work.tick((epochs - 1) * p.steps + p.step, max(p.trials, p.members) * p.epochs * p.steps, f"{text}, {speed}")
+            work.tick(
+                (epochs - 1) * p.steps + p.step, max(p.trials, p.members) * p.epochs * p.steps, f"{text}, {speed}"
+            )
 
         yield show

@@ -1,35 +1,37 @@
-"""Writes `report.html`: after `ehrseq evaluate`, after external validation, and again after `ehrseq audit`.
+"""Writes the report: after `ehrseq evaluate` and external validation, again after `ehrseq audit`, and on request.
 
-Goes in: a run, and the results of an evaluation or an audit. Comes out: the page, in the folder that it belongs to.
+Goes in: a run, and the results of an evaluation or an audit. Come out: the pages, in the folder that they belong to.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
 from ehrsequencing.evaluation.repeated_splits import add_splits
 from ehrsequencing.evaluation.results import read_result
-from ehrsequencing.reporting.report import render, write_report
-from ehrsequencing.run import add_to_run, saved_audit
+from ehrsequencing.evaluation.tripod import read_tripod
+from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_report
+from ehrsequencing.run import add_to_run, require_room, saved_audit
 from ehrsequencing.storage import altered, read_manifest, write_bytes
-
-REPORT = "report.html"
 
 
 def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
     """Write the report of an evaluation, with the repeated splits and the audit that the run has."""
-    metrics = add_splits(run, metrics) | {"audit": saved_audit(run)}
-    add_to_run(run, REPORT, lambda path: write_report(metrics, path))
+    audit = saved_audit(run)
+    metrics = add_splits(run, metrics) | {"audit": audit}
+    _add_pages(run, metrics)
 
 
 def report_external(run: Path, metrics: dict[str, Any], folder: Path) -> None:
     """Write the report of an external validation to its own folder."""
-    write_report(metrics | {"audit": saved_audit(run)}, folder / REPORT)
+    write_report(metrics | {"audit": saved_audit(run)}, folder)
 
 
 def report_score(metrics: dict[str, Any], folder: Path) -> None:
     """Write the report of scored predictions to their folder."""
-    write_report(metrics, folder / REPORT)
+    write_report(metrics, folder)
 
 
 def report_audit(run: Path, audit: dict[str, Any]) -> str:
@@ -40,13 +42,52 @@ def report_audit(run: Path, audit: dict[str, Any]) -> str:
         for a run without a report, or whose metrics or report somebody has edited: nothing is written.
     """
     manifest, metrics = read_manifest(run, what="a finished run", verify=False), read_result(run)
-    if metrics is None or REPORT not in set(manifest["files"]) - set(altered(run, manifest)):
+    if metrics is None or ANSWER not in set(manifest["files"]) - set(altered(run, manifest)):
         return ""
+    try:
+        drawn = pages(_with_audit(run, metrics, audit))
+    except Exception as error:
+        return f"warning: {run / ANSWER} does not show this audit; run ehrseq evaluate again ({error})"
+    _add_drawn(run, drawn)
+    return f"report: {run / ANSWER}"
+
+
+def redraw(run: Path, *, tripod: Path | None = None) -> Path:
+    """Draw the report of a run again from what its evaluation and its audit found.
+
+    Args:
+        run: A run that has been evaluated.
+        tripod: Answers of people (`evaluation.tripod`) instead of those that the evaluation knew.
+
+    Returns:
+        The file of the answer.
+
+    Raises:
+        EhrseqError: The run has no results, or somebody has edited them or the pages.
+    """
+    metrics = read_result(run)
+    if metrics is None:
+        fix = f"run ehrseq evaluate {run}"
+        raise EhrseqError("has no results of an evaluation, or they have been edited", where=str(run), fix=fix)
+    if tripod is not None:
+        metrics = metrics | {"tripod": read_tripod(tripod)}
+    audit = saved_audit(run)
+    _add_pages(run, metrics if audit is None else _with_audit(run, metrics, audit))
+    return run / ANSWER
+
+
+def _with_audit(run: Path, metrics: Mapping[str, Any], audit: dict[str, Any]) -> dict[str, Any]:
     summary = audit_summary(run)
     checks = (metrics.get("checks") or {}) | {"audit": summary, "predictor_cutoff": predictor_cutoff(summary)}
-    try:
-        page = render(metrics | {"audit": audit, "checks": checks}).encode()
-    except Exception as error:
-        return f"warning: {run / REPORT} does not show this audit; run ehrseq evaluate again ({error})"
-    add_to_run(run, REPORT, lambda path: write_bytes(path, page))
-    return f"report: {run / REPORT}"
+    return {**metrics, "audit": audit, "checks": checks}
+
+
+def _add_pages(run: Path, metrics: Mapping[str, Any]) -> None:
+    require_room(run, *PAGES)
+    _add_drawn(run, pages(metrics))
+
+
+def _add_drawn(run: Path, drawn: Mapping[str, str]) -> None:
+    for name, page in drawn.items():
+        text = page.encode()
+        add_to_run(run, name, lambda path, text=text: write_bytes(path, text))  # type: ignore[misc]

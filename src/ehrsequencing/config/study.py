@@ -63,6 +63,8 @@ class EvaluationConfig(Settings):
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
     # Number of settings tried before these, for the report (null: not provided). The boosted baseline tries as many.
     tuning_trials: int | None = Field(None, ge=0)
+    # YAML file with what only people know (TRIPOD+AI); examples/tripod.yaml is an empty one
+    tripod: str | None = None
     recalibrate: bool = False  # fit a recalibration on the tuning split; report calibration before and after
 
 

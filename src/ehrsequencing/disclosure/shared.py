@@ -17,9 +17,9 @@ from ehrsequencing.metrics.registry import METRICS
 INDIVIDUAL = "metrics-individual.json"
 _AS_THEY_ARE = (
     "title", "run", "split", "created", "versions", "task", "question", "causes", "horizons_days", "landmarks_days",
-    "models", "strongest", "config", "warnings", "recalibrated_in_training", "score",
+    "models", "strongest", "config", "warnings", "recalibrated_in_training", "score", "tripod",
 )  # fmt: skip
-_LEFT_OUT = ("calibration", "smooth_calibration", "decision", "risk_distribution", "trajectories")
+_LEFT_OUT = ("calibration", "smooth_calibration", "decision", "risk_distribution", "trajectories", "incidence")
 _MEDIAN = ("median_days", "low", "high")
 _CHECKS = (
     "time_zero", "predictor_cutoff", "audit", "events_per_parameter", "parameters", "tuning_trials", "seeds", "members",

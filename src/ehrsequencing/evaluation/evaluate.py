@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
@@ -26,6 +25,8 @@ from ehrsequencing.evaluation.comparison import NETWORK, ORACLE, OURS, Compariso
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, nll_row, over_time_rows, scope_estimates
+from ehrsequencing.evaluation.examples import trajectories
+from ehrsequencing.evaluation.incidence import incidence_rows
 from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
 from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings, risk_table
@@ -36,6 +37,8 @@ from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.through_risks import nll_through
 from ehrsequencing.evaluation.trained_baselines import known_baselines, network_alone, rivals_of
+from ehrsequencing.evaluation.tripod import read_tripod
+from ehrsequencing.evaluation.visit_head import VISIT_HEAD_WARNING, visit_head_rows
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.records.attrition import task_warnings
@@ -121,7 +124,11 @@ class Evaluation:
             progress: Called with the name of each stage.
         """
         if self.run is not None and self.is_visit_head:
-            return self._visit_head_result(self.run)
+            found = visit_head_rows(self.run, self.records)
+            self.warnings.append(VISIT_HEAD_WARNING)
+            self._warn([])
+            frame = self.context.frame() | self._surroundings([])
+            return frame | found | {"tripod": read_tripod(self.settings.tripod), "warnings": self.warnings}
         risks = self._risks(progress)
         comparisons = self._comparisons(risks, self.horizons)
         causes = self.task.causes
@@ -148,9 +155,9 @@ class Evaluation:
             "decision": decision,
             "subgroups": [row for comparison in comparisons for row in self._subgroups(comparison)],
             "risk_distribution": [row for s in comparisons for row in tables.distribution(s, causes, model=self.ours)],
-            "trajectories": tables.trajectories(
-                self.rows, self._at_horizons(risks[self.ours]), self.task, wanted=self.wanted_trajectories()
-            ),
+            "trajectories": self._trajectories(risks[self.ours]),
+            "incidence": self._incidence(risks, comparisons),
+            "tripod": read_tripod(self.settings.tripod),
             "oracle": self._oracle(),
             "blend": tables.blend(self.run),
         }  # fmt: skip
@@ -308,6 +315,20 @@ class Evaluation:
         )
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
+    def _trajectories(self, risk: Floats) -> list[dict[str, Any]]:
+        wanted = self.wanted_trajectories()
+        return trajectories(self.source, self.population, self._at_horizons(risk), self.task, wanted=wanted)
+
+    def _incidence(self, risks: Mapping[str, Floats], comparisons: list[Comparison]) -> list[dict[str, Any]]:
+        """Observed and predicted curves at each landmark, up to the longest horizon that the follow-up reaches."""
+        grids = self._comparisons({self.ours: risks[self.ours]}, self.grid)
+        out = []
+        for grid, comparison in zip(grids, comparisons, strict=True):
+            if grid.landmark_days is not None:
+                longest = self._longest(comparison)
+                out += incidence_rows(grid, self.task.causes, model=self.ours, horizon_days=longest)
+        return out
+
     def wanted_trajectories(self) -> int:
         """How many subjects' curves to show: by default a few of a simulation, none of real people."""
         asked = self.settings.trajectories
@@ -380,34 +401,6 @@ class Evaluation:
         self.warnings += oracle_warnings(found)
         return found | {"differences": self.beside_truth}
 
-    def _visit_head_result(self, run: Run) -> dict[str, Any]:
-        """The `visit` head has no calendar: only its likelihood and its mean hazard can be evaluated."""
-        nll = nll_of_rows(run.model, self.records, code_types=run.code_types)
-        hazard = risk_of_rows(run.model, self.records, horizons_days=[], code_types=run.code_types)[:, 0, 0]
-        answered = ~np.isnan(hazard)
-        last = np.r_[np.diff(self.rows.subject) != 0, True] & (self.cause == 1)
-        rows = {"nll": float(np.nanmean(nll)), "oe": float(last[answered].sum() / hazard[answered].sum())}
-        self.warnings.append(
-            "The visit head gives the risk of the event before the next visit. It has no calendar, so that metrics at "
-            "horizons do not apply; use head=horizon for them."
-        )
-        self._warn([])
-        subjects, events = len(np.unique(self.rows.subject)), int(last.sum())
-        metrics = [
-            tables.metric_row(self.ours, None, name, value, cause=self.task.causes[0], subjects=subjects, events=events)
-            for name, value in rows.items()
-        ]
-        empty: dict[str, Any] = {
-            name: []
-            for name in (
-                "differences", "at_risk", "calibration", "smooth_calibration", "decision", "subgroups",
-                "risk_distribution", "trajectories",
-            )
-        }  # fmt: skip
-        found = self.context.frame() | self._surroundings([]) | empty
-        nobody: dict[str, Any] = {"models": [self.ours], "strongest": None, "baselines": []}
-        return found | nobody | {"metrics": metrics, "warnings": self.warnings}
-
 
 def evaluate(
     run_folder: Path,
@@ -433,7 +426,7 @@ def evaluate(
         EhrseqError: The run or its prepared set cannot be used.
     """
     run = Run(run_folder)
-    require_room(run_folder, SHARED, INDIVIDUAL, "report.html")
+    require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
     population, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
     fitted = recalibrate(run, store) if settings.recalibrate else None

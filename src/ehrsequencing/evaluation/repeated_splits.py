@@ -297,7 +297,7 @@ def one_split(
         raise EhrseqError("has no task", where=str(folder), fix="put the task into the study")
     study = split_study(study, seed)
     # What would change the numbers; the run's fingerprint covers its data, labels and settings.
-    asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate"})
+    asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate", "tripod"})
     fingerprint = digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)

@@ -1,23 +1,19 @@
-"""Rows of the result as plain JSON: metrics, subjects at risk, follow-up, calibration, distributions, examples."""
+"""Rows of the result as plain JSON: metrics, subjects at risk, follow-up, calibration, distributions."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
 from ehrsequencing.blend.blend import PARTS
-from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.config import format_days
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.calibration import grouped_calibration
 from ehrsequencing.metrics.censoring import median_follow_up_days
 from ehrsequencing.metrics.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
-from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.run import Run
 
-LONGEST_TRAJECTORY = 40  # prediction times
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
 
 
@@ -148,39 +144,3 @@ def distribution(scope: Comparison, causes: Sequence[str], *, model: str) -> lis
             **{name: np.histogram(risk[which, e, h], bins=edges)[0].tolist() for name, which in groups.items()},
         })  # fmt: skip
     return out
-
-
-def trajectories(rows: TaskRows, risk: Floats, task: TaskConfig, *, wanted: int) -> list[dict[str, Any]]:
-    """A few subjects' risk over time, half of them with the event, spread over the risk at their last prediction.
-
-    Args:
-        rows: All prediction times of the split.
-        risk: (R, causes, H).
-        task: The task.
-        wanted: How many subjects.
-    """
-    offsets = rows.row_offsets
-    long = np.flatnonzero(np.diff(offsets) >= 3)
-    had = rows.cause[np.maximum(offsets[long + 1] - 1, 0)] == 1
-    chosen: list[int] = []
-    for group in (long[had], long[~had]):
-        count = min(len(group), (wanted + 1) // 2)
-        by_risk = group[np.argsort(risk[offsets[group + 1] - 1, 0, -1])]
-        chosen += by_risk[np.linspace(0, len(by_risk) - 1, count + 2)[1:-1].astype(int)].tolist() if count else []
-    return [_trajectory(chr(65 + k), subject, rows, risk, task) for k, subject in enumerate(chosen[:wanted])]
-
-
-def _trajectory(label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig) -> dict[str, Any]:
-    start, stop = rows.row_offsets[subject : subject + 2]
-    own = np.arange(start, stop)[-LONGEST_TRAJECTORY:]
-    times = (rows.prediction_us[own] - rows.index_us[own]) / DAY_US
-    cause = int(rows.cause[own[-1]])
-    when = format_days(float(round(times[-1] + rows.duration_days[own[-1]])))
-    return {
-        "label": label,
-        "outcome": f"{task.causes[cause - 1] if cause else 'event-free'} at {when}",
-        "times_days": [round(float(t), 2) for t in times],
-        "kind": np.where(rows.is_query[own], "query", "visit").tolist(),
-        "curves": {name: risk[own, e].round(4).tolist() for e, name in enumerate(task.causes)},
-        "horizons_days": list(task.horizons),
-    }

@@ -9,10 +9,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 _BASELINE_SHAPES = 6
 Show = Callable[[float], str]  # how a number is printed
+
+
+class Figure(Markup):
+    """A drawn chart: the text of its `<svg>`, and the same numbers as a table.
+
+    Attributes:
+        columns: Heads of the table.
+        rows: Its lines, as text.
+    """
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,19 +96,23 @@ class Chart:
         self.y = Scale(*(y or (height - bottom, top)), height - bottom, top)
         self.drawn: list[str] = []
         self.told: list[str] = []
+        self.columns: tuple[str, ...] = ()
+        self.rows: list[tuple[str, ...]] = []
 
-    def svg(self, title: str, style: str = "fig") -> str:
+    def svg(self, title: str, style: str = "fig") -> Figure:
         """The whole figure."""
         head = f"<title>{escape(title)}</title><desc>{escape('. '.join(self.told))}</desc>"
         box = f'viewBox="0 0 {self.width:g} {self.height:g}"'
-        return f'<svg class="{style}" {box} role="img">{head}{"".join(self.drawn)}</svg>'
+        figure = Figure(f'<svg class="{style}" {box} role="img">{head}{"".join(self.drawn)}</svg>')
+        figure.columns, figure.rows = self.columns, tuple(self.rows)
+        return figure
 
     # -------------------------------------------------------------------------------------------------------- axes
 
-    def x_axis(self, label: str, show: Show) -> None:
-        """Axis at the bottom with ticks and a label."""
+    def x_axis(self, label: str, show: Show, at: Sequence[float] = ()) -> None:
+        """Axis at the bottom with ticks (at round values, unless they are given) and a label."""
         base, low, high = self.y.low, self.x.low, self.x.high
-        for tick in ticks(low, high):
+        for tick in at or ticks(low, high):
             self.drawn.append(_line(self.x(tick), self.y.start, self.x(tick), self.y.start + 4, "axis"))
             self.text(tick, base, show(tick), "mid", dy=16)
         self.line(low, base, high, base, "axis")
@@ -149,12 +165,16 @@ class Chart:
         steps = " ".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in zip(x, y, strict=True))
         self.drawn.append(f'<polyline points="{steps}" class="{f"line {style}".rstrip()}" opacity="{opacity:.2f}"/>')
 
+    def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], style: str = "") -> None:
+        """The area between two lines."""
+        around = [*zip(x, low, strict=True), *reversed([*zip(x, high, strict=True)])]
+        corners = " ".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in around)
+        self.drawn.append(f'<polygon points="{corners}" class="{f"band {style}".rstrip()}"/>')
+
     def curve(self, curve: Curve) -> None:
         """The line of a curve; our model (kind 0) also shows its band."""
         if curve.kind == 0 and curve.low and curve.high:
-            around = [*zip(curve.x, curve.low, strict=True), *reversed([*zip(curve.x, curve.high, strict=True)])]
-            corners = " ".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in around)
-            self.drawn.append(f'<polygon points="{corners}" class="band"/>')
+            self.band(curve.x, curve.low, curve.high)
         self.path(curve.x, curve.y, curve.style or ("" if curve.kind == 0 else "k1 thin"))
 
     def mark(
@@ -172,6 +192,11 @@ class Chart:
         """The mark of series `kind`."""
         more = (' fill-opacity="0"' if hollow else "") + (f' opacity="{opacity:.2f}"' if opacity < 1 else "")
         self.drawn.append(_shape(kind, self.x(x), self.y(y), size, style, more, hover))
+
+    def mark_at(self, x: float, y: float, hover: str, *, style: str) -> None:
+        """A tick of a lane, at pixels."""
+        size = 'width="3" height="10" rx="1"'
+        self.drawn.append(f'<rect x="{x - 1.5:.1f}" y="{y - 5:.1f}" {size} class="{style}">{_hover(hover)}</rect>')
 
     def end_labels(self, ends: Sequence[tuple[float, str]]) -> None:
         """Names beside the right ends of lines, given as (y, name), moved apart so that they do not overlap."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ehrsequencing.disclosure.small_counts import CalibrationGroup
-from ehrsequencing.reporting.chart import Chart, Curve, Estimate, ticks
+from ehrsequencing.reporting.chart import Chart, Curve, Estimate, Figure, ticks
 from ehrsequencing.reporting.wording import percent, plain, with_interval
 
 
@@ -36,7 +36,7 @@ class Spread:
 
 def forest(
     groups: Sequence[tuple[str, Sequence[Estimate]]], *, title: str, label: str, reference: float, floor: float
-) -> str:
+) -> Figure:
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
     Args:
@@ -56,17 +56,20 @@ def forest(
         for estimate in rows:
             words = f"{estimate.name}: {with_interval(estimate.value, estimate.low, estimate.high, '.3f')}"
             _draw_estimate(chart, estimate, y + row / 2, words, f"{estimate.name}: undefined", reference)
+            numbers = with_interval(estimate.value, estimate.low, estimate.high, ".3f")
+            chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row
         y += gap
         chart.rule(y - gap / 2)
         told = (f"{e.name} {with_interval(e.value, e.low, e.high, '.3f')}" for e in rows)
         chart.told.append(f"{name}: " + "; ".join(told))
+    chart.columns = ("where", "model", label)
     return chart.svg(title)
 
 
 def levels(
     groups: Sequence[tuple[str, Sequence[tuple[str, Estimate]]]], *, title: str, label: str, reference: float | None
-) -> str:
+) -> Figure:
     """One row for each level of each group, with its interval and a dashed line.
 
     Args:
@@ -85,9 +88,11 @@ def levels(
         for level, estimate in rows:
             words = with_interval(estimate.value, estimate.low, estimate.high, ".2f")
             chart.told.append(f"{name} {level}: {words}")
+            chart.rows.append((name, level, words))
             chart.margin_text(14, y + row / 2, shorten(level))
             _draw_estimate(chart, estimate, y + row / 2, f"{level}: {words}", "not shown", chart.x.low)
             y += row
+    chart.columns = ("group", "level", label)
     return chart.svg(title)
 
 
@@ -131,7 +136,7 @@ def shorten(words: str, most: int = 18) -> str:
     return f"…//{tail}" if tail != words and len(tail) <= most - 3 else words[: most - 1] + "…"
 
 
-def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> str:
+def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> Figure:
     """Histograms of predicted risk above one another, each drawn as a density of its own subjects.
 
     Bars may have unequal widths (small ones are merged before they come here): area, not height, is the share.
@@ -153,8 +158,11 @@ def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> str
             share = max(round(20 * share), 1) / 20 if ridge.rough else share
             part = "" if ridge.rough else f": {percent(count / everyone)} of them"
             hover = f"risk {percent(left)} to {percent(right)}{part}"
+            told = "not exact" if ridge.rough else percent(count / everyone)
+            chart.rows.append((ridge.label, f"{percent(left)} to {percent(right)}", told))
             chart.bar((left, right), base - row * share, base, f"bar {ridge.style}".rstrip(), hover)
     chart.x_axis(label, percent)
+    chart.columns = ("group", label, "share of the group")
     return chart.svg(title)
 
 
@@ -163,7 +171,7 @@ def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> str
 
 def calibration(
     series: Sequence[tuple[int, str, Sequence[CalibrationGroup]]], *, title: str, curves: Sequence[Curve] = ()
-) -> str:
+) -> Figure:
     """Observed against predicted risk: smooth curves with a band, groups with intervals, and the diagonal.
 
     Args:
@@ -184,9 +192,11 @@ def calibration(
             observed = with_interval(p.observed, p.low, p.high, percent)
             words = f"{name}: predicted {percent(p.predicted)}, observed {observed}{size}"
             chart.told.append(words)
+            chart.rows.append((name, percent(p.predicted), observed, f"{p.n:,}" if p.n else "withheld"))
             if p.low is not None and p.high is not None:
                 chart.whisker(kind, (p.predicted, p.predicted), (p.low, p.high), style)
             chart.mark(kind, p.predicted, p.observed, words, hollow=place > 0, style=style)
+    chart.columns = ("model", "predicted", "observed (95% interval)", "subjects")
     return chart.svg(title)
 
 
@@ -204,18 +214,20 @@ def _risk_square(reach: float, height: float, x_label: str, y_label: str) -> Cha
     return chart
 
 
-def instability(groups: Sequence[Spread], *, title: str) -> str:
+def instability(groups: Sequence[Spread], *, title: str) -> Figure:
     """How far risks move when the model is fitted again: one interval per group of subjects of similar risk."""
     chart = _risk_square(max((g.high for g in groups), default=1.0), 300, "predicted risk", "range over refits")
     for g in groups:
         words = f"predicted {percent(g.risk)}: from {percent(g.low)} to {percent(g.high)}"
         chart.told.append(words)
+        chart.rows.append((percent(g.risk), f"{percent(g.low)} to {percent(g.high)}"))
         chart.whisker(0, (g.risk, g.risk), (g.low, g.high))
         chart.mark(0, g.risk, g.risk, words, size=3.0)
+    chart.columns = ("predicted risk", "range over refits")
     return chart.svg(title)
 
 
-def decision(curves: Sequence[Curve], *, title: str) -> str:
+def decision(curves: Sequence[Curve], *, title: str) -> Figure:
     """Net benefit per 100 subjects over the risk threshold from which one would act; acting on nobody is 0.
 
     Args:
@@ -235,6 +247,11 @@ def decision(curves: Sequence[Curve], *, title: str) -> str:
     for c in scaled:
         first, last = (f"{c.y[k]:.3g} at {percent(c.x[k])}" for k in (0, -1))
         chart.told.append(f"{c.name}: {first} to {last}")
+        shown = sorted({round(k * (len(c.x) - 1) / 5) for k in range(6)})
+        for k in shown:
+            low, high = (c.low[k], c.high[k]) if len(c.low) and len(c.high) else (None, None)
+            chart.rows.append((c.name, percent(c.x[k]), with_interval(c.y[k], low, high, ".3g")))
+    chart.columns = ("who is acted on", "from a risk of", "net benefit per 100 (95% band)")
     return chart.svg(title)
 
 
@@ -252,7 +269,7 @@ def risk_over_time(
     *,
     title: str,
     top: float,
-) -> str:
+) -> Figure:
     """One subject's risk by each horizon, as it was seen at each prediction time.
 
     Args:
@@ -271,14 +288,16 @@ def risk_over_time(
         for at, risk, kind in zip(x, risks, kinds, strict=True) if len(x) <= 40 else ():  # more would merge
             hover = f"{at:.1f} {unit} after the index ({kind}): risk within {name} {percent(risk)}"
             chart.mark(0, at, risk, hover, hollow=kind == "query", size=2.4, opacity=shade)
+        chart.rows += [(f"{at:.3g}", f"within {name}", percent(risk)) for at, risk in zip(x, risks, strict=True)]
         chart.told.append(f"within {name}: from {percent(risks[0])} to {percent(risks[-1])}")
     chart.end_labels([(risks[-1], name) for name, risks in lines])
+    chart.columns = (f"{unit} since the index", "horizon", "predicted risk")
     return chart.svg(title)
 
 
 def risk_curves(
     horizons_days: Sequence[float], curves: Sequence[tuple[float, Sequence[float]]], *, title: str, top: float
-) -> str:
+) -> Figure:
     """One subject's cumulative incidence over the horizons, from a few prediction times.
 
     Args:
@@ -296,10 +315,14 @@ def risk_curves(
         chart.path([0, *x], [0, *risks], opacity=shade)
         for at, risk in zip(x, risks, strict=True):
             hover = f"predicted {name} after the index: risk within {at:.3g} {unit} {percent(risk)}"
-            chart.mark(0, at, risk, hover, size=2.4, opacity=shade)
+            if len(x) <= 8:  # more points are a line
+                chart.mark(0, at, risk, hover, size=2.4, opacity=shade)
+        spaced = sorted({round(j * (len(x) - 1) / 7) for j in range(8)})
+        chart.rows += [(f"{name} after the index", f"{x[j]:.3g}", percent(risks[j])) for j in spaced]
         chart.told.append(f"predicted {name} after the index: {percent(risks[-1])} by the last horizon")
         ends.append((risks[-1], name))
     chart.end_labels(ends)
+    chart.columns = ("predicted", f"by, {unit}", "risk")
     return chart.svg(title)
 
 
@@ -323,7 +346,9 @@ def _shade(place: int, count: int) -> float:
 # ------------------------------------------------------------------------------------------ training, truth and drift
 
 
-def training_curve(epochs: Sequence[int], values: Sequence[float], *, title: str, best_epoch: int | None = None) -> str:
+def training_curve(
+    epochs: Sequence[int], values: Sequence[float], *, title: str, best_epoch: int | None = None
+) -> Figure:
     """One number per epoch; the epoch whose weights were kept is marked."""
     low, high = min(values), max(values)
     pad = 0.08 * (high - low) or max(abs(high) * 0.05, 1e-3)
@@ -341,10 +366,12 @@ def training_curve(epochs: Sequence[int], values: Sequence[float], *, title: str
             chart.text(epoch, chart.y.high, f"kept: {value:.4g}", anchor, dx=dx, dy=10)
         elif len(epochs) <= 60:
             chart.mark(0, epoch, value, f"epoch {epoch}: {value:.4g}", size=1.6)
+        chart.rows.append((f"{epoch}", f"{value:.4f}"))
+    chart.columns = ("epoch", title)
     return chart.svg(title)
 
 
-def oracle_bar(nll_null: float, nll_model: float, nll_oracle: float, *, title: str) -> str:
+def oracle_bar(nll_null: float, nll_model: float, nll_oracle: float, *, title: str) -> Figure:
     """The model's NLL between that of knowing nothing (left) and that of the true hazards (right)."""
     span = nll_null - nll_oracle
     share = (nll_null - nll_model) / span if span > 0 else 0.0
@@ -363,11 +390,13 @@ def oracle_bar(nll_null: float, nll_model: float, nll_oracle: float, *, title: s
         chart.text(x, 76, words, anchor)
         chart.text(x, 91, meaning, anchor)
     gain = f"{percent(share)} of the gain"
+    chart.columns = ("hazards", "NLL")
+    chart.rows += [(n, f"{v:.4f}") for n, v in (("null", nll_null), ("model", nll_model), ("oracle", nll_oracle))]
     chart.told.append(f"null {nll_null:.4f}, model {nll_model:.4f}, oracle {nll_oracle:.4f}: {gain}")
     return chart.svg(title)
 
 
-def drift_bar(difference: float, reach: float) -> str:
+def drift_bar(difference: float, reach: float) -> Figure:
     """A standardised difference as a small bar left or right of zero, for a table."""
     chart = Chart(100, 12, (-reach, reach), left=6, right=6, top=0, bottom=0)
     chart.verticals([0], "axis")

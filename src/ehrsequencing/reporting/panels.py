@@ -1,19 +1,19 @@
 """The page's figures from metrics and published counts: no count is drawn that may not be printed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
-
-from markupsafe import Markup
 
 from ehrsequencing.disclosure.small_counts import CalibrationGroup, exact, merge_bins, pool_groups
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures
-from ehrsequencing.reporting.chart import Curve, Estimate
+from ehrsequencing.reporting.chart import Curve, Estimate, Figure
+from ehrsequencing.reporting.incidence import incidence_of
+from ehrsequencing.reporting.patient import largest_changes, patient_figure, patient_of
 from ehrsequencing.reporting.scores import Scores, place_of
-from ehrsequencing.reporting.wording import duration, from_landmark, signed, size
+from ehrsequencing.reporting.wording import about, duration, from_landmark, rounder, signed, size
 
 Shown = Mapping[Any, str]
 
@@ -28,7 +28,7 @@ class Panel:
 
     cause: str
     caption: str
-    figure: Markup | None
+    figure: Figure | None
     note: Mapping[str, Any] | None = None
 
 
@@ -51,7 +51,7 @@ def caption(row: Mapping[str, Any], shown: Shown) -> str:
 # ----------------------------------------------------------------------------------------------------- forest plots
 
 
-def forests(table: Scores, shown: Shown) -> list[tuple[str, list[Markup]]]:
+def forests(table: Scores, shown: Shown) -> list[tuple[str, list[Figure]]]:
     """Forest plots of C and IPA per cause."""
     drawn = []
     for cause in table.m["causes"]:
@@ -69,7 +69,24 @@ def forests(table: Scores, shown: Shown) -> list[tuple[str, list[Markup]]]:
     return drawn
 
 
-def gap_forests(table: Scores, shown: Shown) -> list[Markup]:
+def forest_of(
+    table: Scores, shown: Shown, places: Sequence[tuple[float | None, float | None]], models: Sequence[str]
+) -> list[Figure]:
+    """C and IPA of some models for the cause of interest, a row for each place."""
+    plots, cause = [], table.m["causes"][0]
+    for metric, reference, floor in (("c", 0.5, 0.0), ("ipa", 0.0, -0.25)):
+        groups = []
+        for place in places:
+            rows = [table.values.get((name, place[0], cause, place[1], metric)) for name in table.models]
+            some = [estimate for estimate in _estimates(table.models, rows) if estimate.name in models]
+            groups.append((_group_name(*place, shown), some))
+        if any(estimate.value is not None for _, some in groups for estimate in some):
+            title = f"{METRICS[metric].name} by horizon and landmark for {cause}"
+            plots += _forest(groups, title=title, label=METRICS[metric].name, reference=reference, floor=floor)
+    return plots
+
+
+def gap_forests(table: Scores, shown: Shown) -> list[Figure]:
     """Our model less each baseline in C and IPA for the cause of interest, and in NLL."""
     plots = []
     for metric in ("c", "ipa", "nll"):
@@ -92,9 +109,9 @@ def _estimates(models: Sequence[str], rows: Sequence[Mapping[str, Any] | None]) 
     ]
 
 
-def _forest(groups: Sequence[tuple[str, list[Estimate]]], **options: Any) -> list[Markup]:
+def _forest(groups: Sequence[tuple[str, list[Estimate]]], **options: Any) -> list[Figure]:
     some = [group for group in groups if group[1]]
-    return [Markup(figures.forest(some, **options))] if some else []
+    return [figures.forest(some, **options)] if some else []
 
 
 def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> str:
@@ -125,7 +142,7 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
         figure, where = None, caption(row, shown)
         if series and series[0][0] == 0:
             title = f"Calibration for {row['cause']}: {where}"
-            figure = Markup(figures.calibration(series, title=title, curves=sorted(smooth, key=lambda c: c.kind)))
+            figure = figures.calibration(series, title=title, curves=sorted(smooth, key=lambda c: c.kind))
         drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
 
@@ -152,21 +169,21 @@ def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | No
     return {"kind": "calibration", "ici": ici, "chance": None if chance is None else chance["value"]}
 
 
-def _rounder(reach: float) -> Callable[[float | None], Any]:
-    """Rounds risks whose exact place would give away a withheld count, to steps of about a 25th of their reach."""
-    step = next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05) if s >= min(reach / 25, 0.05))
-    return lambda risk: None if risk is None else round(risk / step) * step
-
-
 def _rough(points: Sequence[CalibrationGroup]) -> list[CalibrationGroup]:
-    near = _rounder(max((p.observed if p.high is None else p.high for p in points), default=1.0))
+    near = rounder(max((p.observed if p.high is None else p.high for p in points), default=1.0))
     return [CalibrationGroup(near(p.predicted), near(p.observed), near(p.low), near(p.high), 0) for p in points]
 
 
 def _rough_curve(curve: Curve) -> Curve:
-    near = _rounder(max((*curve.y, *curve.high), default=1.0))
+    near = rounder(max((*curve.y, *curve.high), default=1.0))
     y, low, high = ([near(v) for v in values] for values in (curve.y, curve.low, curve.high))
     return replace(curve, y=y, low=low, high=high)
+
+
+def incidences(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
+    """Observed and predicted incidence by risk group, per landmark and cause."""
+    rows = m.get("incidence") or []
+    return [Panel(row["cause"], caption(row, shown), incidence_of(m, row, shown)) for row in rows]
 
 
 def risks(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
@@ -184,7 +201,7 @@ def risks(m: Mapping[str, Any], shown: Shown) -> list[Panel]:
         where, axis = caption(row, shown), f"predicted risk by {duration(row['horizon_days'])}"
         title = f"Predicted risk of {row['cause']}: {where}"
         some = any(ridge.bars for ridge in ridges)
-        figure = Markup(figures.risk_distribution(ridges, title=title, label=axis)) if some else None
+        figure = figures.risk_distribution(ridges, title=title, label=axis) if some else None
         drawn.append(Panel(row["cause"], where, figure))
     return drawn
 
@@ -209,7 +226,7 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
                 x, y = _columns([(p, v) for p, v in treat_all if v is not None and p <= last], 2)
                 everyone = Curve(9, "act on everyone", x, y, style="grey")
                 title = f"Decision curve for {row['cause']}: {where}"
-                figure = Markup(figures.decision([*lines, everyone], title=title))
+                figure = figures.decision([*lines, everyone], title=title)
                 best = _best_range(row, here, last)
                 note = {"kind": "decision", "events": events, "landmark": row["landmark_days"], "best": best}
         drawn.append(Panel(row["cause"], where, figure, note))
@@ -243,12 +260,11 @@ def _net_benefit(row: Mapping[str, Any], kind: int, last: float) -> Curve:
 
 
 def _best_range(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]], last: float) -> tuple[float, float] | None:
-    """The longest range of thresholds where our curve is above all others by more than it is rounded to."""
-    best, margin = [], 5.0 / row["n"]
+    """The longest range of thresholds where the lower limit of our band is above all other curves; None without one."""
+    best, margin, low = [], 5.0 / row["n"], row.get("low") or [None] * len(row["thresholds"])
     for k, p in enumerate(row["thresholds"]):
         rivals = [0.0, row["treat_all"][k], *(r["net_benefit"][k] for r in others if r["model"] != row["model"])]
-        ours = row["net_benefit"][k]
-        best.append(ours is not None and p <= last and all(v is None or ours > v + margin for v in rivals))
+        best.append(low[k] is not None and p <= last and all(v is None or low[k] > v + margin for v in rivals))
     runs = [(won, [k for k, _ in run]) for won, run in groupby(enumerate(best), key=lambda item: item[1])]
     longest = max((run for won, run in runs if won), key=len, default=[])
     return None if len(longest) < 2 else (row["thresholds"][longest[0]], row["thresholds"][longest[-1]])
@@ -258,8 +274,9 @@ def _best_range(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]], las
 
 
 def trajectory(m: Mapping[str, Any], t: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of one de-identified subject, per cause: risk over time, and the curve over the horizons."""
+    """Figures of one de-identified subject, per cause: timeline, risk over time, and whole curves over the horizons."""
     times, horizons, panels = t["times_days"], t["horizons_days"], []
+    whole = t.get("full")
     wanted = [h for h in horizons if h in m["horizons_days"]] or horizons[-3:]
     few = sorted({round(k * (len(times) - 1) / 4) for k in range(5)})
     for cause, risks in t["curves"].items():
@@ -267,12 +284,25 @@ def trajectory(m: Mapping[str, Any], t: Mapping[str, Any]) -> dict[str, Any]:
         who = f"subject {t['label']}, {cause}"
         lines = [(duration(h), [row[horizons.index(h)] for row in risks]) for h in wanted]
         curves = [(times[k], risks[k]) for k in few]
+        days = horizons
+        if whole:
+            days, curves = t["curve_days"], [(times[k], whole[cause][j]) for j, k in enumerate(t["curve_at"])]
+            top = min(1.0, max(top, 1.08 * max(max(curve) for _, curve in curves)))
         over_time, over_horizons = f"Predicted risk over time: {who}", f"Risk curve over the horizons: {who}"
-        plots = [figures.risk_curves(horizons, curves, title=over_horizons, top=top)]
+        plots = [figures.risk_curves(days, curves, title=over_horizons, top=top)]
         if len(times) > 1:
             plots.insert(0, figures.risk_over_time(times, lines, t["kind"], title=over_time, top=top))
-        panels.append((cause, [Markup(plot) for plot in plots]))
-    return {"label": t["label"], "outcome": t["outcome"], "times": len(times), "panels": panels}
+        panels.append((cause, plots))
+    patient = patient_of(t)
+    timeline = patient_figure(patient, title=f"Timeline of subject {t['label']} with the risk curve")
+    told = {"timeline": timeline, "changes": largest_changes(patient), "banded": bool(patient.bands)}
+    outcome = t["outcome"]
+    if event := t.get("event"):
+        outcome = f"{event['cause'] or 'event-free'} at {about(event['day'])}"
+    return told | {
+        "label": t["label"], "outcome": outcome, "times": len(times), "panels": panels, "causes": len(t["curves"]),
+        "horizon": duration(patient.horizon_days), "has_event": bool(event and event["cause"]),
+    }  # fmt: skip
 
 
 def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -283,7 +313,7 @@ def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rows = [row for row in history if row.get(name) is not None]
         if rows:
             epochs, values = [row["epoch"] for row in rows], [row[name] for row in rows]
-            plots.append((title, Markup(figures.training_curve(epochs, values, title=title, best_epoch=best))))
+            plots.append((title, figures.training_curve(epochs, values, title=title, best_epoch=best)))
     seconds = sum(row.get("seconds") or 0 for row in history)
     return {"plots": plots, "epochs": len(history), "best": best, "seconds": seconds}
 
@@ -294,7 +324,7 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     values = [found["nll_null"], found["nll_model"], found["nll_oracle"]]
     title = "NLL between no knowledge and the truth"
-    figure = None if None in values else Markup(figures.oracle_bar(*values, title=title))
+    figure = None if None in values else figures.oracle_bar(*values, title=title)
     differences: dict[tuple[Any, ...], dict[str, Any]] = {}  # ours less the truth in C and O/E, by place
     for row in found.get("differences", []):
         if row["metric"] in ("c", "oe"):

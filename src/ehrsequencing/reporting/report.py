@@ -1,8 +1,9 @@
-"""One self-contained `report.html` from the content of `metrics.json`.
+"""The two pages of a report from the content of `metrics.json`: the answer and the details behind it.
 
-The page needs no script and no network, and its content security policy forbids both. All text is escaped. No id or
-date of a person is read. Every count of people goes through `disclosure` before it is printed or drawn, together with
-the numbers from which a hidden count could be worked out. The page's sentences are in the templates.
+`report.html` is the answer, `report-details.html` has everything else. Each is one file. The pages
+need no script and no network, and their content security policy forbids both. All text is escaped. No id or date of a
+person is read. Every count of people goes through `disclosure` before it is printed or drawn, together with the
+numbers from which a hidden count could be worked out. The pages' sentences are in the templates.
 """
 
 import json
@@ -21,9 +22,10 @@ from ehrsequencing.disclosure.derived import disclose
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import panels, summary, tables
+from ehrsequencing.reporting.answer import answer, tripod
 from ehrsequencing.reporting.chart import swatch
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.wording import duration, from_landmark, listed, percent, rounded, size
+from ehrsequencing.reporting.wording import about, duration, from_landmark, listed, percent, rounded, size
 from ehrsequencing.storage import write_bytes
 
 _REQUIRED = (
@@ -35,26 +37,59 @@ _LATER = (  # absent from older runs: the page then says that they were not comp
     *("differences", "smooth_calibration", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks"),
     *("instability", "external", "recalibration", "repeated_splits", "oracle", "audit", "records_before", "blend"),
     "score",
+    "incidence",
+    "tripod",
 )
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no XML may hold these
 
 
-def write_report(metrics: Mapping[str, Any], out: Path) -> None:
-    """Render the metrics of an evaluation as one HTML file.
+ANSWER, DETAILS = "report.html", "report-details.html"
+PAGES = (ANSWER, DETAILS)
+_TEMPLATES = {ANSWER: "answer.html.jinja", DETAILS: "details.html.jinja"}
+
+
+def write_report(metrics: Mapping[str, Any], folder: Path) -> None:
+    """Write both pages of the metrics of an evaluation into a folder.
 
     Raises:
-        EhrseqError: The metrics lack a part of the report, or the file cannot be written.
+        EhrseqError: The metrics lack a part of the report, or a file cannot be written.
     """
-    write_bytes(out, render(metrics).encode())
+    for page, text in pages(metrics).items():
+        write_bytes(folder / page, text.encode())
 
 
-def render(metrics: Mapping[str, Any]) -> str:
-    """The report as a string of HTML."""
+def pages(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Every page of the report by the name of its file."""
+    told = _told(metrics)
+    return {page: _page(told, page) for page in PAGES}
+
+
+def render(metrics: Mapping[str, Any], page: str = DETAILS) -> str:
+    """One page of the report as a string of HTML.
+
+    Args:
+        metrics: The content of `metrics.json`.
+        page: `report.html` or `report-details.html`.
+    """
+    return _page(_told(metrics), page)
+
+
+Told = tuple[dict[str, Any], dict[Any, str], Scores]  # the metrics without what is hidden, the counts, look-ups
+
+
+def _told(metrics: Mapping[str, Any]) -> Told:
+    """What may be told of the metrics."""
     missing = [name for name in _REQUIRED if name not in metrics]
     if missing:
         raise EhrseqError(f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again")
     m = dict.fromkeys(_LATER) | _clean(metrics)
-    return environment().get_template("report.html.jinja").render(_context(m))
+    shown = publish(m)
+    m = disclose(m, shown)
+    return m, shown, Scores(m)
+
+
+def _page(told: Told, page: str) -> str:
+    return environment().get_template(_TEMPLATES[page]).render(_context(told, page))
 
 
 @cache
@@ -63,11 +98,28 @@ def environment() -> Environment:
     loader = PackageLoader("ehrsequencing.reporting")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters.update(duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded)
-    made.filters["size"] = size
+    made.filters.update(size=size, about=about)
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
     made.filters["per_100"] = lambda value: f"{100 * value:.0f}"
     return made
+
+
+def standalone(figure: str) -> str:
+    """A figure as an SVG file of its own, with the page's colours: for pictures in other documents.
+
+    Args:
+        figure: What a function of `reporting.figures` or `reporting.patient` returns.
+
+    Example:
+        >>> from ehrsequencing.reporting.figures import oracle_bar
+        >>> standalone(oracle_bar(2.0, 1.5, 1.0, title="Gain"))[:43]
+        '<svg xmlns="http://www.w3.org/2000/svg" cla'
+    """
+    parts = [environment().get_template(f"{name}.css.jinja").render() for name in ("palette", "chart")]
+    style = f"<style>{''.join(parts)} svg {{ background: var(--bg); }}</style>"
+    head, _, rest = str(figure).partition(">")
+    return head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + f">{style}{rest}"
 
 
 def _clean(value: Any) -> Any:
@@ -81,13 +133,22 @@ def _clean(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _context(m: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the templates print, by name."""
-    shown = publish(m)
-    m = disclose(m, shown)
-    scores = Scores(m)
+def _context(told: Told, page: str) -> dict[str, Any]:
+    """Everything that the templates of a page print, by name."""
+    m, shown, scores = told
+    own = answer(m, scores, shown) if page == ANSWER else _details(m, scores, shown)
+    swatches = [Markup(swatch(k)) for k in range(len(scores.models))]
+    names = {"models": scores.models, "strongest": scores.strongest(), "undefined": scores.undefined}
+    common = {"m": m, "shown": shown, "swatches": swatches, "excluded": excluded, "oracle": panels.oracle(m["oracle"])}
+    common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
+    common |= {"training": panels.training(m["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
+    return common | names | own
+
+
+def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dict[str, Any]:
+    """What only the page with the details prints."""
     by_cause = partial(panels.by_cause, m)
-    sections = {
+    return {
         "how_well": summary.how_well(scores),
         "compared": summary.compared(scores),
         "not_for": summary.not_for(scores),
@@ -96,7 +157,8 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
         "immortal": tables.immortal_time(m, shown),
         "per_parameter": tables.per_parameter(m, shown),
         "follow_up": tables.follow_up(m, shown),
-        "oracle": panels.oracle(m["oracle"]),
+        "incidences": by_cause(panels.incidences(m, shown)),
+        "tripod": tripod(m),
         "gap_forests": panels.gap_forests(scores, shown),
         "forests": panels.forests(scores, shown),
         "accuracy": scores.blocks("accuracy"),
@@ -111,14 +173,8 @@ def _context(m: dict[str, Any]) -> dict[str, Any]:
         "risks": by_cause(panels.risks(m, shown)),
         "trajectories": [panels.trajectory(m, t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],
-        "training": panels.training(m["history"]),
         "settings": _flat(m["config"]),
     }
-    swatches = [Markup(swatch(k)) for k in range(len(scores.models))]
-    names = {"models": scores.models, "strongest": scores.strongest(), "undefined": scores.undefined}
-    page = {"m": m, "shown": shown, "swatches": swatches, "excluded": excluded}
-    page |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
-    return page | names | sections
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

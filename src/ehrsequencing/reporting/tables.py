@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from markupsafe import Markup
-
 from ehrsequencing.disclosure.counts import subgroup_rows
 from ehrsequencing.disclosure.derived import SUBGROUP_METRICS, told_of_levels
 from ehrsequencing.disclosure.small_counts import exact, people
@@ -103,7 +101,7 @@ def _drifted(row: Mapping[str, Any], sides: Sequence[int], reach: float) -> dict
         means = [rough_rate(value, n) for value, n in zip(both, sides, strict=True)]
         few = any(not n or 0 < min(value, 1 - value) * n < SMALLEST_COUNT for value, n in zip(both, sides, strict=True))
         digits = 1 if few else 2
-    bar = None if smd is None else Markup(figures.drift_bar(round(smd, digits), max(reach, 0.2)))
+    bar = None if smd is None else figures.drift_bar(round(smd, digits), max(reach, 0.2))
     words = "undefined" if smd is None else f"{round(smd, digits):+.{digits}f}"
     return {"feature": row["feature"], "means": means, "words": words, "bar": bar, "far": abs(smd or 0.0) >= 0.1}
 
@@ -174,7 +172,7 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
         for metric, label, line in (("oe", "O/E (1: right)", 1.0), ("auc", "AUC (dashed: all together)", overall)):
             groups = [(group, [(level["name"], level[metric]) for level in some]) for group, some in families.items()]
             title = f"{METRICS[metric].name} in subgroups, {place}"
-            plots.append(Markup(figures.levels(groups, title=title, label=label, reference=line)))
+            plots.append(figures.levels(groups, title=title, label=label, reference=line))
         n = shown.get(("at_risk", landmark))
         caption = place if n is None else f"{place}, {size(n)}"
         out.append({"caption": caption, "families": families, "figures": plots})
@@ -213,7 +211,7 @@ def instability(m: Mapping[str, Any]) -> dict[str, Any] | None:
         for a, b in pairwise(cuts)
     ]
     title = f"Risk by {duration(found['horizon_days'])} over {found['resamples']} refits"
-    figure = Markup(figures.instability(spreads, title=title)) if spreads else None
+    figure = figures.instability(spreads, title=title) if spreads else None
     return {**found, "bootstrap": bool(found.get("bootstrap")), "figure": figure, "title": title}
 
 

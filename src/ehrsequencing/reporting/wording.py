@@ -29,6 +29,17 @@ def duration(days: float) -> str:
     return f"{amount} {unit}" + ("" if amount == "1" else "s")
 
 
+def about(days: float) -> str:
+    """A stretch of time in prose: years from one year on, else whole days.
+
+    >>> about(488.4), about(39.6), about(2.25)
+    ('1.3 years', '40 days', '2.2 days')
+    """
+    if days >= DAYS_PER_YEAR:
+        return f"{days / DAYS_PER_YEAR:.1f} years"
+    return duration(round(days) if days >= 10 else round(days, 1))
+
+
 def from_landmark(days: float | None) -> str:
     """Where the clock of a prediction starts."""
     if days is None:
@@ -79,6 +90,12 @@ def size(people: str) -> str:
 def percent(value: float) -> str:
     """A risk in percent, to three digits: `2.5%`."""
     return f"{100 * value:.3g}%"
+
+
+def rounder(reach: float) -> Callable[[float | None], Any]:
+    """Rounds risks whose exact place would give away a withheld count, to steps of about a 25th of their reach."""
+    step = next(s for s in (0.001, 0.002, 0.005, 0.01, 0.02, 0.05) if s >= min(reach / 25, 0.05))
+    return lambda risk: None if risk is None else round(risk / step) * step
 
 
 def plain(value: float) -> str:

@@ -1,0 +1,135 @@
+"""A few subjects for the report: their visits, their risk at every prediction time, whole curves, and what happened.
+
+A run and a population go in, rows of `trajectories` come out. Subjects get letters instead of ids, and days since the
+index instead of dates. The rows are individual data: they never enter a file that may be shared.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.answers import risk_of_rows
+from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.risk_source import RiskSource
+from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.models.ensemble import member_band
+from ehrsequencing.predict import members_of
+from ehrsequencing.records.codes import read_descriptions
+from ehrsequencing.records.events import DAY_US
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.run import Run
+
+LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
+CURVE_POINTS = 40  # of a whole risk curve
+CURVES = 5  # prediction times whose whole curve is kept
+LEFT_TO_SEE = 0.25  # of the middle horizon: what is left until the event or the end at the time that is shown
+
+
+def trajectories(
+    source: RiskSource, population: Population, risk: Floats, task: TaskConfig, *, wanted: int
+) -> list[dict[str, Any]]:
+    """A few subjects, half of them with the event, spread over the risk at their last prediction.
+
+    Args:
+        source: Whose risks; a run also gives whole curves, and members of an ensemble a band around them.
+        population: The subjects.
+        risk: (R, causes, H) at the horizons.
+        task: The task.
+        wanted: How many subjects.
+    """
+    records = population.records
+    chosen = choose(records.rows, risk, wanted=wanted)
+    rows = [_risks(chr(65 + k), subject, records.rows, risk, task) for k, subject in enumerate(chosen)]
+    known = {} if population.source is None else read_descriptions(population.source)
+    for row, subject in zip(rows, chosen, strict=True):
+        row |= _visits(row, subject, records, source, known)
+        if source.run is not None and source.is_curve:
+            row |= _curves(row, subject, records, source, source.run)
+    return rows
+
+
+def choose(rows: TaskRows, risk: Floats, *, wanted: int) -> list[int]:
+    """Subjects with at least three prediction times, half of them with the event of interest."""
+    offsets = rows.row_offsets
+    long = np.flatnonzero(np.diff(offsets) >= 3)
+    had = rows.cause[np.maximum(offsets[long + 1] - 1, 0)] == 1
+    chosen: list[int] = []
+    for group in (long[had], long[~had]):
+        count = min(len(group), (wanted + 1) // 2)
+        by_risk = group[np.argsort(risk[offsets[group + 1] - 1, 0, -1])]
+        chosen += by_risk[np.linspace(0, len(by_risk) - 1, count + 2)[1:-1].astype(int)].tolist() if count else []
+    return chosen[:wanted]
+
+
+def _own(rows: TaskRows, subject: int) -> Ints:
+    start, stop = rows.row_offsets[subject : subject + 2]
+    return np.arange(start, stop)[-LONGEST_TRAJECTORY:]
+
+
+def _risks(label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig) -> dict[str, Any]:
+    """Risk by each horizon at every prediction time, what happened, and which prediction time is shown in full."""
+    own = _own(rows, subject)
+    times = (rows.prediction_us[own] - rows.index_us[own]) / DAY_US
+    cause, end = int(rows.cause[own[-1]]), float(times[-1] + rows.duration_days[own[-1]])
+    left = LEFT_TO_SEE * task.horizons[len(task.horizons) // 2]
+    early = np.flatnonzero(end - times >= left)
+    return {
+        "label": label,
+        "outcome": f"{task.causes[cause - 1] if cause else 'event-free'} at {format_days(float(round(end)))}",
+        "event": {"day": round(end, 2), "cause": task.causes[cause - 1] if cause else None},
+        "times_days": [round(float(t), 2) for t in times],
+        "now": int(early[-1]) if len(early) else 0,
+        "kind": np.where(rows.is_query[own], "query", "visit").tolist(),
+        "curves": {name: risk[own, e].round(4).tolist() for e, name in enumerate(task.causes)},
+        "horizons_days": list(task.horizons),
+    }
+
+
+def _visits(
+    row: dict[str, Any], subject: int, records: TaskRecords, source: RiskSource, known: dict[str, str]
+) -> dict[str, Any]:
+    """What was recorded until the time that is shown: days, codes, and descriptions of those that have one."""
+    lines, rows, words = records.timelines, records.rows, source.vocabulary
+    now = _own(rows, subject)[row["now"]]
+    first = int(lines.subject_offsets[subject])
+    visits, origin = range(first, first + int(rows.visits_before[now]))[-LONGEST_TRAJECTORY:], int(rows.index_us[now])
+    seen: list[dict[str, Any]] = []
+    for visit in visits:
+        ids = words.base[lines.codes[slice(*lines.visit_offsets[visit : visit + 2])]]
+        codes = dict.fromkeys(words.tokens[k] for k in ids.tolist() if k >= words.n_unknown)
+        seen.append({"day": round(float((lines.start_us[visit] - origin) / DAY_US), 2), "codes": list(codes)})
+    names = {code for visit in seen for code in visit["codes"]}
+    return {"visits": seen, "descriptions": {code: known[code] for code in sorted(names) if known.get(code)}}
+
+
+def _curves(row: dict[str, Any], subject: int, records: TaskRecords, source: RiskSource, run: Run) -> dict[str, Any]:
+    """Whole curves from a few prediction times, and the band of the members where there are several."""
+    alone = records.take(np.array([subject]))
+    days = np.unique(np.r_[np.linspace(0, row["horizons_days"][-1], CURVE_POINTS + 1)[1:], row["horizons_days"]])
+    offset, last = len(alone.rows) - len(row["times_days"]), len(row["times_days"]) - 1
+    at = sorted({round(k * last / (CURVES - 1)) for k in range(CURVES)} | {row["now"]})
+    risk = source.risk(alone, days)[offset:]
+    found: dict[str, Any] = {
+        "curve_days": days.round(2).tolist(),
+        "curve_at": at,
+        "full": {name: risk[at, e].round(4).tolist() for e, name in enumerate(source.task.causes)},
+    }
+    members = members_of(run)
+    if len(members) > 1:
+        each = [_of_member(member, alone, days, source, run)[offset + row["now"]] for member in members]
+        low, high = member_band(np.stack(each))
+        found["band"] = {
+            name: {"low": low[e].round(4).tolist(), "high": high[e].round(4).tolist()}
+            for e, name in enumerate(source.task.causes)
+        }
+    return found
+
+
+def _of_member(member: Any, alone: TaskRecords, days: Floats, source: RiskSource, run: Run) -> Floats:
+    def cumulative(asked: Sequence[float] | Floats) -> Floats:
+        return risk_of_rows(member, alone, horizons_days=asked, code_types=run.code_types).astype(np.float64)
+
+    return conditional_risk(cumulative, days, start_days=source.task.blanking)

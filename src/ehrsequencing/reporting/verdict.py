@@ -1,0 +1,153 @@
+"""The answer in words: which verdict holds for each cause, how we compare, and what speaks most against the numbers.
+
+The content of `metrics.json` goes in, as `Scores`. Cases and values come out; the sentences are in
+`answer_sentences.html.jinja`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
+from ehrsequencing.reporting.scores import Scores
+from ehrsequencing.reporting.tables import THIN
+from ehrsequencing.reporting.wording import interval, verdict
+
+Case = dict[str, Any]
+Shown = Mapping[Any, str]
+_RANKS = ((0.6, "poor"), (0.7, "moderate"), (0.8, "good"))
+NO_EFFECT = 0.005  # a share of the prediction error that prints as 0%
+
+
+def of_cause(table: Scores, cause: str, shown: Shown) -> Case:
+    """What may be said of one cause at the main landmark and horizon.
+
+    Returns:
+        `rank` is `too few` (nothing can be concluded), `undefined`, `worse than chance`, `chance`, `poor` (C below
+        .6), `moderate` (below .7), `good` (below .8) or `very good`; `risks` is `agree`, `too low`, `too high` or
+        `unknown`; `error` is `smaller`, `same`, `larger` or `unknown`, beside giving everyone the average risk;
+        `against` is the verdict of the paired difference in C to the strongest baseline, or empty; `loses` says whether
+        our prediction error is the larger one. `state` is `fails` (not to be used for this cause), `mixed` or `holds`.
+    """
+    landmark, horizon = table.main()
+    rows = {
+        name: table.values.get((table.models[0], landmark, cause, horizon, name), {}) for name in ("c", "ipa", "oe")
+    }
+    case: Case = {"cause": cause, "landmark": landmark, "horizon": horizon, **rows}
+    case["events"] = shown.get(("by", landmark, cause, horizon))
+    case["subjects"] = shown.get(("at_risk", landmark))
+    rank, risks, error = _rank(rows["c"]), _risks(rows["oe"]), _error(rows["ipa"])
+    rival = table.strongest()
+    gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "c"))
+    against = "" if gap is None or gap["value"] is None or gap["low"] is None else verdict(gap, "c")
+    gap = None if rival is None else table.gaps.get((rival, landmark, cause, horizon, "ipa"))
+    loses = gap is not None and gap["high"] is not None and verdict(gap, "ipa") == "WORSE"
+    poor = rank in ("too few", "undefined", "worse than chance", "chance", "poor")
+    fails = poor or risks.startswith("too") or error == "larger" or against == "WORSE"
+    state = "fails" if fails else "mixed" if loses or error == "same" else "holds"
+    words = {"rank": rank, "risks": risks, "error": error, "against": against, "rival": rival}
+    return case | words | {"loses": loses, "state": state}
+
+
+def _rank(row: Mapping[str, Any]) -> str:
+    if (row.get("reason") and row.get("value") is None) or row.get("hidden"):
+        return "too few"
+    if row.get("value") is None:
+        return "undefined"
+    if row.get("reason"):
+        return "too few"
+    low, high = row["low"], row["high"]
+    if high is not None and high < 0.5:
+        return "worse than chance"
+    if low is not None and low <= 0.5:
+        return "chance"
+    return next((name for limit, name in _RANKS if row["value"] < limit), "very good")
+
+
+def _risks(row: Mapping[str, Any]) -> str:
+    low, high = row.get("low"), row.get("high")
+    if low is None or high is None:
+        return "unknown"
+    return "too low" if low > 1 else "too high" if high < 1 else "agree"
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    value, low, high = row.get("value"), row.get("low"), row.get("high")
+    if value is None:
+        return "unknown"
+    if high is not None and high < 0:
+        return "larger"
+    return "smaller" if (value if low is None else low) > 0 and value >= NO_EFFECT else "same"
+
+
+def card(table: Scores) -> Case:
+    """Our model beside the strongest baseline at the main landmark and horizon, a row for each of three metrics."""
+    (landmark, horizon), rival, cause = table.main(), table.strongest(), table.m["causes"][0]
+    rows = []
+    for metric, name, scale in (
+        ("c", "C: ranking", 1.0),
+        ("ipa", "Prediction error removed", 100.0),
+        ("oe", "O/E", 1.0),
+    ):
+        cells = [
+            _cell(table.values.get((model, landmark, cause, horizon, metric)), scale)
+            for model in (table.models[0], *([rival] if rival else []))
+        ]
+        gap = None if rival is None else table.gap(rival, landmark, horizon, metric)
+        told = gap is not None and gap["value"] is not None and gap["low"] is not None
+        word = verdict(gap, metric) if told and gap is not None and metric != "oe" else ""
+        difference = ("", "") if gap is None or not told else _cell(gap, scale, "+")
+        rows.append({"metric": metric, "name": name, "cells": cells, "difference": difference, "verdict": word})
+    return {"landmark": landmark, "horizon": horizon, "cause": cause, "rival": rival, "rows": rows}
+
+
+def _cell(row: Mapping[str, Any] | None, scale: float, sign: str = "") -> tuple[str, str]:
+    """A value and its interval as text."""
+    if row is None or row.get("value") is None:
+        words = "too few events" if row is not None and row.get("reason") else "undefined"
+        return words if row is not None else "–", ""
+    unit = "" if scale == 1 else " points" if sign else "%"
+    digits = 2 if scale == 1 else 0
+
+    def show(value: float) -> str:
+        return f"{scale * value:{sign}z.{digits}f}{'' if sign else unit}"
+
+    return show(row["value"]) + (unit if sign else ""), interval(row["low"], row["high"], show)
+
+
+def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
+    """What speaks most against the numbers, the gravest first: kinds of sentence with their values."""
+    m, found = table.m, list[Case]()
+    if all(case["rank"] == "too few" for case in verdicts):
+        found.append({"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS})
+    if m["data"].get("simulated"):
+        found.append({"kind": "simulated"})
+    thin = [row for row in (m.get("censoring") or {}).get("smallest_g") or [] if _is_thin(row, table)]
+    skip = ("Nothing is compared", "Fewer than 50 subjects")
+    found += [{"kind": "warning", "text": text} for text in m["warnings"] if not text.startswith(skip)]
+    if thin:
+        found.append({"kind": "thin"})
+    if m.get("score"):
+        found.append({"kind": "file"})
+    if not m.get("external"):
+        found.append({"kind": "one split" if not m.get("repeated_splits") else "same source"})
+    found.append({"kind": "missing"})
+    return found[:most]
+
+
+def _is_thin(row: Mapping[str, Any], table: Scores) -> bool:
+    """Whether so few are still followed at the main horizon that single subjects carry a number."""
+    return (row["landmark_days"], row["horizon_days"]) == table.main() and row["g"] is not None and row["g"] < THIN
+
+
+def audit_case(m: Mapping[str, Any]) -> Case:
+    """The audit's verdict: `state` is `none`, `impossible`, `leak`, `warning` or `clean`, with its counts."""
+    audit = m.get("audit")
+    if not audit:
+        return {"state": "impossible" if m.get("score") else "none"}
+    verdicts = [check["verdict"] for check in audit["checks"]]
+    passed, not_tested = verdicts.count("passed"), verdicts.count("not_tested")
+    state = "leak" if audit["leaks"] else "warning" if audit.get("warnings") else "clean"
+    return {
+        "state": state, "passed": passed, "leaks": audit["leaks"], "warnings": audit.get("warnings") or 0,
+        "not_tested": not_tested, "date": audit["created"],
+    }  # fmt: skip

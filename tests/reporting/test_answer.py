@@ -1,0 +1,191 @@
+"""The short page: its verdicts and caveats, its length, and that it hides what the details hide."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.disclosure.counts import publish
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.comparison import Comparison
+from ehrsequencing.evaluation.incidence import incidence_rows, risk_groups
+from ehrsequencing.evaluation.tripod import QUESTIONS, read_tripod, template
+from ehrsequencing.metrics.censoring import aalen_johansen
+from ehrsequencing.reporting import verdict
+from ehrsequencing.reporting.incidence import _kept, incidence_of
+from ehrsequencing.reporting.report import ANSWER, render
+from ehrsequencing.reporting.scores import Scores
+from helpers.metrics_json import ORACLE, WIDE, complete, example
+from helpers.report_page import Page, svgs
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def answer(metrics: dict[str, Any]) -> str:
+    return Page(render(metrics, ANSWER)).text
+
+
+def rows_of(n: int, *, causes: int = 2, seed: int = 0) -> Comparison:
+    """Subjects whose hazards follow their risk, censored at random, with risks on a grid of days."""
+    rng = np.random.default_rng(seed)
+    score, days = rng.normal(size=n), np.array([100.0, 200.0, 300.0, 365.25])
+    rates = np.exp(score)[:, None] * np.array([0.003, 0.001])[:causes]
+    times = rng.exponential(1 / rates)
+    censored = rng.uniform(50, 900, size=n)
+    first = times.min(axis=1)
+    cause = np.where(first < censored, 1 + times.argmin(axis=1), 0)
+    total = rates.sum(axis=1, keepdims=True)
+    risk = rates[:, :, None] / total[:, :, None] * (1 - np.exp(-total[:, :, None] * days))
+    return Comparison(
+        0.0, np.arange(n), np.minimum(first, censored), cause, days, {"ours": risk}, np.zeros((0, n), np.int32)
+    )  # fmt: skip
+
+
+def with_incidence(metrics: dict[str, Any], rows: list[dict[str, Any]], *, simulated: bool) -> dict[str, Any]:
+    """The metrics of an example with such rows at its first landmark and last horizon."""
+    place = {"landmark_days": metrics["landmarks_days"][0], "horizon_days": metrics["horizons_days"][-1]}
+    causes = metrics["causes"]
+    told = [{**row, **place, "cause": cause} for row, cause in zip(rows, causes, strict=False)]
+    return {**metrics, "incidence": told, "data": {**metrics["data"], "simulated": simulated}}
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metrics", [example(), complete(**WIDE), complete(oracle=ORACLE)], ids=["bare", "wide", "sim"])
+def test_the_answer_is_short_and_names_every_cause(metrics: dict[str, Any]) -> None:
+    text = answer(with_incidence(metrics, incidence_rows(rows_of(900), ["a", "b"], model="ours", horizon_days=365.25),
+                                 simulated=False))  # fmt: skip
+    assert len(text.split()) <= 2500
+    for cause in metrics["causes"]:
+        assert f"{cause} : the model ranks patients very well" in text
+    assert "at risk" in text
+    assert "To be filled in by the authors" in text
+
+
+def test_a_leak_and_too_few_events_are_said_first() -> None:
+    leak = answer(example(oracle={**ORACLE, "beats_oracle_z": 3.1}))
+    assert leak.index("This model is leaking") < leak.index("the model ranks")
+    metrics = complete(subjects=90)
+    for row in metrics["metrics"] + metrics["differences"]:
+        row.update(value=None, low=None, high=None, reason="too few events")
+    text = answer(metrics)
+    assert "Nothing can be concluded about this model" in text
+    assert "nothing can be concluded, because" in text
+    assert "ranks patients" not in text
+    assert len(svgs(render(metrics, ANSWER))) < len(svgs(render(complete(), ANSWER)))
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+CASES = {
+    "good": ({"c": (0.75, 0.7, 0.8), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "good", "holds"),
+    "chance": ({"c": (0.55, 0.48, 0.62), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "chance", "fails"),
+    "worse": ({"c": (0.4, 0.35, 0.45), "oe": (1.0, 0.9, 1.1), "ipa": (0.1, 0.05, 0.15)}, "worse than chance", "fails"),
+    "biased": ({"c": (0.75, 0.7, 0.8), "oe": (1.5, 1.2, 1.8), "ipa": (0.1, 0.05, 0.15)}, "good", "fails"),
+    "no gain": ({"c": (0.65, 0.6, 0.7), "oe": (1.0, 0.9, 1.1), "ipa": (0.01, -0.05, 0.07)}, "moderate", "mixed"),
+    "harmful": ({"c": (0.85, 0.8, 0.9), "oe": (1.0, 0.9, 1.1), "ipa": (-0.1, -0.2, -0.05)}, "very good", "fails"),
+    "no number": ({"c": (None, None, None), "oe": (None, None, None), "ipa": (None, None, None)}, "undefined", "fails"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_cause_that_the_model_fails_is_named(name: str) -> None:
+    values, rank, state = CASES[name]
+    metrics = example(causes=("death", "other"))
+    for row in metrics["metrics"]:
+        if row["cause"] == "death" and row["metric"] == "oe" and row["value"] is not None:
+            row.update(value=1.0, low=0.9, high=1.1)
+        if row["cause"] == "other" and row["model"] == "ehrsequencing" and row["metric"] in values:
+            row.update(zip(("value", "low", "high"), values[row["metric"]], strict=True))
+    found = verdict.of_cause(Scores(metrics), "other", publish(metrics))
+    assert (found["rank"], found["state"]) == (rank, state)
+    assert answer(metrics).count("✕") == (state == "fails")
+
+
+def test_the_gravest_caveats_come_first() -> None:
+    metrics = complete() | {"warnings": ["Some subjects have no end.", "Fewer than 50 subjects of held_out had it."]}
+    kinds = [case["kind"] for case in verdict.caveats(Scores(metrics), [{"rank": "good"}], most=9)]
+    assert kinds[0] == "warning"
+    assert kinds.count("warning") == 1
+    metrics["data"]["simulated"] = True
+    assert verdict.caveats(Scores(metrics), [{"rank": "too few"}])[0]["kind"] == "few"
+    assert verdict.caveats(Scores(metrics), [{"rank": "good"}])[0]["kind"] == "simulated"
+
+
+# ---- incidence -------------------------------------------------------------------------------------------------------
+
+
+def test_incidence_is_that_of_each_group_alone() -> None:
+    grid = rows_of(800)
+    (first, _) = incidence_rows(grid, ["a", "b"], model="ours", horizon_days=365.25)
+    group = risk_groups(grid.risk["ours"][:, 0, -1], (grid.cause == 1) & (grid.duration_days <= 365.25))
+    assert len(first["groups"]) == 4
+    for g, found in enumerate(first["groups"]):
+        inside = group == g
+        alone = aalen_johansen(grid.duration_days[inside], grid.cause[inside], n_causes=2).at(first["days"])[0]
+        np.testing.assert_allclose(found["observed"], alone)
+        np.testing.assert_allclose(found["predicted"][1:], grid.risk["ours"][inside, 0].mean(axis=0))
+        assert found["at_risk"][0] == found["n"] == inside.sum()
+        assert all(low <= value <= high for low, value, high in zip(
+            found["low"], found["observed"], found["high"], strict=True))  # fmt: skip
+    means = [found["predicted"][-1] for found in first["groups"]]
+    assert means == sorted(means)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(lambda steps: sum(steps) >= 11))
+@settings(max_examples=60, deadline=None)
+def test_a_curve_of_real_people_tells_no_small_number_of_events(steps: list[int]) -> None:
+    events = [0, *np.cumsum(steps).tolist()]
+    group = {"observed": [0.0] * len(events), "events": events}
+    kept = _kept(group, is_real=True)
+    between = np.diff([events[k] for k in kept])
+    assert kept[0] == 0
+    assert kept[-1] == len(events) - 1
+    assert (between >= 11).all()
+    assert _kept(group, is_real=False) == list(range(len(events)))
+
+
+def test_every_point_would_tell_small_numbers_of_events() -> None:
+    group = {"observed": [0.0, 0.1, 0.2], "events": [0, 5, 16]}
+    mutant = np.diff([group["events"][k] for k in _kept(group, is_real=False)])
+    assert mutant.min() < 11
+
+
+def test_real_people_are_counted_by_tens_and_simulated_ones_exactly() -> None:
+    rows = incidence_rows(rows_of(903), ["a", "b"], model="ours", horizon_days=365.25)
+    metrics = example(subjects=6000)
+    for simulated in (False, True):
+        m = with_incidence(metrics, rows, simulated=simulated)
+        drawn = incidence_of(m, m["incidence"][0], publish(m))
+        assert drawn is not None
+        cells = [cell for row in drawn.rows for cell in row[3:]]
+        assert all(cell == "<15" or cell.endswith("0") for cell in cells) != simulated
+
+
+# ---- what people tell ------------------------------------------------------------------------------------------------
+
+
+def test_the_template_asks_every_question_and_answers_come_into_the_report(tmp_path: Path) -> None:
+    assert (EXAMPLES / "tripod.yaml").read_text(encoding="utf-8") == template()
+    assert read_tripod(EXAMPLES / "tripod.yaml") == {} == read_tripod(None)
+    path = tmp_path / "tripod.yaml"
+    path.write_text(template().replace("ethics:\n", "ethics: Board 7, <b>reference</b> 12\n"), encoding="utf-8")
+    told = read_tripod(path)
+    assert told == {"ethics": "Board 7, <b>reference</b> 12"}
+    text = answer(complete() | {"tripod": told})
+    assert "Board 7, <b>reference</b> 12" in text
+    open_ones = text.split("To be filled in by the authors")[1]
+    assert QUESTIONS["ethics"][0] not in open_ones
+    assert QUESTIONS["setting"][0] in open_ones
+
+
+@pytest.mark.parametrize("text", ["ethic: yes", "ethics: [1, 2]", "- ethics"])
+def test_a_wrong_file_of_answers_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "tripod.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(EhrseqError, match=r"tripod\.yaml"):
+        read_tripod(path)

@@ -1,0 +1,74 @@
+"""One patient's timeline with the risk curve: what is drawn, in words, and what the result tells of a subject."""
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+from ehrsequencing.reporting.chart import Figure
+from ehrsequencing.reporting.patient import (
+    Patient,
+    Seen,
+    lanes_of,
+    largest_changes,
+    patient_figure,
+    patient_of,
+)
+from ehrsequencing.reporting.report import standalone
+from helpers.metrics_json import example
+
+PATIENT = Patient(
+    times_days=[0.0, 100.0, 300.0],
+    risk=[0.1, 0.3, 0.25],
+    horizon_days=365.25,
+    curve_days=[100.0, 365.25, 730.5],
+    curves={"stroke": [0.1, 0.25, 0.4], "death": [0.0, 0.05, 0.1]},
+    bands={"stroke": ([0.05, 0.2, 0.3], [0.2, 0.3, 0.5])},
+    visits=[Seen(-10.0, ["DX//I10", "LAB//K"]), Seen(100.0, ["DX//I10", "DX//I48", "RX//B"]), Seen(300.0, ["LAB//K"])],
+    event=(500.0, "stroke"),
+    descriptions={"DX//I48": "Atrial fibrillation", "DX//I10": "Hypertension"},
+)
+
+
+def words(figure: Figure) -> str:
+    root = ElementTree.fromstring(figure)
+    return " ".join(node.text or "" for node in root.iter() if node.tag in ("text", "desc", "title"))
+
+
+def test_a_patient_is_drawn_with_words_for_codes_the_event_and_bands() -> None:
+    figure = patient_figure(PATIENT, title="Patient A")
+    told = words(figure)
+    assert "Atrial fibrillation" in told
+    assert "Hypertension" in told
+    assert "DX//I10" not in told
+    assert "stroke at 1.37" in told  # in years, since the axis spans more than two
+    assert figure.count('class="band') == 1
+    assert ("1.37", "stroke", "") in figure.rows
+    assert "years since the index" in told
+    later = patient_figure(replace(PATIENT, event=(9000.0, "stroke")), title="Patient A")
+    assert "stroke later" in words(later)
+    assert 'class="happened"' not in later
+    assert "ended" in patient_figure(replace(PATIENT, censored=True), title="Patient A")
+    ElementTree.fromstring(standalone(figure))
+    assert "xmlns" in standalone(figure)
+    assert "var(--s0)" in standalone(figure)
+
+
+def test_the_first_record_of_a_code_is_marked() -> None:
+    lanes = dict(lanes_of(PATIENT))
+    assert [(day, new) for day, _, new in lanes["diagnoses"]] == [(-10.0, True), (100.0, True)]
+    assert [(day, new) for day, _, new in lanes["laboratory"]] == [(-10.0, True), (300.0, False)]
+    many = replace(PATIENT, visits=[Seen(0.0, [f"KIND{k}//X" for k in range(9)])])
+    assert len(lanes_of(many)) == 5
+
+
+def test_changes_name_what_was_new_between_two_predictions() -> None:
+    (change,) = largest_changes(PATIENT)
+    assert (change["day"], change["before"], change["after"]) == (100.0, 0.1, 0.3)
+    assert change["codes"] == ["Atrial fibrillation", "RX//B"]
+
+
+def test_a_row_of_an_earlier_version_is_still_drawn() -> None:
+    row = example()["trajectories"][0]
+    patient = patient_of(row)
+    assert patient.times_days == row["times_days"]
+    assert patient.event is None
+    patient_figure(patient, title="Patient A")
