@@ -1,5 +1,8 @@
 """The protocol by which real data decides: `python bench/real.py DATA OUT [SET …] [section.key=value …]`.
 
+With `training.blend=true` one run gives two rows of ours, the blend and its network alone, each compared with every
+baseline.
+
 Repeated random splits by subject, through the package's own `one_split`: each prepares, trains and evaluates anew, with
 every baseline on the same subjects. It prints, set by set, the mean over splits of every model with the intervals of
 Nadeau and Bengio, and ours minus each baseline. The strongest baseline has the lowest mean likelihood on tuning
@@ -30,7 +33,7 @@ from ehrsequencing.baselines.forest import LEAVES, TIME_PARTS, CompetingForest
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, format_days
 from ehrsequencing.config.files import load_study, load_task
-from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.repeated_splits import ROWS, corrected_interval, one_split
 from ehrsequencing.memory import keep_freed_memory
 from ehrsequencing.storage import digest, read_json, write_json
@@ -171,9 +174,16 @@ def tuning_means(splits: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return dict(sorted(means.items(), key=lambda pair: pair[1]))
 
 
+def ours_of(splits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Our models and what they are called: one, or where a blend was trained the blend and its network."""
+    if NETWORK not in splits[0]["tuning_nll"]:
+        return {OURS: "ours"}
+    return {OURS: "blend", NETWORK: "network alone"}
+
+
 def strongest(splits: Sequence[Mapping[str, Any]]) -> str:
     """The baseline with the lowest mean likelihood on tuning subjects."""
-    return next(name for name in tuning_means(splits) if name != OURS)
+    return next(name for name in tuning_means(splits) if name not in (OURS, NETWORK))
 
 
 def seeds_of(splits: Sequence[Mapping[str, Any]]) -> str:
@@ -215,30 +225,34 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
         f"\n## {name}\n", f"{one.records}. {said}. Settings of ours: {', '.join(sorted(settings)) or 'defaults'}.\n",
         f"| model | tuning NLL | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|",
     ]  # fmt: skip
-    for model in [OURS, *(other for other in means if other != OURS)]:
+    own = ours_of(splits)
+    rivals = [model for model in means if model not in own]
+    for model in [*own, *rivals]:
         cells = [
             cell(metric, interval((found.get((model, metric), math.nan) for found in by_split), splits))
             for metric in COLUMNS
         ]
         mark = " (strongest)" if model == rival else ""
-        lines.append(f"| {model}{mark} | {means[model]:.4f} | {' | '.join(cells)} |")
+        label = own[model] if model in own and len(own) > 1 else model
+        lines.append(f"| {label}{mark} | {means[model]:.4f} | {' | '.join(cells)} |")
     lines += [
         "",
-        f"| ours − | {' | '.join(COLUMNS[metric] for metric in COMPARED)} |",
+        f"| difference | {' | '.join(COLUMNS[metric] for metric in COMPARED)} |",
         "|---" * (len(COMPARED) + 1) + "|",
     ]
-    for model in (other for other in means if other != OURS):
-        found = {metric: gap(by_split, splits, model, metric) for metric in COMPARED}
+    pairs = [(OURS, NETWORK)] if len(own) > 1 else []
+    for mine, other in [*pairs, *((mine, other) for mine in own for other in rivals)]:
+        found = {metric: gap(by_split, splits, other, metric, ours=mine) for metric in COMPARED}
         cells = [f"{cell(metric, value, signed=True)} *{verdict(metric, value)}*" for metric, value in found.items()]
-        lines.append(f"| {model} | {' | '.join(cells)} |")
+        lines.append(f"| {own[mine]} − {own.get(other, other)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def gap(
-    by_split: Sequence[Values], splits: Sequence[Mapping[str, Any]], model: str, metric: str
+    by_split: Sequence[Values], splits: Sequence[Mapping[str, Any]], model: str, metric: str, *, ours: str = OURS
 ) -> tuple[float, float, float]:
-    """Ours minus a baseline, paired by split."""
-    values = [found.get((OURS, metric), math.nan) - found.get((model, metric), math.nan) for found in by_split]
+    """One of ours minus another model, paired by split."""
+    values = [found.get((ours, metric), math.nan) - found.get((model, metric), math.nan) for found in by_split]
     return interval(values, splits)
 
 
@@ -255,7 +269,8 @@ def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConf
         for model in tuning_means(splits):
             value = interval((found.get((model, "oe"), math.nan) for found in by_split), splits)
             cohort = interval((oe_beside_cohort(found, model) for found in by_split), splits)
-            own = f"{study.training.early_stop} | {study.training.recalibration:g}" if model == OURS else " | "
+            is_own = model in (OURS, NETWORK)
+            own = f"{study.training.early_stop} | {study.training.recalibration:g}" if is_own else " | "
             place = f"{name} | {format_days(days)} | {model} | {len(splits)} | {own}"
             lines.append(f"| {place} | {cell('oe', value)} | {cell('oe', cohort)} |")
     return "\n".join(lines)
@@ -291,11 +306,14 @@ def trial_row(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence
     rivals = [
         f"{model} {value:.4f}" + (f" ({tried[model]})" if model in tried else "")
         for model, value in tuning_means(splits).items()
-        if model != OURS
+        if model not in (OURS, NETWORK)
     ]
     words = ", ".join(f"`{text}`" for text in sorted(settings)) or "defaults"
-    own = tuning_means(splits)[OURS]
-    return f"| {date} | {name} | {words} | {len(splits)} ({seeds_of(splits)}) | {own:.4f} | {', '.join(rivals)} |"
+    own, means = ours_of(splits), tuning_means(splits)
+    told = ", ".join(
+        f"{label} {means[model]:.4f}" if len(own) > 1 else f"{means[model]:.4f}" for model, label in own.items()
+    )
+    return f"| {date} | {name} | {words} | {len(splits)} ({seeds_of(splits)}) | {told} | {', '.join(rivals)} |"
 
 
 def add_trial(path: Path, row: str) -> None:

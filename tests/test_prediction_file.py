@@ -20,7 +20,7 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.predict import members_of, predict
+from ehrsequencing.predict import predict
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
 from ehrsequencing.training.loop import Trainer
@@ -120,7 +120,7 @@ def test_members_give_a_band_of_the_same_risks(
     judged = Population.of_split(Prepared(store), run.task, "held_out")
     predict(run.folder, sim_data, tmp_path / "p.parquet")
     low, risk, high = (in_file(tmp_path / "p.parquet", judged, run.task, name) for name in ("low", "risk", "high"))
-    of_members = member_risks(run, judged, *members_of(run))
+    of_members = member_risks(run, judged, *run.answers.members)
     assert len(of_members) == 3
     np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
     np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
@@ -173,7 +173,7 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
     assert np.abs(plain - risk).max() > 1e-4
     if name == "landmarks":
         low, high = (in_file(out, judged, run.task, column) for column in ("low", "high"))
-        of_members = member_risks(run, judged, *map(run.recalibrate, members_of(run)))
+        of_members = member_risks(run, judged, *run.recalibrated.members)
         np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
         np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
 

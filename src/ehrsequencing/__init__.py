@@ -14,6 +14,7 @@ _PUBLIC = {
     "VisitBatch": "ehrsequencing.batch",
     "HierarchicalBEHRTForSurvival": "ehrsequencing.models.hierarchical",
     "BEHRTForSurvival": "ehrsequencing.models.behrt",
+    "score": "ehrsequencing.evaluation.score",
     "visit_encoder": "ehrsequencing.config.parts",
 }
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ModelConfig",
     "VisitBatch",
     "__version__",
+    "score",
     "visit_encoder",
 ]
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ehrsequencing.config import ModelConfig
     from ehrsequencing.config.parts import visit_encoder
     from ehrsequencing.errors import EhrseqError
+    from ehrsequencing.evaluation.score import score
     from ehrsequencing.models.behrt import BEHRTForSurvival
     from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
-from ehrsequencing.answers import risk_of_rows
+from ehrsequencing.blend.run_answers import RunAnswers
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
 from ehrsequencing.records.codes import read_parents
@@ -35,16 +33,6 @@ from ehrsequencing.storage import (
 
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 MUCH_UNKNOWN, MOST_UNKNOWN = 0.5, 0.9  # shares of rows with a code that training did not know: warned of, refused
-
-
-def members_of(run: Run) -> list[SurvivalModel]:
-    """The members of an ensemble; none of a single model, or of a blend, whose answers are not theirs."""
-    if run.study.training.blend:
-        return []
-    members = getattr(run.model, "members", None)
-    if not isinstance(members, nn.ModuleList):
-        return []
-    return [member for member in members if isinstance(member, SurvivalModel)]
 
 
 @dataclass(frozen=True)
@@ -174,10 +162,7 @@ def predict(
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
     horizons = _horizons(run, horizons_days)
-    model, members = run.recalibrated if recalibrated else run.model, members_of(run)
-    if recalibrated:
-        members = [run.recalibrate(member) for member in members]
-    models = [model, *members]
+    answers = run.recalibrated if recalibrated else run.answers
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
@@ -185,13 +170,13 @@ def predict(
     count = answered = 0
     with prediction_file(
         out,
-        causes=run.task.causes[: model.config.causes],
+        causes=run.task.causes[: run.model.config.causes],
         horizons_days=horizons,
         start_days=_start_days(run),
-        banded=bool(members),
+        banded=bool(answers.members),
     ) as file:
         for encoded in records.encoded(moment):
-            risks = _answers(run, models, encoded, file)
+            risks = _answers(answers, encoded, file)
             file.write(risks)
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
         if not count:
@@ -230,21 +215,14 @@ def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ..
     return horizons
 
 
-def _answers(run: Run, models: Sequence[SurvivalModel], records: TaskRecords, file: PredictionWriter) -> Risks:
-    """The risks of the rows that have an answer: the first model's, and the band of the others; or the blend's."""
+def _answers(answers: RunAnswers, records: TaskRecords, file: PredictionWriter) -> Risks:
+    """The risks of the rows that have an answer, and the band of the members."""
     days = [float(horizon) for horizon in file.horizons_days if horizon is not None]
-    if run.blend is not None:
-        found = [run.risk(records, horizons_days=days, start_days=file.start_days)]
-    else:
-        found = [
-            risk_of_rows(model, records, horizons_days=days, code_types=run.code_types, start_days=file.start_days)
-            for model in models
-        ]
-    risk = found[0]
+    risk, of_members = answers.with_members(records, horizons_days=days, start_days=file.start_days)
     chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
     low = high = None
-    if len(found) > 1:
-        low, high = (band[chosen] for band in member_band(np.stack(found[1:])))
+    if len(of_members):
+        low, high = (band[chosen] for band in member_band(of_members))
         low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])  # hazards were averaged, not risks
     return Risks(records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high)
 

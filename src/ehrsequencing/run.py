@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.answers import nll_of_rows, risk_of_rows
+import numpy as np
+
 from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend
+from ehrsequencing.blend.run_answers import RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
@@ -30,7 +32,6 @@ from ehrsequencing.storage import (
     sha256,
     write_json,
 )
-from ehrsequencing.training.recalibration import Recalibrated
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
@@ -67,7 +68,8 @@ class Run:
     @property
     def fingerprint(self) -> str:
         """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
-        of_blend = [self.manifest["files"].get(ARRAYS_FILE)] if self.study.training.blend else []
+        files = (BLEND_FILE, ARRAYS_FILE) if self.study.training.blend else ()
+        of_blend = [self.manifest["files"].get(name) for name in files]
         return digest([self.manifest.get("fingerprint"), self.manifest["files"].get("model.safetensors"), *of_blend])
 
     def prepared(self, folder: Path | None = None) -> Prepared:
@@ -118,33 +120,28 @@ class Run:
             return None
         return Blend.load(self.folder, self.vocabulary, edges_days=self.model.config.edges_days)
 
+    @property
+    def answers(self) -> RunAnswers:
+        """What the run says of records, by the blend where it is one."""
+        return RunAnswers.of(self.model, self.blend, self.code_types)
+
     def risk(
         self, records: TaskRecords, *, horizons_days: Sequence[float] | Floats, start_days: float = 0.0
     ) -> Floats32:
-        """Risk at every prediction time, by the blend where the run is one; see `answers.risk_of_rows`."""
-        given: dict[str, Any] = {"code_types": self.code_types, "start_days": start_days}
-        if self.blend is None:
-            return risk_of_rows(self.model, records, horizons_days=horizons_days, **given)
-        return self.blend.risk(self.model, records, horizons_days=horizons_days, **given)
+        """Risk at every prediction time; see `answers.risk_of_rows`."""
+        return self.answers.risk(records, horizons_days=horizons_days, start_days=start_days)
 
     def nll(self, records: TaskRecords) -> Floats:
-        """Negative log-likelihood (R,) of every labelled prediction time, by the blend where the run is one."""
-        if self.blend is None:
-            return nll_of_rows(self.model, records, code_types=self.code_types)
-        return self.blend.nll(self.model, records, code_types=self.code_types)
+        """Negative log-likelihood (R,) of every labelled prediction time."""
+        return self.answers.nll(records)
 
     @property
-    def recalibrated(self) -> SurvivalModel:
-        """The model with what `ehrseq evaluate --recalibrate` fitted; errors as of `recalibrate`."""
-        return self.recalibrate(self.model)
-
-    def recalibrate(self, model: SurvivalModel) -> SurvivalModel:
-        """A model (the run's, or a member of it) with what `ehrseq evaluate --recalibrate` fitted.
+    def recalibrated(self) -> RunAnswers:
+        """The answers with what `ehrseq evaluate --recalibrate` fitted.
 
         Raises:
-            EhrseqError: Nothing has been fitted, or the run is a blend.
+            EhrseqError: Nothing has been fitted.
         """
-        self.refuse_blend()
         if RECALIBRATION not in self.manifest["files"]:
             fix = f"run ehrseq evaluate {self.folder} --recalibrate first"
             raise EhrseqError("has not been recalibrated", where=str(self.folder), fix=fix)
@@ -152,18 +149,8 @@ class Run:
             fix = f"run ehrseq evaluate {self.folder} --recalibrate again"
             raise EhrseqError(self.altered[RECALIBRATION], where=str(self.folder / RECALIBRATION), fix=fix)
         fitted = read_json(self.folder / RECALIBRATION)["fitted"]
-        pairs = [(fitted[name]["intercept"], fitted[name]["slope"]) for name in self.task.causes]
-        return Recalibrated(model, [a for a, _ in pairs], [b for _, b in pairs]).eval()
-
-    def refuse_blend(self) -> None:
-        """Refuse to recalibrate a blend.
-
-        Raises:
-            EhrseqError: The run is one.
-        """
-        if self.study.training.blend:
-            fix = "leave it out, or train without training.blend"
-            raise EhrseqError("a blend cannot be recalibrated", where=str(self.folder), fix=fix)
+        a, b = (np.array([fitted[name][key] for name in self.task.causes]) for key in ("intercept", "slope"))
+        return self.answers.recalibrated(a, b)
 
     @property
     def code_types(self) -> Ints | None:

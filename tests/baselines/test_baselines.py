@@ -469,7 +469,7 @@ def test_a_linear_design_is_finite_never_extrapolates_and_is_fitted_on_training_
         return history_features(split, prepared.vocabulary, chosen=np.arange(len(split)), columns=columns)
 
     known = features(train)
-    design = LinearDesign.fit(known, columns)
+    design = LinearDesign.fit(known, columns, train.rows.subject, enough=5)
     x, other = design(known), design(features(tuning))
     assert np.isfinite(x).all()
     assert np.isfinite(other).all()

@@ -56,11 +56,27 @@ def test_the_table_shows_every_model_and_names_the_strongest_of_the_tuning_subje
     assert "| landmark Cox (strongest) | 1.3000 |" in text
     assert "boosted visits (strongest)" not in text
     mean, low, high = corrected_interval([0.1, 0.05], 20 / 80)
-    assert f"| landmark Cox | {-mean:+.4f} ({-high:+.4f} to {-low:+.4f})" in text  # NLL, ours − Cox
+    assert f"| ours − landmark Cox | {-mean:+.4f} ({-high:+.4f} to {-low:+.4f})" in text  # NLL, ours − Cox
     assert f"{mean:+.3f} ({low:+.3f} to {high:+.3f}) *not distinguishable*" in text  # C
     one = bench.table("pbc2", SPLITS[:1], ["training.epochs=3"])
     assert "*no interval*" in one
     assert "Settings of ours: training.epochs=3." in one
+
+
+def test_a_blend_and_its_network_stand_beside_each_other() -> None:
+    bench, alone = load_bench("real"), "network alone"
+    both = []
+    for one, value in zip(SPLITS, (0.65, 0.7), strict=True):
+        rows = [r | {"model": alone, "value": value if r["metric"] == "c" else r["value"]} for r in one["metrics"]
+                if r["model"] == OURS]  # fmt: skip
+        both.append(one | {"metrics": one["metrics"] + rows, "tuning_nll": {**one["tuning_nll"], alone: 1.2}})
+    text = bench.table("pbc2", both, ["training.blend=true"])
+    labels = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
+    rivals = ["landmark Cox (strongest)", "boosted visits"]  # the network has a lower tuning NLL, but it is ours
+    assert labels[:5] == ["model", "blend", alone, *rivals]
+    theirs = [f"{own} − {rival}" for own in ("blend", alone) for rival in ("landmark Cox", TREES)]
+    assert labels[5:] == ["difference", f"blend − {alone}", *theirs]
+    assert "| blend 1.5000, network alone 1.2000 |" in bench.trial_row("pbc2", both, [], "2026-11-22")
 
 
 def test_a_difference_is_better_by_the_direction_of_its_metric() -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,35 +10,41 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from torch import nn
 
 from conftest import TINY
-from ehrsequencing.answers import nll_of_rows
+from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.audit import copies, model_checks
 from ehrsequencing.audit.data import AuditData
+from ehrsequencing.audit.stored_features import of_few_people
 from ehrsequencing.baselines import boosted, history, landmark_cox
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.history import FeatureSpec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.blend import train as training
-from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, part_hazards
+from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
 from ehrsequencing.blend.train import BlendTrainer, folds_of, trainer_of
-from ehrsequencing.blend.weights import BlendWeights
+from ehrsequencing.blend.weights import BlendWeights, blended_hazards
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.evaluation.tables import blend as blend_table
 from ehrsequencing.predict import predict
+from ehrsequencing.records.hazards import cumulative_incidence
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.tables import blend as reported
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json, write_manifest
+from ehrsequencing.storage import read_json, write_json, write_manifest
 from ehrsequencing.training.loop import Trainer
 
 SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "training.blend_folds=2", "evaluation.bootstrap=0")
@@ -142,15 +149,77 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, store: Prepared, tmp_
     fitted = Blend(BoostedVisits(data).kept, LandmarkCox(data).kept, weights, data.edges_days)
     fitted.save(tmp_path)
     again = Blend.load(tmp_path, made.vocabulary, edges_days=data.edges_days)
-    before, after = (blend.hazards(made.model, records) for blend in (fitted, again))
+    before, after = (
+        np.concatenate([found[0] for _, found in blend.hazards([made.model], records)]) for blend in (fitted, again)
+    )
     np.testing.assert_array_equal(before, after)
-    parts = part_hazards(made.model, (fitted.boosted, fitted.cox), records)
+    every = np.arange(len(records))
+    others = [part.hazards(records, every) for part in (fitted.boosted, fitted.cox)]
+    parts = [network_hazards(made.model, records), *others]
     assert all(np.abs(np.log(part) - np.log(before)).max() > 0.01 for part in parts)  # each part counts
     assert made.blend is not None
     np.testing.assert_array_equal(
         made.blend.boosted.hazards(records, np.arange(9)), again.boosted.hazards(records, np.arange(9))
     )
     assert not [path for path in run.iterdir() if path.suffix in (".pkl", ".pickle", ".joblib")]
+
+
+def told_of_few(folder: Path, store: Prepared, columns: list[FeatureSpec]) -> int:
+    """The adversary: numbers in the files of a blend that are feature values of 1 to 4 training subjects."""
+    train = store.records("simulated", "train")
+    every, subject = np.arange(len(train)), np.asarray(train.rows.subject)
+    holders: dict[float, set[int]] = {}
+    for spec in columns:
+        history = history_features(train, store.vocabulary, chosen=every, columns=spec).astype(np.float64)
+        for values in (history, np.log1p(np.maximum(history, 0.0))):
+            for who, row in zip(subject.tolist(), values.tolist(), strict=True):
+                for value in row:
+                    holders.setdefault(value, set()).add(who)
+    arrays = load_file(folder / ARRAYS_FILE)
+    names = ("boosted.cuts", "cox.design.fill", "cox.design.low", "cox.design.high", "cox.mean", "cox.scale")
+    own = np.concatenate([arrays[name].ravel() for name in names])
+    return sum(0 < len(holders.get(float(value), ())) < 5 for value in np.unique(own[np.isfinite(own)]))
+
+
+def test_no_stored_number_is_that_of_few_people(
+    run: Path, store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, train = Run(run), store.records("simulated", "train")
+    assert made.blend is not None
+    columns = [made.blend.boosted.columns, made.blend.cox.design.columns]
+    assert told_of_few(run, store, columns) == 0
+    few, stored = of_few_people(made.blend, train, 5)
+    assert (few, stored > 300) == (0, True)
+
+    def again(**broken: Any) -> tuple[Blend, Path]:
+        data = FittingData(
+            made.task, made.vocabulary, train, store.records("simulated", "tuning"), made.blend.edges_days, **broken
+        )
+        other = replace(made.blend, boosted=BoostedVisits(data).kept, cox=LandmarkCox(data).kept)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        other.save(folder)
+        return other, folder
+
+    assert of_few_people(again(enough=1)[0], train, 5)[0] > 50  # bins and names of single people
+
+    def plain_cuts(values: Any, owner: Any, **given: Any) -> Any:
+        known = np.unique(values[~np.isnan(values)])
+        return np.unique(np.quantile(known, np.linspace(0, 1, 64)[1:-1], method="nearest")) if len(known) else known
+
+    def extremes(values: Any, owner: Any, **given: Any) -> Any:
+        known = values[~np.isnan(values)]
+        return (float(known.min()), float(np.median(known)), float(known.max())) if len(known) else None
+
+    monkeypatch.setattr(boosted, "feature_cuts", plain_cuts)
+    cut, folder = again()
+    assert told_of_few(folder, store, columns) > 20
+    assert of_few_people(cut, train, 5)[0] > 20
+    monkeypatch.undo()
+    monkeypatch.setattr(history, "feature_range", extremes)
+    ranged, folder = again()
+    assert told_of_few(folder, store, columns) > 5
+    assert of_few_people(ranged, train, 5)[0] > 5
 
 
 @pytest.mark.slow
@@ -191,6 +260,51 @@ def test_predict_writes_what_evaluate_judges_and_the_network_has_a_row_of_its_ow
     assert np.abs(alone - ours).max() > 1e-3
 
 
+def test_members_and_recalibration_reach_the_risks_through_the_blend(
+    run: Path, sim_data: Path, store: Prepared, tmp_path: Path
+) -> None:
+    pair, records = Run(run), store.records("simulated", "held_out")
+    one, twin = Run(run).model, Run(run).model
+    with torch.no_grad():
+        for weights in twin.parameters():
+            weights.mul_(1.3)
+    pair.model.members = nn.ModuleList([one, twin])
+    days, blend = list(pair.task.horizons), pair.blend
+    assert blend is not None
+    risk, of_members = pair.answers.with_members(records, horizons_days=days)
+    np.testing.assert_array_equal(risk, Run(run).risk(records, horizons_days=days))
+    every = np.arange(len(records))
+    others = [part.hazards(records, every) for part in (blend.boosted, blend.cox)]
+
+    def by_hand(model: Any, a: Any = 0.0, b: Any = 1.0) -> np.ndarray:
+        blended = blended_hazards([network_hazards(model, records), *others], blend.weights.value, blend.edges_days)
+        corrected = np.exp(np.reshape(a, (-1, 1)) + np.reshape(b, (-1, 1)) * np.log(blended))
+        return cumulative_incidence(corrected, blend.edges_days, np.array(days))
+
+    for of_member, model in zip(of_members, (one, twin), strict=True):
+        np.testing.assert_allclose(of_member, by_hand(model), atol=1e-6)
+    found = instability(pair, records, chosen=every, horizon_days=days[-1])
+    assert found is not None
+    gap = np.abs(of_members[0] - of_members[1])[:, 0, -1].mean() / 2
+    assert found["mape"] == pytest.approx(gap, rel=1e-4)
+    alone = np.abs(np.subtract(*(risk_of_rows(m, records, horizons_days=days[-1:])[:, 0, 0] for m in (one, twin))))
+    assert abs(alone.mean() / 2 - gap) > 1e-3 * gap  # the mutant: the network's spread
+
+    folder = shutil.copytree(run, tmp_path / "run")
+    told = evaluate(folder, settings=EvaluationConfig(baselines="none", bootstrap=0, recalibrate=True))["recalibration"]
+    a, b = ([told["fitted"][name][key] for name in pair.task.causes] for key in ("intercept", "slope"))
+    assert abs(a[0]) + abs(b[0] - 1) > 1e-3
+    corrected = Run(folder).recalibrated.risk(records, horizons_days=days)
+    np.testing.assert_allclose(corrected, by_hand(one, a, b), atol=1e-6)
+    assert np.abs(corrected - risk).max() > 1e-3
+    tuning = store.records("simulated", "tuning")
+    at = np.any([tuning.rows.at_landmark(moment) for moment in pair.task.landmarks], axis=0)
+    nll = [answers.nll(tuning)[at].mean() for answers in (Run(folder).answers, Run(folder).recalibrated)]
+    assert nll[1] < nll[0]  # where it was fitted
+    predict(folder, sim_data, tmp_path / "risks.csv", recalibrated=True)
+    assert "low" not in (tmp_path / "risks.csv").read_text().split("\n")[0]  # no members, no band
+
+
 def test_evaluate_judges_the_blend_and_not_its_network(
     run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path
 ) -> None:
@@ -198,7 +312,10 @@ def test_evaluate_judges_the_blend_and_not_its_network(
     shutil.copytree(run, tmp_path / "run")
     settings = EvaluationConfig(baselines="none", bootstrap=0)
     result = evaluate(tmp_path / "run", settings=settings)
-    assert result["models"][:2] == [OURS, NETWORK]
+    assert result["models"] == [OURS, NETWORK, "boosted visits", "landmark Cox"]  # each part has a row, fitted or not
+    assert set(result["blend"]["tuning_nll"]) == set(result["models"][1:])
+    gaps = {(row["model"], row["metric"]) for row in result["differences"]}
+    assert {(result["blend"]["best_part"], metric) for metric in ("c", "ipa", "nll")} <= gaps
     assert result["strongest"] is None
     predict(run, sim_data, tmp_path / "blend.parquet")
     task, asked = Run(run).task, StudyConfig(evaluation=settings)
@@ -224,8 +341,9 @@ def test_evaluate_judges_the_blend_and_not_its_network(
 
 
 def test_the_weights_are_told(run: Path) -> None:
-    found = blend_table(Run(run))
+    found = blend_table(Run(run), {"network alone": 1.25, "landmark Cox": 1.5})
     assert found is not None
+    assert found["best_part"] == "network alone"
     assert [row["part"] for row in found["weights"]] == [*PARTS, *PARTS]
     told = reported({"blend": _rounded(found, 2)})
     assert told is not None
@@ -233,6 +351,12 @@ def test_the_weights_are_told(run: Path) -> None:
     first = found["weights"][0]
     assert told["rows"][0][1][0] == f"{first['value']:.2f} ({first['low']:.2f}–{first['high']:.2f})"
     assert reported({}) is None
+    gap = {"model": "network alone", "cause": "death", "landmark_days": 0.0, "horizon_days": None, "metric": "nll"}
+    gap |= {"value": -0.02, "low": -0.03, "high": -0.01}
+    differences = [gap, gap | {"model": "landmark Cox"}, gap | {"cause": "transplant"}, gap | {"metric": "brier"}]
+    with_gaps = reported({"blend": found, "causes": ["death"], "differences": differences})
+    assert with_gaps is not None
+    assert with_gaps["gaps"] == [((0.0, None), ["NLL -0.0200 (-0.0300 to -0.0100) better"])]
 
 
 @pytest.mark.slow
@@ -271,17 +395,19 @@ def test_a_damaged_blend_is_refused(run: Path, tmp_path: Path) -> None:
         return folder
 
     with pytest.raises(EhrseqError, match="has changed since"):
-        Run(changed("weights.value", lambda w: w[:, ::-1].copy()))
+        Run(changed("boosted.part_of", lambda a: a[::-1].copy()))
     blend = Run(run)
     for name, value in {
-        "weights.low": lambda w: w, "weights.high": lambda w: w, "edges_days": lambda a: a + 1,
-        "cox.base": lambda a: a[:, 1:].copy(), "boosted.trees.0.left": lambda a: a * 0,
+        "edges_days": lambda a: a + 1, "cox.base": lambda a: a[:, 1:].copy(), "boosted.trees.0.left": lambda a: a * 0,
     }.items():  # fmt: skip
         folder = changed(name, value)
-        if name in ("weights.low", "weights.high"):
-            Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
-            continue
         with pytest.raises(EhrseqError, match=r"train again"):
+            Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
+    for number, weights in enumerate(([[0.5, 0.5, 0.5]] * 2, [[1.0, 0.0]] * 2, [["x", 0, 1]] * 2)):
+        folder = shutil.copytree(run, tmp_path / f"weights-{number}")
+        text = read_json(folder / BLEND_FILE)
+        write_json(folder / BLEND_FILE, text | {"weights": text["weights"] | {"value": weights}})
+        with pytest.raises(EhrseqError, match=r"damaged|not convex|not that of"):
             Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
     incomplete = changed("boosted.base", lambda a: a)
     (incomplete / BLEND_FILE).unlink()
@@ -295,6 +421,6 @@ def test_a_damaged_blend_is_refused(run: Path, tmp_path: Path) -> None:
 def test_what_a_blend_cannot_do_is_refused(run: Path, store: Prepared, tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="visit head"):
         trainer_of(store, "simulated", tmp_path / "x", study=load_study(None, [*SETTINGS, "model.head=visit"]))
-    with pytest.raises(EhrseqError, match="cannot be recalibrated"):
+    with pytest.raises(EhrseqError, match="has not been recalibrated"):
         _ = Run(run).recalibrated
     assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []

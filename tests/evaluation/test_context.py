@@ -33,7 +33,6 @@ from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
-from ehrsequencing.predict import members_of
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run, add_to_run
 from ehrsequencing.storage import write_json
@@ -368,7 +367,7 @@ def test_spread_of_members_by_hand() -> None:
 def test_instability_of_an_ensemble_and_of_a_single_model(run: Run, prepared: Prepared, sim_run: Path) -> None:
     records = split(prepared, "held_out")
     chosen = records.at_landmark(0.0)
-    assert members_of(run) == []
+    assert run.answers.members == ()
     assert instability(run, records, chosen=chosen, horizon_days=365.25) is None
     pair = Run(sim_run)
     twin = Run(sim_run).model

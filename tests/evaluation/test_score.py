@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import yaml
 from lifelines import CoxPHFitter
 
+import ehrsequencing
 from ehrsequencing.baselines.forest import CompetingForest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
@@ -126,6 +128,25 @@ def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     assert all(mine[key]["value"] == pytest.approx(row["value"], abs=1e-6) for key, row in truth.items())
     rmse = [[row["rmse"] for row in one["oracle"]["risks"]] for one in (found, expected)]
     np.testing.assert_allclose(*rmse, atol=1e-6)
+
+
+def test_a_table_gets_the_numbers_of_its_file(
+    frame: pd.DataFrame, scored: Score, task: TaskConfig, sim_data: Path, sim_prepared: Path, tmp_path: Path
+) -> None:
+    from_file = by_key(scored(frame)["metrics"], "p")
+    quick = StudyConfig(evaluation=EvaluationConfig(baselines="none", bootstrap=0))
+    given: dict[str, Any] = {"study": quick, "prepared": str(sim_prepared), "name": "p"}
+    tables = (pa.Table.from_pandas(frame), {name: frame[name].to_numpy() for name in frame})  # a frame: the docstring
+    for number, table in enumerate(tables):
+        found, folder = ehrsequencing.score(table, str(sim_data), task, out=tmp_path / str(number), **given)
+        assert by_key(found["metrics"], "p") == from_file
+        assert folder == tmp_path / str(number)
+    with pytest.raises(EhrseqError, match="no place"):
+        score(frame, sim_data, task, **given)
+    for broken, message in ((frame.drop(columns="risk"), "has no column 'risk'"), (3, "are no table")):
+        with pytest.raises(EhrseqError, match=message):
+            score(broken, sim_data, task, out=tmp_path / "broken", **given)
+    assert not (tmp_path / "broken").exists()
 
 
 @pytest.mark.parametrize("baselines", ["none", pytest.param("fast", marks=pytest.mark.slow)])

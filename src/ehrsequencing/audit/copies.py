@@ -199,8 +199,8 @@ def answers(data: AuditData, records: TaskRecords) -> Floats:
             out = np.full((len(records), found.shape[1]), np.nan) if out is None else out
             out[step.rows] = found[step.positions]
     if out is not None and data.run.blend is not None:
-        blended = data.run.blend.hazards(data.model, records, code_types=data.run.code_types)
-        out = np.concatenate([out, np.log(blended).reshape(len(blended), -1)], axis=1)
+        blended = [np.log(hazards).reshape(len(hazards), -1) for _, hazards in data.run.answers.hazards(records)]
+        out = np.concatenate([out, np.concatenate(blended)], axis=1)
     return out if out is not None else np.full((len(records), 1), np.nan)
 
 

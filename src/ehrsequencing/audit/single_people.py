@@ -1,7 +1,8 @@
 """Checks that nothing stored with the model reveals single people, counted again from the records.
 
-A run holds its vocabulary: names of codes and code types, and numbers about their values. Every name must be that of
-enough training subjects, and no number may be a value that fewer have.
+A run holds its vocabulary: names of codes and code types, and numbers about their values. A blend also holds names,
+cuts and ranges of history features. Every name must be that of enough training subjects, and no number may be a value
+that fewer have.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.audit.data import AuditData, Check, Finding, count_text, judge, no_source
 from ehrsequencing.audit.source import Source
+from ehrsequencing.audit.stored_features import of_few_people
 from ehrsequencing.records.events import DAY_US, STATIC, Events
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 
@@ -39,14 +41,19 @@ def single_people(data: AuditData) -> Finding:
     few = int((people[named] < needed).sum() + (with_number[has_scale] < needed).sum())
     few += len(set(vocabulary.rollup.to) & set(data.source.codes))
     own = numbers.of_few()
+    of_blend, in_blend, told = 0, 0, ""
+    tested = {"names": len(named), "numbers": numbers.stored, "training subjects": len(training)}
+    if data.run.blend is not None:
+        of_blend, in_blend = of_few_people(data.run.blend, data.records["train"], needed)
+        told = f", {count_text(of_blend)} names, cuts and ranges of the blend's features"
+        tested["features of the blend"] = in_blend
     return judge(
-        few + own,
-        of=len(named) + numbers.stored,
-        what=f"names and numbers of the vocabulary are those of fewer than {needed} training subjects "
-        f"({count_text(few)} names, {count_text(own)} numbers)",
-        tested={"names": len(named), "numbers": numbers.stored, "training subjects": len(training)},
-        clean=f"at least {needed} training subjects are behind every name, and share every number that is a value"
-        + ("; the cuts and ranges of features that a blend stores were not looked at" if data.run.blend else ""),
+        few + own + of_blend,
+        of=len(named) + numbers.stored + in_blend,
+        what=f"names and numbers are those of fewer than {needed} training subjects "
+        f"({count_text(few)} names and {count_text(own)} numbers of the vocabulary{told})",
+        tested=tested,
+        clean=f"at least {needed} training subjects are behind every name, and share every number that is a value",
     )
 
 

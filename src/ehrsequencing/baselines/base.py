@@ -33,6 +33,7 @@ class FittingData:
         tuning: Those of other subjects, which choose settings.
         edges_days: The K − 1 inner edges of the run's grid.
         seed: Of every random draw.
+        enough: Training subjects that every stored name and number must come from (`vocabulary.min_subjects`).
     """
 
     task: TaskConfig
@@ -41,6 +42,7 @@ class FittingData:
     tuning: TaskRecords
     edges_days: tuple[float, ...]
     seed: int = 0
+    enough: int = 5
 
     def draw(self, rows: Ints, most: int) -> Ints:
         """Some row numbers, sorted: all of them, or `most` drawn at random."""

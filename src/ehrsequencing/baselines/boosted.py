@@ -11,6 +11,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.baselines.base import FittingData, HazardModel
 from ehrsequencing.baselines.history import OF_CODE, FeatureSpec, fit_feature_spec, history_features
+from ehrsequencing.baselines.many_people import feature_cuts
 from ehrsequencing.baselines.trees import Trees
 from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -79,7 +80,7 @@ class BoostedHazards:
 
     vocabulary: Vocabulary
     columns: FeatureSpec
-    cuts: list[Floats32]
+    cuts: list[Floats]
     part_of: Ints
     base: Floats
     trees: list[Trees | None]
@@ -138,14 +139,15 @@ class BoostedVisits(HazardModel):
     def __init__(self, data: FittingData, *, trials: int = 1) -> None:
         super().__init__(data)
         self.seed = data.seed
-        self.columns = fit_feature_spec(data.train, data.vocabulary, max_pairs=MOST_PAIRS)
+        self.columns = fit_feature_spec(data.train, data.vocabulary, max_pairs=MOST_PAIRS, enough=data.enough)
         bins = len(self.edges) + 1
         self.part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins  # of each bin of the grid
         self.trials = max(1, min(trials, len(TRIALS)))
         most = max(1, MOST_CELLS // ((int(self.part_of[-1]) + 1) * (len(self.columns) + 1)))
         self.fitted = data.draw(np.arange(len(data.train)), most)
         history = history_features(data.train, data.vocabulary, chosen=self.fitted, columns=self.columns)
-        self.cuts = [feature_cuts(column, MOST_BINS) for column in history.T]
+        owner = data.train.rows.subject[self.fitted]
+        self.cuts = [feature_cuts(column, owner, most=MOST_BINS, enough=data.enough) for column in history.T]
         self.kept = BoostedHazards(data.vocabulary, self.columns, self.cuts, self.part_of, self.base, [])
         self.kept.trees.extend(self._fit(history, data.train, data.tuning))
 
@@ -199,23 +201,3 @@ class BoostedVisits(HazardModel):
     def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins)."""
         return self.kept.factor(records, chosen)
-
-
-def feature_cuts(values: Floats32, most: int) -> Floats32:
-    """Where a feature is cut into at most `most` bins of about as many training rows; none where it does not vary.
-
-    scikit-learn bins too, but with weighted rows it sorts a feature once for every cut, which took most of the time. It
-    also fails on a feature that no row has (ages without births). Here that one has no cut and is left out, and one
-    that some rows lack has a cut below all others.
-
-    >>> feature_cuts(np.array([1, 2, 2, 4, np.nan], np.float32), 8).tolist()
-    [-inf, 1.5, 3.0]
-    """
-    known = values[~np.isnan(values)]
-    distinct = np.unique(known)
-    if len(distinct) > most - 1:
-        inner = np.unique(np.quantile(known, np.linspace(0, 1, most)[1:-1]).astype(np.float32))
-    else:
-        inner = ((distinct[1:] + distinct[:-1]) / 2).astype(np.float32)
-    lacking = len(known) and len(known) < len(values)
-    return np.r_[np.float32(-np.inf), inner] if lacking else inner

@@ -39,18 +39,19 @@ def shared_visits(part: Timelines, known: Ints, codes: Sequence[int]) -> Ints:
     return out
 
 
-def most_shared(subjects: Ints, codes: Sequence[int], limit: int) -> tuple[Pair, ...]:
+def most_shared(subjects: Ints, codes: Sequence[int], limit: int, *, enough: int = 1) -> tuple[Pair, ...]:
     """The pairs that most subjects have in a visit, by falling number; ties go to the smaller ids.
 
     Args:
         subjects: (C, C) of `shared_visits`.
         codes: (C,) their token ids, rising.
         limit: Pairs at most.
+        enough: Subjects that a pair needs.
     """
     first, second = np.triu_indices(len(codes), 1)
     count = subjects[first, second]
     order = np.argsort(-count, kind="stable")[:limit]
-    return tuple((int(codes[first[k]]), int(codes[second[k]])) for k in order[count[order] > 0])
+    return tuple((int(codes[first[k]]), int(codes[second[k]])) for k in order[count[order] >= enough])
 
 
 def visits_of_pairs(part: Timelines, pairs: Sequence[Pair]) -> Iterator[Ints]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ehrsequencing.arrays import Floats, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.baselines.code_pairs import Pair, column_of, most_shared, shared_visits, visits_of_pairs
+from ehrsequencing.baselines.many_people import feature_range, lacking_people
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines, as_of, joined
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -52,6 +53,7 @@ def fit_feature_spec(
     max_codes: int = 200,
     max_static_codes: int = 50,
     max_pairs: int = 0,
+    enough: int = 1,
 ) -> FeatureSpec:
     """Choose the codes, and the pairs of codes in one visit, that most training subjects have by their last row.
 
@@ -62,6 +64,7 @@ def fit_feature_spec(
         max_codes: Timed codes at most; ties go to the smaller token id.
         max_static_codes: Static codes at most.
         max_pairs: Pairs at most. No outcome is looked at.
+        enough: Training subjects that a code or a pair needs.
     """
     counts = np.zeros(len(vocabulary), dtype=np.int64)
     static_counts = np.zeros(len(vocabulary), dtype=np.int64)
@@ -74,15 +77,15 @@ def fit_feature_spec(
         owner = np.repeat(part.owner, np.diff(part.visit_offsets))
         counts += _subjects_with(owner[known], part.codes[known], len(vocabulary))
         static_counts += _subjects_with(part.static_owner, part.static_codes, len(vocabulary))
-    codes = _most_frequent(counts, vocabulary, max_codes)
-    static = _most_frequent(static_counts, vocabulary, max_static_codes)
+    codes = _most_frequent(counts, vocabulary, max_codes, enough)
+    static = _most_frequent(static_counts, vocabulary, max_static_codes, enough)
     has_numbers = vocabulary.settings.mode in ("polynomial", "interpolate")
     numeric = tuple(code for code in codes if has_numbers and vocabulary.scale[code] >= 0)
     names = [*TIMING, *(f"static {vocabulary.tokens[code]}" for code in static)]
     for code in codes:
         of_code = OF_CODE + (OF_NUMBER if code in numeric else ())
         names += [f"{summary} {vocabulary.tokens[code]}" for summary in of_code]
-    pairs = _frequent_pairs(records, last_row, codes, max_pairs) if max_pairs else ()
+    pairs = _frequent_pairs(records, last_row, codes, max_pairs, enough) if max_pairs else ()
     names += [f"{summary} {pair_name(pair, vocabulary)}" for pair in pairs for summary in OF_CODE]
     return FeatureSpec(codes, numeric, static, tuple(names), pairs)
 
@@ -92,7 +95,9 @@ def pair_name(pair: Pair, vocabulary: Vocabulary) -> str:
     return " + ".join(vocabulary.tokens[code] for code in pair)
 
 
-def _frequent_pairs(records: TaskRecords, last_row: Ints, codes: tuple[int, ...], limit: int) -> tuple[Pair, ...]:
+def _frequent_pairs(
+    records: TaskRecords, last_row: Ints, codes: tuple[int, ...], limit: int, enough: int
+) -> tuple[Pair, ...]:
     """Pairs of codes by the number of training subjects with both in a visit before their last row."""
     step = -(-len(last_row) // MOST_CHOOSING)
     subjects = np.zeros((len(codes), len(codes)), dtype=np.int64)
@@ -100,7 +105,7 @@ def _frequent_pairs(records: TaskRecords, last_row: Ints, codes: tuple[int, ...]
         every, subject, visits = _records_until(records, chosen)
         part = every.take(subject)
         subjects += shared_visits(part, _before(part, visits), codes)
-    return most_shared(subjects, codes, limit)
+    return most_shared(subjects, codes, limit, enough=enough)
 
 
 def history_features(records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, columns: FeatureSpec) -> Floats32:
@@ -138,38 +143,43 @@ class LinearDesign:
 
     Counts and times become log(1 + ·), what is not known becomes the training median with a mark of its own (marks that
     are alike in all training rows share one), age gets hinges, and nothing is extrapolated beyond the training range.
+    Medians and ranges come from enough people each (`feature_range`).
     """
 
     columns: FeatureSpec  # the features that it takes
     used: Ints  # (U,) numbers of the features that vary among training rows
     fill: Floats  # (U,) training medians
-    low: Floats  # (U,) training minima
-    high: Floats  # (U,) training maxima
+    low: Floats  # (U,) lowest training values
+    high: Floats  # (U,) highest training values
     marked: tuple[int, ...]  # numbers of the features, one for each distinct pattern of what is not known
 
     @classmethod
-    def fit(cls, features: Floats32, columns: FeatureSpec) -> "LinearDesign":
+    def fit(cls, features: Floats32, columns: FeatureSpec, owner: Ints, *, enough: int) -> "LinearDesign":
         """Choose and scale by training rows.
 
         Args:
             features: (r, F) from `history_features`.
             columns: What they are.
+            owner: (r,) whose rows they are.
+            enough: People that every stored number must come from.
         """
-        values = _logarithms(features, columns)
-        unknown = np.isnan(values)
-        known = np.flatnonzero(~unknown.all(axis=0))
-        fill = np.nanmedian(values[:, known], axis=0)
-        filled = np.where(unknown[:, known], fill, values[:, known])
-        low, high = filled.min(axis=0, initial=np.inf), filled.max(axis=0, initial=-np.inf)
-        varies = high > low
+        found = [feature_range(column, owner, enough=enough) for column in features.T]
+        nothing = (np.nan, np.nan, np.nan)
+        low, fill, high = _logarithms(np.array([nothing if f is None else f for f in found]).T, columns)
+        used = np.flatnonzero(high > low)
+        unknown = np.isnan(features)
         patterns: dict[bytes, int] = {}
-        for column in np.flatnonzero(unknown.any(axis=0) & ~unknown.all(axis=0)).tolist():
+        for column in np.flatnonzero(lacking_people(unknown, owner, enough=enough)).tolist():
             patterns.setdefault(np.packbits(unknown[:, column]).tobytes(), column)
-        return cls(columns, known[varies], fill[varies], low[varies], high[varies], tuple(patterns.values()))
+        return cls(columns, used, fill[used], low[used], high[used], tuple(patterns.values()))
+
+    def logarithms(self, features: Floats32) -> Floats:
+        """(r, F) history features as the ranges are: counts and times as log(1 + ·)."""
+        return _logarithms(features, self.columns)
 
     def __call__(self, features: Floats32) -> Floats:
         """(r, F) history features → (r, D) finite covariates."""
-        values = _logarithms(features, self.columns)
+        values = self.logarithms(features)
         used = values[:, self.used]
         parts = [np.clip(np.where(np.isnan(used), self.fill, used), self.low, self.high)]
         parts.append(np.isnan(values[:, list(self.marked)]).astype(np.float64))
@@ -179,8 +189,8 @@ class LinearDesign:
         return np.concatenate(parts, axis=1)
 
 
-def _logarithms(features: Floats32, columns: FeatureSpec) -> Floats:
-    values = features.astype(np.float64)
+def _logarithms(features: Floats | Floats32, columns: FeatureSpec) -> Floats:
+    values = np.array(features, dtype=np.float64)
     skewed = [number for number, name in enumerate(columns.names) if name.startswith(_SKEWED)]
     values[:, skewed] = np.log1p(np.maximum(values[:, skewed], 0.0))
     return values
@@ -321,8 +331,8 @@ def _subjects_with(owner: Ints, codes: Ints32, size: int) -> Ints:
     return np.bincount(pairs % size, minlength=size)
 
 
-def _most_frequent(counts: Ints, vocabulary: Vocabulary, limit: int) -> tuple[int, ...]:
-    """Known tokens by falling count, those that nobody has left out; in the order of their ids."""
+def _most_frequent(counts: Ints, vocabulary: Vocabulary, limit: int, enough: int) -> tuple[int, ...]:
+    """Known tokens by falling count, those that too few have left out; in the order of their ids."""
     counts = np.where(vocabulary.is_unknown(np.arange(len(counts), dtype=np.int32)), 0, counts)
     ranked = np.argsort(-counts, kind="stable")[:limit]
-    return tuple(sorted(ranked[counts[ranked] > 0].tolist()))
+    return tuple(sorted(ranked[counts[ranked] >= max(enough, 1)].tolist()))

@@ -65,11 +65,11 @@ class LandmarkCox(ChunkedBaseline):
         super().__init__(data)
         train, tuning = data.train.rows, data.tuning.rows
         self.vocabulary = data.vocabulary
-        self.columns = fit_feature_spec(data.train, data.vocabulary)
+        self.columns = fit_feature_spec(data.train, data.vocabulary, enough=data.enough)
         chosen = data.draw(np.arange(len(train)), max(1, MOST_CELLS // (len(self.columns) + 1)))
         watched = np.flatnonzero(np.any([tuning.at_landmark(days) for days in data.task.landmarks], axis=0))
         history = history_features(data.train, self.vocabulary, chosen=chosen, columns=self.columns)
-        self.design = LinearDesign.fit(history, self.columns)
+        self.design = LinearDesign.fit(history, self.columns, train.subject[chosen], enough=data.enough)
         x, watched_x = self.design(history), self.covariates(data.tuning, watched)
         self.fits: list[CoxFit | None] = []
         for cause in range(1, self.n_causes + 1):

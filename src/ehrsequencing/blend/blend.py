@@ -12,8 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from ehrsequencing.answers import VISIT_BUDGET
-from ehrsequencing.arrays import Floats, Floats32, Ints
-from ehrsequencing.baselines.base import HazardPart
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.boosted import BoostedHazards, BoostedVisits
 from ehrsequencing.baselines.history import FeatureSpec, LinearDesign
 from ehrsequencing.baselines.landmark_cox import CoxHazards, LandmarkCox
@@ -22,7 +21,6 @@ from ehrsequencing.blend.weights import BlendWeights, blended_hazards
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import read_json, write_bytes, write_json
@@ -31,6 +29,7 @@ from ehrsequencing.training.recalibration import log_hazards
 BLEND_FILE, ARRAYS_FILE = "blend.json", "blend.safetensors"
 NETWORK = "network"
 PARTS = (NETWORK, BoostedVisits.name, LandmarkCox.name)  # the order of the weights
+_FORMAT = 2  # of both files: 2 has the weights as text
 _CHUNK_ROWS = 20_000  # prediction times answered at a time
 
 
@@ -43,42 +42,37 @@ class Blend:
         cox: The regressions.
         weights: Of `PARTS`, per cause.
         edges_days: The inner edges of the run's grid.
+        correction: a and b (causes,), where the hazards were recalibrated: log λ' = a + b · log λ.
     """
 
     boosted: BoostedHazards
     cox: CoxHazards
     weights: BlendWeights
     edges_days: tuple[float, ...]
+    correction: tuple[Floats, Floats] | None = None
 
-    def hazards(self, model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
-        """(R, causes, bins) hazards per day at every prediction time.
+    def hazards(
+        self, models: Sequence[SurvivalModel], records: TaskRecords, *, code_types: Ints | None = None
+    ) -> Iterator[tuple[slice, list[Floats]]]:
+        """Some rows at a time, and for each network the hazards (r, causes, bins) per day of the blend with it.
 
         Args:
-            model: The network, in evaluation mode.
+            models: Networks, in evaluation mode: the run's, or members of it.
             records: Visits and prediction times.
-            code_types: (V,) type of each token, where the network wants types.
+            code_types: (V,) type of each token, where the networks want types.
         """
-        out = np.empty((len(records), *self.boosted.base.shape))
         for rows, part in in_parts(records):
-            found = part_hazards(model, (self.boosted, self.cox), part, code_types=code_types)
-            out[rows] = blended_hazards(found, self.weights.value, self.edges_days)
-        return out
+            every = np.arange(len(part))
+            others = [other.hazards(part, every) for other in (self.boosted, self.cox)]
+            found = [network_hazards(model, part, code_types=code_types) for model in models]
+            yield rows, [self._corrected([network, *others]) for network in found]
 
-    def risk(
-        self, model: SurvivalModel, records: TaskRecords, *, horizons_days: Sequence[float] | Floats,
-        code_types: Ints | None = None, start_days: float = 0.0,
-    ) -> Floats32:  # fmt: skip
-        """Cumulative incidence (R, causes, horizons), as `answers.risk_of_rows` gives a network's."""
-        hazards, days = self.hazards(model, records, code_types=code_types), np.asarray(horizons_days, dtype=np.float64)
-        return cumulative_incidence(hazards, self.edges_days, days, start_days=start_days).astype(np.float32)
-
-    def nll(self, model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
-        """Negative log-likelihood (R,) of every labelled prediction time."""
-        rows = records.rows
-        return horizon_nll(
-            self.hazards(model, records, code_types=code_types), self.edges_days,
-            duration_days=np.asarray(rows.duration_days), cause=rows.cause, entry_days=rows.entry_days,
-        )  # fmt: skip
+    def _corrected(self, parts: Sequence[Floats]) -> Floats:
+        blended = blended_hazards(parts, self.weights.value, self.edges_days)
+        if self.correction is None:
+            return blended
+        a, b = (column[:, None] for column in self.correction)
+        return np.asarray(np.exp(a + b * np.log(blended)), dtype=np.float64)
 
     # ---- files -------------------------------------------------------------------------------------------------
 
@@ -87,18 +81,19 @@ class Blend:
         trees = {str(e): found for e, found in enumerate(self.boosted.trees) if found is not None}
         cuts = self.boosted.cuts
         arrays: dict[str, NDArray[Any]] = {
-            "boosted.cuts": np.concatenate([np.zeros(0, np.float32), *cuts]),
+            "boosted.cuts": np.concatenate([np.zeros(0), *cuts]),
             "boosted.cut_offsets": np.cumsum([0, *map(len, cuts)]),
             "boosted.part_of": self.boosted.part_of, "boosted.base": self.boosted.base,
             **{f"boosted.trees.{e}.{name}": array for e, own in trees.items() for name, array in own.arrays().items()},
             **{f"cox.{name}": getattr(self.cox, name) for name in _OF_COX},
             **{f"cox.design.{name}": np.asarray(getattr(self.cox.design, name)) for name in _OF_DESIGN},
-            **{f"weights.{name}": getattr(self.weights, name) for name in _OF_WEIGHTS},
             "edges_days": np.array(self.edges_days),
         }  # fmt: skip
         write_bytes(folder / ARRAYS_FILE, save({name: np.array(array, order="C") for name, array in arrays.items()}))
         specs = {"boosted": asdict(self.boosted.columns), "cox": asdict(self.cox.design.columns)}
-        write_json(folder / BLEND_FILE, {"format": 1, "parts": list(PARTS), "features": specs, "trees": sorted(trees)})
+        weights = {name: getattr(self.weights, name).tolist() for name in _OF_WEIGHTS}
+        facts = {"format": _FORMAT, "parts": list(PARTS), "weights": weights, "features": specs, "trees": sorted(trees)}
+        write_json(folder / BLEND_FILE, facts)
 
     @classmethod
     def load(cls, folder: Path, vocabulary: Vocabulary, *, edges_days: Sequence[float]) -> "Blend":
@@ -116,13 +111,14 @@ class Blend:
         text = read_json(folder / BLEND_FILE)
         try:
             arrays = load_file(folder / ARRAYS_FILE)
-            if text["format"] != 1 or text["parts"] != list(PARTS):
+            if text["format"] != _FORMAT or text["parts"] != list(PARTS):
                 raise EhrseqError("is a blend of another version of ehrseq", where=where, fix=fix)
             specs = {name: _spec(text["features"][name], vocabulary) for name in ("boosted", "cox")}
             bounds = arrays["boosted.cut_offsets"]
             flat = arrays["boosted.cuts"]
             cuts = [flat[a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
-            base, weights = arrays["boosted.base"], BlendWeights(*(arrays[f"weights.{name}"] for name in _OF_WEIGHTS))
+            base = arrays["boosted.base"]
+            weights = BlendWeights(*(np.array(text["weights"][name], dtype=np.float64) for name in _OF_WEIGHTS))
             used = sum(len(cut) > 0 for cut in cuts) + 1
             trees = [
                 _trees(arrays, e, columns=used, where=where) if str(e) in text["trees"] else None
@@ -136,8 +132,10 @@ class Blend:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError, SafetensorError) as error:
             raise EhrseqError("the files of the blend are damaged", where=where, fix=fix) from error
         shape = (len(base), len(edges) + 1)
-        sizes = {base.shape, cox.base.shape, (len(base), len(boosted.part_of)), (len(weights.value), shape[1])}
-        if edges != tuple(edges_days) or sizes != {shape} or len(cuts) != len(specs["boosted"]):
+        sizes = {base.shape, cox.base.shape, (len(base), len(boosted.part_of))}
+        given = {getattr(weights, name).shape for name in _OF_WEIGHTS}
+        fits = edges == tuple(edges_days) and sizes == {shape} and given == {(len(base), len(PARTS))}
+        if not fits or len(cuts) != len(specs["boosted"]):
             raise EhrseqError("the blend is not that of the run's network", where=where, fix=fix)
         if not (weights.value >= 0).all() or not np.allclose(weights.value.sum(axis=1), 1.0):
             raise EhrseqError("its weights are not convex", where=where, fix=fix)
@@ -160,16 +158,13 @@ def in_parts(records: TaskRecords) -> Iterator[tuple[slice, TaskRecords]]:
         start = stop
 
 
-def part_hazards(
-    model: SurvivalModel, others: Sequence[HazardPart], records: TaskRecords, *, code_types: Ints | None = None
-) -> list[Floats]:
-    """Hazards (R, causes, bins) of the network and of the other parts, at every prediction time."""
+def network_hazards(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
+    """Hazards (R, causes, bins) per day of a network at every prediction time."""
     loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
     rows, eta = log_hazards(model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu"))
-    of_network = np.empty(eta.shape)
-    of_network[rows] = np.exp(eta.astype(np.float64))
-    every = np.arange(len(records))
-    return [of_network, *(part.hazards(records, every) for part in others)]
+    out = np.empty(eta.shape)
+    out[rows] = np.exp(eta.astype(np.float64))
+    return out
 
 
 def _trees(arrays: dict[str, NDArray[Any]], e: int, *, columns: int, where: str) -> Trees:

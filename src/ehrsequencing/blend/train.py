@@ -4,7 +4,7 @@ A finished fold is kept in the run's `checkpoints`, and an interrupted one goes 
 run that was killed ends with the same bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from ehrsequencing.arrays import Ints
-from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.base import FittingData, HazardPart
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
-from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, part_hazards
+from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
 from ehrsequencing.blend.weights import BlendRows, Points, fit_weights, joined_rows
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
@@ -139,12 +139,15 @@ class BlendTrainer:
             found["duration_days"], found["entry_days"], found["cause"], subject, **of_points, edges_days=self.edges
         )
 
-    def _points(self, model: SurvivalModel, others: list[Any], asked: TaskRecords) -> dict[str, NDArray[Any]]:
+    def _points(
+        self, model: SurvivalModel, others: Sequence[HazardPart], asked: TaskRecords
+    ) -> dict[str, NDArray[Any]]:
         """What the likelihood needs of the parts' hazards at the prediction times of some subjects."""
         types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
         points: dict[str, list[Points]] = {name: [] for name in _TIMES}
         for _, part in in_parts(asked):
-            hazards = part_hazards(model, others, part, code_types=types)
+            every = np.arange(len(part))
+            hazards = [network_hazards(model, part, code_types=types), *(p.hazards(part, every) for p in others)]
             for name, days in zip(_TIMES, (part.rows.duration_days, part.rows.entry_days), strict=True):
                 points[name].append(Points.of(hazards, self.edges, np.asarray(days)))
         rows = asked.rows
@@ -170,7 +173,8 @@ class BlendTrainer:
 
     def _fit_others(self, train: TaskRecords) -> tuple[BoostedVisits, LandmarkCox]:
         asked, tuning = self.study.evaluation, self.records["tuning"]
-        data = FittingData(self.task, self.prepared.vocabulary, train, tuning, self.edges, asked.seed)
+        enough = self.prepared.study.vocabulary.min_subjects
+        data = FittingData(self.task, self.prepared.vocabulary, train, tuning, self.edges, asked.seed, enough=enough)
         return BoostedVisits(data, trials=asked.tuning_trials or 1), LandmarkCox(data)
 
 

@@ -19,7 +19,8 @@ from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.records.hazards import event_bin
 
-RESAMPLES = 1000  # of subjects, for the intervals of the weights
+RESAMPLES = 500  # of subjects, for the intervals of the weights
+FEWEST_RESAMPLES, MOST_DRAWN = 100, 1_000_000  # above so many rows × resamples there are fewer, but never under 100
 _LEAST = 1e-290  # of a cumulative hazard, so that its logarithm is finite
 _MOST_STEPS = 100
 _SAME = 1e-13  # relative gain that ends the fit
@@ -118,6 +119,13 @@ class BlendRows:
     def __len__(self) -> int:
         return len(self.duration_days)
 
+    def take(self, rows: Ints) -> "BlendRows":
+        """Some rows."""
+        return BlendRows(
+            self.duration_days[rows], self.entry_days[rows], self.cause[rows], self.subject[rows],
+            self.at_duration.take(rows), self.at_entry.take(rows), self.edges_days,
+        )  # fmt: skip
+
     def nll(self, cause: int, weights: Floats) -> Floats:
         """(R,) the terms of a cause, 1 .. E, in the likelihood."""
         return self._terms(cause, weights)[0]
@@ -136,19 +144,12 @@ class BlendRows:
         hessian[had] -= log[2]
         return value, gradient, hessian
 
-    def sums(self, cause: int, weights: Floats) -> tuple[float, Floats, Floats]:
-        """Mean over rows of value, gradient (M,) and Hessian (M, M)."""
-        value, gradient, hessian = self._terms(cause, weights)
-        return float(value.mean()), gradient.mean(axis=0), hessian.mean(axis=0)
-
-    def by_subject(self, cause: int, weights: Floats) -> tuple[Floats, Floats]:
-        """Sums over each subject's rows: gradient (S, M) and Hessian (S, M, M)."""
-        _, gradient, hessian = self._terms(cause, weights)
-        _, place = np.unique(self.subject, return_inverse=True)
-        out = np.zeros((int(place.max()) + 1, gradient.shape[1])), np.zeros((int(place.max()) + 1, *hessian.shape[1:]))
-        np.add.at(out[0], place, gradient)
-        np.add.at(out[1], place, hessian)
-        return out
+    def sums(self, cause: int, weights: Floats, counts: Floats) -> tuple[float, Floats, Floats]:
+        """Mean of value, gradient (M,) and Hessian (M, M) over rows that count so often, (R,)."""
+        value, gradient, hessian = (
+            np.tensordot(counts, term, 1) / counts.sum() for term in self._terms(cause, weights)
+        )
+        return float(value), gradient, hessian
 
 
 def _place(points: Points, edges: Sequence[float], days: Floats, cause: int) -> tuple[Bools, Bools, Floats, Floats]:
@@ -219,48 +220,43 @@ class BlendWeights:
 def fit_weights(rows: BlendRows, *, n_causes: int, seed: int = 0, resamples: int = RESAMPLES) -> BlendWeights:
     """The weights of most likelihood, cause by cause; equal ones for a cause without an event.
 
-    A resample of subjects takes one Newton step from the weights of all subjects, within the simplex.
+    The intervals are those of the same fit to resamples of subjects.
 
     Args:
         rows: Predictions of models that were fitted without these rows' subjects.
         n_causes: E.
         seed: Of the resamples.
-        resamples: How many.
+        resamples: How many, where there are few rows.
     """
-    models = rows.at_duration.lower.shape[2]
-    _, place = np.unique(rows.subject, return_inverse=True)
-    n_subjects = int(place.max(initial=-1)) + 1
-    draws = np.concatenate([np.zeros((0, n_subjects)), *bootstrap_subjects(np.arange(n_subjects), resamples, seed)])
+    models, subject = rows.at_duration.lower.shape[2], np.unique(rows.subject, return_inverse=True)[1]
+    wanted = min(resamples, max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(rows), 1)))
+    draws = [draw for block in bootstrap_subjects(np.unique(subject), wanted, seed) for draw in block] if wanted else []
     value = np.full((n_causes, models), 1 / models)
     low, high = np.zeros_like(value), np.ones_like(value)
     for e in range(n_causes):
-        if not np.any(rows.cause == e + 1):
+        had = rows.cause == e + 1
+        if not had.any():
             continue
-        value[e] = _most_likely(rows, e + 1, value[e])
-        gradient, hessian = rows.by_subject(e + 1, value[e])
-        total = draws.sum(axis=1)
-        steps = [
-            _on_simplex(g, h, value[e])
-            for g, h in zip(
-                draws @ gradient / total[:, None], np.einsum("bs,smn->bmn", draws, hessian) / total[:, None, None],
-                strict=True,
-            )
-        ]  # fmt: skip
-        if steps:
-            low[e], high[e] = np.percentile(np.stack(steps), [2.5, 97.5], axis=0)
+        value[e] = _most_likely(rows, e + 1, value[e], np.ones(len(rows)))
+        counts = (draw[subject].astype(np.float64) for draw in draws)
+        again = [_most_likely(rows, e + 1, value[e], count) for count in counts if count[had].any()]
+        if again:
+            low[e], high[e] = np.percentile(np.stack(again), [2.5, 97.5], axis=0)
     return BlendWeights(value, np.minimum(low, value), np.maximum(high, value))
 
 
-def _most_likely(rows: BlendRows, cause: int, start: Floats) -> Floats:
-    """Newton's method within the simplex, with step halving."""
-    w, (value, gradient, hessian) = start, rows.sums(cause, start)
+def _most_likely(rows: BlendRows, cause: int, start: Floats, counts: Floats) -> Floats:
+    """Newton's method within the simplex, with step halving; rows count so often, (R,)."""
+    drawn = np.flatnonzero(counts)
+    rows, counts = rows.take(drawn), counts[drawn]
+    w, (value, gradient, hessian) = start, rows.sums(cause, start, counts)
     for _ in range(_MOST_STEPS):
         step = _on_simplex(gradient, hessian, w) - w
         if -float(gradient @ step) <= _SAME * max(1.0, abs(value)):
             break
         size = 1.0
         while size > 1e-8:
-            found = rows.sums(cause, w + size * step)
+            found = rows.sums(cause, w + size * step, counts)
             if found[0] < value:
                 break
             size /= 2

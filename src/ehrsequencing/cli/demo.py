@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ehrsequencing.audit.audit import audit
-from ehrsequencing.cli.console import bar, training_bar
+from ehrsequencing.cli.console import bar, stages, training_bar
 from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.cli.report import report_audit, report_evaluation
 from ehrsequencing.config import format_days, load_study, load_task

@@ -53,7 +53,7 @@ def shared(result: Row) -> dict[str, Any]:
         "instability": {k: v for k, v in (m.get("instability") or {}).items() if k != "points"} or None,
         "external": _external(m, shown),
         "recalibration": _recalibration(m.get("recalibration")),
-        "blend": _rounded(m.get("blend"), 2),
+        "blend": _blend(m.get("blend")),
         "repeated_splits": _repeated(m.get("repeated_splits")),
         "history": [{k: v for k, v in row.items() if k != "subjects_per_second"} for row in m["history"]],
         "records_before": None,
@@ -181,6 +181,13 @@ def _recalibration(found: Row | None) -> dict[str, Any] | None:
     }
     sides = {side: _rounded(found[side], METRICS["oe"].digits) for side in ("before", "after")}
     return {**found, **sides, "fitted": fitted}
+
+
+def _blend(found: Row | None) -> dict[str, Any] | None:
+    if not found:
+        return None
+    told = _rounded(found.get("tuning_nll"), METRICS["nll"].digits)
+    return {**_rounded(found, 2), "tuning_nll": told}
 
 
 def _repeated(found: Row | None) -> dict[str, Any] | None:

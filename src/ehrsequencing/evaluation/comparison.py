@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ehrsequencing.arrays import Bools, Floats, Ints, Ints32
+from ehrsequencing.config import format_days
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
-from ehrsequencing.metrics.minimum_counts import too_few
+from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.records.attrition import from_index
 
@@ -83,6 +84,21 @@ class Comparison:
     def too_few(self) -> Bools:
         """(causes, horizons) where there are too few subjects or events for an interval or a comparison."""
         return too_few(self.subjects_with_event(), self.subjects)
+
+    def warnings(self, model: str) -> list[str]:
+        """Horizons at which nothing is compared for want of people, and those that the follow-up does not reach."""
+        landmark = self.landmark_days
+        where = "" if landmark is None else f", predicted {format_days(landmark)} after the index"
+        out, few = [], self.horizons_days[self.too_few()[0]]
+        if len(few):
+            by = ", ".join(format_days(float(horizon)) for horizon in few)
+            out.append(
+                f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are evaluated, or "
+                f"fewer than {FEWEST_EVENTS} of them had the event."
+            )
+        for horizon in self.horizons_days[~self.scored(model).covered[0]]:
+            out.append(f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused.")
+        return out
 
     def smallest_g(self) -> Floats:
         """(horizons,) the smallest chance G of being followed; the largest weight is its inverse."""

@@ -21,7 +21,7 @@ from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
-from ehrsequencing.evaluation.comparison import NETWORK, ORACLE, OURS, Comparison, draw_subjects
+from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, nll_row, over_time_rows, scope_estimates
@@ -36,11 +36,10 @@ from ehrsequencing.evaluation.results import SHARED, add_result
 from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.through_risks import nll_through
-from ehrsequencing.evaluation.trained_baselines import known_baselines, network_alone, rivals_of
+from ehrsequencing.evaluation.trained_baselines import known_baselines, likelihood_of_parts, parts_alone, rivals_of
 from ehrsequencing.evaluation.tripod import read_tripod
 from ehrsequencing.evaluation.visit_head import VISIT_HEAD_WARNING, visit_head_rows
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
-from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
@@ -132,7 +131,7 @@ class Evaluation:
         risks = self._risks(progress)
         comparisons = self._comparisons(risks, self.horizons)
         causes = self.task.causes
-        strongest = [name for name in risks if name not in (NETWORK, ORACLE)][:2]  # ours and one rival
+        strongest = [self.ours, *(one.model.name for one in self.fitted[:1])]
         metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
         for number, comparison in enumerate(comparisons, start=1):
@@ -159,7 +158,7 @@ class Evaluation:
             "incidence": self._incidence(risks, comparisons),
             "tripod": read_tripod(self.settings.tripod),
             "oracle": self._oracle(),
-            "blend": tables.blend(self.run),
+            "blend": tables.blend(self.run, self.likelihood_of_parts()),
         }  # fmt: skip
         self._warn(comparisons)
         return found | {"warnings": self.warnings}
@@ -206,13 +205,23 @@ class Evaluation:
         )
 
     def _others(self) -> list[Baseline]:
-        """Baselines, strongest first; then the network alone, where a blend is evaluated."""
-        return [*(one.model for one in self.fitted), *network_alone(self.run)]
+        """Baselines, strongest first; then the parts of a blend that are none of them."""
+        return [*(one.model for one in self.fitted), *parts_alone(self.run, self.fitted)]
 
     @cached_property
     def _fitting_data(self) -> FittingData:
         train, tuning, source = self.context.records("train"), self.context.records("tuning"), self.source
-        return FittingData(self.task, source.vocabulary, train, tuning, source.edges_days, self.settings.seed)
+        assert self.prepared is not None  # only then is anything fitted
+        return FittingData(
+            self.task, source.vocabulary, train, tuning, source.edges_days, self.settings.seed,
+            enough=self.prepared.study.vocabulary.min_subjects,
+        )  # fmt: skip
+
+    def likelihood_of_parts(self) -> dict[str, float]:
+        """Part of a blend → mean NLL of tuning subjects; nothing without them, or of another source."""
+        return (
+            {} if self.prepared is None else likelihood_of_parts(self.run, self.fitted, self.context.records("tuning"))
+        )
 
     def _at_horizons(self, risk: Floats) -> Floats:
         return risk[:, :, np.searchsorted(self.grid, self.horizons)]
@@ -372,22 +381,7 @@ class Evaluation:
             if comparisons and landmark not in asked and landmark not in self.population.left_out:
                 self.warnings.append(f"Nobody was at risk {format_days(landmark)} after the index.")
         for comparison in comparisons:
-            where = (
-                ""
-                if comparison.landmark_days is None
-                else f", predicted {format_days(comparison.landmark_days)} after the index"
-            )
-            few = self.horizons[comparison.too_few()[0]]
-            if len(few):
-                by = ", ".join(format_days(float(horizon)) for horizon in few)
-                self.warnings.append(
-                    f"Nothing is compared by {by}{where}: fewer than {FEWEST_SUBJECTS} subjects are evaluated, or "
-                    f"fewer than {FEWEST_EVENTS} of them had the event."
-                )
-            for horizon in self.horizons[~comparison.scored(self.ours).covered[0]]:
-                self.warnings.append(
-                    f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused."
-                )
+            self.warnings += comparison.warnings(self.ours)
 
     def _oracle(self) -> dict[str, Any] | None:
         if self.truth is None or self.prepared is None:

@@ -4,10 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.predict import members_of as members_of
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 
@@ -17,7 +15,8 @@ SHOWN = 200
 def instability(run: Run, records: TaskRecords, *, chosen: Ints, horizon_days: float) -> dict[str, Any] | None:
     """Content of `instability`, or None for a single model: each member was trained with a seed of its own.
 
-    With `training.bootstrap`, also on subjects of its own: the spread is then that over bootstrap samples.
+    In a blend each stands beside the same other parts. With `training.bootstrap`, each also learned from other
+    subjects: the spread is then that over bootstrap samples.
 
     Args:
         run: The trained run.
@@ -25,15 +24,12 @@ def instability(run: Run, records: TaskRecords, *, chosen: Ints, horizon_days: f
         chosen: (n,) the rows that are looked at.
         horizon_days: By when.
     """
-    members = members_of(run)
-    if len(members) < 2:
+    answers = run.answers
+    if len(answers.members) < 2:
         return None
-    risks = [
-        risk_of_rows(member, records, horizons_days=[horizon_days], code_types=run.code_types)[chosen, 0, 0]
-        for member in members
-    ]
+    risks = answers.with_members(records, horizons_days=[horizon_days])[1][:, chosen, 0, 0]
     bootstrap = run.study.training.bootstrap
-    return spread(np.stack(risks).astype(np.float64)) | {"horizon_days": horizon_days, "bootstrap": bootstrap}
+    return spread(risks.astype(np.float64)) | {"horizon_days": horizon_days, "bootstrap": bootstrap}
 
 
 def spread(risk: Floats) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
     log λ'_{e,k} = a_e + b_e · log λ_{e,k}        a = 0, b = 1: nothing to fix
 
+λ are the hazards of the run, in a blend the blended ones.
+
 b < 1 draws the hazards of different people together (an over-fitted model), a moves their level. The model is not
 changed: the result is `recalibration.json`, and `ehrseq predict --recalibrate` uses it.
 """
@@ -9,43 +11,38 @@ changed: the result is `recalibration.json`, and `ehrseq predict --recalibrate` 
 from typing import Any
 
 import numpy as np
-import torch
 
-from ehrsequencing.answers import VISIT_BUDGET, risk_of_rows
+from ehrsequencing.blend.run_answers import RunAnswers
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
-from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.minimum_counts import shareable_count
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
-from ehrsequencing.training.recalibration import Recalibrated, Recalibration, fit_recalibration, log_hazards
+from ehrsequencing.training.recalibration import Recalibration, fit_recalibration
 
 FITTED_ON = "tuning"
 
 
 def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
-    """Fit on the tuning split's landmark queries, where models are compared.
+    """Fit on the tuning split's landmark queries, where models are compared; in a blend, the blended hazards.
 
     Raises:
-        EhrseqError: The run has the `visit` head, or is a blend.
+        EhrseqError: The run has the `visit` head.
     """
-    run.refuse_blend()
     if run.is_visit_head:
         fix = "leave out evaluation.recalibrate, or use head=horizon"
         raise EhrseqError("the visit head has no hazards per day", where="evaluation.recalibrate", fix=fix)
     records = prepared.records(run.task.name, FITTED_ON)
-    rows, device = records.rows, torch.device("cpu")
-    loader = SubjectLoader.of_model(run.model.config, records, code_types=run.code_types)
-    row, eta = log_hazards(run.model, loader, visit_budget=VISIT_BUDGET, device=device)
-    at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)[row]
-    chosen = row[at_landmark]
+    rows = records.rows
+    at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
+    eta = [np.log(hazards[at_landmark[part]]) for part, hazards in run.answers.hazards(records)]
+    chosen = np.flatnonzero(at_landmark)
     return fit_recalibration(
-        eta[at_landmark],
+        np.concatenate(eta),
         run.model.config.edges_days,
         duration_days=rows.duration_days[chosen],
         cause=rows.cause[chosen],
@@ -60,10 +57,8 @@ def before_and_after(run: Run, fitted: Recalibration, population: Population) ->
     duration, cause = rows.duration_days[at], rows.cause[at].astype(np.int64)
     starts = float(run.task.blanking)
 
-    def calibration(model: SurvivalModel) -> dict[str, dict[str, list[float | None]]]:
-        risk = risk_of_rows(
-            model, population.records, horizons_days=horizons, code_types=run.code_types, start_days=starts
-        )
+    def calibration(answers: RunAnswers) -> dict[str, dict[str, list[float | None]]]:
+        risk = answers.risk(population.records, horizons_days=horizons, start_days=starts)
         scored = ScoredRows.of(duration, cause, risk[at].astype(np.float64), horizons)
         intercept, slope = calibration_intercept_slope(scored)
         columns = {"intercept": intercept, "slope": slope, "oe": observed_over_expected(scored)}
@@ -74,7 +69,8 @@ def before_and_after(run: Run, fitted: Recalibration, population: Population) ->
 
     return {
         "fitted_on": FITTED_ON, "landmark_days": landmark, "horizons_days": horizons.tolist(),
-        "before": calibration(run.model), "after": calibration(Recalibrated(run.model, fitted.intercept, fitted.slope)),
+        "before": calibration(run.answers),
+        "after": calibration(run.answers.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])),
         "fitted": {
             name: {"intercept": float(a), "slope": float(b), "events": shareable_count(int(n))}
             for name, a, b, n in zip(

@@ -287,7 +287,7 @@ def one_split(
 
     Returns:
         What `rows.json` holds: `seed`, `train_subjects`, `held_out_subjects`, the long rows `metrics`, and
-        `tuning_nll`, model → mean over all tuning prediction times, ours included.
+        `tuning_nll`, model → mean over all tuning prediction times, ours and the parts of a blend included.
 
     Raises:
         EhrseqError: The study has no task, or the split cannot be trained on.
@@ -342,7 +342,7 @@ def _judge(
     rows = evaluation.metric_rows(progress=stage)
     own = run.nll(parts.records(run.task.name, "tuning"))
     tuning = {OURS: float(own.mean()) if len(own) else np.nan}
-    tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted}
+    tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted} | evaluation.likelihood_of_parts()
     return {
         "train_subjects": sizes["train"] + sizes["tuning"], "held_out_subjects": sizes["held_out"], "metrics": rows,
         "tuning_nll": {name: number(value) for name, value in tuning.items()},

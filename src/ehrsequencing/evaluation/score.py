@@ -1,8 +1,8 @@
 """Evaluates anybody's risk curves as a run's are: same cohort, metrics, intervals, baselines and report.
 
-A file of predictions and MEDS data go in. The records are prepared for the task, with labels and splits by the same
-code as `ehrseq prepare`. The predictions of one split are matched to them, baselines are fitted on the training split,
-and `Evaluation` compares both on the same rows.
+Predictions, in a file or a table, and MEDS data go in. The records are prepared for the task, with labels and splits
+by the same code as `ehrseq prepare`. The predictions of one split are matched to them, baselines are fitted on the
+training split, and `Evaluation` compares both on the same rows.
 """
 
 import shutil
@@ -10,9 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_task, refuse_other_task
@@ -35,27 +38,28 @@ _PREPARED = "prepared"  # the set that is made inside the output, and removed ag
 
 
 def score(
-    predictions: Path,
-    data: Path,
-    task: TaskConfig | Path,
+    predictions: Path | str | Any,
+    data: Path | str,
+    task: TaskConfig | Path | str,
     *,
-    out: Path | None = None,
+    out: Path | str | None = None,
     name: str | None = None,
     split: str = "held_out",
     study: StudyConfig | None = None,
-    prepared: Path | None = None,
+    prepared: Path | str | None = None,
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
     """Evaluate a file of predictions, and write the result into a folder of its own, which appears when complete.
 
     Args:
-        predictions: Risks of any model in the format of `predictions.parquet`; the table in `file_risks` says what is
-            refused and what is ignored.
+        predictions: Risks of any model: a file in the format of `predictions.parquet`, or a table with its columns (a
+            data frame of pandas or Polars, a `pyarrow.Table`, a mapping of names to arrays). The table in `file_risks`
+            says what is refused and what is ignored.
         data: The MEDS data set that they are about.
         task: The question, or its file.
-        out: The folder; default: `NAME-score` beside the predictions. An earlier score there is replaced.
-        name: What the model is called; default: the name of the file.
+        out: The folder; default: `NAME-score` beside the file. An earlier score there is replaced.
+        name: What the model is called; default: the name of the file, or `predictions`.
         split: Whose predictions are evaluated: `held_out`, `tuning` or `train`.
         study: How records become visits and who is in which split, as for `prepare`; baselines, resamples, seed.
         prepared: The prepared set of this data, if there is one with this task; without it, it is made for the time of
@@ -67,9 +71,42 @@ def score(
         The exact result, and the folder.
 
     Raises:
-        EhrseqError: Predictions, data or task cannot be used, or do not fit together.
+        EhrseqError: Predictions, data or task cannot be used, or do not fit together; or a table comes without `out`.
+
+    Example:
+        Everybody in a simulation gets the same risks. They rank nobody, and the true hazards rank better.
+
+        >>> import tempfile
+        >>> import pandas as pd
+        >>> import ehrsequencing as eh
+        >>> from ehrsequencing.config import load_study, load_task
+        >>> from ehrsequencing.records.prepared import prepare
+        >>> from ehrsequencing.simulate import simulate
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> simulate(folder / "data", subjects=200, seed=1)
+        >>> task = load_task(folder / "data" / "task.yaml")
+        >>> study = load_study(None, ["evaluation.baselines=none", "evaluation.bootstrap=0"])
+        >>> _ = prepare(folder / "data", folder / "prepared", study=study, tasks=[task])
+        >>> cohort = pd.read_parquet(folder / "prepared" / "tasks" / task.name / "cohort.parquet")
+        >>> asked = cohort.loc[cohort["split"] == "held_out", ["subject_id", "prediction_time"]]
+        >>> by_horizon = pd.DataFrame({"horizon_days": task.horizons, "risk": [0.03, 0.1, 0.15, 0.3]})
+        >>> mine = asked.merge(pd.DataFrame({"cause": task.causes}), how="cross").merge(by_horizon, how="cross")
+        >>> result, _ = eh.score(
+        ...     mine, folder / "data", task, out=folder / "score", study=study, prepared=folder / "prepared"
+        ... )
+        >>> c = {row["model"]: row["value"] for row in result["metrics"] if row["metric"] == "c"}
+        >>> round(c["predictions"], 3), c["true hazards"] > 0.5
+        (0.5, True)
+        >>> shutil.rmtree(folder)
     """
-    question = load_task(task) if isinstance(task, Path) else task
+    given: dict[str, Any] = {"name": name, "split": split, "study": study, "progress": progress, "draw": draw}
+    data, out, prepared = Path(data), None if out is None else Path(out), None if prepared is None else Path(prepared)
+    if not isinstance(predictions, str | Path):
+        with TemporaryDirectory(prefix="ehrseq-") as folder_of_table:
+            path = _written(predictions, Path(folder_of_table), out)
+            return score(path, data, task, out=out, prepared=prepared, **given)
+    predictions = Path(predictions)
+    question = task if isinstance(task, TaskConfig) else load_task(Path(task))
     stem = _stem(predictions)
     folder, study = out or predictions.parent / f"{stem}-score", study or StudyConfig()
     refuse_overlap(folder, data, predictions)
@@ -104,6 +141,19 @@ def score(
         draw(result, temporary)
         write_manifest(temporary, {**SCORE.facts, "predictions": result["score"]["sha256"]})
     return result, folder
+
+
+def _written(table: Any, folder: Path, out: Path | None) -> Path:
+    """A table of predictions as a file, of which there is a checksum."""
+    if out is None:
+        raise EhrseqError("has no place for the result of a table", where="score(out=None)", fix="name a folder")
+    try:
+        columns = table if isinstance(table, pa.Table) else pa.table(table)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        fix = "give a file, a data frame, a pyarrow.Table or a mapping of names to arrays"
+        raise EhrseqError("are no table", where="predictions", fix=fix) from error
+    pq.write_table(columns, folder / "predictions.parquet")
+    return folder / "predictions.parquet"
 
 
 def _stem(predictions: Path) -> str:

@@ -1,6 +1,6 @@
 """Rows of the result as plain JSON: metrics, subjects at risk, follow-up, calibration, distributions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,13 @@ def number(value: Any) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def blend(run: Run | None) -> dict[str, Any] | None:
-    """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend."""
+def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | None:
+    """Content of `blend`: the weight of each part per cause, with its interval; None where the run is no blend.
+
+    Args:
+        run: What was evaluated.
+        tuning_nll: Part → NLL of tuning subjects, the best part first.
+    """
     if run is None or run.blend is None:
         return None
     found, settings = run.blend.weights, run.study.training
@@ -32,7 +37,9 @@ def blend(run: Run | None) -> dict[str, Any] | None:
         for e, cause in enumerate(run.task.causes)
         for m, part in enumerate(PARTS)
     ]
-    return {"folds": settings.blend_folds, "parts": list(PARTS), "weights": rows}
+    told = {name: number(value) for name, value in tuning_nll.items()}
+    facts = {"folds": settings.blend_folds, "parts": list(PARTS), "weights": rows}
+    return facts | {"tuning_nll": told, "best_part": next(iter(told), None)}
 
 
 def metric_row(

@@ -1,9 +1,9 @@
-"""The baselines LSTM and flat BEHRT: other architectures of ours, trained with the run's settings; a blend's trees."""
+"""The baselines LSTM and flat BEHRT, other architectures of ours, trained with the run's settings; parts of a blend."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,10 @@ import numpy as np
 
 from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.baselines.base import Baseline, KeptBaseline
+from ehrsequencing.baselines.base import Baseline, HazardPart, KeptBaseline
 from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.fit import Fitted
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.output_kinds import MANIFEST, RUN
@@ -156,9 +158,28 @@ def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Bas
     return trained_baselines(RunToRival(run.folder, prepared, run.study), run.task.name)
 
 
-def network_alone(run: Run | None) -> list[Baseline]:
-    """The network of a blend as a model of its own; nothing where the run is no blend."""
-    return [] if run is None or run.blend is None else [TrainedBaseline(NETWORK, run)]
+def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> list[Baseline]:
+    """The parts of a blend as models of their own, as far as they are not among the baselines; of others nothing."""
+    if run is None or run.blend is None:
+        return []
+    blend, there = run.blend, {one.model.name for one in fitted}
+    kept: list[tuple[str, HazardPart]] = [(BoostedVisits.name, blend.boosted), (LandmarkCox.name, blend.cox)]
+    return [TrainedBaseline(NETWORK, run), *(_kept(name, part, run) for name, part in kept if name not in there)]
+
+
+def likelihood_of_parts(run: Run | None, fitted: Sequence[Fitted], tuning: TaskRecords) -> dict[str, float]:
+    """Part of a blend → mean NLL of all tuning prediction times, the best first; nothing where the run is no blend."""
+    if run is None or run.blend is None or not len(tuning):
+        return {}
+    every = np.arange(len(tuning))
+    found = {part.name: float(part.nll(tuning, every).mean()) for part in parts_alone(run, fitted)}
+    kept = (BoostedVisits.name, LandmarkCox.name)
+    found |= {one.model.name: one.tuning_nll for one in fitted if one.model.name in kept}
+    return dict(sorted(found.items(), key=lambda pair: pair[1]))
+
+
+def _kept(name: str, part: HazardPart, run: Run) -> KeptBaseline:
+    return KeptBaseline(name, part, edges_days=run.model.config.edges_days, n_causes=len(run.task.causes))
 
 
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Baseline]:
@@ -174,5 +195,4 @@ def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[s
     made, blend = run.study.evaluation, run.blend
     if (made.seed, made.tuning_trials or 1) != (seed, trials or 1):
         return {}
-    name, n_causes = BoostedVisits.name, len(run.task.causes)
-    return {name: KeptBaseline(name, blend.boosted, edges_days=blend.edges_days, n_causes=n_causes)}
+    return {BoostedVisits.name: _kept(BoostedVisits.name, blend.boosted, run)}

@@ -63,7 +63,7 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     rank = np.repeat((starts + stop - 1) / 2, 2)  # first and last rank of a shared value, the middle of other groups
     rank[2 * of_shared], rank[2 * of_shared + 1] = starts.take(of_shared), stop.take(of_shared) - 1
     knots = np.interp(np.linspace(0, n - 1, KNOTS), rank, np.repeat(means, 2))
-    stored = _between(np.r_[knots, mean, sd], shared)
+    stored = between_float32(np.r_[knots, mean, sd], shared)
     return Scale(np.sort(stored[:-2]), float(stored[-2]), float(stored[-1]) if value[0] != value[-1] else 1.0)
 
 
@@ -108,7 +108,7 @@ def _weights(group: Ints, size: Ints, owner: NDArray[np.uint32]) -> Floats:
     return np.asarray((size / people).take(group) / count.take(inverse))
 
 
-def _between(number: Floats, shared: Floats) -> Floats:
+def between_float32(number: Floats, shared: Floats | tuple[float, ...] = ()) -> Floats:
     """Numbers, moved to the middle of the two float32 numbers around them where they are no shared value."""
     low = number.astype(np.float32)
     low = np.where(low > number, np.nextafter(low, np.float32(-np.inf)), low)

@@ -271,14 +271,24 @@ def recalibration(m: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def blend(m: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The weights of a blend as text, a row per cause and a column per part."""
+    """The weights of a blend as text, a row per cause and a column per part; and the blend minus its best part."""
     found = m.get("blend")
     if not found:
         return None
     by_cause: dict[str, list[str]] = {}
     for row in found["weights"]:
         by_cause.setdefault(row["cause"], []).append(with_interval(row["value"], row["low"], row["high"], ".2f", "–"))
-    return {"folds": found["folds"], "parts": found["parts"], "rows": list(by_cause.items())}
+    best, gaps = found.get("best_part"), dict[tuple[float | None, float | None], list[str]]()
+    for row in m.get("differences") or []:
+        is_asked = (row["model"], row["cause"]) == (best, m["causes"][0]) and row["metric"] in _OF_BLEND
+        if is_asked and row["value"] is not None:
+            told = f"{METRICS[row['metric']].name} {signed(row, row['metric'])} {verdict(row, row['metric'])}"
+            gaps.setdefault((row["landmark_days"], row["horizon_days"]), []).append(told)
+    facts = {"folds": found["folds"], "parts": found["parts"], "rows": list(by_cause.items())}
+    return facts | {"best": best, "tuning_nll": found.get("tuning_nll") or {}, "gaps": list(gaps.items())}
+
+
+_OF_BLEND = ("nll", "c", "ipa")  # in which a blend is compared with its best part
 
 
 def _by_horizon(value: Any, horizons: Sequence[float]) -> dict[float | None, Any]:
