@@ -18,7 +18,7 @@ from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
+from ehrsequencing.prediction_file import Risks, is_predictions, prediction_file, require_suffix
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -173,32 +173,89 @@ def predict(
     refuse_foreign_file(out, is_predictions)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
-    horizons = _horizons(run, horizons_days)
-    model, members = run.recalibrated if recalibrated else run.model, members_of(run)
-    if recalibrated:
-        members = [run.recalibrate(member) for member in members]
-    models = [model, *members]
+    asked = Asked(run, horizons_days, recalibrated=recalibrated)
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
     say(records.require_known(force=force))
-    count = answered = 0
     with prediction_file(
         out,
-        causes=run.task.causes[: model.config.causes],
-        horizons_days=horizons,
-        start_days=_start_days(run),
-        banded=bool(members),
+        causes=asked.causes,
+        horizons_days=asked.horizons_days,
+        start_days=asked.start_days,
+        banded=len(asked.models) > 1,
     ) as file:
-        for encoded in records.encoded(moment):
-            risks = _answers(run, models, encoded, file)
+        count = 0
+        for risks in asked.answers(records, moment, say=say):
             file.write(risks)
+            count += len(risks)
+    return count
+
+
+class Asked:
+    """What a run is asked: which of its models answer, and by which horizons.
+
+    Args:
+        run: The run.
+        horizons_days: Default: the task's horizons.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+
+    Attributes:
+        models: The model; then the members of an ensemble, whose risks make the band.
+        causes: Names of the causes that it answers for.
+        horizons_days: One None for the `visit` head.
+        start_days: Risks are given no event for so long after the prediction time.
+
+    Raises:
+        EhrseqError: A horizon that the run cannot answer for, or nothing has been recalibrated.
+    """
+
+    def __init__(self, run: Run, horizons_days: Sequence[float] | None = None, *, recalibrated: bool = False) -> None:
+        self.run = run
+        self.horizons_days = _horizons(run, horizons_days)
+        model, members = run.recalibrated if recalibrated else run.model, members_of(run)
+        self.models = [model, *([run.recalibrate(member) for member in members] if recalibrated else members)]
+        self.causes = run.task.causes[: model.config.causes]
+        self.start_days = _start_days(run)
+
+    def answer(self, records: TaskRecords) -> Risks:
+        """The risks of the rows that have an answer: the first model's, and the band of the others; or the blend's."""
+        run, days = self.run, [float(horizon) for horizon in self.horizons_days if horizon is not None]
+        if run.blend is not None:
+            found = [run.risk(records, horizons_days=days, start_days=self.start_days)]
+        else:
+            found = [
+                risk_of_rows(model, records, horizons_days=days, code_types=run.code_types, start_days=self.start_days)
+                for model in self.models
+            ]
+        risk = found[0]
+        chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
+        low = high = None
+        if len(found) > 1:
+            low, high = (band[chosen] for band in member_band(np.stack(found[1:])))
+            low, high = (
+                np.minimum(low, risk[chosen]),
+                np.maximum(high, risk[chosen]),
+            )  # hazards were averaged, not risks
+        return Risks(records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high)
+
+    def answers(
+        self, records: NewRecords, moment: Moment, *, say: Callable[[str], None] = lambda _: None
+    ) -> Iterator[Risks]:
+        """The risks at the prediction times of new records, shard by shard.
+
+        Raises:
+            EhrseqError: Nobody has a prediction time.
+        """
+        count = answered = 0
+        for encoded in records.encoded(moment):
+            risks = self.answer(encoded)
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
+            yield risks
         if not count:
             raise _nobody(records)
-    for text in _told(records, answered=answered):
-        say(text)
-    return count
+        for text in _told(records, answered=answered):
+            say(text)
 
 
 def _start_days(run: Run) -> float:
@@ -228,25 +285,6 @@ def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ..
         what = f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
         raise EhrseqError(what, where=where, fix="name earlier ones, or train with that horizon in the task")
     return horizons
-
-
-def _answers(run: Run, models: Sequence[SurvivalModel], records: TaskRecords, file: PredictionWriter) -> Risks:
-    """The risks of the rows that have an answer: the first model's, and the band of the others; or the blend's."""
-    days = [float(horizon) for horizon in file.horizons_days if horizon is not None]
-    if run.blend is not None:
-        found = [run.risk(records, horizons_days=days, start_days=file.start_days)]
-    else:
-        found = [
-            risk_of_rows(model, records, horizons_days=days, code_types=run.code_types, start_days=file.start_days)
-            for model in models
-        ]
-    risk = found[0]
-    chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
-    low = high = None
-    if len(found) > 1:
-        low, high = (band[chosen] for band in member_band(np.stack(found[1:])))
-        low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])  # hazards were averaged, not risks
-    return Risks(records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high)
 
 
 def _nobody(records: NewRecords) -> EhrseqError:
