@@ -60,7 +60,7 @@ SECONDS ?= 36000
 bench-real: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python bench/real.py $(DATA) runs/real --jobs-seconds $(SECONDS) --level
 
-docs: .venv/dev notebooks
+docs: .venv/dev
 	$(BIN)/python -m pytest --doctest-glob "*.md" README.md docs
 
 clean:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,6 +33,7 @@ def padded(seed: int) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10_000))
 def test_every_field_is_taken_from_the_real_slots(seed: int) -> None:
     given_ = padded(seed)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ehrsequencing as eh
@@ -17,6 +17,7 @@ def drawn(seed: int, n: int = 120, causes: int = 2) -> tuple[np.ndarray, np.ndar
     return rng.exponential(300 / (0.3 + risk)) + 1, rng.integers(0, causes + 1, n), risk
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000), causes=st.integers(1, 3))
 def test_they_are_those_of_scored_rows(seed: int, causes: int) -> None:
     time, cause, risk = drawn(seed, causes=causes)

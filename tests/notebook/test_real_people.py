@@ -1,11 +1,15 @@
 """Figures and tables of real people hold nothing of fewer than 11 of them; a simulation is shown as it is."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ehrsequencing as eh
 from ehrsequencing.notebook import curves
+from ehrsequencing.notebook.evaluated import EvaluationResult
 
 people = st.integers(30, 400)
 
@@ -20,6 +24,7 @@ def drawn(n: int, seed: int, groups: int, *, simulated: bool) -> tuple[curves.In
     return found, {"duration": duration, "cause": cause, "risk": own}
 
 
+@settings(max_examples=40)
 @given(n=people, seed=st.integers(0, 50), groups=st.integers(1, 6))
 def test_no_group_of_real_people_is_small(n: int, seed: int, groups: int) -> None:
     found, rows = drawn(n, seed, groups, simulated=False)
@@ -30,6 +35,8 @@ def test_no_group_of_real_people_is_small(n: int, seed: int, groups: int) -> Non
         assert all(text == "0" or text == "<11" or int(text) % 10 == 0 for text in group.at_risk)
         steps = group.observed[np.isfinite(group.observed)] * 1000
         np.testing.assert_allclose(steps, np.round(steps), atol=1e-9)
+        levels = np.unique(np.round(group.observed[np.isfinite(group.observed)], 6))
+        assert (np.diff(levels) >= min(5 / len(part), 0.5) - 1e-6).all()  # a step is five people, not one
     assert len(found.days) <= 25
 
 
@@ -46,7 +53,7 @@ def test_a_simulation_is_drawn_exactly_and_agrees_with_another_library() -> None
 
 
 def test_the_mutant_that_rounds_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "rounder", lambda reach: np.asarray)
+    monkeypatch.setattr(curves, "rounder", lambda reach, people: np.asarray)
     group = drawn(300, 3, 2, simulated=False)[0].groups[0]
     steps = group.observed[np.isfinite(group.observed)] * 1000
     assert np.abs(steps - np.round(steps)).max() > 1e-3
@@ -64,3 +71,20 @@ def test_decision_curves_end_where_few_are_above() -> None:
     assert curves.decision_curves([{**row, "events": 9}], [risks], simulated=False) == []
     (exact,) = curves.decision_curves([row], [risks], simulated=True)
     assert exact.net_benefit.tolist() == [0.111, 0.05, 0.013]
+
+
+def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) -> None:
+    """The example's result, taken for one of real people: 33 subjects, of whom few have each event."""
+    run = eh.load("runs/hf")
+    exact = run.evaluation
+    real = EvaluationResult({**exact.result, "data": {**exact.result["data"], "simulated": False}}, run.folder, run=run)
+    told = {str(count) for count in real.metrics.events.dropna()}
+    assert told & {"<11", "≥11"}
+    assert not told & {str(n) for n in range(1, 11)}
+    assert real.metrics.value.notna().sum() < exact.metrics.value.notna().sum()
+    death = real.plot_decision("1y", cause="death")
+    assert [text.get_text() for text in death.texts] == ["too few events to show"]
+    assert len(exact.plot_decision("1y", cause="death").texts) == 0
+    assert [text.get_text() for text in real.plot_incidence("1y", cause="death").texts] == ["too few events to show"]
+    table = real.to_latex("real.tex", horizons=["1y"]).read_text()
+    assert table.count("--") > exact.to_latex("exact.tex", horizons=["1y"]).read_text().count("--")

@@ -6,7 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import ehrsequencing as eh
 from ehrsequencing.config.parts import visit_encoder
+from ehrsequencing.errors import EhrseqError
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "scripts"
 
@@ -35,6 +37,8 @@ def test_the_researcher_trains_an_encoder(
     run = run_script("researcher")["run"]
     assert run.model.config.visit_encoder == "saturated"
     assert capsys.readouterr().out.count("\n") == 2
+    with pytest.raises(EhrseqError, match=r"code of visit_encoder=saturated may have changed since .*resume=True"):
+        eh.fit("prepared", out="runs/saturated", model={"visit_encoder": "saturated"})
 
 
 def test_the_biostatistician_finds_the_same_numbers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,4 +51,4 @@ def test_the_biostatistician_finds_the_same_numbers(here: Path, capsys: pytest.C
     by_1y = theirs.cumulative_density_.loc[:365.25].iloc[-1, 0]
     assert found["observed"][0] == pytest.approx(by_1y, abs=1e-9)
     assert (here / "table2.tex").read_text().count("\\midrule") == 1
-    assert len(list((here / "figures").glob("*.pdf"))) == 6
+    assert len(list((here / "figures").glob("*.svg"))) == 6

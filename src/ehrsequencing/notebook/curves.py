@@ -1,8 +1,8 @@
 """Curves of an evaluation, ready to draw. Of real people nothing is given that would show fewer than 11 of them.
 
 The exact result and the outcomes of the population go in. Of a simulation, everything comes out as it is. Of real
-people, groups are joined until each has 11 subjects with the event and 11 without, risks are rounded to a 25th of their
-range, times to a grid, and numbers at risk to tens.
+people, groups are joined until each has 11 subjects with the event and 11 without, risks are rounded to five people of
+a group or to a 25th of their range, times to a grid, and numbers at risk to tens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 
 _FINE, _COARSE = 200, 24  # points of a curve: of a simulation, and of real people
-_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_PEOPLE = 5  # risks of real people are rounded to so many of their group, at least
 Row = Mapping[str, Any]
 
 
@@ -85,7 +86,8 @@ def calibration_curves(groups: Sequence[Row], smooth: Sequence[Row], *, simulate
             pooled = pool_groups(row)
             if not pooled:
                 continue
-            near = rounder(max(p.observed if p.high is None else p.high for p in pooled))
+            reach = max(p.observed if p.high is None else p.high for p in pooled)
+            near = rounder(reach, people=min(p.n for p in pooled))
             limits = [
                 (p.observed if p.low is None else p.low, p.observed if p.high is None else p.high) for p in pooled
             ]
@@ -180,7 +182,7 @@ def incidence(
         observed, low, high = (np.where(reached, v, np.nan) for v in (observed, observed - error, observed + error))
         predicted = own[inside].mean(axis=0)
         if not simulated:
-            near = rounder(float(np.nanmax(high, initial=0.0)))
+            near = rounder(float(np.nanmax(high, initial=0.0)), people=len(inside))
             observed, low, high, predicted = near(observed), near(low), near(high), near(predicted)
         at_risk = [int((duration_days[inside] >= tick).sum()) for tick in ticks]
         found.append(Group(
@@ -223,9 +225,9 @@ def _tens(count: int) -> str:
     return str(round(count, -1))
 
 
-def rounder(reach: float) -> Any:
-    """Rounds risks to steps of about a 25th of their reach."""
-    step = next(s for s in _STEPS if s >= min(reach / 25, _STEPS[-1]))
+def rounder(reach: float, *, people: int) -> Any:
+    """Rounds risks to steps of about a 25th of their reach, and of five of the people at least."""
+    step = next(s for s in _STEPS if s >= min(max(min(reach / 25, 0.05), _PEOPLE / people), _STEPS[-1]))
     return lambda risk: np.round(np.asarray(risk, dtype=np.float64) / step) * step
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.arrays import Floats
-from ehrsequencing.cli.report import REPORT
 from ehrsequencing.config import format_days
 from ehrsequencing.disclosure.counts import publish
 from ehrsequencing.disclosure.derived import disclose
 from ehrsequencing.disclosure.shared import shared
+from ehrsequencing.disclosure.small_counts import exact
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
@@ -35,6 +35,7 @@ from ehrsequencing.run import Run
 from ehrsequencing.storage import refuse_foreign_file, write_bytes
 
 FORMATS = ("pdf", "png", "svg")
+REPORT = "report.html"
 _MARK = "ehrsequencing"  # in the files of figures, so that only they are overwritten
 _PLACE = (("landmark", pa.string()), ("cause", pa.string()), ("horizon", pa.string()), ("horizon_days", pa.float64()))
 _NUMBERS = (("metric", pa.string()), *((name, pa.float64()) for name in ("value", "low", "high")))
@@ -79,7 +80,21 @@ class EvaluationResult:
     @cached_property
     def _drawn(self) -> dict[str, Any]:
         """The result that figures are drawn from, without what would give a hidden count away."""
-        return self.result if self.simulated else disclose(self.result, publish(self.result))
+        return self.result if self.simulated else disclose(self.result, self._shown)
+
+    @cached_property
+    def _shown(self) -> dict[Any, str]:
+        """Texts of the counts that may be told of real people."""
+        return {**publish(self.result)}
+
+    def _rows(self, name: str, place: dict[str, Any], *counts: tuple[Any, ...]) -> list[Any]:
+        """The rows of a figure at a place; of real people none where one of these counts is hidden."""
+        cell = (place["landmark"], place["cause"], place["horizon"])
+        for first, *rest in () if self.simulated else counts:
+            text = self._shown.get((first, *cell, *rest), "hidden")
+            if text[:1] in "<h" or (first == "curve" and not exact(text)):
+                return []
+        return curves.at_place(self._drawn[name], **place)
 
     @property
     def report(self) -> Path:
@@ -181,8 +196,8 @@ class EvaluationResult:
             'hf by 1y'
         """
         place, title = self._place(horizon, cause, landmark)
-        groups = curves.at_place(self._drawn["calibration"], **place)
-        smooth = curves.at_place(self._drawn["smooth_calibration"], **place)
+        groups = self._rows("calibration", place, ("by",))
+        smooth = self._rows("smooth_calibration", place, ("by",))
         found = curves.calibration_curves(groups, smooth, simulated=self.simulated)
         return plots.calibration(found, title=title, ax=ax)
 
@@ -196,7 +211,7 @@ class EvaluationResult:
             'net benefit per person'
         """
         place, title = self._place(horizon, cause, landmark)
-        rows = curves.at_place(self._drawn["decision"], **place)
+        rows = self._rows("decision", place, ("curve", "n"), ("curve", "events"))
         risks = curves.at_place(self._drawn["risk_distribution"], **place)
         found = curves.decision_curves(rows, risks, simulated=self.simulated)
         return plots.decision(found, title=title, ax=ax)
@@ -222,8 +237,8 @@ class EvaluationResult:
 
         Example:
             >>> ax = eh.load("runs/hf").evaluation.plot_incidence("2y", groups=2)
-            >>> [text.get_text() for text in ax.texts][:2]
-            ['lowest risk', 'highest risk']
+            >>> sorted({text.get_text() for text in ax.texts})[-3:-1]
+            ['highest risk', 'lowest risk']
         """
         horizon = format_days(self.result["horizons_days"][-1]) if horizon is None else horizon
         place, title = self._place(horizon, cause, landmark)

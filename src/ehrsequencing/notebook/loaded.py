@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -185,15 +184,16 @@ class TrainedRun(Run):
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def _told(self) -> dict[str, Any]:
-        """What `metrics.json` says, which may be shared; nothing where there is none or somebody has edited it."""
-        if SHARED not in self.manifest["files"] or SHARED in self.altered:
+        """What `metrics.json` says now, which may be shared; nothing where there is none or somebody has edited it."""
+        now = Run(self.folder)
+        if SHARED not in now.manifest["files"] or SHARED in now.altered:
             return {}
         told: dict[str, Any] = read_json(self.folder / SHARED)
         return told
 
-    @cached_property
+    @property
     def facts(self) -> dict[str, str]:
         """What the run is, in words: task, subjects, events, C, audit."""
         task, told, config = self.task, self._told, self.model.config

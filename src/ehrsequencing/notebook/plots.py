@@ -187,13 +187,10 @@ def incidence(found: Incidence, *, title: str, ax: Any = None) -> Any:
         if group.low is not None and group.high is not None:
             ax.fill_between(years, group.low, group.high, step="post", color=COLOURS[0], alpha=0.12 * shade, lw=0)
         ax.plot(years, group.predicted, color=COLOURS[1], alpha=shade, lw=1.4, ls="--")
-        ends = np.flatnonzero(np.isfinite(group.observed))
-        if len(ends):
-            ax.annotate(group.name, (years[ends[-1]], group.observed[ends[-1]]), xytext=(4, 0),
-                        textcoords="offset points", va="center", fontsize="small", color=COLOURS[0])  # fmt: skip
     ax.plot([], [], color=COLOURS[0], lw=2, label="observed (Aalen–Johansen)")
     ax.plot([], [], color=COLOURS[1], lw=1.4, ls="--", label="predicted (mean)")
     _above_zero(ax, *(g.observed for g in found.groups), *(g.predicted for g in found.groups))
+    _names(ax, found, years)
     ax.set_xlim(0.0, float(years[-1]))
     ax.set_xlabel("years from the prediction")
     ax.set_ylabel("cumulative incidence")
@@ -206,6 +203,17 @@ def incidence(found: Incidence, *, title: str, ax: Any = None) -> Any:
     ax.legend(frameon=False, fontsize="small", loc="upper left")
     _numbers_at_risk(ax, found)
     return ax
+
+
+def _names(ax: Any, found: Incidence, years: Floats) -> None:
+    """The groups' names beside the ends of their observed curves, moved apart where they would overlap."""
+    ends = [(group, np.flatnonzero(np.isfinite(group.observed))) for group in found.groups]
+    placed = sorted((float(group.observed[k[-1]]), float(years[k[-1]]), group.name) for group, k in ends if len(k))
+    gap, below = 0.05 * ax.get_ylim()[1], -1.0
+    for y, x, name in placed:
+        below = max(y, below + gap)
+        ax.annotate(name, (x, below), xytext=(4, 0), textcoords="offset points", va="center", fontsize="small",
+                    color=COLOURS[0], annotation_clip=False)  # fmt: skip
 
 
 def _numbers_at_risk(ax: Any, found: Incidence) -> None:

@@ -200,11 +200,18 @@ def fit(
             done = ((p.member - 1) * p.epochs + p.epoch - 1) * p.steps + p.step
             tick(done, p.members * p.epochs * p.steps, f"training: epoch {p.epoch}, loss {p.loss:.4f}{nll}")
 
-        trainer.fit(resume=not _has_own_parts(study) if resume is None else resume, on_progress=show)
+        trainer.fit(resume=_may_resume(study, Path(out)) if resume is None else resume, on_progress=show)
     return TrainedRun(out, frames=frames)
 
 
-def _has_own_parts(study: StudyConfig) -> bool:
-    """Whether a part of the model is declared outside of this package."""
-    chosen = ((kind, getattr(study.model, kind.setting)) for kind in KINDS)
-    return any(name not in kind._modules for kind, name in chosen)
+def _may_resume(study: StudyConfig, out: Path) -> bool:
+    """Whether to go on with what the folder holds, where nothing was said.
+
+    Raises:
+        EhrseqError: It holds something, and a part of the model is declared outside of this package.
+    """
+    own = [f"{kind.setting}={name}" for kind in KINDS if kind.is_own(name := str(getattr(study.model, kind.setting)))]
+    if own and out.is_dir() and any(out.iterdir()):
+        what = f"is not empty, and the code of {own[0]} may have changed since"
+        raise EhrseqError(what, where=str(out), fix="name another folder, or say resume=True")
+    return not own
