@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all mutants check bench bench-real bench-encoders bench-oracle docs clean
+.PHONY: demo test test-all notebooks mutants check bench bench-real bench-encoders bench-oracle docs clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ test: .venv/dev
 
 test-all: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" src tests
+
+# The notebooks of examples/, on few patients.
+notebooks: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/notebook/test_notebooks.py
 
 # Broken models: each breaks one thing, and a test must see it.
 mutants: .venv/dev

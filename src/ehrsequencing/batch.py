@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.padded import bad_field, described, pack_flat, pack_padded
 
 _INT, _FLOAT, _BOOL = (torch.int64,), (torch.float32, torch.float64), (torch.bool,)
 _FILLED_IN: Any = None  # default of a field that `__post_init__` makes from the others
@@ -92,7 +92,7 @@ class VisitBatch:
         self._check_types()
         fill, device = object.__setattr__, self.codes.device  # the class is frozen
         if (self.static_codes is None) != (self.static_offsets is None):
-            raise _error("come together", "one of them is missing", where="static_codes, static_offsets")
+            raise bad_field("come together", "one of them is missing", where="static_codes, static_offsets")
         if self.static_codes is None:
             fill(self, "static_codes", torch.zeros(0, dtype=torch.int64, device=device))
             fill(self, "static_offsets", torch.zeros(self.n_subjects + 1, dtype=torch.int64, device=device))
@@ -187,6 +187,12 @@ class VisitBatch:
         at_risk: Tensor | None = None,
         duration_days: Tensor | None = None,
         cause: Tensor | None = None,
+        entry_days: Tensor | None = None,
+        is_query: Tensor | None = None,
+        values: Tensor | None = None,
+        code_types: Tensor | None = None,
+        static_codes: Tensor | None = None,
+        static_mask: Tensor | None = None,
     ) -> "VisitBatch":
         """Pack padded tensors (the hierarchical contract).
 
@@ -202,6 +208,12 @@ class VisitBatch:
             at_risk: (B, V) prediction times.
             duration_days: (B, V) days to event or censoring.
             cause: (B, V) 0 = censored.
+            entry_days: (B, V) days from the prediction time until exposure starts.
+            is_query: (B, V) slots that are prediction times without a visit; they follow the visits that they see.
+            values: (B, V, C, 2) rank and standardised value of each code's number, both NaN where it has none.
+            code_types: (B, V, C) type of each code.
+            static_codes: (B, M) token ids without a time.
+            static_mask: (B, M) `True` = real; by default all of them.
 
         Raises:
             EhrseqError: Shapes disagree, a mask is not made of 0 and 1, or a real slot holds an impossible value.
@@ -213,41 +225,11 @@ class VisitBatch:
             >>> batch.codes.tolist(), batch.to_padded(batch.visit_index + 1).tolist()
             ([0, 1, 2, 7], [[1, 2], [0, 1]])
         """
-        if codes.dim() != 3 or codes.is_floating_point() or codes.dtype == torch.bool:
-            raise _error("(B, V, C) token ids", _describe(codes), where="codes")
-        shape = (codes.shape[0], codes.shape[1])
-        per_visit = {
-            "ages": ages,
-            "time_deltas": time_deltas,
-            "visit_mask": visit_mask,
-            "at_risk": at_risk,
-            "duration_days": duration_days,
-            "cause": cause,
-        }
-        for name, tensor in per_visit.items():
-            if tensor is not None and tuple(tensor.shape) != shape:
-                raise _error(f"shape {shape}, as codes", _describe(tensor), where=name)
-        if code_mask.shape != codes.shape:
-            raise _error(f"shape {tuple(codes.shape)}, as codes", _describe(code_mask), where="code_mask")
-        real = _mask(visit_mask, "visit_mask")
-        real_codes = _mask(code_mask, "code_mask") & real.unsqueeze(-1)
-        slots = real.flatten().nonzero().squeeze(1)
-
-        def picked(tensor: Tensor) -> Tensor:
-            return tensor.flatten()[slots]
-
-        return cls(
-            codes=codes[real_codes].long(),
-            visit_offsets=_offsets(picked(real_codes.sum(-1))),
-            subject_offsets=_offsets(real.sum(1)),
-            age_years=_floating(picked(ages)),
-            delta_days=_floating(picked(time_deltas)),
-            at_risk=None if at_risk is None else _mask(picked(at_risk), "at_risk"),
-            duration_days=None if duration_days is None else _floating(picked(duration_days)),
-            cause=None if cause is None else picked(cause).long(),
-            padded_shape=shape,
-            slots=slots,
-        )
+        per_visit = {"at_risk": at_risk, "duration_days": duration_days, "cause": cause, "entry_days": entry_days}
+        return cls(**pack_padded(
+            codes, code_mask, ages, time_deltas, visit_mask, per_visit={**per_visit, "is_query": is_query},
+            values=values, code_types=code_types, static_codes=static_codes, static_mask=static_mask,
+        ))  # fmt: skip
 
     @classmethod
     def from_flat(cls, codes: Tensor, ages: Tensor, visit_ids: Tensor, mask: Tensor) -> "VisitBatch":
@@ -266,32 +248,7 @@ class VisitBatch:
         Raises:
             EhrseqError: Shapes disagree, the mask is not made of 0 and 1, or a real visit id is negative.
         """
-        if codes.dim() != 2 or codes.is_floating_point() or codes.dtype == torch.bool:
-            raise _error("(B, L) token ids", _describe(codes), where="codes")
-        for name, tensor in {"ages": ages, "visit_ids": visit_ids, "mask": mask}.items():
-            if tensor.shape != codes.shape:
-                raise _error(f"shape {tuple(codes.shape)}, as codes", _describe(tensor), where=name)
-        if visit_ids.is_floating_point():
-            raise _error("integers", _describe(visit_ids), where="visit_ids")
-        real = _mask(mask, "mask").flatten().nonzero().squeeze(1)
-        ids = visit_ids.flatten()[real].long()
-        if bool((ids < 0).any()):
-            raise _error("ids from 0", "a negative id", where="visit_ids")
-        shape = (codes.shape[0], int(ids.max()) + 1 if len(ids) else 0)
-        slot_of_token = (real // max(codes.shape[1], 1)) * shape[1] + ids
-        order = slot_of_token.argsort(stable=True)
-        slots, counts = torch.unique_consecutive(slot_of_token[order], return_counts=True)
-        visit_offsets, tokens = _offsets(counts), real[order]
-        subjects = (slots // max(shape[1], 1)).bincount(minlength=shape[0])
-        return cls(
-            codes=codes.flatten()[tokens].long(),
-            visit_offsets=visit_offsets,
-            subject_offsets=_offsets(subjects),
-            age_years=_floating(ages.flatten()[tokens[visit_offsets[:-1]]]),
-            delta_days=torch.zeros(len(slots), device=codes.device),
-            padded_shape=shape,
-            slots=slots,
-        )
+        return cls(**pack_flat(codes, ages, visit_ids, mask))
 
     def to_padded(self, per_visit: Tensor) -> Tensor:
         """Put per-visit results back: (N, ...) → (B, V, ...), with 0 in pads; gradients flow through.
@@ -302,7 +259,7 @@ class VisitBatch:
             EhrseqError: `per_visit` has not N rows.
         """
         if per_visit.dim() == 0 or per_visit.shape[0] != self.n_visits:
-            raise _error(f"{self.n_visits} rows, one a visit", _describe(per_visit), where="per_visit")
+            raise bad_field(f"{self.n_visits} rows, one a visit", described(per_visit), where="per_visit")
         if self.padded_shape is not None and self.slots is not None:
             shape, slots = self.padded_shape, self.slots
         else:
@@ -342,16 +299,18 @@ class VisitBatch:
             if tensor is None and name in optional:
                 continue
             if not isinstance(tensor, Tensor):
-                raise _error("a tensor", type(tensor).__name__, where=name)
+                raise bad_field("a tensor", type(tensor).__name__, where=name)
             if tensor.dtype not in dtypes:
-                raise _error(" or ".join(str(d).removeprefix("torch.") for d in dtypes), _describe(tensor), where=name)
+                raise bad_field(
+                    " or ".join(str(d).removeprefix("torch.") for d in dtypes), described(tensor), where=name
+                )
             if tensor.device != self.codes.device:
-                raise _error(f"device {self.codes.device}, as codes", str(tensor.device), where=name)
+                raise bad_field(f"device {self.codes.device}, as codes", str(tensor.device), where=name)
             if tensor.dim() != (2 if name == "values" else 1):
-                raise _error("(K, 2)" if name == "values" else "one dimension", _describe(tensor), where=name)
+                raise bad_field("(K, 2)" if name == "values" else "one dimension", described(tensor), where=name)
         for name in ("visit_offsets", "subject_offsets"):
             if not len(getattr(self, name)):
-                raise _error("one more entry than rows", "none", where=name)
+                raise bad_field("one more entry than rows", "none", where=name)
 
     def _check_shapes(self) -> None:
         k, n, s = self.n_codes, self.n_visits, self.n_subjects
@@ -365,9 +324,9 @@ class VisitBatch:
         for name, shape in expected.items():
             tensor = getattr(self, name)
             if tensor is not None and tuple(tensor.shape) != shape:
-                raise _error(f"shape {shape}", _describe(tensor), where=name)
+                raise bad_field(f"shape {shape}", described(tensor), where=name)
         if (self.padded_shape is None) != (self.slots is None):
-            raise _error("come together", "one of them is missing", where="padded_shape, slots")
+            raise bad_field("come together", "one of them is missing", where="padded_shape, slots")
 
     def _check_contents(self) -> None:
         _check_offsets("visit_offsets", self.visit_offsets, self.n_codes)
@@ -376,19 +335,19 @@ class VisitBatch:
         for name in ("codes", "static_codes", "code_types", "cause", *_SKIPPED):
             tensor = getattr(self, name)
             if tensor is not None and len(tensor) and int(tensor.min()) < 0:
-                raise _error("nothing below 0", "a negative entry", where=name)
+                raise bad_field("nothing below 0", "a negative entry", where=name)
         if not bool((self.delta_days >= 0).all() & self.delta_days.isfinite().all()):
-            raise _error("finite gaps from 0 days", "a negative gap, NaN or infinity", where="delta_days")
+            raise bad_field("finite gaps from 0 days", "a negative gap, NaN or infinity", where="delta_days")
         if bool(self.age_years.isinf().any()):
-            raise _error("years, or NaN where unknown", "infinity", where="age_years")
+            raise bad_field("years, or NaN where unknown", "infinity", where="age_years")
         if self.values is not None:
             missing = self.values.isnan()
             if bool((missing[:, 0] != missing[:, 1]).any() | self.values.isinf().any()):
-                raise _error("rank and value both finite or both NaN", "something else", where="values")
+                raise bad_field("rank and value both finite or both NaN", "something else", where="values")
         if self.padded_shape is not None and self.slots is not None and len(self.slots):
             inside = int(self.slots[0]) >= 0 and int(self.slots[-1]) < self.padded_shape[0] * self.padded_shape[1]
             if not inside or bool((self.slots.diff() <= 0).any()):
-                raise _error(f"rising positions within {self.padded_shape}", "something else", where="slots")
+                raise bad_field(f"rising positions within {self.padded_shape}", "something else", where="slots")
 
 
 _LABELS = {"at_risk": _BOOL, "duration_days": _FLOAT, "cause": _INT, "entry_days": _FLOAT}
@@ -402,35 +361,11 @@ _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 }
 
 
-def _error(expected: str, came: str, *, where: str) -> EhrseqError:
-    return EhrseqError(f"expected {expected}, got {came}", where=f"VisitBatch.{where}", fix="correct this field")
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-
-
 def _check_offsets(name: str, offsets: Tensor, total: int) -> None:
     if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets.diff() < 0).any()):
-        raise _error(f"offsets that start at 0, never fall and end at {total}", "something else", where=name)
+        raise bad_field(f"offsets that start at 0, never fall and end at {total}", "something else", where=name)
 
 
 def _owners(offsets: Tensor, total: int) -> Tensor:
     rows = torch.arange(len(offsets) - 1, device=offsets.device)
     return rows.repeat_interleave(offsets.diff(), output_size=total)
-
-
-def _offsets(counts: Tensor) -> Tensor:
-    return torch.cat([counts.new_zeros(1, dtype=torch.int64), counts.cumsum(0)])
-
-
-def _floating(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype in _FLOAT else tensor.to(torch.float32)
-
-
-def _mask(mask: Tensor, name: str) -> Tensor:
-    if mask.dtype == torch.bool:
-        return mask
-    if not bool(((mask == 0) | (mask == 1)).all()):
-        raise _error("a mask: bool, or 0 and 1", _describe(mask), where=name)
-    return mask.bool()

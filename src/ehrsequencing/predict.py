@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.blend.run_answers import RunAnswers
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.prediction_file import PredictionWriter, Risks, is_predictions, prediction_file, require_suffix
+from ehrsequencing.prediction_file import Risks, is_predictions, prediction_file, require_suffix
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -161,29 +160,81 @@ def predict(
     refuse_foreign_file(out, is_predictions)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
-    horizons = _horizons(run, horizons_days)
-    answers = run.recalibrated if recalibrated else run.answers
+    asked = Asked(run, horizons_days, recalibrated=recalibrated)
     require_suffix(out)
     records = NewRecords(run, data, facts, progress)
     records.require_until_end(moment)
     say(records.require_known(force=force))
-    count = answered = 0
     with prediction_file(
         out,
-        causes=run.task.causes[: run.model.config.causes],
-        horizons_days=horizons,
-        start_days=_start_days(run),
-        banded=bool(answers.members),
+        causes=asked.causes,
+        horizons_days=asked.horizons_days,
+        start_days=asked.start_days,
+        banded=bool(asked.of_run.members),
     ) as file:
-        for encoded in records.encoded(moment):
-            risks = _answers(answers, encoded, file)
+        count = 0
+        for risks in asked.answers(records, moment, say=say):
             file.write(risks)
+            count += len(risks)
+    return count
+
+
+class Asked:
+    """What a run is asked: which of its models answer, and by which horizons.
+
+    Args:
+        run: The run.
+        horizons_days: Default: the task's horizons.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+
+    Attributes:
+        of_run: What answers: the network or the blend, and its members, whose risks make the band.
+        causes: Names of the causes that it answers for.
+        horizons_days: One None for the `visit` head.
+        start_days: Risks are given no event for so long after the prediction time.
+
+    Raises:
+        EhrseqError: A horizon that the run cannot answer for, or nothing has been recalibrated.
+    """
+
+    def __init__(self, run: Run, horizons_days: Sequence[float] | None = None, *, recalibrated: bool = False) -> None:
+        self.run = run
+        self.horizons_days = _horizons(run, horizons_days)
+        self.of_run = run.recalibrated if recalibrated else run.answers
+        self.causes = run.task.causes[: run.model.config.causes]
+        self.start_days = _start_days(run)
+
+    def answer(self, records: TaskRecords) -> Risks:
+        """The risks of the rows that have an answer, and the band of the members."""
+        days = [float(horizon) for horizon in self.horizons_days if horizon is not None]
+        risk, of_members = self.of_run.with_members(records, horizons_days=days, start_days=self.start_days)
+        chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
+        low = high = None
+        if len(of_members):
+            low, high = (band[chosen] for band in member_band(of_members))
+            low, high = (
+                np.minimum(low, risk[chosen]),
+                np.maximum(high, risk[chosen]),
+            )  # hazards were averaged, not risks
+        return Risks(records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high)
+
+    def answers(
+        self, records: NewRecords, moment: Moment, *, say: Callable[[str], None] = lambda _: None
+    ) -> Iterator[Risks]:
+        """The risks at the prediction times of new records, shard by shard.
+
+        Raises:
+            EhrseqError: Nobody has a prediction time.
+        """
+        count = answered = 0
+        for encoded in records.encoded(moment):
+            risks = self.answer(encoded)
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
+            yield risks
         if not count:
             raise _nobody(records)
-    for text in _told(records, answered=answered):
-        say(text)
-    return count
+        for text in _told(records, answered=answered):
+            say(text)
 
 
 def _start_days(run: Run) -> float:
@@ -213,18 +264,6 @@ def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ..
         what = f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
         raise EhrseqError(what, where=where, fix="name earlier ones, or train with that horizon in the task")
     return horizons
-
-
-def _answers(answers: RunAnswers, records: TaskRecords, file: PredictionWriter) -> Risks:
-    """The risks of the rows that have an answer, and the band of the members."""
-    days = [float(horizon) for horizon in file.horizons_days if horizon is not None]
-    risk, of_members = answers.with_members(records, horizons_days=days, start_days=file.start_days)
-    chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
-    low = high = None
-    if len(of_members):
-        low, high = (band[chosen] for band in member_band(of_members))
-        low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])  # hazards were averaged, not risks
-    return Risks(records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high)
 
 
 def _nobody(records: NewRecords) -> EhrseqError:

@@ -41,11 +41,15 @@ _FACTS: dict[str, type] = {"excluded": list, "fingerprint": str, "labels": str, 
 class Run:
     """A trained run, read from its folder.
 
+    Args:
+        folder: Its path.
+
     Raises:
         EhrseqError: The folder is not a complete run, or its files do not belong together.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
+        folder = Path(folder)
         self.folder = folder
         self.manifest = read_manifest(folder, what="a finished run")
         if self.manifest.get("kind") != "run":

@@ -138,7 +138,7 @@ def test_a_table_gets_the_numbers_of_its_file(
     given: dict[str, Any] = {"study": quick, "prepared": str(sim_prepared), "name": "p"}
     tables = (pa.Table.from_pandas(frame), {name: frame[name].to_numpy() for name in frame})  # a frame: the docstring
     for number, table in enumerate(tables):
-        found, folder = ehrsequencing.score(table, str(sim_data), task, out=tmp_path / str(number), **given)
+        found, folder = score(table, str(sim_data), task, out=tmp_path / str(number), **given)
         assert by_key(found["metrics"], "p") == from_file
         assert folder == tmp_path / str(number)
     with pytest.raises(EhrseqError, match="no place"):

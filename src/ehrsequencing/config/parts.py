@@ -96,6 +96,10 @@ class Kind:
             raise EhrseqError("has no class", where=f"ModelConfig.{self.setting}={name}", fix=fix)
         return self._classes[name]
 
+    def is_own(self, name: str) -> bool:
+        """Whether a part is declared outside of this package."""
+        return name in self.parts and name not in self._modules
+
     def users(self) -> dict[str, str]:
         """Setting → which parts use it, as `timeline=transformer`."""
         found: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
 from ehrsequencing.config.parts import architecture
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
+from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, observed_hazards, visit_nll
 from ehrsequencing.models.head import HazardHead
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.storage import write_bytes
@@ -75,6 +75,43 @@ class SurvivalModel(nn.Module):
         if self.wide_head is not None:
             with torch.no_grad():
                 self.wide_head.weight.mul_(slope.reshape(-1, 1))
+
+    def start_at_rates(self, batch: VisitBatch) -> None:
+        """Start a new model at the event rates of labelled prediction times, as training does.
+
+        A new model's hazards are e^0 = 1 per day, far from any disease. Afterwards everybody's risk is about the
+        observed incidence: the head's bias is the log of events over days at risk, for each cause and bin. The rest of
+        the head is small at the start, so that predictions differ little between subjects.
+
+        Args:
+            batch: The training subjects, or a large random part of them, with their labels.
+
+        Raises:
+            EhrseqError: The head is `visit`, or there are no labels.
+
+        Example:
+            >>> from ehrsequencing import HierarchicalBEHRTForSurvival
+            >>> model = HierarchicalBEHRTForSurvival(ModelConfig(vocab_size=9, size="small", edges_days=(30.0, 365.0)))
+            >>> one = torch.ones(40, 1)
+            >>> batch = VisitBatch.from_padded(
+            ...     one.long().unsqueeze(2), one.bool().unsqueeze(2), 60 * one, 0 * one, one.bool(),
+            ...     at_risk=one.bool(), duration_days=100 * one, cause=(torch.arange(40) % 4 == 0).long().unsqueeze(1),
+            ... )
+            >>> model.start_at_rates(batch)  # 10 events in 4,000 days
+            >>> bool(model.eval().risk(batch, horizons_days=[100.0]).mean().sub(0.22).abs() < 0.05)
+            True
+        """
+        if self.config.head == "visit":
+            fix = "use model.head.set_bias(hazards) with the share of visits that an event follows"
+            raise EhrseqError("the visit head has no rates per day", where="start_at_rates", fix=fix)
+        if batch.at_risk is None or batch.duration_days is None or batch.cause is None:
+            raise EhrseqError("no labels", where="VisitBatch", fix="make the batch with its labels")
+        rows, entry = batch.at_risk, batch.entry_days
+        hazards = observed_hazards(
+            self.config.edges_days, duration_days=batch.duration_days[rows], cause=batch.cause[rows],
+            entry_days=None if entry is None else entry[rows], n_causes=self.config.causes,
+        )  # fmt: skip
+        self.head.set_bias(hazards)
 
     def _freeze(self, **modules: nn.Module | None) -> None:
         """Leave the embeddings that the configuration names as they are."""

@@ -179,6 +179,41 @@ def cumulative_incidence(
     return torch.stack(risks, 2) if risks else logits.new_zeros(*logits.shape[:2], 0)
 
 
+def observed_hazards(
+    edges_days: Sequence[float], *, duration_days: Tensor, cause: Tensor, entry_days: Tensor | None, n_causes: int
+) -> Tensor:
+    """The cohort's own hazards, events over days at risk, as `records.hazards.cohort_hazards` has them.
+
+    Half an event is spread over all bins of a cause, so that a bin without an event keeps a finite logarithm.
+
+    Args:
+        edges_days: The K − 1 inner edges.
+        duration_days: (N,) days to event or censoring.
+        cause: (N,) 0 = censored, else 1..E.
+        entry_days: (N,) when exposure starts; None means 0.
+        n_causes: E.
+
+    Returns:
+        (E, K) float64, per day.
+
+    Example:
+        >>> days, cause = torch.tensor([100.0, 100.0, 100.0, 100.0]), torch.tensor([1, 0, 0, 0])
+        >>> observed_hazards([], duration_days=days, cause=cause, entry_days=None, n_causes=1).round(decimals=4)
+        tensor([[0.0037]], dtype=torch.float64)
+    """
+    duration = duration_days.double()
+    start = torch.zeros_like(duration) if entry_days is None else entry_days.double()
+    days = exposure(edges_days, start, duration).sum(0)  # (K,)
+    bin_of = torch.bucketize(duration, _inner(edges_days, duration))
+    rows = []
+    for number in range(1, n_causes + 1):
+        events = torch.bincount(bin_of[cause == number], minlength=len(days)).double()
+        prior = events.sum().clamp(min=0.5) / days.sum().clamp(min=1e-9)
+        half = 0.5 * prior * days / (prior * days.sum()).clamp(min=1e-9)
+        rows.append((events + half + 1e-3) / (days + 1e-3 / prior))
+    return torch.stack(rows)
+
+
 def _tangent_exp(x: Tensor) -> Tensor:
     bounded = x.clamp(max=LINEAR_ABOVE)
     return bounded.exp() * (1 + (x - LINEAR_ABOVE).clamp(min=0))

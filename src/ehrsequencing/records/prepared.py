@@ -63,6 +63,7 @@ def prepare(
     tasks: Sequence[TaskConfig],
     progress: Progress | None = None,
     processes: int | None = None,
+    content: str | None = None,
 ) -> None:
     """Turn a MEDS data set into packed arrays and labels.
 
@@ -74,6 +75,7 @@ def prepare(
         progress: Called with (pieces of work done, pieces to do): shards to read, then ranges of subjects to encode.
         processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
             result is the same, byte for byte.
+        content: Digest of everything that goes in, for the manifest (`ehrsequencing.prepare` looks for it).
 
     Raises:
         EhrseqError: Data or task cannot be used; nothing is left behind.
@@ -129,6 +131,7 @@ def prepare(
             "splits": split_source(data, study.splits),
             "config": digest(study.model_dump(mode="json", include=SECTIONS)),
             "excluded": list(excluded.patterns), "fixes": {name: count for name, count in fixes.items() if count},
+            **({} if content is None else {"content": content}),
         })  # fmt: skip
 
 

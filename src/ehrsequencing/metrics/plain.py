@@ -1,0 +1,164 @@
+"""The metrics on plain arrays: times, causes and one risk a row go in, a number comes out.
+
+    time      (n,) days to the event or censoring
+    cause     (n,) 0 = censored, 1 = the event of interest, 2 … = competing events (or True and False for one event)
+    risk      (n,) predicted risk of the event of interest by the horizon
+    horizon   days
+
+All of them correct for censoring by inverse-probability weighting, and count a competing event as event-free for ever.
+A number is NaN where it is undefined, say where the follow-up ends before the horizon.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ehrsequencing.arrays import Floats
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.metrics import accuracy, calibration, decision, discrimination
+from ehrsequencing.metrics.censoring import aalen_johansen
+from ehrsequencing.metrics.outcomes import ScoredRows
+
+__all__ = [
+    "auc", "brier", "calibration_intercept", "calibration_slope", "concordance", "cumulative_incidence", "ici", "ipa",
+    "net_benefit", "observed_over_expected",
+]  # fmt: skip
+
+
+def _rows(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, horizon: float) -> ScoredRows:
+    """The rows with the event of interest as cause 1; nothing is predicted of the other causes."""
+    codes, own = np.asarray(cause), np.asarray(risk, dtype=np.float64)
+    codes = codes.astype(np.int64) if codes.dtype == bool else codes
+    if own.ndim != 1:
+        raise EhrseqError("expected one risk a row", where="risk", fix="give the risks by this horizon, (n,)")
+    risks = np.zeros((len(own), max(int(codes.max(initial=0)), 1), 1))
+    risks[:, 0, 0] = own
+    return ScoredRows.of(time, codes, risks, [float(horizon)])
+
+
+def _first(values: Floats) -> float:
+    return float(values[0, 0])
+
+
+def concordance(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+    """C: how often the subject with the earlier event has the higher risk (Wolbers' C; with one cause Uno's C).
+
+    Args:
+        time: (n,) days.
+        cause: (n,) 0 = censored, 1 = the event of interest, 2 … = competing.
+        risk: (n,) any score that is higher for an earlier event.
+        horizon: Days up to which events count.
+
+    Example:
+        >>> import ehrsequencing as eh
+        >>> eh.metrics.concordance([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=365.25)
+        0.8
+    """
+    score = np.asarray(risk, dtype=np.float64)
+    if np.isfinite(score).all() and len(score):  # only the order counts
+        score = discrimination.dense_rank(score) / len(score)
+    return _first(discrimination.wolbers_c(_rows(time, cause, score, horizon)))
+
+
+def auc(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+    """Cumulative/dynamic AUC at the horizon: does a subject with the event by then score above one without it?
+
+    Example:
+        >>> auc([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250)
+        0.75
+    """
+    score = np.asarray(risk, dtype=np.float64)
+    if np.isfinite(score).all() and len(score):
+        score = discrimination.dense_rank(score) / len(score)
+    return _first(discrimination.cumulative_dynamic_auc(_rows(time, cause, score, horizon)))
+
+
+def brier(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+    """Brier score at the horizon: the mean squared error of the risk.
+
+    Example:
+        >>> round(brier([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250), 4)
+        0.1875
+    """
+    return _first(accuracy.brier(_rows(time, cause, risk, horizon)))
+
+
+def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+    """Share of the Brier score removed, against giving everyone the observed incidence; 0 is no skill.
+
+    Example:
+        >>> round(ipa([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250), 4)
+        0.25
+    """
+    return _first(accuracy.index_of_prediction_accuracy(_rows(time, cause, risk, horizon)))
+
+
+def observed_over_expected(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+    """Observed incidence (Aalen–Johansen) over the mean risk; 1 is calibrated in the large.
+
+    Example:
+        >>> round(observed_over_expected([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250), 4)
+        1.3333
+    """
+    return _first(accuracy.observed_over_expected(_rows(time, cause, risk, horizon)))
+
+
+def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+    """Integrated calibration index: the mean distance of the risk from the smoothed observed risk.
+
+    Example:
+        >>> risk = np.linspace(0.05, 0.95, 200)
+        >>> event = np.random.default_rng(0).random(200) < risk
+        >>> bool(ici(np.where(event, 100, 400), event, risk, horizon=365.25) < 0.1)
+        True
+    """
+    return _first(calibration.smooth_calibration(_rows(time, cause, risk, horizon)).ici)
+
+
+def calibration_intercept(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+    """How far the logit of the risk has to be shifted; 0 is right, above 0 the risks are too low.
+
+    Example:
+        >>> risk = np.full(100, 0.5)
+        >>> event = np.arange(100) < 50
+        >>> abs(round(calibration_intercept(np.where(event, 100, 400), event, risk, horizon=365.25), 4))
+        0.0
+    """
+    return _first(calibration.calibration_intercept_slope(_rows(time, cause, risk, horizon))[0])
+
+
+def calibration_slope(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+    """How far the logit of the risk has to be stretched; 1 is right, below 1 the risks are too extreme.
+
+    Example:
+        >>> risk = np.repeat([0.2, 0.8], 100)
+        >>> event = np.r_[np.arange(100) < 20, np.arange(100) < 80]
+        >>> round(calibration_slope(np.where(event, 100, 400), event, risk, horizon=365.25), 4)
+        1.0
+    """
+    return _first(calibration.calibration_intercept_slope(_rows(time, cause, risk, horizon))[1])
+
+
+def net_benefit(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float, threshold: float) -> float:
+    """Net benefit per subject of acting on whoever has at least the threshold's risk; acting on nobody is 0.
+
+    Example:
+        >>> round(net_benefit([100, 200, 300, 400], [1, 1, 0, 0], [0.9, 0.2, 0.3, 0.1], horizon=250, threshold=0.2), 4)
+        0.4375
+    """
+    curve = decision.decision_curve(_rows(time, cause, risk, horizon), [threshold])
+    return float(curve.net_benefit[0, 0, 0])
+
+
+def cumulative_incidence(time: ArrayLike, cause: ArrayLike, *, at: ArrayLike) -> Floats:
+    """Observed incidence of the event of interest by some days, by Aalen–Johansen; with one cause 1 − Kaplan–Meier.
+
+    Example:
+        >>> cumulative_incidence([100, 200, 300, 400], [1, 2, 1, 0], at=[150, 350]).tolist()
+        [0.25, 0.5]
+    """
+    codes = np.asarray(cause)
+    codes = codes.astype(np.int64) if codes.dtype == bool else codes
+    curve = aalen_johansen(time, codes, n_causes=max(int(codes.max(initial=0)), 1))
+    return np.asarray(curve.at(np.atleast_1d(np.asarray(at, dtype=np.float64)))[0], dtype=np.float64)

@@ -1,0 +1,62 @@
+"""A new model starts at the training rates: in training, and by `start_at_rates` in a loop of one's own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ehrsequencing as eh
+from ehrsequencing.answers import risk_of_rows
+from ehrsequencing.config import StudyConfig, load_study
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.metrics.censoring import aalen_johansen
+from ehrsequencing.models.build import build_model
+from ehrsequencing.models.hazards import observed_hazards
+from ehrsequencing.records.hazards import cohort_hazards
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.loop import Trainer
+
+
+def test_both_packages_count_the_same_rates() -> None:
+    rng = np.random.default_rng(2)
+    entry, cause = rng.choice([0.0, 3.0], 50), rng.integers(0, 3, 50)
+    duration, edges = entry + rng.exponential(40, 50) + 0.1, [7.0, 30.0, 90.0]
+    ours = observed_hazards(
+        edges, duration_days=torch.tensor(duration), cause=torch.tensor(cause), entry_days=torch.tensor(entry),
+        n_causes=2,
+    )  # fmt: skip
+    theirs = cohort_hazards(edges, entry, duration, cause.astype(np.int8), n_causes=2)
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-12)
+
+
+def test_a_new_model_predicts_the_observed_incidence(
+    sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path
+) -> None:
+    """The trainer's first model, and another one by `start_at_rates`; without it everybody has the event at once."""
+    torch.manual_seed(0)
+    prepared = Prepared(sim_prepared)
+    trainer = Trainer(prepared, "simulated", tmp_path / "run", study=load_study(None, ["model.size=small"]))
+    records = prepared.records("simulated", "train")
+    batch = SubjectLoader.of_model(trainer.config, records).collate(np.arange(len(records.timelines))).batch
+    own = build_model(trainer.config)
+    before = risk_of_rows(own.eval(), records, horizons_days=[365.25])[:, 0, 0]
+    own.start_at_rates(batch)
+    rows = records.rows
+    observed = aalen_johansen(rows.duration_days, rows.cause.astype(int), n_causes=2).at([365.25])[0, 0]
+    for model in (trainer.model, own):
+        risk = risk_of_rows(model.eval(), records, horizons_days=[365.25])[:, 0, 0]
+        assert risk.mean() == pytest.approx(observed, rel=0.1)
+        assert risk.std() < 0.05
+    assert before.mean() > 0.4
+
+
+def test_a_visit_head_and_a_batch_without_labels_are_refused() -> None:
+    one = torch.ones(1, 1)
+    batch = eh.VisitBatch.from_padded(one.long().unsqueeze(2), one.bool().unsqueeze(2), one, 0 * one, one.bool())
+    small = {"vocab_size": 5, "dim": 8, "heads": 2, "layers": 1}
+    with pytest.raises(EhrseqError, match="no labels"):
+        eh.HierarchicalBEHRTForSurvival(eh.ModelConfig(**small, edges_days=(30.0,))).start_at_rates(batch)
+    with pytest.raises(EhrseqError, match="no rates per day"):
+        eh.HierarchicalBEHRTForSurvival(eh.ModelConfig(**small, head="visit")).start_at_rates(batch)

@@ -1,0 +1,90 @@
+"""Figures and tables of real people hold nothing of fewer than 11 of them; a simulation is shown as it is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ehrsequencing as eh
+from ehrsequencing.notebook import curves
+from ehrsequencing.notebook.evaluated import EvaluationResult
+
+people = st.integers(30, 400)
+
+
+def drawn(n: int, seed: int, groups: int, *, simulated: bool) -> tuple[curves.Incidence, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    own = rng.uniform(0.02, 0.6, n)
+    duration, cause = rng.exponential(400 / (0.2 + own)), rng.integers(0, 3, n)
+    days = curves.grid(730.5, simulated=simulated)
+    risk = np.stack([own[:, None] * days / 730.5, 0.1 * own[:, None] * days / 730.5], axis=1)
+    found = curves.incidence(duration, cause, risk, days, of=1, groups=groups, horizon_days=730.5, simulated=simulated)
+    return found, {"duration": duration, "cause": cause, "risk": own}
+
+
+@settings(max_examples=40)
+@given(n=people, seed=st.integers(0, 50), groups=st.integers(1, 6))
+def test_no_group_of_real_people_is_small(n: int, seed: int, groups: int) -> None:
+    found, rows = drawn(n, seed, groups, simulated=False)
+    order = np.argsort(rows["risk"], kind="stable")
+    event = (rows["cause"] == 1) & (rows["duration"] <= 730.5)
+    for part, group in zip(np.array_split(order, max(len(found.groups), 1)), found.groups, strict=False):
+        assert min(event[part].sum(), (~event[part]).sum()) >= 11
+        assert all(text == "0" or text == "<11" or int(text) % 10 == 0 for text in group.at_risk)
+        steps = group.observed[np.isfinite(group.observed)] * 1000
+        np.testing.assert_allclose(steps, np.round(steps), atol=1e-9)
+        levels = np.unique(np.round(group.observed[np.isfinite(group.observed)], 6))
+        assert (np.diff(levels) >= min(5 / len(part), 0.5) - 1e-6).all()  # a step is five people, not one
+    assert len(found.days) <= 25
+
+
+def test_a_simulation_is_drawn_exactly_and_agrees_with_another_library() -> None:
+    lifelines = pytest.importorskip("lifelines")
+    found, rows = drawn(200, 1, 2, simulated=True)
+    low = np.argsort(rows["risk"], kind="stable")[:100]
+    theirs = lifelines.AalenJohansenFitter(calculate_variance=False)
+    theirs.fit(rows["duration"][low], rows["cause"][low], event_of_interest=1)
+    expected = np.asarray(theirs.cumulative_density_.iloc[:, 0])
+    place = np.searchsorted(np.asarray(theirs.cumulative_density_.index), found.days, side="right") - 1
+    np.testing.assert_allclose(found.groups[0].observed, expected[place], atol=1e-9)
+    assert found.groups[0].at_risk[0] == "100"
+
+
+def test_the_mutant_that_rounds_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "rounder", lambda reach, people: np.asarray)
+    group = drawn(300, 3, 2, simulated=False)[0].groups[0]
+    steps = group.observed[np.isfinite(group.observed)] * 1000
+    assert np.abs(steps - np.round(steps)).max() > 1e-3
+
+
+def test_decision_curves_end_where_few_are_above() -> None:
+    row = {
+        "model": "m", "n": 200, "events": 40, "thresholds": [0.1, 0.2, 0.3], "net_benefit": [0.111, 0.05, 0.013],
+        "low": None, "high": None, "treat_all": [0.1, 0.0, -0.1],
+    }  # fmt: skip
+    risks = {"edges": [0.0, 0.2, 0.3, 0.45], "event": [10, 10, 4], "no_event": [100, 50, 3], "unknown": [20, 3, 0]}
+    (curve,) = curves.decision_curves([row], [risks], simulated=False)
+    assert curve.threshold.tolist() == [0.1, 0.2]  # 70 people are above 0.2, 7 above 0.3
+    np.testing.assert_allclose(curve.net_benefit, [0.1, 0.05])  # rounded to 5 people of 200
+    assert curves.decision_curves([{**row, "events": 9}], [risks], simulated=False) == []
+    (exact,) = curves.decision_curves([row], [risks], simulated=True)
+    assert exact.net_benefit.tolist() == [0.111, 0.05, 0.013]
+
+
+def test_an_evaluation_of_real_people_tells_no_more_than_the_report(here: Path) -> None:
+    """The example's result, taken for one of real people: 33 subjects, of whom few have each event."""
+    run = eh.load("runs/hf")
+    exact = run.evaluation
+    real = EvaluationResult({**exact.result, "data": {**exact.result["data"], "simulated": False}}, run.folder, run=run)
+    told = {str(count) for count in real.metrics.events.dropna()}
+    assert told & {"<11", "≥11"}
+    assert not told & {str(n) for n in range(1, 11)}
+    assert real.metrics.value.notna().sum() < exact.metrics.value.notna().sum()
+    death = real.plot_decision("1y", cause="death")
+    assert [text.get_text() for text in death.texts] == ["too few events to show"]
+    assert len(exact.plot_decision("1y", cause="death").texts) == 0
+    assert [text.get_text() for text in real.plot_incidence("1y", cause="death").texts] == ["too few events to show"]
+    table = real.to_latex("real.tex", horizons=["1y"]).read_text()
+    assert table.count("--") > exact.to_latex("exact.tex", horizons=["1y"]).read_text().count("--")
