@@ -14,6 +14,7 @@ _PUBLIC = {
     "VisitBatch": "ehrsequencing.batch",
     "HierarchicalBEHRTForSurvival": "ehrsequencing.models.hierarchical",
     "BEHRTForSurvival": "ehrsequencing.models.behrt",
+    "pretrain": "ehrsequencing.pretraining.pretrain",
     "visit_encoder": "ehrsequencing.config.parts",
 }
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ModelConfig",
     "VisitBatch",
     "__version__",
+    "pretrain",
     "visit_encoder",
 ]
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ehrsequencing.errors import EhrseqError
     from ehrsequencing.models.behrt import BEHRTForSurvival
     from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+    from ehrsequencing.pretraining.pretrain import pretrain
 
 
 def __getattr__(name: str) -> Any:

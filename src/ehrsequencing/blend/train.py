@@ -30,16 +30,19 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_bytes
 from ehrsequencing.temporaries import remove_folder
 from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.run_folder import RunFolder
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 Show = Callable[[Progress], None]
 
 
-def trainer_of(prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> "Trainer | BlendTrainer":
-    """What trains a study: a network, or with `training.blend` a blend."""
+def trainer_of(
+    prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig, init: Pretrained | None = None
+) -> "Trainer | BlendTrainer":
+    """What trains a study: a network, or with `training.blend` a blend; the network may start from another model."""
     made = BlendTrainer if study.training.blend else Trainer
-    return made(prepared, task_name, out, study=study)
+    return made(prepared, task_name, out, study=study, init=init)
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
@@ -61,17 +64,21 @@ class BlendTrainer:
         task_name: Which of its tasks.
         out: Folder of the run.
         study: Settings; `training.blend_folds`, and of `evaluation` the seed and the trials of the boosting.
+        init: A model that each network starts from.
 
     Raises:
         EhrseqError: The head is `visit`, or a fold leaves too little to train on.
     """
 
-    def __init__(self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> None:
+    def __init__(
+        self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig, init: Pretrained | None = None
+    ) -> None:
         if study.model.head == "visit":
             fix = "use model.head=horizon, or leave out training.blend"
             raise EhrseqError("the visit head has no hazards per day to blend", where="training.blend", fix=fix)
         self.prepared, self.out, self.given = prepared, out, study
-        self.network = Trainer(prepared, task_name, out, study=study)
+        self.init = init
+        self.network = Trainer(prepared, task_name, out, study=study, init=init)
         self.task, self.settings = self.network.task, study.training
         self.study = self.network.study.model_copy(update={"training": study.training})
         self.network.study = self.study
@@ -79,6 +86,11 @@ class BlendTrainer:
         self.edges = self.network.config.edges_days
         counts = np.diff(self.records["train"].rows.row_offsets)
         self.folds = folds_of(counts, folds=self.settings.blend_folds, seed=self.settings.seed)
+
+    @property
+    def started_from(self) -> dict[str, Any] | None:
+        """What the networks took from another model."""
+        return self.network.started_from
 
     @property
     def fingerprint(self) -> str:
@@ -149,7 +161,7 @@ class BlendTrainer:
         }
 
     def _train_network(self, folder: Path, number: int, fold: Ints | None, on_progress: Show | None) -> SurvivalModel:
-        trainer = Trainer(self.prepared, self.task.name, folder, study=self.given, leave_out=fold)
+        trainer = Trainer(self.prepared, self.task.name, folder, study=self.given, leave_out=fold, init=self.init)
         members = self.settings.members
 
         def show(progress: Progress) -> None:

@@ -133,21 +133,21 @@ def stages(label: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def training_bar() -> Iterator[Callable[["Progress"], None]]:
-    """The progress bar of training, with loss, tuning NLL and subjects per second; prints a line per epoch."""
-    with bar("training") as tick:
+def training_bar(label: str = "training", tuning: str = "tuning NLL") -> Iterator[Callable[["Progress"], None]]:
+    """The progress bar of training, with loss, tuning loss and subjects per second; prints a line per epoch."""
+    with bar(label) as tick:
         before: list[Progress] = []
 
         def show(p: "Progress") -> None:
-            nll = "" if p.tuning_nll is None else f"  tuning NLL {p.tuning_nll:.4f}"
+            nll = "" if p.tuning_nll is None else f"  {tuning} {p.tuning_nll:.4f}"
             who = f"member {p.member} of {p.members}  " if p.members > 1 else ""
-            text = f"training  {who}loss {p.loss:.4f}{nll}  {p.subjects_per_second:.0f} subjects/s"
+            text = f"{label}  {who}loss {p.loss:.4f}{nll}  {p.subjects_per_second:.0f} subjects/s"
             epoch = (p.member - 1) * p.epochs + p.epoch
             tick((epoch - 1) * p.steps + p.step, p.members * p.epochs * p.steps, text)
             if before and before[0].epoch != p.epoch and p.tuning_nll is not None:
                 last = before[0]
                 say(
-                    f"{who}epoch {last.epoch:3d}  loss {last.loss:.4f}  tuning NLL {p.tuning_nll:.4f}  "
+                    f"{who}epoch {last.epoch:3d}  loss {last.loss:.4f}  {tuning} {p.tuning_nll:.4f}  "
                     f"{last.subjects_per_second:.0f} subjects/s",
                     err=True,
                 )
