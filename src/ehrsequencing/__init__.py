@@ -25,6 +25,7 @@ _PUBLIC = {
     "prepare": "ehrsequencing.notebook.study",
     "read_meds": "ehrsequencing.notebook.study",
     "score": "ehrsequencing.notebook.evaluating",
+    "pretrain": "ehrsequencing.pretraining.pretrain",
     "visit_encoder": "ehrsequencing.config.parts",
 }
 _PACKAGES = ("metrics",)  # packages of which people use the functions
@@ -41,6 +42,7 @@ __all__ = [
     "load",
     "metrics",
     "prepare",
+    "pretrain",
     "read_meds",
     "score",
     "visit_encoder",
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from ehrsequencing.notebook.evaluating import evaluate, score
     from ehrsequencing.notebook.loaded import load
     from ehrsequencing.notebook.study import fit, prepare, read_meds
+    from ehrsequencing.pretraining.pretrain import pretrain
 
 
 def __getattr__(name: str) -> Any:

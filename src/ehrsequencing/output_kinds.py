@@ -40,12 +40,17 @@ IMPORTED = Kind("imported data set", "an imported data set")
 SIMULATION = Kind("simulation", "a simulated data set")
 RUN = Kind("run", "a run")
 UNFINISHED_RUN = Kind("unfinished run", "an unfinished run")
+PRETRAINED = Kind("pretraining", "a pretrained model")
+UNFINISHED_PRETRAINING = Kind("unfinished pretraining", "an unfinished pretraining")
 CHECKPOINT = Kind("checkpoint", "a checkpoint")
 EXTERNAL = Kind("external validation", "an external validation")
 SCORE = Kind("score", "a score of predictions")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
-KINDS = (PREPARED, IMPORTED, SIMULATION, RUN, UNFINISHED_RUN, CHECKPOINT, EXTERNAL, SCORE, CHECK, PREDICTIONS)
+KINDS = (
+    *(PREPARED, IMPORTED, SIMULATION, RUN, UNFINISHED_RUN, PRETRAINED, UNFINISHED_PRETRAINING, CHECKPOINT, EXTERNAL),
+    *(SCORE, CHECK, PREDICTIONS),
+)
 
 
 def is_json_of(path: Path, kind: Kind) -> bool:

@@ -186,6 +186,7 @@ ARGUMENTS = {
     "codes": ["codes", "nowhere", "text"],
     "check": ["check", "nowhere"],
     "prepare": ["prepare", "nowhere", "--out", "set"],
+    "pretrain": ["pretrain", "nowhere", "--out", "run"],
     "train": ["train", "nowhere", "--out", "run"],
     "evaluate": ["evaluate", "nowhere"],
     "evaluate --data": ["evaluate", "nowhere", "--data", "elsewhere"],
@@ -196,6 +197,7 @@ ARGUMENTS = {
 SETTINGS = (
     "data.extracted=2020-01-01", "dialect.time=t", "visits.by=window", "values.mode=none", "vocabulary.min_subjects=9",
     "splits.by=hash", "task.name=x", "model.dim=64", "training.seed=3", "evaluation.seed=3", "preset=small_cohort",
+    "pretraining.masked_share=0.3", "transfer.mode=frozen",
 )  # fmt: skip
 
 

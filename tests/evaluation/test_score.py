@@ -12,7 +12,6 @@ import pytest
 import yaml
 from lifelines import CoxPHFitter
 
-import ehrsequencing
 from ehrsequencing.baselines.forest import CompetingForest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError

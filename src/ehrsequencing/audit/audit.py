@@ -21,6 +21,7 @@ from ehrsequencing.audit import (
     leading_codes,
     model_checks,
     prefix,
+    pretraining_checks,
     shuffled,
     single_people,
     suspicion,
@@ -77,6 +78,8 @@ def audit(
     require_room(run_folder, AUDIT)
     store = run.prepared(prepared)
     checks = [*CHECKS, shuffled.CHECK] if shuffled_labels else list(CHECKS)
+    if "init" in run.manifest:  # it started from another model
+        checks += pretraining_checks.CHECKS
     total = len(checks) + 1
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)

@@ -31,6 +31,7 @@ from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_
 from ehrsequencing.temporaries import remove_folder
 from ehrsequencing.training.adapt import adapted
 from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.run_folder import RunFolder
 from ehrsequencing.training.search import Fits, Search
 
@@ -38,16 +39,24 @@ MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, s
 Show = Callable[[Progress], None]
 
 
-def trainer_of(prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> Fits:
+def trainer_of(
+    prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig, init: Pretrained | None = None
+) -> Fits:
     """What trains a study: a network, with `training.blend` a blend, with `training.search` after a search.
 
-    What the study leaves open follows from the cohort (`training/adapt.py`).
+    What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
+
+    Raises:
+        EhrseqError: A search is to start from another model.
     """
     if study.training.search > 1:
+        if init is not None:
+            what, fix = "a search trains networks from new weights", "leave out training.search or --init"
+            raise EhrseqError(what, where="training.search", fix=fix)
         return Search(prepared, task_name, out, study=study, make=trainer_of)
-    study = adapted(study, prepared, task_name)
+    study = adapted(study, prepared, task_name) if init is None else study
     made = BlendTrainer if study.training.blend else Trainer
-    return made(prepared, task_name, out, study=study)
+    return made(prepared, task_name, out, study=study, init=init)
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
@@ -69,17 +78,21 @@ class BlendTrainer:
         task_name: Which of its tasks.
         out: Folder of the run.
         study: Settings; `training.blend_folds`, and of `evaluation` the seed and the trials of the boosting.
+        init: A model that each network starts from.
 
     Raises:
         EhrseqError: The head is `visit`, or a fold leaves too little to train on.
     """
 
-    def __init__(self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> None:
+    def __init__(
+        self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig, init: Pretrained | None = None
+    ) -> None:
         if study.model.head == "visit":
             fix = "use model.head=horizon, or leave out training.blend"
             raise EhrseqError("the visit head has no hazards per day to blend", where="training.blend", fix=fix)
         self.prepared, self.out, self.given = prepared, out, study
-        self.network = Trainer(prepared, task_name, out, study=study)
+        self.init = init
+        self.network = Trainer(prepared, task_name, out, study=study, init=init)
         self.task, self.settings = self.network.task, study.training
         self.study = self.network.study.model_copy(update={"training": study.training})
         self.network.study = self.study
@@ -87,6 +100,11 @@ class BlendTrainer:
         self.edges = self.network.config.edges_days
         counts = np.diff(self.records["train"].rows.row_offsets)
         self.folds = folds_of(counts, folds=self.settings.blend_folds, seed=self.settings.seed)
+
+    @property
+    def started_from(self) -> dict[str, Any] | None:
+        """What the networks took from another model."""
+        return self.network.started_from
 
     @property
     def fingerprint(self) -> str:
@@ -160,7 +178,7 @@ class BlendTrainer:
         }
 
     def _train_network(self, folder: Path, number: int, fold: Ints | None, on_progress: Show | None) -> SurvivalModel:
-        trainer = Trainer(self.prepared, self.task.name, folder, study=self.given, leave_out=fold)
+        trainer = Trainer(self.prepared, self.task.name, folder, study=self.given, leave_out=fold, init=self.init)
         members = self.settings.members
 
         def show(progress: Progress) -> None:

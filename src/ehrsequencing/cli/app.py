@@ -181,12 +181,46 @@ def prepare(
         finish(wrote={"prepared": out}, then=["train", out, *one, "--out", "run"], result=facts)
 
 
+@app.command(example="ehrseq pretrain prepared --out pretrained --task death")
+def pretrain(
+    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the pretrained model")] = ...,  # type: ignore[assignment]
+    task: Annotated[
+        str | None, typer.Option("--task", help="Task whose outcome, its relatives and near-synonyms are no targets")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Fit a model to records without labels; ehrseq train --init starts from it."""
+    with errors(debug):
+        keep_freed_memory()
+        study = _study(config, overrides, "pretrain")
+        from ehrsequencing.config import refuse_changes
+        from ehrsequencing.pretraining.loop import Pretrainer
+        from ehrsequencing.records.prepared import Prepared
+        from ehrsequencing.reporting.pretraining import pretraining_lines
+
+        store = Prepared(prepared)
+        refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
+        trainer = Pretrainer(store, out, study=study, task_name=task)
+        with training_bar("pretraining", "tuning loss") as show:
+            results = trainer.fit(resume=resume, on_progress=show)
+        say("\n".join(pretraining_lines(results)))
+        finish(wrote={"pretrained": out}, then=["train", prepared, "--init", out, "--out", "run"], result=results)
+
+
 @app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")
 def train(
     prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
     overrides: Overrides = None,
     task: Annotated[str | None, typer.Option("--task", help="Name of the task; the only one by default")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run")] = ...,  # type: ignore[assignment]
+    init: Annotated[
+        Path | None, typer.Option("--init", help="Start from this model: made by ehrseq pretrain or ehrseq train")
+    ] = None,
+    transfer: Annotated[str | None, typer.Option("--transfer", help="With --init: full, frozen or lora [full]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
     config: Config = None,
     debug: Debug = False,
@@ -194,18 +228,25 @@ def train(
     """Fit a model, with early stopping on the tuning split."""
     with errors(debug):
         keep_freed_memory()
-        study = _study(config, overrides, "train")
+        study = _study(config, [*(overrides or ()), *([f"transfer.mode={transfer}"] if transfer else ())], "train")
+        if transfer is not None and init is None:
+            raise EhrseqError("--transfer needs --init", where="ehrseq train", fix="name the model to start from")
         from ehrsequencing.blend.train import trainer_of
         from ehrsequencing.cli.results import kept_epochs
         from ehrsequencing.config import refuse_changes, refuse_other_task
         from ehrsequencing.records.prepared import Prepared
+        from ehrsequencing.reporting.pretraining import transfer_lines
+        from ehrsequencing.training.pretrained import Pretrained
 
         store = Prepared(prepared)
         refuse_changes(study, store.study, "train", file=config, by=prepared)
         if config is not None and study.task is not None:
             refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
             task = task or study.task.name
-        trainer = trainer_of(store, task or store.only_task(), out, study=study)
+        source = None if init is None else Pretrained(init)
+        trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source)
+        for line in transfer_lines(trainer.started_from):
+            say(line)
         try:
             with training_bar() as show:
                 trainer.fit(resume=resume, on_progress=show)

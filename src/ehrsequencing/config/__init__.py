@@ -8,6 +8,7 @@ from ehrsequencing.config.commands import refuse_changes, refuse_other_task, ref
 from ehrsequencing.config.files import load_study, load_task, read_settings, validated
 from ehrsequencing.config.importing import ImportConfig, load_import
 from ehrsequencing.config.model import ModelConfig
+from ehrsequencing.config.pretraining import PretrainingConfig, TransferConfig
 from ehrsequencing.config.records import (
     DataConfig,
     DialectConfig,
@@ -28,8 +29,8 @@ from ehrsequencing.config.text import BadText, parse_json
 
 __all__ = [
     "DAYS_PER_YEAR", "PRESETS", "BadText", "CensoringConfig", "DataConfig", "DialectConfig", "EligibilityConfig",
-    "EvaluationConfig", "HistoryCode", "ImportConfig", "IndexConfig", "ModelConfig", "Settings", "SplitsConfig",
-    "StudyConfig", "TaskConfig", "TrainingConfig", "ValuesConfig", "VisitsConfig", "VocabularyConfig",
-    "format_days", "load_import", "load_study", "load_task", "parse_days", "parse_json", "read_settings",
-    "refuse_changes", "refuse_other_task", "refuse_unused", "validated",
+    "EvaluationConfig", "HistoryCode", "ImportConfig", "IndexConfig", "ModelConfig", "PretrainingConfig", "Settings",
+    "SplitsConfig", "StudyConfig", "TaskConfig", "TrainingConfig", "TransferConfig", "ValuesConfig", "VisitsConfig",
+    "VocabularyConfig", "format_days", "load_import", "load_study", "load_task", "parse_days", "parse_json",
+    "read_settings", "refuse_changes", "refuse_other_task", "refuse_unused", "validated",
 ]  # fmt: skip

@@ -16,7 +16,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "codes": _RECORDS,
     "check": _PREPARE,
     "prepare": _PREPARE,
-    "train": ("preset", "model", "training", "evaluation"),  # a run keeps `evaluation` as the defaults of `evaluate`
+    "pretrain": ("preset", "model", "training", "pretraining"),
+    "train": (
+        "preset",
+        "model",
+        "training",
+        "transfer",
+        "evaluation",
+    ),  # a run keeps `evaluation` as the defaults of `evaluate`
     "evaluate": ("evaluation",),
     "evaluate --data": ("evaluation", *_RECORDS),
     "predict": _RECORDS,

@@ -2,7 +2,8 @@
 
 A class declares itself with a decorator, as in `@visit_encoder("mean")`. Nothing else has to know it: settings accept
 its name, and refuse settings that it does not use. Settings must load without torch, so the parts of this package are
-read from the source files of `models/`. A part of your own exists once its module is imported.
+read from the source files of `models/` (objectives: of `pretraining/`). A part of your own exists once its module is
+imported.
 """
 
 import ast
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from ehrsequencing.errors import EhrseqError
 
 Class = TypeVar("Class", bound=type)
-_MODELS = Path(__file__).parents[1] / "models"
+_PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Kind:
         ('FirstCode', ('scorer',))
     """
 
-    def __init__(self, setting: str) -> None:
-        self.setting = setting
+    def __init__(self, setting: str, folder: str = "models") -> None:
+        self.setting, self.folder = setting, folder
         self._classes: dict[str, Any] = {}
         self._modules: dict[str, str] = {}  # of this package, that declare a part
 
@@ -67,9 +68,9 @@ class Kind:
     def parts(self) -> dict[str, Part]:
         """Name → traits of every part: those of this package, then those declared elsewhere."""
         found = {}
-        for path in sorted(_MODELS.glob("*.py")):
+        for path in sorted((_PACKAGE / self.folder).glob("*.py")):
             for name, found[name] in declared_in(path.read_text(encoding="utf-8"), self.setting):
-                self._modules[name] = f"ehrsequencing.models.{path.stem}"
+                self._modules[name] = f"ehrsequencing.{self.folder}.{path.stem}"
         return found
 
     def checked(self, name: str) -> str:
@@ -93,7 +94,7 @@ class Kind:
             import_module(self._modules[name])
         if name not in self._classes:
             fix = "import the module that declares it"
-            raise EhrseqError("has no class", where=f"ModelConfig.{self.setting}={name}", fix=fix)
+            raise EhrseqError("has no class", where=f"{self.setting}={name}", fix=fix)
         return self._classes[name]
 
     def is_own(self, name: str) -> bool:
@@ -128,6 +129,7 @@ architecture, visit_encoder, timeline, head = (
     Kind(setting) for setting in ("architecture", "visit_encoder", "timeline", "head")
 )
 KINDS = (architecture, visit_encoder, timeline, head)
+objective = Kind("objective", "pretraining")  # what pretraining learns; not a part of a model
 
 
 def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from ehrsequencing.config.base import Settings
 from ehrsequencing.config.model import ModelConfig
+from ehrsequencing.config.pretraining import PretrainingConfig, TransferConfig
 from ehrsequencing.config.records import DataConfig, SplitsConfig, ValuesConfig, VisitsConfig, VocabularyConfig
 from ehrsequencing.config.task import TaskConfig
 
@@ -118,6 +119,8 @@ class StudyConfig(Settings):
     task: TaskConfig | None = None
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
+    pretraining: PretrainingConfig = PretrainingConfig()
+    transfer: TransferConfig = TransferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="before")

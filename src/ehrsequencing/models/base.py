@@ -124,6 +124,10 @@ class SurvivalModel(nn.Module):
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
         raise NotImplementedError
 
+    def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
+        """The rows (N, d) before the timeline (flat: the layers), and after it: what the head turns into hazards."""
+        raise NotImplementedError
+
     def nll(self, batch: VisitBatch) -> Tensor:
         """Negative log-likelihood of each prediction time, by the configured head.
 

@@ -114,6 +114,11 @@ class Vocabulary:
         own[self._first_made :] = [one.code for one in self._made]
         return own
 
+    @property
+    def made_of(self) -> list[tuple[int, int, int]]:
+        """Of each token after the codes: the token id of its code, and the numbers of its summary and bin (or -1)."""
+        return [(one.code, one.summary, one.bin) for one in self._made]
+
     @cached_property
     def scale(self) -> Ints32:
         """(V,) row in the scale arrays, -1 for tokens without values."""

@@ -42,9 +42,11 @@ from ehrsequencing.training.checkpoint import (
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
+from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards
 from ehrsequencing.training.run_folder import RunFolder, write_history
+from ehrsequencing.training.transfer import Transfer
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE, "config.yaml", "history.jsonl", "vocabulary.json", "vocabulary.safetensors")
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
@@ -78,17 +80,27 @@ class Trainer:
         out: Folder of the run.
         study: Settings; `model` and `training` are used. With `training.blend` this is the network of the blend.
         leave_out: Training subjects (numbers) that nothing is fitted to but the grid: a fold of the blend.
+        init: A model to start from, used as `study.transfer` says.
     """
 
     def __init__(
-        self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig, leave_out: Ints | None = None
+        self,
+        prepared: Prepared,
+        task_name: str,
+        out: Path,
+        *,
+        study: StudyConfig,
+        leave_out: Ints | None = None,
+        init: Pretrained | None = None,
     ) -> None:
         self.prepared, self.task, self.out, self.leave_out = prepared, prepared.task(task_name), out, leave_out
         self.settings = study.training.model_copy(update={"blend": False, "search": 1})
         train, tuning = (prepared.records(task_name, split) for split in ("train", "tuning"))
         self.train_rows, self.tuning_rows = train.rows, tuning.rows
         self._refuse_hopeless()
-        self.config, hazards = resolve_model(study.model, prepared, self.task, self.train_rows, self.settings)
+        self.init = None if init is None else Transfer(init, study.transfer, prepared)
+        model = study.model if self.init is None else self.init.config(study.model)
+        self.config, hazards = resolve_model(model, prepared, self.task, self.train_rows, self.settings)
         if leave_out is not None:
             kept = np.setdiff1d(np.arange(len(train.timelines)), leave_out)
             self.train_rows = train.rows.take(kept)
@@ -97,7 +109,9 @@ class Trainer:
         made_by = prepared.study.model_copy(
             update={"task": self.task, "evaluation": study.evaluation, "preset": study.preset}
         )
-        self.study = made_by.model_copy(update={"model": self.config, "training": self.settings})
+        self.study = made_by.model_copy(
+            update={"model": self.config, "training": self.settings, "transfer": study.transfer}
+        )
         types = prepared.vocabulary.code_types if self.config.code_types else None
         self.loader, self.tuning = (
             SubjectLoader.of_model(self.config, records, code_types=types) for records in (train, tuning)
@@ -119,18 +133,22 @@ class Trainer:
         self.model = build_model(self.config.model_copy(update={"members": 1}))
         if self.config.head == "horizon":
             self.model.head.set_bias(torch.from_numpy(hazards))
+        self.started_from = None if self.init is None else self.init.start(self.model)
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
         self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)
-        optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all)
+        depth = None if self.init is None else self.init.depth
+        optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth)
         self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
         self.masked_codes: BesideHazards | None = None
-        if self.settings.masked_codes > 0 and isinstance(self.model, HierarchicalBEHRTForSurvival):
+        trains_codes = self.init is None or self.init.trains_codes
+        if self.settings.masked_codes > 0 and trains_codes and isinstance(self.model, HierarchicalBEHRTForSurvival):
             self.masked_codes = BesideHazards(self.model, self.settings)
         self.averaged, self.best = self.averaged.to(self.fabric.device), self.best.to(self.fabric.device)
         self.ema = ExponentialMovingAverage(
             self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
         )
+        self._codes_rate = 0.0  # learning rate of the codes in this step
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
 
     def _refuse_hopeless(self) -> None:
@@ -156,7 +174,8 @@ class Trainer:
         members = [self.settings.members] if self.settings.members > 1 else []  # one model: as before there were more
         config = self.config.model_dump(exclude={"members"})
         without = [] if self.leave_out is None else ["without", self.leave_out.tolist()]
-        return digest([config, settings, self.prepared.identity(self.task.name), *members, *without])
+        init = [] if self.init is None else ["init", self.init.fingerprint]
+        return digest([config, settings, self.prepared.identity(self.task.name), *members, *without, *init])
 
     def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Train to the early stop and write the run."""
@@ -207,7 +226,7 @@ class Trainer:
             study = self.study.model_copy(update={"training": settings, "model": single})
             member = Trainer(
                 self.prepared, self.task.name, checkpoints / f"member-{number + 1:03d}", study=study,
-                leave_out=self.leave_out,
+                leave_out=self.leave_out, init=None if self.init is None else self.init.source,
             )  # fmt: skip
 
             def show(progress: Progress, member: int = number + 1) -> None:
@@ -291,7 +310,8 @@ class Trainer:
         torch.manual_seed(hash_seed(self.settings.seed, state.global_step))  # dropout depends on the step alone
         rate = learning_rate(self.settings, state.global_step, total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * (1.0 if self.init is None else self.init.share(group["depth"], state.epoch))
+        self._codes_rate = rate * (1.0 if self.init is None else self.init.share(self.init.deepest, state.epoch))
         self.optimizer.zero_grad(set_to_none=True)
 
     def _backward(self, step: Step) -> torch.Tensor:
@@ -312,7 +332,7 @@ class Trainer:
         )
         self.optimizer.step()
         if self.masked_codes is not None:
-            self.masked_codes.step(self.optimizer.param_groups[0]["lr"])
+            self.masked_codes.step(self._codes_rate)
         state.global_step += 1
         self.ema.update(state.global_step)
 
@@ -362,6 +382,9 @@ class Trainer:
             more: Files that are there already, and that prediction needs too.
         """
         sweep_temporaries(self.out)
+        if self.init is not None:
+            model, own = self.init.finish(model, self.out)
+            facts, more = {**facts, "init": self.started_from}, (*more, *own)
         write_history(self.out, history)
         model.save_pretrained(self.out)
         self.prepared.vocabulary.save(self.out)

@@ -18,14 +18,7 @@ def resolve_model(
     """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
     if model.members not in (1, settings.members):
         raise EhrseqError("is decided by training.members", where="model.members", fix="set training.members")
-    modes = {"polynomial": "polynomial", "interpolate": "interpolate", "bins": "none", "none": "none"}
-    values = prepared.study.values
-    filled: dict[str, Any] = {
-        "vocab_size": len(prepared.vocabulary), "values": modes[values.mode], "value_bins": values.bins,
-        "members": settings.members,
-    }  # fmt: skip
-    if model.code_types:
-        filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
+    filled = {**_of_inputs(model, prepared), "members": settings.members}
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
             fix = "use model.head=horizon"
@@ -59,3 +52,19 @@ def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> M
             fix = "leave it out; values.mode and values.bins are settings of ehrseq prepare"
             raise EhrseqError("is decided by the prepared data", where=f"model.{name}, {prepared.folder}", fix=fix)
     return ModelConfig.model_validate(model.model_dump() | filled)
+
+
+def resolve_inputs(model: ModelConfig, prepared: Prepared) -> ModelConfig:
+    """The settings with what a prepared set decides without a task: vocabulary, values and types of codes."""
+    return _filled(model, _of_inputs(model, prepared), prepared)
+
+
+def _of_inputs(model: ModelConfig, prepared: Prepared) -> dict[str, Any]:
+    modes = {"polynomial": "polynomial", "interpolate": "interpolate", "bins": "none", "none": "none"}
+    values = prepared.study.values
+    filled: dict[str, Any] = {
+        "vocab_size": len(prepared.vocabulary), "values": modes[values.mode], "value_bins": values.bins,
+    }  # fmt: skip
+    if model.code_types:
+        filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
+    return filled

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import HISTORY, RUN, UNFINISHED_RUN, is_json_of
+from ehrsequencing.output_kinds import HISTORY, RUN, UNFINISHED_RUN, Kind, is_json_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import read_json, read_manifest, require_name, write_bytes, write_json
 from ehrsequencing.temporaries import is_temporary, remove_folder, sweep_temporaries
@@ -19,19 +19,31 @@ class RunFolder:
     Args:
         out: The folder.
         prepared: What the run is trained on.
-        task_name: Its task.
+        task_name: Its task; empty for pretraining, which has none.
         fingerprint: Digest of what a resumed run must share with its start.
+        kinds: What the folder is when it is finished, and until then.
     """
 
-    def __init__(self, out: Path, prepared: Prepared, task_name: str, fingerprint: str) -> None:
+    def __init__(
+        self,
+        out: Path,
+        prepared: Prepared,
+        task_name: str,
+        fingerprint: str,
+        *,
+        kinds: tuple[Kind, Kind] = (RUN, UNFINISHED_RUN),
+    ) -> None:
         self.out, self.prepared, self.task_name, self.fingerprint = out, prepared, task_name, fingerprint
+        self.finished, self.unfinished = kinds
         self.checkpoints = out / "checkpoints"
 
     def check_finished(self) -> None:
         """Refuse a finished run of other settings or data."""
-        manifest = read_manifest(self.out, what=RUN.what)
-        if manifest.get("kind") != RUN.name:
-            raise EhrseqError(f"holds something other than {RUN.what}", where=str(self.out), fix="name another folder")
+        manifest = read_manifest(self.out, what=self.finished.what)
+        if manifest.get("kind") != self.finished.name:
+            raise EhrseqError(
+                f"holds something other than {self.finished.what}", where=str(self.out), fix="name another folder"
+            )
         fix = "name another folder for a run with other settings or data"
         self._require_own(manifest, was="holds a finished run made with", fix=fix)
         sweep_temporaries(self.out)
@@ -45,15 +57,15 @@ class RunFolder:
         if not resume and self.out.is_dir() and any(self.out.iterdir()):
             fix = "name another folder, or add --resume to go on with this run"
             raise EhrseqError("is not empty", where=str(self.out), fix=fix)
-        if is_json_of(mark, UNFINISHED_RUN):
+        if is_json_of(mark, self.unfinished):
             fix = "resume with the settings and data that it was started with, or start in an empty folder"
             self._require_own(read_json(mark), was="was started with", fix=fix)
             return
         if self.out.is_dir() and any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
-            what = "is not empty, and holds no run that this version of ehrseq train started"
+            what = "is not empty, and holds no run that this version of ehrseq started"
             raise EhrseqError(what, where=str(self.out), fix="name another folder")
         identity = self.prepared.identity(self.task_name)
-        write_json(mark, {**UNFINISHED_RUN.facts, "fingerprint": self.fingerprint, **identity})
+        write_json(mark, {**self.unfinished.facts, "fingerprint": self.fingerprint, **identity})
 
     def _require_own(self, noted: dict[str, Any], *, was: str, fix: str) -> None:
         """Refuse to continue a run of other data or settings; `noted` is what its folder records."""

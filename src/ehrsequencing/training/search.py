@@ -38,6 +38,11 @@ CANDIDATES: tuple[Changes, ...] = (
 class Fits(Protocol):
     """What trains a run: a network, or a blend."""
 
+    @property
+    def started_from(self) -> dict[str, Any] | None:
+        """What the networks took from another model."""
+        ...
+
     def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
         """Train, and write the run."""
 
@@ -80,10 +85,11 @@ class Search:
 
     def __init__(
         self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig,
-        make: "Makes",
+        make: Makes,
     ) -> None:  # fmt: skip
         self.prepared, self.task_name, self.out, self.study, self.make = prepared, task_name, out, study, make
         self.trials = trials_of(study, prepared, task_name)
+        self.started_from = None  # every trial starts from new weights
 
     @property
     def fingerprint(self) -> str:
@@ -133,8 +139,8 @@ class Search:
             (self.out / name).unlink(missing_ok=True)
             os.link(made / name, self.out / name)
         own = {key: value for key, value in manifest.items() if key not in ("files", "required")}
-        write_manifest(self.out, own | {"fingerprint": self.fingerprint} | facts,
-                       files=[self.out / name for name in names], required=names)  # fmt: skip
+        facts = own | {"fingerprint": self.fingerprint} | facts
+        write_manifest(self.out, facts, files=[self.out / name for name in names], required=manifest["required"])
 
 
 def _alone(study: StudyConfig, trials: int) -> StudyConfig:

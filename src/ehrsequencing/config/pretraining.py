@@ -1,0 +1,47 @@
+"""Settings of pretraining on records without labels, and of training that starts from a pretrained model."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from ehrsequencing.config import parts
+from ehrsequencing.config.base import Settings
+
+
+def _as_weights(value: object) -> object:
+    """One name, or a list of names, as weights of 1."""
+    names = [value] if isinstance(value, str) else value
+    return dict.fromkeys(names, 1.0) if isinstance(names, list | tuple) else value
+
+
+def _checked(weights: dict[str, float]) -> dict[str, float]:
+    if not weights:
+        raise ValueError(f"name at least one of {', '.join(parts.objective.parts)}")
+    return {parts.objective.checked(name): weight for name, weight in weights.items()}
+
+
+Objectives = Annotated[dict[str, Annotated[float, Field(gt=0)]], BeforeValidator(_as_weights), AfterValidator(_checked)]
+
+
+class PretrainingConfig(Settings):
+    """What a model learns from records without labels (docs/pretraining.md)."""
+
+    # Name → weight of its loss; a list means weights of 1.
+    objectives: Objectives = Field(default_factory=lambda: {"masked_codes": 1.0, "next_visit": 1.0})
+    masked_share: float = Field(0.5, gt=0, le=1)  # masked_codes: share of visits that lose one of their codes
+    exclude: Literal["related", "none"] = "related"  # with --task: which codes are no targets
+
+
+class TransferConfig(Settings):
+    """How `ehrseq train --init` uses the weights of another model (docs/pretraining.md)."""
+
+    # full: all weights are trained. frozen: only the head, and what the other model never learned. lora: these, and
+    # low-rank updates of the frozen matrices.
+    mode: Literal["full", "frozen", "lora"] = "full"
+    layer_decay: float = Field(1.0, gt=0, le=1)  # learning rate of each layer, relative to the one above it
+    unfreeze_epochs: int = Field(
+        0, ge=0
+    )  # each so many epochs the next layer below the head begins to learn; 0: at once
+    lora_rank: int = Field(8, ge=1)
+    lora_scale: float = Field(1.0, gt=0)  # the update is lora_scale · B A
+    descriptions: bool = True  # match codes by their descriptions where neither name nor ancestor is known

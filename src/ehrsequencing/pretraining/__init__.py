@@ -1,0 +1,1 @@
+"""Pretraining: a model learns from records without labels."""

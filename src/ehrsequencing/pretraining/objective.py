@@ -1,0 +1,170 @@
+"""What an objective of pretraining is. Each is one class with `@objective("name")`, in any file of this folder."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.config import ModelConfig, PretrainingConfig
+from ehrsequencing.loader import Step
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.behrt import BEHRTForSurvival
+from ehrsequencing.models.embeddings import CodeEmbedding
+from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.pretraining.targets import Rates, TargetCodes
+from ehrsequencing.records.timelines import Timelines
+
+MOST_SCORES = 2**21  # of visits times codes in one step: 8 MiB
+MOST_VISITS = 1024  # that one objective predicts from, in one step
+TOP = (1, 5, 10)  # the k of recall@k
+
+
+@dataclass(frozen=True)
+class World:
+    """What all objectives of one pretraining share."""
+
+    config: ModelConfig
+    settings: PretrainingConfig
+    codes: TargetCodes
+    rates: Rates
+
+    @property
+    def most_visits(self) -> int:
+        """At most so many visits of a step are predicted from, so that memory does not grow with the vocabulary."""
+        return max(16, min(MOST_VISITS, MOST_SCORES // len(self.codes)))
+
+
+@dataclass(frozen=True)
+class Glance:
+    """One batch, and what its targets are looked up in."""
+
+    model: SurvivalModel
+    step: Step  # `rows` are visits of `timelines`, `positions` their rows in the batch
+    timelines: Timelines
+    codes: TargetCodes
+    states: Tensor | None  # (N, d) after the timeline; None where no objective looks at the whole record
+
+
+@dataclass
+class Tally:
+    """Sums of what was measured, with how many terms each has."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, total: float, count: int) -> None:
+        """Add a sum of so many terms."""
+        self.sums[name] = self.sums.get(name, 0.0) + float(total)
+        self.counts[name] = self.counts.get(name, 0) + int(count)
+
+    def add_recall(self, name: str, ranks: Ints) -> None:
+        """Add recall@k of some targets.
+
+        Args:
+            name: Who guesses.
+            ranks: (P,) how many codes were guessed before each target.
+        """
+        for k in TOP:
+            self.add(f"{name} recall@{k}", float((ranks < k).sum()), len(ranks))
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Mean of each measure."""
+        return {name: total / max(self.counts[name], 1) for name, total in self.sums.items()}
+
+
+class Objective(nn.Module):
+    """Guesses something that a record holds. Its own weights live here; a pretrained model has none of them.
+
+    Attributes:
+        sees_ahead: Whether it may be used with `model.attention=bidirectional`.
+        needs_states: Whether it looks at the states of the whole record (`Glance.states`).
+    """
+
+    sees_ahead = False
+    needs_states = True
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+
+    def forward(self, glance: Glance, tally: Tally | None = None) -> Tensor:
+        """The mean loss of a batch, in nats; 0 without a gradient where it has no target.
+
+        Args:
+            glance: The batch.
+            tally: Where to add `loss` and the recalls of the model and its baselines; None in training.
+        """
+        raise NotImplementedError
+
+
+class CodeScores(nn.Module):
+    """Scores of codes, tied to the model's code embedding: `b_c + (W_q LN z) · (W_k E_c) / √d`.
+
+    Args:
+        dim: d.
+        start: (C,) b at the start.
+    """
+
+    def __init__(self, dim: int, start: Floats) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.W_q, self.W_k = nn.Linear(dim, dim), nn.Linear(dim, dim, bias=False)
+        nn.init.normal_(self.W_q.weight, std=0.1 * dim**-0.5)  # starts near b
+        nn.init.zeros_(self.W_q.bias)
+        self.bias = nn.Parameter(torch.from_numpy(start).float())
+
+    def queries(self, z: Tensor) -> Tensor:
+        """(n, d) → (n, d)."""
+        q: Tensor = self.W_q(self.norm(z)) * z.shape[1] ** -0.5
+        return q
+
+    def keys(self, rows: Tensor) -> Tensor:
+        """(C, d) rows of the code embedding → (C, d)."""
+        k: Tensor = self.W_k(rows)
+        return k
+
+    def all(self, z: Tensor, rows: Tensor) -> Tensor:
+        """(n, C) scores of all codes."""
+        return wide(torch.addmm(self.bias.to(z.dtype), self.queries(z), self.keys(rows).T))
+
+    def some(self, z: Tensor, rows: Tensor, row: Tensor, code: Tensor) -> Tensor:
+        """(P,) scores of some pairs of a state and a code."""
+        q, k = self.queries(z), self.keys(rows)
+        return wide((q[row] * k[code]).sum(1) + self.bias[code].to(q.dtype))
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32, as softmax and logarithms want it."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def code_embedding(model: SurvivalModel) -> CodeEmbedding:
+    """The code embedding of either architecture."""
+    if isinstance(model, BEHRTForSurvival):
+        return model.encoder.embedding.code
+    assert isinstance(model, HierarchicalBEHRTForSurvival)
+    return model.code_embedding
+
+
+def target_rows(glance: Glance) -> Tensor:
+    """(C, d) embeddings of the target codes."""
+    table = code_embedding(glance.model).table
+    rows: Tensor = table(torch.from_numpy(glance.codes.tokens).to(table.weight.device))
+    return rows
+
+
+def ranks_of(scores: Tensor, row: Ints, code: Ints) -> Ints:
+    """How many codes score higher than each target; a tie counts as half, so that equal scores are no skill.
+
+    Args:
+        scores: (n, C).
+        row: (P,) 0 … n-1.
+        code: (P,) 0 … C-1.
+    """
+    own = scores[row, code].unsqueeze(1)
+    of_row = scores[torch.from_numpy(row)]
+    above, tied = (of_row > own).sum(1), (of_row == own).sum(1) - 1
+    return np.asarray((above + tied // 2).cpu().numpy())

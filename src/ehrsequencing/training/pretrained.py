@@ -1,0 +1,76 @@
+"""The folder of a pretrained model: what is in it, and how another training reads it."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.arrays import Ints
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.base import SurvivalModel, read_config
+from ehrsequencing.models.build import load_model
+from ehrsequencing.output_kinds import PRETRAINED, RUN
+from ehrsequencing.records.codes import read_descriptions
+from ehrsequencing.records.vocabulary import Vocabulary
+from ehrsequencing.storage import digest, read_json, read_manifest
+
+DESCRIPTIONS_FILE = "descriptions.json"  # code → description, of the vocabulary's codes
+OBJECTIVES_FILE = "objectives.safetensors"  # weights of the objectives, and which tokens they predict
+RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
+_OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
+    *("task", "prepared", "data", "data_path", "subjects", "objectives", "exclude", "excluded_targets", "vocabulary"),
+    *("codes", "fingerprint"),
+)
+
+
+class Pretrained:
+    """A model to start from: the folder of `ehrseq pretrain`, or that of a finished run.
+
+    Raises:
+        EhrseqError: The folder is neither, is damaged, or holds an ensemble.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder, what="a pretrained model or a finished run")
+        self.is_run = self.manifest.get("kind") == RUN.name
+        if not self.is_run and self.manifest.get("kind") != PRETRAINED.name:
+            fix = "name a folder that ehrseq pretrain or ehrseq train made"
+            raise EhrseqError("holds no model to start from", where=str(folder), fix=fix)
+        self.config = read_config(folder)
+        if self.config.members > 1:
+            fix = "name a run of one model (training.members=1)"
+            raise EhrseqError("is an ensemble, which nothing can start from", where=str(folder), fix=fix)
+        self.vocabulary = Vocabulary.load(folder)
+        if len(self.vocabulary) != self.config.vocab_size:
+            raise EhrseqError("model and vocabulary differ in size", where=str(folder), fix="copy the whole folder")
+
+    @cached_property
+    def model(self) -> SurvivalModel:
+        """The model, in evaluation mode."""
+        return load_model(self.folder)
+
+    @cached_property
+    def descriptions(self) -> dict[str, str]:
+        """Description of each code that has one."""
+        if not self.is_run:
+            found: dict[str, str] = read_json(self.folder / DESCRIPTIONS_FILE)
+            return found
+        try:
+            prepared = read_json(Path(self.manifest["prepared"]) / "manifest.json")
+            return read_descriptions(Path(prepared["data_path"]))
+        except (EhrseqError, KeyError, OSError):
+            return {}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run that starts from this model records of it."""
+        kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
+        weights = self.manifest["files"].get("model.safetensors")
+        return {"folder": str(self.folder.resolve()), "kind": self.manifest["kind"], "weights": weights, **kept}
+
+
+def subjects_digest(subject_id: Ints) -> str:
+    """Digest of a set of subjects, whatever their order."""
+    return digest(np.unique(subject_id).tolist())
