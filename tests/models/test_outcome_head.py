@@ -44,8 +44,12 @@ class Case:
         return [self.factors, self.vectors, self.bias]
 
     def sparse(self) -> Tensor:
-        known = {"edges_days": EDGES, "stop_days": self.stop, "entry_days": self.entry, "labels": self.labels}
-        return outcomes_nll(self.factors, self.vectors, self.bias, **known)
+        return self.nll(*self.leaves)
+
+    def nll(self, factors: Tensor, vectors: Tensor, bias: Tensor) -> Tensor:
+        return outcomes_nll(
+            factors, vectors, bias, edges_days=EDGES, stop_days=self.stop, entry_days=self.entry, labels=self.labels
+        )
 
     def dense(self) -> Tensor:
         eta = torch.einsum("nkr,cr->nck", self.factors, self.vectors) + self.bias
@@ -81,9 +85,9 @@ def random_case(seed: int, *, rows: int = 7, codes: int = 5, rank: int = 3) -> C
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([1, 41, 10**6]))
 def test_likelihood_is_the_dense_one(seed: int, block: int) -> None:
-    """Values and all gradients, each row weighted by its own number, with one row a block, some, and all in one."""
+    """Values and gradients, rows weighted by their own numbers or alike, blocks of one cell, some cells, or all."""
     case = random_case(seed)
-    weight = torch.randn(len(case.stop), dtype=torch.float64)
+    weight = torch.randn(len(case.stop), dtype=torch.float64) if seed % 2 else torch.full((len(case.stop),), 0.7)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outcomes, "BLOCK_ELEMENTS", block)
         sparse = case.sparse()
@@ -97,8 +101,7 @@ def test_likelihood_is_the_dense_one(seed: int, block: int) -> None:
 
 def test_gradcheck_of_the_likelihood() -> None:
     case = random_case(3, rows=4, codes=3, rank=2)
-    known = {"edges_days": EDGES, "stop_days": case.stop, "entry_days": case.entry, "labels": case.labels}
-    assert torch.autograd.gradcheck(lambda *leaves: outcomes_nll(*leaves, **known), case.leaves)
+    assert torch.autograd.gradcheck(case.nll, case.leaves)
 
 
 def test_absurd_hazards_keep_finite_gradients() -> None:
@@ -122,8 +125,8 @@ def test_a_listed_pair_without_risk_has_no_gradient() -> None:
         factors = torch.randn(1, 4, 2, dtype=torch.float64, requires_grad=True)
         labels = OutcomeLabels(torch.tensor([0]), torch.tensor([0]), torch.tensor([days], dtype=torch.float64))
         stop = torch.tensor([50.0], dtype=torch.float64)
-        one = {"edges_days": EDGES, "stop_days": stop, "labels": labels}
-        nll = outcomes_nll(factors, torch.ones(1, 2).double(), torch.zeros(1, 4).double() - 3, **one)
+        vectors, bias = torch.ones(1, 2).double(), torch.zeros(1, 4).double() - 3
+        nll = outcomes_nll(factors, vectors, bias, edges_days=EDGES, stop_days=stop, labels=labels)
         (gradient,) = torch.autograd.grad(nll.sum(), factors)
         assert bool(nll != 0) == counts
         assert bool(gradient.any()) == counts

@@ -6,23 +6,24 @@ z (d) is the state at a visit or query, h an MLP as in `head.py`, k a bin of the
 code. A dense head would need d · C · K weights for C codes and K bins; this one needs d · r · K + r · C + C · K, and
 codes that follow from the same states share what is learned about them.
 
-The likelihood is exact, and its memory does not grow with C: exposures are summed over blocks of rows, and the backward
-pass computes each block again. Only pairs of a row and a code with an event, or without risk, are listed.
+The likelihood is exact, and its memory does not grow with C: exposures are summed over blocks of rows, each with its
+part of the gradient. Only pairs of a row and a code with an event, or without risk, are listed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.hazards import LINEAR_ABOVE, exposure
 from ehrsequencing.models.segments import constant, dropout
 
-BLOCK_ELEMENTS = 2**20  # hazards of one block, 4 MiB in float32; a few arrays of that size exist at once
+BLOCK_ELEMENTS = 2**18  # hazards of one block: 1 MiB in float32, which stays in the cache
 SMALLEST_HAZARD = 1e-12  # per day; where a code's bias starts in a bin where nothing is known
 PRIOR_EVENTS = 20.0  # how many events a code's own hazard in a bin must have to weigh as much as the shape of all codes
 
@@ -140,7 +141,7 @@ def outcomes_nll(
         entry_days: (N,) when exposure starts; None means 0.
 
     Returns:
-        (N,) in at least float32. Memory beyond that is some multiples of `BLOCK_ELEMENTS`, whatever C.
+        (N,) in at least float32. Memory: arrays of (N · K, r + K), and some of `BLOCK_ELEMENTS`, whatever C.
 
     Raises:
         EhrseqError: Shapes do not fit, or a label is impossible (labels are checked on the CPU only).
@@ -156,99 +157,117 @@ def outcomes_nll(
     """
     entry = torch.zeros_like(stop_days) if entry_days is None else entry_days
     _check(factors, vectors, bias, edges_days, stop_days, entry, labels)
+    n, bins, _ = factors.shape
     wide = torch.promote_types(torch.promote_types(factors.dtype, vectors.dtype), torch.float32)
-    start, stop = entry.double(), stop_days.double()
-    days = exposure(edges_days, start, stop).to(wide)  # (N, K) of codes that are not listed
-    own = exposure(edges_days, start[labels.rows], labels.days.double()).to(wide)  # (M, K) of those that are
-    bins = torch.bucketize(labels.days.double(), constant(tuple(edges_days), torch.float64, factors.device))
+    days = exposure(edges_days, entry.double(), stop_days.double())  # (N, K) of codes that are not listed
+    cells = (days > 0).flatten().nonzero().squeeze(1)  # rows and bins without exposure cost nothing
     with torch.autocast(factors.device.type, enabled=False):
-        out: Tensor = _BlockedNLL.apply(  # type: ignore[no-untyped-call]
-            factors.to(wide), vectors.to(wide), bias.to(wide), days, own,
-            labels.rows, labels.codes, torch.where(labels.days > 0, bins, -1),
-        )  # fmt: skip
-    return out
+        # b_{c,k} is the product with a vector that is 1 at k: one matrix product gives the whole log-hazard
+        ones = torch.eye(bins, dtype=wide, device=factors.device)[cells % bins]
+        left = torch.cat([factors.to(wide).flatten(0, 1).index_select(0, cells), ones], 1)  # (P, r + K)
+        right = torch.cat([vectors.to(wide), bias.to(wide)], 1)  # (C, r + K)
+        listed = _listed_cells(labels, days, cells, entry.double(), edges_days)
+        of_cells: Tensor = _BlockedNLL.apply(  # type: ignore[no-untyped-call]
+            left, right, days.flatten()[cells].to(wide), listed.cell, listed.code, listed.days.to(wide), listed.is_event
+        )
+    return of_cells.new_zeros(n * bins).index_copy(0, cells, of_cells).view(n, bins).sum(1)
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Rows `low` to `high` with their listed pairs."""
+class _Listed:
+    """The bins of listed pairs, sorted by cell: a cell is a row and a bin with exposure."""
 
-    low: int
-    high: int
-    listed: slice
-    row: Tensor  # (m,) of the listed pairs, from the block's first row
-    code: Tensor  # (m,)
-    bin: Tensor  # (m,) of the event, −1 without one
+    cell: Tensor  # (L,) ascending
+    code: Tensor  # (L,)
+    days: Tensor  # (L,) exposure of this pair in this bin
+    is_event: Tensor  # (L,) bool
 
 
-def _blocks(n_rows: int, per_row: int, rows: Tensor, codes: Tensor, bins: Tensor) -> Iterator[_Block]:
-    step = max(1, BLOCK_ELEMENTS // max(per_row, 1))
-    lows = list(range(0, n_rows, step))
-    bounds = torch.searchsorted(rows, torch.tensor([*lows, n_rows], device=rows.device)).tolist()
-    for number, low in enumerate(lows):
-        listed = slice(bounds[number], bounds[number + 1])
-        yield _Block(low, min(low + step, n_rows), listed, rows[listed] - low, codes[listed], bins[listed])
+def _listed_cells(
+    labels: OutcomeLabels, days: Tensor, cells: Tensor, entry: Tensor, edges_days: Sequence[float]
+) -> _Listed:
+    pair, k = (days[labels.rows] > 0).nonzero(as_tuple=True)
+    flat = torch.zeros(days.numel(), dtype=torch.int64, device=days.device)
+    flat[cells] = torch.arange(len(cells), device=days.device)
+    cell, order = flat[labels.rows[pair] * days.shape[1] + k].sort(stable=True)
+    pair, k = pair[order], k[order]
+    stop = labels.days.double()
+    own = exposure(edges_days, entry[labels.rows], stop)[pair, k]
+    at = torch.bucketize(stop, constant(tuple(edges_days), torch.float64, days.device))  # τ_{k−1} < t ≤ τ_k
+    return _Listed(cell, labels.codes[pair], own, (at[pair] == k) & (stop > 0)[pair])
 
 
 class _BlockedNLL(torch.autograd.Function):
-    """`outcomes_nll` over blocks of rows; nothing of the size N · K · C is kept for the backward pass."""
+    """The likelihood's terms over blocks of cells; nothing of the size P · C is kept for the backward pass.
+
+    Gradients of the plain sum are found in the same sweep. Where the cells turn out to weigh differently, the backward
+    pass sweeps again.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        factors: Tensor,
-        vectors: Tensor,
-        bias: Tensor,
-        days: Tensor,
-        own: Tensor,
-        rows: Tensor,
-        codes: Tensor,
-        bins: Tensor,
+        ctx: Any, left: Tensor, right: Tensor, days: Tensor, cell: Tensor, code: Tensor, own: Tensor, event: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(factors, vectors, bias, days, own, rows, codes, bins)
-        out = factors.new_empty(len(factors))
-        for b in _blocks(len(factors), bias.numel(), rows, codes, bins):
-            eta = _eta(factors[b.low : b.high], vectors, bias)
-            pairs = eta[b.row, :, b.code]  # (m, K)
-            at_event = pairs.gather(1, b.bin.clamp(min=0).unsqueeze(1)).squeeze(1) * (b.bin >= 0)
-            hazards = _tangent_exp_(eta)
-            hazards[b.row, :, b.code] = 0.0
-            total = torch.einsum("bk,bk->b", hazards.sum(2), days[b.low : b.high])
-            of_pairs = torch.einsum("mk,mk->m", _tangent_exp_(pairs), own[b.listed]) - at_event
-            out[b.low : b.high] = total.index_add(0, b.row, of_pairs)
-        return out
+        given = (left, right, days, cell, code, own, event.to(left.dtype))
+        found = _sweep(*given, weight=torch.ones_like(days), gradients=any(ctx.needs_input_grad))
+        ctx.save_for_backward(*given, *found[1:])
+        return found[0]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        factors, vectors, bias, days, own, rows, codes, bins = ctx.saved_tensors
-        of_factors, of_vectors, of_bias = torch.empty_like(factors), torch.zeros_like(vectors), torch.zeros_like(bias)
-        for b in _blocks(len(factors), bias.numel(), rows, codes, bins):
-            u, here = factors[b.low : b.high], grad[b.low : b.high]
-            slope = _eta(u, vectors, bias).clamp_(max=LINEAR_ABOVE).exp_()  # of the tangent, above the limit
-            pairs = slope[b.row, :, b.code] * own[b.listed]
-            event = (b.bin >= 0).to(pairs.dtype).unsqueeze(1)
-            pairs.scatter_add_(1, b.bin.clamp(min=0).unsqueeze(1), -event)
-            slope.mul_((days[b.low : b.high] * here.unsqueeze(1)).unsqueeze(2))
-            slope[b.row, :, b.code] = pairs * here[b.row].unsqueeze(1)
-            flat = slope.flatten(0, 1)  # (rows · K, C)
-            of_factors[b.low : b.high] = (flat @ vectors).view_as(u)
-            of_vectors.addmm_(flat.T, u.reshape(len(flat), -1))
-            of_bias += slope.sum(0).T
-        return of_factors, of_vectors, of_bias, None, None, None, None, None
+        *given, of_left, of_right = ctx.saved_tensors
+        if len(grad) and bool((grad == grad[0]).all()):
+            return of_left * grad[0], of_right * grad[0], None, None, None, None, None
+        _, of_left, of_right = _sweep(*given, weight=grad.contiguous(), gradients=True)
+        return of_left, of_right, None, None, None, None, None
 
 
-def _eta(factors: Tensor, vectors: Tensor, bias: Tensor) -> Tensor:
-    """(B, K, r) → log-hazards (B, K, C)."""
-    n, bins, rank = factors.shape
-    return (factors.reshape(n * bins, rank) @ vectors.T).view(n, bins, len(vectors)).add_(bias.T)
+def _sweep(
+    left: Tensor,
+    right: Tensor,
+    days: Tensor,
+    cell: Tensor,
+    code: Tensor,
+    own: Tensor,
+    event: Tensor,
+    *,
+    weight: Tensor,
+    gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Terms (P,) of all cells, and the gradients of their weighted sum by `left` and `right`."""
+    n, n_codes = len(left), len(right)
+    step = max(1, BLOCK_ELEMENTS // max(n_codes, 1))
+    lows = list(range(0, n, step))
+    bounds = torch.searchsorted(cell, torch.tensor([*lows, n], device=cell.device)).tolist()
+    out, of_left, of_right = torch.empty_like(days), torch.empty_like(left), torch.zeros_like(right)
+    buffer = left.new_empty(min(step, n), n_codes)
+    for number, low in enumerate(lows):
+        high, listed = min(low + step, n), slice(bounds[number], bounds[number + 1])
+        u, where = left[low:high], (cell[listed] - low, code[listed])
+        eta = torch.mm(u, right.T, out=buffer[: high - low])
+        at = eta[where]  # of the listed pairs
+        hazards, slope = _tangent_exp_(eta)
+        of_pairs, slope_of_pairs = _tangent_exp_(at.clone())
+        hazards[where] = 0.0
+        terms = hazards.sum(1) * days[low:high]
+        out[low:high] = terms.index_add(0, where[0], of_pairs * own[listed] - event[listed] * at)
+        if gradients:
+            here = weight[low:high]
+            slope.mul_((days[low:high] * here).unsqueeze(1))
+            slope[where] = (slope_of_pairs * own[listed] - event[listed]) * here[where[0]]
+            torch.mm(slope, right, out=of_left[low:high])
+            of_right.addmm_(slope.T, u)
+    return out, of_left, of_right
 
 
-def _tangent_exp_(x: Tensor) -> Tensor:
-    """In place: exp, which continues as its tangent above the limit, as in `hazards.py`."""
-    if bool((x > LINEAR_ABOVE).any()):
-        above = (x - LINEAR_ABOVE).clamp_(min=0).add_(1)
-        return x.clamp_(max=LINEAR_ABOVE).exp_().mul_(above)
-    return x.exp_()
+def _tangent_exp_(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Exp and its slope, written over x where both are one; above the limit exp continues as its tangent."""
+    if not x.numel() or float(x.max()) <= LINEAR_ABOVE:
+        return (done := x.exp_()), done
+    above = (x - LINEAR_ABOVE).clamp_(min=0).add_(1)
+    slope = x.clamp_(max=LINEAR_ABOVE).exp_()
+    return slope * above, slope
 
 
 def onset_risk(
