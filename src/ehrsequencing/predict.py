@@ -110,7 +110,9 @@ class NewRecords:
             self.late += int((~known).sum())
             timelines, _ = encode_timelines(record, self.run.vocabulary)
             asked = encode_rows(record, moment.choose(rows.take(known)), self.run.vocabulary)
-            yield TaskRecords(timelines, asked)
+            finder = builder.outcomes
+            found = None if finder is None else finder.find_known(record, self.run.outcomes)
+            yield TaskRecords(timelines, asked, found, finder is not None and finder.recur)
             self._tick()
 
     def require_until_end(self, moment: Moment) -> None:
@@ -173,7 +175,7 @@ def predict(
     refuse_foreign_file(out, is_predictions)
     refuse_overlap(out, data)
     run, moment = Run(run_folder), Moment(at)
-    horizons = _horizons(run, horizons_days)
+    horizons = horizons_of(run, horizons_days)
     model, members = run.recalibrated if recalibrated else run.model, members_of(run)
     if recalibrated:
         members = [run.recalibrate(member) for member in members]
@@ -187,7 +189,7 @@ def predict(
         out,
         causes=run.task.causes[: model.config.causes],
         horizons_days=horizons,
-        start_days=_start_days(run),
+        start_days=start_days_of(run),
         banded=bool(members),
     ) as file:
         for encoded in records.encoded(moment):
@@ -195,18 +197,18 @@ def predict(
             file.write(risks)
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
         if not count:
-            raise _nobody(records)
-    for text in _told(records, answered=answered):
+            raise nobody(records)
+    for text in left_out(records, answered=answered):
         say(text)
     return count
 
 
-def _start_days(run: Run) -> float:
+def start_days_of(run: Run) -> float:
     """Risks are given no event for so long after the prediction time; the `visit` head knows no days."""
     return 0.0 if run.is_visit_head else run.task.blanking
 
 
-def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ...]:
+def horizons_of(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ...]:
     """The horizons to answer for, one of None for the `visit` head.
 
     Raises:
@@ -249,7 +251,8 @@ def _answers(run: Run, models: Sequence[SurvivalModel], records: TaskRecords, fi
     return Risks(records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high)
 
 
-def _nobody(records: NewRecords) -> EhrseqError:
+def nobody(records: NewRecords) -> EhrseqError:
+    """The error of records in which nobody can be asked about."""
     if records.late and records.late == records.moments:
         what = f"all {records.late:,} moments to ask about lie after the data's end"
         fix = "state when the records were extracted, as in data.extracted=2026-03-01, if they reach further"
@@ -258,7 +261,7 @@ def _nobody(records: NewRecords) -> EhrseqError:
     return EhrseqError("nobody has a prediction time", where=str(records.data), fix=fix)
 
 
-def _told(records: NewRecords, *, answered: int) -> Iterator[str]:
+def left_out(records: NewRecords, *, answered: int) -> Iterator[str]:
     """What was not answered, and why."""
     if records.reader.late is not None:
         yield f"left out: {records.reader.late.text}; they do not move the data's end"

@@ -262,6 +262,11 @@ def predict(
     recalibrate: Annotated[
         bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
     ] = False,
+    outcome: Annotated[
+        list[str] | None,
+        typer.Option("--outcome", help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated"),
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", help="So many most likely outcomes of each moment")] = None,
     force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
     config: Config = None,
     debug: Debug = False,
@@ -270,6 +275,7 @@ def predict(
     with errors(debug):
         from ehrsequencing.config import parse_days, refuse_changes
         from ehrsequencing.predict import predict as write
+        from ehrsequencing.predict_outcomes import predict_outcomes
 
         try:
             days = [parse_days(text) for text in horizons.split(",")] if horizons else None
@@ -279,7 +285,14 @@ def predict(
         study = _study(config, overrides, "predict")
         refuse_changes(study, _run(run).study, "predict", file=config, by=run)
         with bar("predicting") as tick:
-            write_to = partial(write, run, data, out, at=at, horizons_days=days, recalibrated=recalibrate, force=force)
+            if outcome or top is not None:
+                if recalibrate:
+                    what, fix = "--recalibrate is for the task's causes", "leave it out"
+                    raise EhrseqError(what, where="ehrseq predict", fix=fix)
+                write_to = partial(predict_outcomes, run, data, out, outcomes=outcome or (), top=top)
+            else:
+                write_to = partial(write, run, data, out, recalibrated=recalibrate)
+            write_to = partial(write_to, at=at, horizons_days=days, force=force)
             count = write_to(facts=study.data, progress=tick, say=notes.append)
         for note in notes:
             say(note, err=note.startswith("warning"))

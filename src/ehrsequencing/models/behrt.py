@@ -151,10 +151,14 @@ class BEHRTForSurvival(SurvivalModel):
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
+        x, z = self.states(batch)
+        return self._logits(z, batch, wide=x)
+
+    def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
+        """The means of each row's token embeddings and of its contextual token states, (N, d) each."""
         tokens = Tokens.of(batch)
         inputs, states = self.encoder(batch, tokens)
-        wide = self.aggregate_visits(inputs, tokens) if self.wide_head is not None else None
-        return self._logits(self.aggregate_visits(states, tokens), batch, wide=wide)
+        return self.aggregate_visits(inputs, tokens), self.aggregate_visits(states, tokens)
 
     @staticmethod
     def aggregate_visits(states: Tensor, tokens: Tokens) -> Tensor:

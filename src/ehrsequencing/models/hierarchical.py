@@ -35,11 +35,16 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         self._add_head()
         self._freeze(age=self.visit_time_embedding.age, visit=self.visit_time_embedding.position)
 
-    def forward(self, batch: VisitBatch) -> Tensor:  # shapes: K codes, N visits, S subjects, all packed
+    def forward(self, batch: VisitBatch) -> Tensor:
         """Logits per row: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head (NaN for queries)."""
+        x, z = self.states(batch)
+        return self._logits(z, batch, wide=x)  # hazards          module 5
+
+    def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:  # K codes, N visits, S subjects, all packed
+        """What enters the timeline and what leaves it, (N, d) each."""
         e = self.code_embedding(batch)  # K vectors of d   module 1
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
         u = self.visit_encoder(e, batch) + static  # (N, d)           module 2: mean | attention | transformer | …
         x = self.visit_time_embedding(u, batch)  # (N, d)           module 3: visit index + age + time gap
         z = self.timeline(x, batch)  # (N, d)           module 4: causal transformer | lstm
-        return self._logits(z, batch, wide=x)  # hazards          module 5
+        return x, z

@@ -271,7 +271,12 @@ def _tangent_exp_(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def onset_risk(
-    log_hazards: Tensor, competing: Tensor, edges_days: Sequence[float], *, horizons_days: Sequence[float]
+    log_hazards: Tensor,
+    competing: Tensor,
+    edges_days: Sequence[float],
+    *,
+    horizons_days: Sequence[float],
+    start_days: float = 0.0,
 ) -> Tensor:
     """Cumulative incidence of each code by each horizon, each code alone against the competing causes.
 
@@ -284,6 +289,7 @@ def onset_risk(
         competing: (N, E, K) log-hazards of the causes that end a record.
         edges_days: The K − 1 inner edges.
         horizons_days: H horizons, each above 0.
+        start_days: Given neither the code's event nor a competing one for so long.
 
     Returns:
         (N, C, H) in the dtype of `log_hazards`, at least float32.
@@ -295,7 +301,7 @@ def onset_risk(
     zero = torch.zeros(1, dtype=torch.float64, device=own.device)
     out = []
     for horizon in horizons_days:
-        days = exposure(edges_days, zero, zero + horizon).to(wide)  # (1, K)
+        days = exposure(edges_days, zero + start_days, zero + horizon).to(wide)  # (1, K)
         hazard = total * days
         survival = F.pad(-hazard.cumsum(2)[..., :-1], (1, 0)).exp()
         out.append((share * survival * -torch.expm1(-hazard)).sum(2))
