@@ -97,3 +97,18 @@ def outcome_risks(
                 own = model.outcomes.log_hazards(z[part], chosen)
                 risk = onset_risk(own, causes, edges, horizons_days=horizons_days, start_days=start_days)
                 yield step.rows[part], risk.float().numpy()
+
+
+def states_of_rows(
+    model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """State (R, d) and logits (R, causes, bins) of the task's causes at every prediction time; `horizon` head only."""
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    states = torch.zeros(len(records), model.config.dim)
+    logits = torch.zeros(len(records), model.config.causes, model.config.bins)
+    with torch.no_grad():
+        for step in loader.in_order(visit_budget=VISIT_BUDGET):
+            positions, rows = torch.from_numpy(step.positions), torch.from_numpy(step.rows)
+            x, z = (state.index_select(0, positions) for state in model.states(step.batch))
+            states[rows], logits[rows] = z, model.hazard_logits(z, wide=x)
+    return states, logits

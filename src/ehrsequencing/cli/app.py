@@ -221,7 +221,7 @@ def evaluate(
         if (out is not None and not external) or (external and split != "held_out"):
             what = "--out needs --data" if not external else "--split and --data exclude each other"
             raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-        from ehrsequencing.cli.report import report_evaluation, report_external
+        from ehrsequencing.cli.report import report_evaluation, report_external, report_outcomes
         from ehrsequencing.config import load_study, refuse_changes
         from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
         from ehrsequencing.evaluation.external import validate
@@ -246,6 +246,10 @@ def evaluate(
         if not external:
             report_evaluation(run, result)
         say("\n".join(metric_lines(result)))
+        if not external:
+            with bar("evaluating every outcome") as tick:
+                lines = report_outcomes(run, split=split, prepared=prepared, settings=settings, progress=tick)
+            say("\n".join(lines)) if lines else None
         say(f"report: {folder / 'report.html'}")
 
 
