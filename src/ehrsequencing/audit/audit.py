@@ -20,6 +20,7 @@ from ehrsequencing.audit import (
     label_checks,
     leading_codes,
     model_checks,
+    outcome_checks,
     prefix,
     shuffled,
     single_people,
@@ -76,7 +77,7 @@ def audit(
     run = Run(run_folder)
     require_room(run_folder, AUDIT)
     store = run.prepared(prepared)
-    checks = [*CHECKS, shuffled.CHECK] if shuffled_labels else list(CHECKS)
+    checks = [*CHECKS, *(outcome_checks.CHECKS if run.outcomes else ()), *([shuffled.CHECK] if shuffled_labels else ())]
     total = len(checks) + 1
     progress(0, total, "reading the records")
     facts = AuditData(run, store, split=split, subjects=subjects, seed=seed)
