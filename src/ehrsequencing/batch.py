@@ -45,6 +45,9 @@ class VisitBatch:
         duration_days: (N,) days from the prediction time to event or censoring; or None.
         cause: (N,) 0 = censored, else 1.. in the task's order; or None.
         entry_days: (N,) days from the prediction time until exposure starts (blanking); or None, which means 0.
+        outcome_rows: (M,) rows of the pairs of a row and an outcome with an event, or without risk; ascending; or None.
+        outcome_codes: (M,) which outcome.
+        outcome_days: (M,) days from the prediction time to the event; 0 = not at risk.
         code_types: (K,) type of each code (dx, proc, rx, lab, ...); or None.
         visits_skipped: (S,) real visits of each subject before its first one here; or None, which means 0. A long
             record is cut into parts that begin in its middle (`ehrsequencing.loader`).
@@ -82,6 +85,9 @@ class VisitBatch:
     duration_days: Tensor | None = field(default=None, kw_only=True)
     cause: Tensor | None = field(default=None, kw_only=True)
     entry_days: Tensor | None = field(default=None, kw_only=True)
+    outcome_rows: Tensor | None = field(default=None, kw_only=True)
+    outcome_codes: Tensor | None = field(default=None, kw_only=True)
+    outcome_days: Tensor | None = field(default=None, kw_only=True)
     code_types: Tensor | None = field(default=None, kw_only=True)
     visits_skipped: Tensor | None = field(default=None, kw_only=True)
     tokens_skipped: Tensor | None = field(default=None, kw_only=True)
@@ -293,7 +299,8 @@ class VisitBatch:
     # ---- self-check --------------------------------------------------------------------------------------------
 
     def _check_types(self) -> None:
-        optional = {"static_codes", "static_offsets", "is_query", "values", "code_types", "slots", *_LABELS, *_SKIPPED}
+        optional = {"static_codes", "static_offsets", "is_query", "values", "code_types", "slots"}
+        optional |= {*_LABELS, *_SKIPPED, *_OUTCOMES}
         for name, dtypes in _DTYPES.items():
             tensor = getattr(self, name)
             if tensor is None and name in optional:
@@ -320,11 +327,14 @@ class VisitBatch:
             **dict.fromkeys(_SKIPPED, (s,)),
             "values": (k, 2),
             "code_types": (k,),
+            **dict.fromkeys(_OUTCOMES, () if self.outcome_rows is None else tuple(self.outcome_rows.shape)),
         }
         for name, shape in expected.items():
             tensor = getattr(self, name)
             if tensor is not None and tuple(tensor.shape) != shape:
                 raise bad_field(f"shape {shape}", described(tensor), where=name)
+        if len({getattr(self, name) is None for name in _OUTCOMES}) > 1:
+            raise bad_field("come together", "one of them is missing", where=", ".join(_OUTCOMES))
         if (self.padded_shape is None) != (self.slots is None):
             raise bad_field("come together", "one of them is missing", where="padded_shape, slots")
 
@@ -352,11 +362,13 @@ class VisitBatch:
 
 _LABELS = {"at_risk": _BOOL, "duration_days": _FLOAT, "cause": _INT, "entry_days": _FLOAT}
 _SKIPPED = ("visits_skipped", "tokens_skipped")
+_OUTCOMES = {"outcome_rows": _INT, "outcome_codes": _INT, "outcome_days": _FLOAT}
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     **dict.fromkeys(("codes", "visit_offsets", "subject_offsets", "static_codes", "static_offsets"), _INT),
     **dict.fromkeys(("age_years", "delta_days", "values"), _FLOAT),
     "is_query": _BOOL,
     **_LABELS,
+    **_OUTCOMES,
     **dict.fromkeys(("code_types", *_SKIPPED, "slots"), _INT),
 }
 

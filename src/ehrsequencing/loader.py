@@ -13,6 +13,7 @@ asked of a copy of its subject whose record ends there: the very batch that the 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.reach import Part as Part
 from ehrsequencing.models.reach import Reach as Reach
+from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.timelines import TaskRecords
 
 MAX_VISIT_CODES = 16_384  # in one visit, where codes attend to one another: time and memory grow with the square
@@ -62,6 +64,7 @@ class SubjectLoader:
         reach: Reach | None = None,
     ) -> None:
         self.timelines, self.rows, self.queries, self.reach = records.timelines, records.rows, queries, reach
+        self.outcomes, self.outcomes_recur = records.outcomes, records.outcomes_recur
         self.code_types = None if code_types is None else torch.from_numpy(code_types)
         timelines, rows = records.timelines, records.rows
         offsets = rows.row_offsets
@@ -343,8 +346,27 @@ class SubjectLoader:
             cause=cause,
             entry_days=entry,
             code_types=None if self.code_types is None else self.code_types[all_codes],
+            **self._outcome_labels(row, positions),
         )
         return Step(batch, row, positions)
+
+    def _outcome_labels(self, row: Ints, positions: Ints) -> dict[str, Any]:
+        """Fields of a batch; none where the records are not asked about outcomes."""
+        if self.outcomes is None:
+            return {}
+        known = ~np.isnan(self.rows.duration_days[row])
+        row, positions = row[known], positions[known]
+        order = np.argsort(positions)
+        row, positions = row[order], positions[order]
+        listed = outcome_labels(self.outcomes, self.rows, row, recur=self.outcomes_recur)
+        days, entry = listed.days.astype(np.float32), self.rows.entry_days[row][listed.row]
+        after = np.nextafter(entry, np.float32(np.inf))  # an event after the blanking stays after it when rounded
+        days = np.where(listed.days > 0, np.maximum(days, after), days)
+        return {
+            "outcome_rows": torch.from_numpy(positions[listed.row]),
+            "outcome_codes": torch.from_numpy(listed.code),
+            "outcome_days": torch.from_numpy(days),
+        }
 
     def _labels(
         self, row: Ints, owner: Ints, positions: Ints, n: int

@@ -97,7 +97,9 @@ class NewRecords:
             self.late += int((~known).sum())
             timelines, _ = encode_timelines(record, self.run.vocabulary)
             asked = encode_rows(record, moment.choose(rows.take(known)), self.run.vocabulary)
-            yield TaskRecords(timelines, asked)
+            finder = builder.outcomes
+            found = None if finder is None else finder.find_known(record, self.run.outcomes)
+            yield TaskRecords(timelines, asked, found, finder is not None and finder.recur)
             self._tick()
 
     def require_until_end(self, moment: Moment) -> None:
@@ -199,10 +201,10 @@ class Asked:
 
     def __init__(self, run: Run, horizons_days: Sequence[float] | None = None, *, recalibrated: bool = False) -> None:
         self.run = run
-        self.horizons_days = _horizons(run, horizons_days)
+        self.horizons_days = horizons_of(run, horizons_days)
         self.of_run = run.recalibrated if recalibrated else run.answers
         self.causes = run.task.causes[: run.model.config.causes]
-        self.start_days = _start_days(run)
+        self.start_days = start_days_of(run)
 
     def answer(self, records: TaskRecords) -> Risks:
         """The risks of the rows that have an answer, and the band of the members."""
@@ -212,10 +214,8 @@ class Asked:
         low = high = None
         if len(of_members):
             low, high = (band[chosen] for band in member_band(of_members))
-            low, high = (
-                np.minimum(low, risk[chosen]),
-                np.maximum(high, risk[chosen]),
-            )  # hazards were averaged, not risks
+            # Hazards were averaged, not risks.
+            low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])
         return Risks(records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high)
 
     def answers(
@@ -232,17 +232,17 @@ class Asked:
             count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
             yield risks
         if not count:
-            raise _nobody(records)
-        for text in _told(records, answered=answered):
+            raise nobody(records)
+        for text in left_out(records, answered=answered):
             say(text)
 
 
-def _start_days(run: Run) -> float:
+def start_days_of(run: Run) -> float:
     """Risks are given no event for so long after the prediction time; the `visit` head has no days."""
     return 0.0 if run.is_visit_head else run.task.blanking
 
 
-def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ...]:
+def horizons_of(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ...]:
     """The horizons to predict for, one of None for the `visit` head.
 
     Raises:
@@ -266,7 +266,8 @@ def _horizons(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ..
     return horizons
 
 
-def _nobody(records: NewRecords) -> EhrseqError:
+def nobody(records: NewRecords) -> EhrseqError:
+    """The error of records in which nobody can be asked about."""
     if records.late and records.late == records.moments:
         what = f"all {records.late:,} prediction times lie after the data's end"
         fix = "state when the records were extracted, as in data.extracted=2026-03-01, if they reach further"
@@ -275,7 +276,7 @@ def _nobody(records: NewRecords) -> EhrseqError:
     return EhrseqError("nobody has a prediction time", where=str(records.data), fix=fix)
 
 
-def _told(records: NewRecords, *, answered: int) -> Iterator[str]:
+def left_out(records: NewRecords, *, answered: int) -> Iterator[str]:
     """What was not answered, and why."""
     if records.reader.late is not None:
         yield f"left out: {records.reader.late.text}; they do not move the data's end"

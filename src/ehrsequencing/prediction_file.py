@@ -96,6 +96,18 @@ class PredictionWriter:
         columns += [pa.array(band.reshape(-1)) for band in (risks.low, risks.high) if band is not None]
         self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
 
+    def write_rows(self, subject_id: Ints, prediction_us: Ints, cause: Ints, horizon: Ints, risk: Floats32) -> None:
+        """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`."""
+        columns = [
+            pa.array(subject_id),
+            pa.array(prediction_us).cast(pa.timestamp("us")),
+            pa.array([self.causes[k] for k in cause.tolist()], pa.string()),
+            pa.array([self.horizons_days[k] for k in horizon.tolist()], pa.float64()),
+            pa.array(risk.astype(np.float32)),
+            pa.array(np.full(len(risk), self.start_days)),
+        ]
+        self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+
 
 @contextmanager
 def prediction_file(

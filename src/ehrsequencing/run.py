@@ -19,6 +19,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
 from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS
 from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.outcome_files import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -61,6 +62,8 @@ class Run:
         self.study: StudyConfig = load_study(folder / "config.yaml")
         if self.study.training.blend and not {BLEND_FILE, ARRAYS_FILE} <= required:
             raise EhrseqError("its manifest lacks files of the blend", where=str(folder), fix="train again")
+        if self.study.model.outcomes and OUTCOMES_FILE not in required:
+            raise EhrseqError("its manifest lacks the names of the outcomes", where=str(folder), fix="train again")
         self.vocabulary = Vocabulary.load(folder)
         if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
             fix = "train again, or copy the whole run folder"
@@ -116,6 +119,17 @@ class Run:
             fix = "copy the whole run folder"
             raise EhrseqError("model and vocabulary differ in size", where=str(self.folder), fix=fix)
         return model
+
+    @cached_property
+    def outcomes(self) -> list[str]:
+        """The codes of the outcomes that the model predicts beside the task's causes; a code's place is its number."""
+        if not self.model.config.outcomes:
+            return []
+        codes = read_outcomes(self.folder)
+        if len(codes) != self.model.config.outcomes:
+            fix = "copy the whole run folder"
+            raise EhrseqError("the model and its outcomes differ in number", where=str(self.folder), fix=fix)
+        return codes
 
     @cached_property
     def blend(self) -> Blend | None:

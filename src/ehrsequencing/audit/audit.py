@@ -20,6 +20,7 @@ from ehrsequencing.audit import (
     label_checks,
     leading_codes,
     model_checks,
+    outcome_checks,
     prefix,
     pretraining_checks,
     shuffled,
@@ -77,7 +78,7 @@ def audit(
     run = Run(run_folder)
     require_room(run_folder, AUDIT)
     store = run.prepared(prepared)
-    checks = [*CHECKS, shuffled.CHECK] if shuffled_labels else list(CHECKS)
+    checks = [*CHECKS, *(outcome_checks.CHECKS if run.outcomes else ()), *([shuffled.CHECK] if shuffled_labels else ())]
     if "init" in run.manifest:  # it started from another model
         checks += pretraining_checks.CHECKS
     total = len(checks) + 1

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ehrsequencing.answers import VISIT_BUDGET
 from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged
 from ehrsequencing.audit.data import AuditData, Finding
+from ehrsequencing.batch import VisitBatch
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords
@@ -19,6 +20,7 @@ MOVED = 1e-5  # of a logit, relative to max(1, |logit|): what another batch may 
 MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuous
 MAX_CUTS = 12  # prediction times per subject, drawn at random
 MAX_TOKENS = 400_000  # of all copies of one check together
+MOST_OUTCOMES = 16  # outcomes whose hazards are compared
 FREE_FLAT_TOKENS = 800  # a flat model's cost of a token doubles with so many others
 NONE: Ints = np.zeros(0, dtype=np.int64)
 
@@ -196,12 +198,23 @@ def answers(data: AuditData, records: TaskRecords) -> Floats:
                 data.model(step.batch).double().flatten(1) if not data.run.is_visit_head else data.model(step.batch)
             )
             found = logits.double().view(len(logits), -1).numpy()
+            if data.model.config.outcomes:
+                found = np.concatenate([found, _outcome_logits(data, step.batch)], axis=1)
             out = np.full((len(records), found.shape[1]), np.nan) if out is None else out
             out[step.rows] = found[step.positions]
     if out is not None and data.run.blend is not None:
         blended = [np.log(hazards).reshape(len(hazards), -1) for _, hazards in data.run.answers.hazards(records)]
         out = np.concatenate([out, np.concatenate(blended)], axis=1)
     return out if out is not None else np.full((len(records), 1), np.nan)
+
+
+def _outcome_logits(data: AuditData, batch: VisitBatch) -> Floats:
+    """(N, ·) log-hazards of some outcomes, spread over all of them: they are functions of one state."""
+    assert data.model.outcomes is not None
+    count = data.model.config.outcomes
+    chosen = torch.arange(0, count, 1 + count // MOST_OUTCOMES)
+    _, states = data.model.states(batch)
+    return np.asarray(data.model.outcomes.log_hazards(states, chosen).double().flatten(1).numpy())
 
 
 def movement(before: Floats, after: Floats) -> Floats:

@@ -90,6 +90,9 @@ class BlendTrainer:
         if study.model.head == "visit":
             fix = "use model.head=horizon, or leave out training.blend"
             raise EhrseqError("the visit head has no hazards per day to blend", where="training.blend", fix=fix)
+        if prepared.task(task_name).outcomes is not None:
+            what, fix = "a blend answers for the task's causes only", "leave out training.blend"
+            raise EhrseqError(what, where=f"task {task_name}, outcomes", fix=fix)
         self.prepared, self.out, self.given = prepared, out, study
         self.init = init
         self.network = Trainer(prepared, task_name, out, study=study, init=init)

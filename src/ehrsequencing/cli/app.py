@@ -295,7 +295,7 @@ def evaluate(
         if (out is not None and not external) or (external and split != "held_out"):
             what = "--out needs --data" if not external else "--split and --data exclude each other"
             raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-        from ehrsequencing.cli.report import report_evaluation, report_external
+        from ehrsequencing.cli.report import report_evaluation, report_external, report_outcomes
         from ehrsequencing.cli.results import main_results
         from ehrsequencing.config import load_study, refuse_changes
         from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
@@ -322,6 +322,10 @@ def evaluate(
         if not external:
             report_evaluation(run, result)
         say("\n".join(metric_lines(result)))
+        if not external:
+            with bar("evaluating every outcome") as tick:
+                lines = report_outcomes(run, split=split, prepared=prepared, settings=settings, progress=tick)
+            say("\n".join(lines)) if lines else None
         finish(
             wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
             then=["audit", run] if not external and not (run / AUDIT).is_file() else ["predict", run, data or "DATA"],
@@ -342,6 +346,11 @@ def predict(
     recalibrate: Annotated[
         bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
     ] = False,
+    outcome: Annotated[
+        list[str] | None,
+        typer.Option("--outcome", help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated"),
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", help="So many most likely outcomes of each moment")] = None,
     force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
     config: Config = None,
     debug: Debug = False,
@@ -350,6 +359,7 @@ def predict(
     with errors(debug):
         from ehrsequencing.config import parse_days, refuse_changes
         from ehrsequencing.predict import predict as write
+        from ehrsequencing.predict_outcomes import predict_outcomes
 
         try:
             days = [parse_days(text) for text in horizons.split(",")] if horizons else None
@@ -359,7 +369,14 @@ def predict(
         study = _study(config, overrides, "predict")
         refuse_changes(study, _run(run).study, "predict", file=config, by=run)
         with bar("predicting") as tick:
-            write_to = partial(write, run, data, out, at=at, horizons_days=days, recalibrated=recalibrate, force=force)
+            if outcome or top is not None:
+                if recalibrate:
+                    what, fix = "--recalibrate is for the task's causes", "leave it out"
+                    raise EhrseqError(what, where="ehrseq predict", fix=fix)
+                write_to = partial(predict_outcomes, run, data, out, outcomes=outcome or (), top=top)
+            else:
+                write_to = partial(write, run, data, out, recalibrated=recalibrate)
+            write_to = partial(write_to, at=at, horizons_days=days, force=force)
             count = write_to(facts=study.data, progress=tick, say=notes.append)
         for text in notes:
             warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)

@@ -7,14 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
+from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import add_splits
 from ehrsequencing.evaluation.results import read_result
 from ehrsequencing.evaluation.tripod import read_tripod
+from ehrsequencing.reporting.outcomes import outcome_lines, render_outcomes
 from ehrsequencing.reporting.report import ANSWER, PAGES, pages, write_report
-from ehrsequencing.run import add_to_run, require_room, saved_audit
-from ehrsequencing.storage import altered, read_manifest, write_bytes
+from ehrsequencing.run import Run, add_to_run, require_room, saved_audit
+from ehrsequencing.storage import altered, read_manifest, write_bytes, write_json
+
+OUTCOME_NUMBERS, OUTCOME_PAGE = "outcome-metrics.json", "outcomes.html"
 
 
 def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
@@ -22,6 +27,24 @@ def report_evaluation(run: Path, metrics: dict[str, Any]) -> None:
     audit = saved_audit(run)
     metrics = add_splits(run, metrics) | {"audit": audit}
     _add_pages(run, metrics)
+
+
+def report_outcomes(
+    folder: Path, *, split: str, prepared: Path | None, settings: EvaluationConfig, progress: Progress
+) -> list[str]:
+    """Evaluate every outcome of a run, and write its numbers and its page; both may be shared.
+
+    Returns:
+        Lines for the terminal; none where the run has no outcomes.
+    """
+    run = Run(folder)
+    if not run.outcomes:
+        return []
+    result = evaluate_outcomes(run, run.prepared(prepared), split=split, settings=settings, progress=progress)
+    page = render_outcomes(result, title=run.task.name).encode()
+    add_to_run(folder, OUTCOME_NUMBERS, lambda path: write_json(path, result))
+    add_to_run(folder, OUTCOME_PAGE, lambda path: write_bytes(path, page))
+    return [*outcome_lines(result), f"every outcome: {folder / OUTCOME_PAGE}"]
 
 
 def report_external(run: Path, metrics: dict[str, Any], folder: Path) -> None:

@@ -23,14 +23,15 @@ from ehrsequencing.config.task import (
     EligibilityConfig,
     HistoryCode,
     IndexConfig,
+    OutcomesConfig,
     TaskConfig,
 )
 from ehrsequencing.config.text import BadText, parse_json
 
 __all__ = [
     "DAYS_PER_YEAR", "PRESETS", "BadText", "CensoringConfig", "DataConfig", "DialectConfig", "EligibilityConfig",
-    "EvaluationConfig", "HistoryCode", "ImportConfig", "IndexConfig", "ModelConfig", "PretrainingConfig", "Settings",
-    "SplitsConfig", "StudyConfig", "TaskConfig", "TrainingConfig", "TransferConfig", "ValuesConfig", "VisitsConfig",
-    "VocabularyConfig", "format_days", "load_import", "load_study", "load_task", "parse_days", "parse_json",
-    "read_settings", "refuse_changes", "refuse_other_task", "refuse_unused", "validated",
+    "EvaluationConfig", "HistoryCode", "ImportConfig", "IndexConfig", "ModelConfig", "OutcomesConfig",
+    "PretrainingConfig", "Settings", "SplitsConfig", "StudyConfig", "TaskConfig", "TrainingConfig", "TransferConfig",
+    "ValuesConfig", "VisitsConfig", "VocabularyConfig", "format_days", "load_import", "load_study", "load_task",
+    "parse_days", "parse_json", "read_settings", "refuse_changes", "refuse_other_task", "refuse_unused", "validated",
 ]  # fmt: skip

@@ -40,6 +40,8 @@ class ModelConfig(Settings):
     head: Head = "horizon"
     causes: int = Field(1, ge=1)
     edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
+    outcomes: int = Field(0, ge=0)  # how many codes have hazards of their own; filled in by `train` from the task
+    outcome_rank: int = Field(32, ge=1)  # width r of an outcome's vector
     position: Literal["learned", "sinusoidal", "none"] = (
         "learned"  # embedding of the visit's index; flat: of the token's
     )

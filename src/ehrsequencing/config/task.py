@@ -84,6 +84,15 @@ class EligibilityConfig(Settings):
         return self
 
 
+class OutcomesConfig(Settings):
+    """Many codes, each predicted by itself: its first record, or its next one. The task's causes end every exposure."""
+
+    codes: CodeList
+    # Codes with an event in fewer training subjects are left out. Their hazards are stored with the run.
+    min_subjects: int = Field(100, ge=5)
+    kind: Literal["first", "next"] = "first"  # first: rows before a code's first record; next: all rows
+
+
 def _check_causes(causes: tuple[str, ...]) -> None:
     """Refuse names that would be mistaken for another thing in tables and files."""
     for name in causes:
@@ -103,6 +112,7 @@ class TaskConfig(Settings):
     landmarks: tuple[Days, ...] = Field((0.0,), min_length=1)  # times since the index at which models are compared
     blanking: Days = 0.0
     eligibility: EligibilityConfig | None = None
+    outcomes: OutcomesConfig | None = None  # also predict every one of these codes (docs/outcomes.md)
     recurrent: bool = False  # outcomes recur: labels tell the next one after each prediction time
 
     @model_validator(mode="after")
@@ -119,6 +129,8 @@ class TaskConfig(Settings):
                 f"{format_days(self.horizons[0])}: no event can be seen before it"
             )
         _check_causes(self.causes)
+        if self.outcomes is not None and (self.recurrent or self.index.which == "every"):
+            raise ValueError("outcomes needs causes that end a record: leave recurrent and index.which=every out")
         return self
 
     @property

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.predict import members_of
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -117,10 +115,8 @@ def _curves(row: dict[str, Any], subject: int, records: TaskRecords, source: Ris
         "curve_at": at,
         "full": {name: risk[at, e].round(4).tolist() for e, name in enumerate(source.task.causes)},
     }
-    members = members_of(run)
-    if len(members) > 1:
-        each = [_of_member(member, alone, days, source, run)[offset + row["now"]] for member in members]
-        low, high = member_band(np.stack(each))
+    if len(run.answers.members) > 1:
+        low, high = member_band(np.stack([one[offset + row["now"]] for one in _of_members(alone, days, source, run)]))
         found["band"] = {
             name: {"low": low[e].round(4).tolist(), "high": high[e].round(4).tolist()}
             for e, name in enumerate(source.task.causes)
@@ -128,8 +124,14 @@ def _curves(row: dict[str, Any], subject: int, records: TaskRecords, source: Ris
     return found
 
 
-def _of_member(member: Any, alone: TaskRecords, days: Floats, source: RiskSource, run: Run) -> Floats:
-    def cumulative(asked: Sequence[float] | Floats) -> Floats:
-        return risk_of_rows(member, alone, horizons_days=asked, code_types=run.code_types).astype(np.float64)
+def _of_members(alone: TaskRecords, days: Floats, source: RiskSource, run: Run) -> list[Floats]:
+    """The curves of each member, as the model's own."""
 
-    return conditional_risk(cumulative, days, start_days=source.task.blanking)
+    def curve_of(number: int) -> Floats:
+        def cumulative(asked: Sequence[float] | Floats) -> Floats:
+            of_members = run.answers.with_members(alone, horizons_days=asked)[1]
+            return np.asarray(of_members[number], dtype=np.float64)
+
+        return conditional_risk(cumulative, days, start_days=source.task.blanking)
+
+    return [curve_of(number) for number in range(len(run.answers.members))]

@@ -15,6 +15,7 @@ from ehrsequencing.config.parts import architecture
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, observed_hazards, visit_nll
 from ehrsequencing.models.head import HazardHead
+from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.storage import write_bytes
 
@@ -29,6 +30,7 @@ class SurvivalModel(nn.Module):
 
     head: HazardHead
     wide_head: nn.Linear | None
+    outcomes: OutcomeHead | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -49,12 +51,22 @@ class SurvivalModel(nn.Module):
         self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False) if config.wide_head else None
         if self.wide_head is not None:
             nn.init.zeros_(self.wide_head.weight)
+        self.outcomes = None
+        if config.outcomes:
+            self.outcomes = OutcomeHead(
+                config.dim, outcomes=config.outcomes, rank=config.outcome_rank,
+                edges_days=config.edges_days, dropout=config.dropout,
+            )  # fmt: skip
 
-    def _logits(self, z: Tensor, batch: VisitBatch, *, wide: Tensor | None) -> Tensor:
-        """(N, d) states, and what the wide head looks at → logits."""
+    def hazard_logits(self, z: Tensor, *, wide: Tensor | None) -> Tensor:
+        """(N, d) states, and what the wide head looks at → logits, of queries too."""
         logits: Tensor = self.head(z)
         if self.wide_head is not None and wide is not None:
             logits = logits + self.wide_head(wide).view_as(logits)
+        return logits
+
+    def _logits(self, z: Tensor, batch: VisitBatch, *, wide: Tensor | None) -> Tensor:
+        logits = self.hazard_logits(z, wide=wide)
         if self.config.head == "visit":  # no interval follows a query
             logits = logits.masked_fill(batch.is_query, float("nan"))
         return logits
@@ -133,7 +145,8 @@ class SurvivalModel(nn.Module):
 
         Args:
             batch: With `at_risk` and `cause`, and for the `horizon` head `duration_days` (`entry_days` optional). For
-                the `visit` head the cause is on the subject's last at-risk visit; queries do not count.
+                the `visit` head the cause is on the subject's last at-risk visit; queries do not count. Where the
+                model has outcomes and the batch has `outcome_rows`, theirs are added.
 
         Returns:
             (N,) in at least float32; 0 where not at risk.
@@ -151,7 +164,8 @@ class SurvivalModel(nn.Module):
         missing = [name for name in needed if getattr(batch, name) is None]
         if missing or batch.at_risk is None or batch.cause is None:
             raise EhrseqError(f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels")
-        logits = self(batch)
+        x, z = self.states(batch)
+        logits = self._logits(z, batch, wide=x)
         if self.config.head == "visit":
             return visit_nll(
                 logits,
@@ -171,7 +185,25 @@ class SurvivalModel(nn.Module):
             cause=batch.cause[rows],
             entry_days=None if entry_days is None else entry_days[rows],
         )
+        if self.outcomes is not None and batch.outcome_rows is not None:
+            terms = terms + self._outcome_nll(z, rows, batch)
         return terms.new_zeros(batch.n_visits).index_copy(0, rows, terms)
+
+    def _outcome_nll(self, z: Tensor, rows: Tensor, batch: VisitBatch) -> Tensor:
+        """(n,) of the rows at risk, summed over all outcomes."""
+        listed, codes, days = batch.outcome_rows, batch.outcome_codes, batch.outcome_days
+        assert self.outcomes is not None
+        assert listed is not None
+        assert codes is not None
+        assert days is not None
+        assert batch.duration_days is not None
+        place = rows.new_zeros(batch.n_visits).index_copy(0, rows, torch.arange(len(rows), device=rows.device))
+        return self.outcomes.nll(
+            z.index_select(0, rows),
+            stop_days=batch.duration_days[rows],
+            labels=OutcomeLabels(place[listed], codes, days),
+            entry_days=None if batch.entry_days is None else batch.entry_days[rows],
+        )
 
     def loss(self, batch: VisitBatch, *, divisor: float | None = None) -> Tensor:
         """Sum of `nll` over `divisor`; by default over the number of labelled prediction times (the mean).

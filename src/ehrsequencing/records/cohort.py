@@ -22,6 +22,7 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.eligibility import Eligibility, eligibility_steps
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, first_time, last_time, opens_run, parse_date_us
 from ehrsequencing.records.labels import read_index_times
+from ehrsequencing.records.outcomes import outcome_finder
 from ehrsequencing.records.record import Record
 from ehrsequencing.records.visits import Visits, count_at_or_before
 
@@ -123,12 +124,14 @@ class CohortBuilder:
         self.cause_codes = [CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()]
         self.censoring_codes = CodeMatcher(task.censoring.code, parents=parents) if task.censoring.code else None
         self.eligibility = Eligibility(task.eligibility, parents=parents)
+        self.outcomes = outcome_finder(task, parents or {})
         file = task.index.file
         self.index_times = read_index_times(Path(file), cohort_id=task.index.cohort_id) if file else None
 
     def require_known(self, known: Collection[str], *, suggest: Collection[str]) -> None:
         """Refuse a task whose codes match nothing, and name codes that come close."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
+        named += [("outcomes.codes", self.outcomes.matcher if self.outcomes else None)]
         named += [(name, matcher) for name, matcher in self.eligibility.matchers if name.endswith(".must_have")]
         sections = ["outcome"] * len(self.task.outcome) + ["competing"] * len(self.task.competing)
         named += [(f"{s}.{c}", m) for s, c, m in zip(sections, self.task.causes, self.cause_codes, strict=True)]

@@ -33,7 +33,7 @@ from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.row_store import KeptRows, keep, read_kept
 from ehrsequencing.records.splits import SplitLookup
 from ehrsequencing.records.survey import TrainingFit
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import OutcomeEvents, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit
 from ehrsequencing.storage import read_json
@@ -64,6 +64,7 @@ class EncodedShard:
     rows: list[list[TaskRows]]  # per task
     tallies: list[Tally]
     fixes: Counter[str]
+    outcomes: list[list[OutcomeEvents]]  # per task; empty for one without `outcomes`
 
 
 @dataclass(eq=False)
@@ -104,7 +105,7 @@ class ShardWork:
         split = self.lookup(record.subject_id)
         bounds = np.searchsorted(split, np.arange(len(SPLITS) + 1))
         parts = [slice(*bound) for bound in itertools.pairwise(bounds.tolist())]
-        rows, tallies = [], []
+        rows, tallies, outcomes = [], [], []
         for builder in self.builders:
             cohort = builder.build(record, dataset_end_us=dataset_end_us)
             fixes["after_censoring"] += cohort.after_censoring
@@ -112,7 +113,9 @@ class ShardWork:
             tallies[-1].add_cohort(cohort, split, record.visits)
             encoded = encode_rows(record, cohort.rows, self._vocabulary)
             rows.append([encoded.take(part) for part in parts])
-        return EncodedShard([timelines.take(part) for part in parts], rows, tallies, fixes)
+            events = None if builder.outcomes is None else builder.outcomes.find(record)
+            outcomes.append([] if events is None else [events.take(part) for part in parts])
+        return EncodedShard([timelines.take(part) for part in parts], rows, tallies, fixes, outcomes)
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:

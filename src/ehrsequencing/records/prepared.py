@@ -30,12 +30,13 @@ from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.data_end import DayCounts
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import SPLITS, MedsReader
+from ehrsequencing.records.outcome_files import choose_outcomes, read_outcomes
 from ehrsequencing.records.parallel import CODES, KEPT, EncodedShard, ShardWork, Workers, count_processes, count_rows
 from ehrsequencing.records.row_store import KeptRows, keep, ranges
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.store import ArrayAppender, open_arrays, write_cohort
 from ehrsequencing.records.survey import Part, Progress, Steps, survey
-from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
+from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import (
     complete_folder,
@@ -51,6 +52,7 @@ from ehrsequencing.storage import (
 
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
 _FACTS: dict[str, type] = {"data": str, "excluded": list, "fixes": dict, "tasks": list, "vocabulary": str}
+OUTCOMES = "outcomes"  # beside the kept rows: events of all codes that a task's outcomes match
 _RANGE_ROWS = 500_000  # about so many rows are read again at once
 _PARTS = {"codes": "codes", "static_codes": "codes", "values": "values"}  # of a run's identity; the rest is visits
 
@@ -115,6 +117,11 @@ def prepare(
                 tick()
         for _ in range(done, n_ranges):
             tick()
+        for task in tasks:
+            if task.outcomes is not None:
+                choose_outcomes(
+                    folder / "tasks" / task.name, folder / KEPT / OUTCOMES / task.name, task, list(fit.number), parents
+                )
         shutil.rmtree(folder / KEPT)
         write_settings(folder / "config.yaml", study, only=SECTIONS)
         for task, tally in zip(tasks, writers.tallies, strict=True):
@@ -189,10 +196,12 @@ class _Writers:
         fixes.update(shard.fixes)
         for split, timelines in zip(SPLITS, shard.visits, strict=True):
             self._appender.append(self.folder / "visits" / split, timelines)
-        for total, tally, parts in zip(self.tallies, shard.tallies, shard.rows, strict=True):
+        for total, tally, parts, events in zip(self.tallies, shard.tallies, shard.rows, shard.outcomes, strict=True):
             total.merge(tally)
             for split, rows in zip(SPLITS, parts, strict=True):
                 self._appender.append(self.folder / "tasks" / total.task.name / split, rows)
+            for split, found in zip(SPLITS, events, strict=False):  # of all matching codes; chosen at the end
+                self._appender.append(self.folder / KEPT / OUTCOMES / total.task.name / split, found)
 
 
 class Prepared:
@@ -270,3 +279,15 @@ class Prepared:
     def records(self, task: str, split: str) -> TaskRecords:
         """Visits of a split, with prediction times and labels of a task."""
         return TaskRecords(self.timelines(split), self.rows(task, split))
+
+    def outcomes(self, task: str) -> list[str]:
+        """The codes of a task's outcomes, in the order of their numbers; none where it asks about its causes only."""
+        return [] if self.task(task).outcomes is None else read_outcomes(self.folder / "tasks" / task)
+
+    def outcome_records(self, task: str, split: str) -> TaskRecords:
+        """As `records`, to be labelled with the task's outcomes too, where it has some."""
+        records, asked = self.records(task, split), self.task(task).outcomes
+        if asked is None:
+            return records
+        events = open_arrays(OutcomeEvents, self.folder / "tasks" / task / split)
+        return TaskRecords(records.timelines, records.rows, events, asked.kind == "next")

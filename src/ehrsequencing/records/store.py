@@ -14,7 +14,7 @@ from ehrsequencing.arrays import ArrayWriter
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.labels import LABELS, label_table
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.records.timelines import OutcomeEvents, TaskRows, Timelines
 
 _COHORT_CHUNK = 20_000  # subjects in one row group of `cohort.parquet`
 _DTYPES: dict[str, Any] = {
@@ -22,7 +22,7 @@ _DTYPES: dict[str, Any] = {
     "delta_days": np.float32, "codes": np.int32, "values": np.float32, "static_codes": np.int32,
     "prediction_us": np.int64, "index_us": np.int64, "is_query": np.bool_, "visits_before": np.int32,
     "unfinished_codes": np.int32, "duration_days": np.float64, "entry_days": np.float32, "cause": np.int8,
-    "carry_codes": np.int32, "carry_values": np.float32,
+    "carry_codes": np.int32, "carry_values": np.float32, "outcome_codes": np.int32, "outcome_us": np.int64,
 }  # fmt: skip
 _WORD = pa.dictionary(pa.int8(), pa.string())  # in the file a plain string: its schema is not stored as Arrow's
 _COHORT = pa.schema([
@@ -30,7 +30,7 @@ _COHORT = pa.schema([
     ("kind", _WORD), ("duration_days", pa.float64()), ("cause", pa.int8()), ("split", _WORD),
 ])  # fmt: skip
 _FEW = ["index_time", "kind", "cause", "split", "boolean_value", "integer_value"]  # whose few values make a dictionary
-Arrays = TypeVar("Arrays", Timelines, TaskRows)
+Arrays = TypeVar("Arrays", Timelines, TaskRows, OutcomeEvents)
 
 
 class ArrayAppender:
@@ -40,7 +40,7 @@ class ArrayAppender:
         self._stack = stack
         self._writers: dict[Path, dict[str, ArrayWriter]] = {}
 
-    def append(self, folder: Path, arrays: Timelines | TaskRows) -> None:
+    def append(self, folder: Path, arrays: Timelines | TaskRows | OutcomeEvents) -> None:
         """Append every field to its file under `folder`; offsets go on where those before ended."""
         if folder not in self._writers:
             self._writers[folder] = {field.name: self._open(folder, field.name, arrays) for field in fields(arrays)}
@@ -51,7 +51,7 @@ class ArrayAppender:
             if len(rows):
                 writer.append(rows)
 
-    def _open(self, folder: Path, name: str, arrays: Timelines | TaskRows) -> ArrayWriter:
+    def _open(self, folder: Path, name: str, arrays: Timelines | TaskRows | OutcomeEvents) -> ArrayWriter:
         is_offsets = name.endswith("_offsets")
         dtype = np.int64 if is_offsets else _DTYPES[name]
         writer = self._stack.enter_context(ArrayWriter(folder / f"{name}.npy", dtype, getattr(arrays, name).shape[1:]))

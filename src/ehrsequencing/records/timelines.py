@@ -14,7 +14,7 @@ from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged, 
 from ehrsequencing.records.events import DAY_US
 
 _OF_VISITS = ("start_us", "end_us", "age_years", "delta_days")
-Arrays = TypeVar("Arrays", "Timelines", "TaskRows")
+Arrays = TypeVar("Arrays", "Timelines", "TaskRows", "OutcomeEvents")
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,30 @@ class TaskRows:
 
 
 @dataclass(frozen=True)
+class OutcomeEvents:
+    """When a task's outcomes were recorded for the S subjects of a `Timelines`, sorted by subject, outcome and time.
+
+    `outcomes.py` makes them, and labels of prediction times from them.
+    """
+
+    outcome_offsets: Ints  # (S+1,) int64; subject s owns events `[offsets[s], offsets[s+1])`
+    outcome_codes: Ints32  # (·,) int32, number of the outcome among those of the task
+    outcome_us: Ints  # (·,) int64
+
+    def take(self, subjects: Ints | slice) -> "OutcomeEvents":
+        """The events of some subjects, in the order given."""
+        events, offsets = _owned(self.outcome_offsets, subjects)
+        return OutcomeEvents(offsets, self.outcome_codes[events], self.outcome_us[events])
+
+
+@dataclass(frozen=True)
 class TaskRecords:
     """Visits of S subjects, with a task's R prediction times for the same subjects."""
 
     timelines: Timelines  # visits
     rows: TaskRows  # prediction times, owned by the subjects of `timelines` in the same order
+    outcomes: OutcomeEvents | None = None  # of the same subjects, where many outcomes are asked about
+    outcomes_recur: bool = False  # whether an outcome is each next record of its code (`kind: next`)
 
     def __len__(self) -> int:
         """Number of prediction times."""
@@ -143,7 +162,8 @@ class TaskRecords:
 
     def take(self, subjects: Ints | slice) -> "TaskRecords":
         """Some subjects, in the order given."""
-        return TaskRecords(self.timelines.take(subjects), self.rows.take(subjects))
+        events = None if self.outcomes is None else self.outcomes.take(subjects)
+        return TaskRecords(self.timelines.take(subjects), self.rows.take(subjects), events, self.outcomes_recur)
 
 
 def as_of(timelines: Timelines, subjects: Ints, *, visits: Ints, unfinished_codes: Ints, end_us: Ints) -> Timelines:

@@ -28,8 +28,9 @@ from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN, RUN_NEEDS
+from ehrsequencing.records.outcome_files import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_manifest, write_settings
+from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_json, write_manifest, write_settings
 from ehrsequencing.temporaries import sweep_temporaries
 from ehrsequencing.training.checkpoint import (
     ExponentialMovingAverage,
@@ -44,7 +45,7 @@ from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.recalibration import recalibrate_head
-from ehrsequencing.training.resolve import resolve_model, starting_hazards
+from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
 from ehrsequencing.training.run_folder import RunFolder, write_history
 from ehrsequencing.training.transfer import Transfer
 
@@ -95,7 +96,7 @@ class Trainer:
     ) -> None:
         self.prepared, self.task, self.out, self.leave_out = prepared, prepared.task(task_name), out, leave_out
         self.settings = study.training.model_copy(update={"blend": False, "search": 1})
-        train, tuning = (prepared.records(task_name, split) for split in ("train", "tuning"))
+        train, tuning = (prepared.outcome_records(task_name, split) for split in ("train", "tuning"))
         self.train_rows, self.tuning_rows = train.rows, tuning.rows
         self._refuse_hopeless()
         self.init = None if init is None else Transfer(init, study.transfer, prepared)
@@ -134,6 +135,8 @@ class Trainer:
         if self.config.head == "horizon":
             self.model.head.set_bias(torch.from_numpy(hazards))
         self.started_from = None if self.init is None else self.init.start(self.model)
+        if self.model.outcomes is not None:
+            self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
         self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)
@@ -388,6 +391,9 @@ class Trainer:
         write_history(self.out, history)
         model.save_pretrained(self.out)
         self.prepared.vocabulary.save(self.out)
+        if self.config.outcomes:
+            write_json(self.out / OUTCOMES_FILE, {"codes": self.prepared.outcomes(self.task.name)})
+            more = (*more, OUTCOMES_FILE)
         write_settings(self.out / "config.yaml", self.study)
         manifest = self.prepared.manifest
         write_manifest(self.out, {

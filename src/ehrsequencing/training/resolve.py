@@ -3,13 +3,22 @@
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import ModelConfig, TaskConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models.hazards import exposure
+from ehrsequencing.models.outcomes import starting_rates
 from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.hazards import cohort_hazards
+from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.records.timelines import TaskRecords, TaskRows
+
+GRID_ROWS = 20_000  # prediction times looked at together; the time grid is fitted on about so many rows' outcomes
 
 
 def resolve_model(
@@ -19,6 +28,8 @@ def resolve_model(
     if model.members not in (1, settings.members):
         raise EhrseqError("is decided by training.members", where="model.members", fix="set training.members")
     filled = {**_of_inputs(model, prepared), "members": settings.members}
+    if task.outcomes is not None:
+        _refuse_with_outcomes(model, task, settings)
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
             fix = "use model.head=horizon"
@@ -26,12 +37,14 @@ def resolve_model(
                 "head=visit takes one cause and one index per subject", where=f"task {task.name}", fix=fix
             )
         return _filled(model, filled, prepared), np.zeros((1, 1))
-    duration, cause = rows.duration_days, rows.cause
+    duration, cause, subject = rows.duration_days, rows.cause, rows.subject
+    if task.outcomes is not None:
+        duration, cause, subject = with_outcome_events(prepared, task.name, rows)
     enough = prepared.study.vocabulary.min_subjects  # the edges go with the model
     edges = grid_edges(
-        duration, cause, horizons_days=task.horizons, bins=settings.grid_bins, subject=rows.subject, enough=enough
+        duration, cause, horizons_days=task.horizons, bins=settings.grid_bins, subject=subject, enough=enough
     )
-    filled |= {"causes": len(task.causes), "edges_days": edges}
+    filled |= {"causes": len(task.causes), "edges_days": edges, "outcomes": len(prepared.outcomes(task.name))}
     resolved = _filled(model, filled, prepared)
     return resolved, starting_hazards(resolved, rows)
 
@@ -43,6 +56,53 @@ def starting_hazards(config: ModelConfig, rows: TaskRows) -> np.ndarray[Any, np.
     return cohort_hazards(
         config.edges_days, rows.entry_days, rows.duration_days, rows.cause, n_causes=config.causes
     )  # fmt: skip
+
+
+def _refuse_with_outcomes(model: ModelConfig, task: TaskConfig, settings: TrainingConfig) -> None:
+    """What a task with outcomes cannot be trained with."""
+    where = f"task {task.name}, outcomes"
+    if model.head == "visit":
+        raise EhrseqError("outcomes have hazards per day, and head=visit has none", where=where, fix="use head=horizon")
+    if settings.members > 1:
+        fix = "leave training.members out"
+        raise EhrseqError("outcomes are predicted by one model, not by several", where=where, fix=fix)
+
+
+def with_outcome_events(prepared: Prepared, task_name: str, rows: TaskRows) -> tuple[Floats, NDArray[np.int8], Ints]:
+    """Durations, causes and subjects of the training rows, and of some of their outcomes' events, for the time grid."""
+    records = prepared.outcome_records(task_name, "train")
+    assert records.outcomes is not None
+    some = np.arange(0, len(rows), 1 + len(rows) // GRID_ROWS)
+    listed = outcome_labels(records.outcomes, rows, some, recur=records.outcomes_recur)
+    event = listed.days > 0
+    duration = np.r_[rows.duration_days, listed.days[event]]
+    cause = np.r_[rows.cause, np.ones(int(event.sum()), dtype=np.int8)]
+    subject = np.r_[rows.subject, rows.subject[some[listed.row[event]]]]
+    order = np.argsort(subject, kind="stable")
+    return duration[order], cause[order], subject[order]
+
+
+def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
+    """Hazards (C, K) that the outcomes start at: the training rates of their codes."""
+    assert records.outcomes is not None
+    rows, shape = records.rows, (config.outcomes, config.bins)
+    events, exposed = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    edges = torch.tensor(config.edges_days, dtype=torch.float64)
+    for start in range(0, len(rows), GRID_ROWS):
+        chosen = np.arange(start, min(start + GRID_ROWS, len(rows)))
+        listed = outcome_labels(records.outcomes, rows, chosen, recur=records.outcomes_recur)
+        entry, stop, days = (
+            torch.from_numpy(np.asarray(x, dtype=np.float64))
+            for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
+        )
+        row, code = torch.from_numpy(listed.row), torch.from_numpy(listed.code)
+        whole = exposure(config.edges_days, entry, stop)  # as if no outcome had happened; corrected pair by pair
+        exposed += whole.sum(0)
+        exposed.index_add_(0, code, exposure(config.edges_days, entry[row], days) - whole[row])
+        happened = days > 0
+        at = (code * config.bins + torch.bucketize(days, edges))[happened]
+        events += at.bincount(minlength=events.numel()).view(shape)
+    return starting_rates(events, exposed.clamp(min=0))
 
 
 def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> ModelConfig:

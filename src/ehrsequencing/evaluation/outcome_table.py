@@ -1,0 +1,280 @@
+"""Every outcome of a run on one page of numbers: events, AUC within sex and age, C, O/E, each with its interval.
+
+Outcomes with fewer than 50 events are pooled: their own numbers would be noise, and would tell of few people.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from ehrsequencing.answers import states_of_rows
+from ehrsequencing.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.evaluation.subgroups import groups_of_rows
+from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
+from ehrsequencing.metrics.discrimination import wolbers_c
+from ehrsequencing.metrics.minimum_counts import shareable_count
+from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.metrics.stratified import StratifiedAuc, StratifiedRows, stratified_auc
+from ehrsequencing.models.hazards import exposure
+from ehrsequencing.models.outcomes import onset_risk
+from ehrsequencing.records.events import DAY_US
+from ehrsequencing.records.outcomes import outcome_labels
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.run import Run
+
+FEWEST_EVENTS = 50  # subjects with the event, below which an outcome has no line of its own
+GAP_DAYS = 36.5  # a case is asked about at least so long before its event, as Delphi-2M's evaluation does
+BAND_YEARS = 5
+MOST_RESAMPLES = 200
+_CODES_AT_ONCE = 32
+Progress = Callable[[int, int], None]
+
+
+def evaluate_outcomes(
+    run: Run,
+    prepared: Prepared,
+    *,
+    split: str,
+    settings: EvaluationConfig,
+    progress: Progress = lambda done, total: None,
+) -> dict[str, Any]:
+    """The table of all outcomes.
+
+    - `events`: subjects with the event within the last horizon after a landmark.
+    - `auc`: mean over strata of sex and 5-year age bands. A case is a subject with the event, at its last prediction
+      time at least 36.5 days before; a control is a subject without it, at one random prediction time a band. Scores
+      are risks within the first horizon.
+    - `c`: Wolbers' C by the last horizon at each landmark, averaged with the landmarks' events as weights.
+    - `oe`: events seen within the last horizon after each landmark over those expected, the sum of cumulative hazards
+      until each row's exposure ends. Their difference is a martingale, so censoring does not bias it.
+
+    Args:
+        run: With outcomes.
+        prepared: What it was trained on.
+        split: Whose subjects.
+        settings: `bootstrap` (at most 200 resamples are drawn here) and `seed`.
+        progress: Called with (outcomes done, outcomes).
+
+    Returns:
+        `outcomes`: one entry each for those with 50 events or more, the best AUC first; `pooled`: the others together;
+        `summary`; and what the numbers are of.
+    """
+    rows = _Rows(run, prepared, split, settings)
+    found, rare = list[dict[str, Any]](), _Pool()
+    for done, one in enumerate(rows.outcomes(), start=1):
+        if one.events >= FEWEST_EVENTS:
+            found.append({"code": run.outcomes[one.number], "events": one.events, **one.numbers()})
+        else:
+            rare.add(one)
+        progress(done, len(run.outcomes))
+    found.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
+    return {
+        "task": run.task.name, "split": split, "outcomes": found, "pooled": rare.numbers(),
+        "fewest_events": FEWEST_EVENTS, "subjects": shareable_count(len(rows.subject_ids)),
+        "horizons_days": [rows.near_days, rows.far_days], "summary": summary(found), "resamples": rows.resamples,
+        "strata": ["sex", "age"] if rows.has_sex else ["age"],
+    }  # fmt: skip
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median AUC, and how many O/E lie within .9 to 1.1; with events as they are, even true hazards miss that often."""
+    aucs = [row["auc"]["value"] for row in found if row["auc"]["value"] is not None]
+    ratios = np.array([row["oe"]["value"] for row in found if row["oe"]["value"] is not None])
+    held = [row["oe"]["low"] <= 1 <= row["oe"]["high"] for row in found if row["oe"]["low"] is not None]
+    rng = np.random.default_rng(0)
+    drawn = [rng.poisson(row["events"], 2000) / row["events"] for row in found]
+    return {
+        "outcomes": len(found),
+        "median_auc": float(np.median(aucs)) if aucs else None,
+        "oe_within_10_percent": float(np.mean(np.abs(ratios - 1) <= 0.1)) if len(ratios) else None,
+        "oe_within_10_percent_if_true": float(np.mean(np.abs(np.array(drawn) - 1) <= 0.1)) if drawn else None,
+        "oe_intervals_that_hold_1": float(np.mean(held)) if held else None,
+    }
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """One outcome: estimates of the whole (first entry) and of every resample."""
+
+    number: int
+    events: int
+    auc: StratifiedAuc
+    c: Floats | None  # (1 + resamples,); None where it was not computed
+    observed: Floats  # (1 + resamples,) at landmarks, within the last horizon
+    expected: Floats
+
+    def numbers(self) -> dict[str, Any]:
+        oe = _ratio(self.observed, self.expected)
+        c = self.c if self.c is not None else np.full(len(oe), np.nan)
+        return {"auc": _estimate(self.auc.mean), "c": _estimate(c), "oe": _estimate(oe)}
+
+
+class _Pool:
+    """Outcomes with few events, together."""
+
+    def __init__(self) -> None:
+        self.count = self.events = 0
+        self.sums: list[Floats] = []
+
+    def add(self, one: _Outcome) -> None:
+        """Add an outcome."""
+        new = [one.auc.won, one.auc.cases.sum(axis=0), one.observed, one.expected]
+        self.sums = [a + b for a, b in zip(self.sums, new, strict=True)] if self.sums else new
+        self.count, self.events = self.count + 1, self.events + one.events
+
+    def numbers(self) -> dict[str, Any]:
+        """Their AUC, cases as weights, and O/E; none where the pool is empty."""
+        if not self.sums:
+            return {"outcomes": 0}
+        won, cases, observed, expected = self.sums
+        auc, oe = _estimate(_ratio(won, cases)), _estimate(_ratio(observed, expected))
+        return {"outcomes": self.count, "events": shareable_count(self.events), "auc": auc, "oe": oe}
+
+
+class _Rows:
+    """The rows of a split, the model's states there, and which rows each number is computed on."""
+
+    def __init__(self, run: Run, prepared: Prepared, split: str, settings: EvaluationConfig) -> None:
+        self.run, self.model = run, run.model
+        self.records = prepared.outcome_records(run.task.name, split)
+        self.rows, self.edges = self.records.rows, run.model.config.edges_days
+        assert self.records.outcomes is not None
+        self.subject = self.rows.subject
+        self.subject_ids = np.unique(self.subject)
+        self.near_days, self.far_days = run.task.horizons[0], run.task.horizons[-1]
+        self.resamples = min(settings.bootstrap, MOST_RESAMPLES)
+        drawn = list(bootstrap_subjects(self.subject_ids, self.resamples, settings.seed)) if self.resamples else []
+        weights = np.zeros((1 + self.resamples, int(self.subject.max()) + 1))
+        weights[:, self.subject_ids] = np.concatenate([np.ones((1, len(self.subject_ids))), *drawn])
+        self.weights = weights
+        every = np.arange(len(self.rows))
+        listed = outcome_labels(self.records.outcomes, self.rows, every, recur=self.records.outcomes_recur)
+        order = np.lexsort((listed.row, listed.code))
+        self.listed_row, self.listed_days = listed.row[order], listed.days[order]
+        self.bounds = np.searchsorted(listed.code[order], np.arange(len(run.outcomes) + 1))
+        self.landmarks = [self.records.at_landmark(days) for days in run.task.landmarks]
+        groups = groups_of_rows(self.records, run.vocabulary, chosen=every, kinds=("sex",))
+        self.has_sex = "sex" in groups
+        sex = np.unique(groups["sex"], return_inverse=True)[1].reshape(-1) if self.has_sex else np.zeros(len(every))
+        age = self.rows.age_years
+        band = np.where(np.isnan(age), -1, np.nan_to_num(age) // BAND_YEARS).astype(np.int64)
+        self.stratum = np.where(band < 0, -1, band * (int(sex.max(initial=0)) + 1) + sex.astype(np.int64))
+        self.control_rows = _one_a_stratum(self.subject, self.stratum, seed=settings.seed)
+
+    @cached_property
+    def at_landmarks(self) -> Ints:
+        """Rows of all landmarks, one landmark after another."""
+        return np.concatenate(self.landmarks)
+
+    def outcomes(self) -> Iterator[_Outcome]:
+        """One outcome after another; hazards of a few exist at once."""
+        states, causes = states_of_rows(self.model, self.records, code_types=self.run.code_types)
+        n_outcomes = len(self.run.outcomes)
+        for start in range(0, n_outcomes, _CODES_AT_ONCE):
+            codes = np.arange(start, min(start + _CODES_AT_ONCE, n_outcomes))
+            risk = self._risk(states, causes, codes)
+            hazards = self._landmark_hazards(states, codes)
+            for place, number in enumerate(codes.tolist()):
+                yield self._outcome(number, risk[:, place], hazards[:, place])
+
+    def _risk(self, states: torch.Tensor, causes: torch.Tensor, codes: Ints) -> Floats32:
+        """(R, c, 2) by the first and the last horizon."""
+        assert self.model.outcomes is not None
+        out = np.zeros((len(self.rows), len(codes), 2), dtype=np.float32)
+        days, chosen = [self.near_days, self.far_days], torch.from_numpy(codes)
+        start_days = self.run.task.blanking
+        with torch.no_grad():
+            for low in range(0, len(out), 4096):
+                part = slice(low, low + 4096)
+                own = self.model.outcomes.log_hazards(states[part], chosen)
+                risk = onset_risk(own, causes[part], self.edges, horizons_days=days, start_days=start_days)
+                out[part] = risk.numpy()
+        return out
+
+    def _landmark_hazards(self, states: torch.Tensor, codes: Ints) -> torch.Tensor:
+        """(n, c, K) at the landmarks."""
+        assert self.model.outcomes is not None
+        with torch.no_grad():
+            chosen = states[torch.from_numpy(self.at_landmarks)]
+            return self.model.outcomes.log_hazards(chosen, torch.from_numpy(codes)).exp()
+
+    def _outcome(self, number: int, risk: Floats32, hazards: torch.Tensor) -> _Outcome:
+        listed = slice(self.bounds[number], self.bounds[number + 1])
+        row, days = self.listed_row[listed], self.listed_days[listed]
+        stop, is_event = np.array(self.rows.duration_days), np.zeros(len(self.rows), dtype=bool)
+        stop[row], is_event[row] = days, days > 0
+        at = self.at_landmarks
+        until = np.minimum(stop[at], self.far_days)
+        entry = np.minimum(np.asarray(self.rows.entry_days[at], dtype=np.float64), until)
+        own = exposure(self.edges, torch.from_numpy(entry), torch.from_numpy(until))
+        expected = (hazards.double() * own).sum(1).numpy()
+        seen = is_event[at] & (stop[at] <= self.far_days)
+        per_subject = self.weights[:, self.subject[at]]
+        events = len(np.unique(self.subject[at][seen]))
+        c = self._c(risk[:, 1], stop, is_event) if events >= FEWEST_EVENTS else None
+        auc = self._auc(row, days, risk[:, 0])
+        return _Outcome(number, events, auc, c, per_subject @ seen.astype(np.float64), per_subject @ expected)
+
+    def _auc(self, row: Ints, days: Floats, risk: Floats32) -> StratifiedAuc:
+        """Cases at their last prediction time well before the event, controls at one a stratum."""
+        has_pair = np.zeros(self.weights.shape[1], dtype=bool)
+        has_pair[self.subject[row]] = True
+        first = np.flatnonzero(np.r_[True, np.diff(self.subject[row]) != 0]) if len(row) else np.zeros(0, np.int64)
+        row, days = row[first][days[first] > 0], days[first][days[first] > 0]
+        latest = self.rows.prediction_us[row] + np.round((days - GAP_DAYS) * DAY_US).astype(np.int64)
+        case = np.array(
+            [
+                low + np.searchsorted(self.rows.prediction_us[low:high], moment, side="right") - 1
+                for low, high, moment in zip(row, self.rows.row_offsets[self.subject[row] + 1], latest, strict=True)
+            ],
+            dtype=np.int64,
+        )
+        case = case[case >= row]  # the subject's first prediction time may be too near to the event
+        control = self.control_rows[~has_pair[self.subject[self.control_rows]]]
+        return stratified_auc(self._strata(case, risk), self._strata(control, risk), self.weights)
+
+    def _strata(self, rows: Ints, risk: Floats32) -> StratifiedRows:
+        rows = rows[self.stratum[rows] >= 0]
+        return StratifiedRows(risk[rows].astype(np.float64), self.stratum[rows], self.subject[rows])
+
+    def _c(self, risk: Floats32, stop: Floats, is_event: Bools) -> Floats:
+        """(1 + resamples,) Wolbers' C of each landmark, averaged with its events as weights."""
+        won, total = np.zeros(len(self.weights)), np.zeros(len(self.weights))
+        for rows in self.landmarks:
+            at = rows[stop[rows] > self.rows.entry_days[rows]]  # at risk
+            cause = np.where(is_event[at], 1, np.where(self.rows.cause[at] > 0, 2, 0))
+            seen = is_event[at] & (stop[at] <= self.far_days)
+            if not seen.any():
+                continue
+            both = np.zeros((len(at), 2, 1))
+            both[:, 0, 0] = risk[at]
+            weights = self.weights[:, self.subject[at]]
+            c = wolbers_c(ScoredRows.of(stop[at], cause, both, [self.far_days], weights=weights))[:, 0, 0]
+            count = np.where(np.isnan(c), 0.0, weights @ seen.astype(np.float64))
+            won, total = won + np.nan_to_num(c) * count, total + count
+        return _ratio(won, total)
+
+
+def _one_a_stratum(subject: Ints, stratum: Ints, *, seed: int) -> Ints:
+    """One random row of every subject in each stratum; none where the age is unknown."""
+    order = np.random.default_rng([seed, len(subject)]).permutation(len(subject))
+    order = order[stratum[order] >= 0]
+    key = subject[order] * (int(stratum.max(initial=0)) + 1) + stratum[order]
+    return np.sort(order[np.unique(key, return_index=True)[1]])
+
+
+def _ratio(upper: Floats, lower: Floats) -> Floats:
+    out: Floats = np.divide(upper, lower, out=np.full(len(upper), np.nan), where=lower > 0)
+    return out
+
+
+def _estimate(values: Floats) -> dict[str, float | None]:
+    """The whole's value, and its interval over the resamples."""
+    low, high = interval_around(values[0], values[1:])
+    numbers = {"value": values[0], "low": low, "high": high}
+    return {name: None if np.isnan(x) else round(float(x), 4) for name, x in numbers.items()}

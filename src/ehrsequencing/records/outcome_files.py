@@ -1,0 +1,74 @@
+"""Which outcomes are common enough, and the files of their events and names in a prepared set and in a run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.events import BIRTH, DEATH
+from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.outcomes import renumbered, subjects_with_event
+from ehrsequencing.records.store import ArrayAppender, open_arrays
+from ehrsequencing.records.timelines import OutcomeEvents, TaskRows
+from ehrsequencing.storage import read_json, write_json
+
+OUTCOMES_FILE = "outcomes.json"  # of a task and of a run: the codes, in the order of their numbers
+_CHUNK = 20_000  # subjects looked at together
+
+
+def choose_outcomes(
+    folder: Path, found: Path, task: TaskConfig, codes: Sequence[str], parents: Mapping[str, list[str]]
+) -> None:
+    """Keep the outcomes that enough training subjects have after a prediction time, and write their events.
+
+    Args:
+        folder: The task's folder in a prepared set that is being made, with the task's prediction times.
+        found: Folder with the events of each split; their numbers are places in `codes`.
+        task: With `outcomes`.
+        codes: All codes of the data set.
+        parents: Of each code.
+
+    Raises:
+        EhrseqError: No code is common enough.
+    """
+    assert task.outcomes is not None
+    causes = [CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()]
+    excluded = np.array([code in (BIRTH, DEATH) or any(cause(code) for cause in causes) for code in codes], dtype=bool)
+    subjects = np.zeros(len(codes), dtype=np.int64)
+    for events, rows in _chunks(folder / "train", found / "train"):
+        subjects += subjects_with_event(events, rows, n_outcomes=len(codes), recur=task.outcomes.kind == "next")
+    chosen = np.flatnonzero((subjects >= task.outcomes.min_subjects) & ~excluded)
+    if not len(chosen):
+        what = f"no code has an event in {task.outcomes.min_subjects} training subjects"
+        fix = "lower outcomes.min_subjects, or correct outcomes.codes"
+        raise EhrseqError(what, where=f"task {task.name}, outcomes", fix=fix)
+    chosen = np.array(sorted(chosen.tolist(), key=lambda k: codes[k]), dtype=np.int64)
+    numbers = np.full(len(codes), -1, dtype=np.int32)
+    numbers[chosen] = np.arange(len(chosen))
+    with ExitStack() as stack:
+        writer = ArrayAppender(stack)
+        for split in SPLITS:
+            for events, _ in _chunks(folder / split, found / split):
+                writer.append(folder / split, renumbered(events, numbers))
+    write_json(folder / OUTCOMES_FILE, {"codes": [codes[k] for k in chosen.tolist()]})
+
+
+def _chunks(rows: Path, events: Path) -> Iterator[tuple[OutcomeEvents, TaskRows]]:
+    """Events and prediction times of some subjects after others; of no subjects where there are none."""
+    found, asked = open_arrays(OutcomeEvents, events), open_arrays(TaskRows, rows)
+    for start in range(0, max(len(found.outcome_offsets) - 1, 1), _CHUNK):
+        part = slice(start, min(start + _CHUNK, len(found.outcome_offsets) - 1))
+        yield found.take(part), asked.take(part)
+
+
+def read_outcomes(folder: Path) -> list[str]:
+    """The codes of a task's or a run's outcomes; a code's place is its number."""
+    found = read_json(folder / OUTCOMES_FILE)
+    codes = found.get("codes") if isinstance(found, dict) else None
+    if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
+        raise EhrseqError("holds no list of codes", where=str(folder / OUTCOMES_FILE), fix="make the folder again")
+    return list(codes)

@@ -1,0 +1,133 @@
+"""Many outcomes at once: when each code was recorded, and labels of prediction times.
+
+Events are kept per subject, not per prediction time: one record of a code labels every prediction time before it. The
+loader makes the labels of a batch from them (`outcome_labels`), so that files and memory hold each event once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ehrsequencing.arrays import Floats, Ints, Ints32, offsets, spans
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.events import DAY_US, STATIC, opens_run
+from ehrsequencing.records.record import Record
+from ehrsequencing.records.timelines import OutcomeEvents, TaskRows
+
+
+@dataclass(frozen=True)
+class OutcomeFinder:
+    """Finds the events of outcomes in a shard's records.
+
+    Attributes:
+        matcher: Which codes are meant. Birth, death and the task's causes are none of them.
+        recur: Whether every instant of a code counts (`kind: next`), or its first one.
+    """
+
+    matcher: CodeMatcher
+    recur: bool
+
+    def find(self, record: Record) -> OutcomeEvents:
+        """Events of a shard's subjects; an outcome's number is that of its code in the shard's `Events.codes`."""
+        events = record.events
+        rows = np.flatnonzero(self.matcher.events(events) & (events.time_us != STATIC))
+        subject, code, time_us = record.subject[rows], events.code[rows], events.time_us[rows]
+        order = np.lexsort((time_us, code, subject))
+        subject, code, time_us = subject[order], code[order], time_us[order]
+        kept = np.flatnonzero(opens_run(subject, code, time_us) if self.recur else opens_run(subject, code))
+        return OutcomeEvents(offsets(subject[kept], len(record.subject_id)), code[kept], time_us[kept])
+
+    def find_known(self, record: Record, codes: Sequence[str]) -> OutcomeEvents:
+        """Events of these codes; an outcome's number is its place among them."""
+        number = {code: k for k, code in enumerate(codes)}
+        numbers = np.array([number.get(code, -1) for code in record.events.codes], dtype=np.int32)
+        return renumbered(self.find(record), numbers)
+
+
+def outcome_finder(task: TaskConfig, parents: Mapping[str, list[str]]) -> OutcomeFinder | None:
+    """The finder of a task; None where it asks about its causes only.
+
+    Raises:
+        EhrseqError: A pattern has a condition on a number.
+    """
+    if task.outcomes is None:
+        return None
+    matcher = CodeMatcher(task.outcomes.codes, parents=parents)
+    if matcher.by_value:
+        what, fix = "a condition on a number is not possible in outcomes.codes", "name codes"
+        raise EhrseqError(what, where=f"task {task.name}, outcomes.codes", fix=fix)
+    return OutcomeFinder(matcher, task.outcomes.kind == "next")
+
+
+def renumbered(found: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
+    """The events with other numbers of outcomes, sorted by them; those whose new number is −1 are left out."""
+    code = numbers[found.outcome_codes]
+    subject = np.repeat(np.arange(len(found.outcome_offsets) - 1), np.diff(found.outcome_offsets))
+    kept = np.flatnonzero(code >= 0)
+    kept = kept[np.lexsort((code[kept], subject[kept]))]  # stable: times stay in order
+    return OutcomeEvents(
+        offsets(subject[kept], len(found.outcome_offsets) - 1), code[kept].astype(np.int32), found.outcome_us[kept]
+    )
+
+
+def subjects_with_event(events: OutcomeEvents, rows: TaskRows, *, n_outcomes: int, recur: bool) -> Ints:
+    """(C,) how many subjects have an event of each outcome after one of their prediction times."""
+    chosen = np.arange(len(rows))
+    listed = outcome_labels(events, rows, chosen, recur=recur)
+    is_event = listed.days > 0
+    subject = rows.subject[chosen[listed.row[is_event]]]
+    pairs = np.unique(subject * n_outcomes + listed.code[is_event])
+    return np.bincount(pairs % n_outcomes, minlength=n_outcomes).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ListedPairs:
+    """Pairs of a prediction time and an outcome with an event within its follow-up, or without risk."""
+
+    row: Ints  # (m,) position among the rows asked about, ascending
+    code: Ints  # (m,)
+    days: Floats  # (m,) from the prediction time to the event; 0: not at risk
+
+
+def outcome_labels(events: OutcomeEvents, rows: TaskRows, chosen: Ints, *, recur: bool) -> ListedPairs:
+    """Labels of some prediction times.
+
+    An outcome's event is its first record (`recur`: its next one) after the prediction time and until the follow-up's
+    end, that instant included. Its exposure ends there, and at the follow-up's end without one. A row after the first
+    record is not at risk, nor is one whose event falls into the blanking; with `recur` every row is, from the
+    blanking's end on.
+
+    Args:
+        events: Of the same subjects as `rows`.
+        rows: The task's prediction times.
+        chosen: (r,) rows asked about; with labels.
+        recur: `kind: next`.
+    """
+    subject = np.searchsorted(rows.row_offsets, chosen, side="right") - 1
+    start = events.outcome_offsets[subject]
+    item, bounds = spans(start, events.outcome_offsets[subject + 1] - start)
+    row = np.repeat(np.arange(len(chosen)), np.diff(bounds))
+    of_row = chosen[row]
+    days = (events.outcome_us[item] - rows.prediction_us[of_row]) / DAY_US
+    entry, stop = rows.entry_days[of_row].astype(np.float64), rows.duration_days[of_row]
+    code = events.outcome_codes[item].astype(np.int64)
+    if recur:
+        kept = np.flatnonzero((days > entry) & (days <= stop))
+        kept = kept[opens_run(row[kept], code[kept])] if len(kept) else kept
+        return ListedPairs(row[kept], code[kept], days[kept])
+    kept = np.flatnonzero(days <= stop)
+    days = np.where(days > entry, days, 0.0)
+    return ListedPairs(row[kept], code[kept], days[kept])
+
+
+def already_had(events: OutcomeEvents, rows: TaskRows) -> tuple[Ints, Ints]:
+    """Pairs (row, outcome) whose outcome was recorded at or before the prediction time; needs no labels."""
+    subject = rows.subject
+    start = events.outcome_offsets[subject]
+    item, bounds = spans(start, events.outcome_offsets[subject + 1] - start)
+    row = np.repeat(np.arange(len(rows)), np.diff(bounds))
+    had = np.flatnonzero(events.outcome_us[item] <= rows.prediction_us[row])
+    return row[had], events.outcome_codes[item[had]].astype(np.int64)

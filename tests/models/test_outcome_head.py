@@ -1,0 +1,203 @@
+"""The likelihood of every outcome against a dense reference, its gradients, its memory, and risks against theirs."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.models import outcomes
+from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, onset_risk, outcomes_nll, starting_rates
+from reference.outcomes import dense_outcomes_nll
+
+EDGES = (5.0, 30.0, 100.0)
+
+
+@dataclass
+class Case:
+    """Random rows and codes: events (some at an edge), pairs without risk, blanking, rows without follow-up."""
+
+    factors: Tensor
+    vectors: Tensor
+    bias: Tensor
+    stop: Tensor
+    entry: Tensor
+    listed: dict[tuple[int, int], float]
+
+    @property
+    def labels(self) -> OutcomeLabels:
+        pairs = sorted(self.listed)
+        return OutcomeLabels(
+            torch.tensor([n for n, _ in pairs], dtype=torch.int64),
+            torch.tensor([c for _, c in pairs], dtype=torch.int64),
+            torch.tensor([self.listed[pair] for pair in pairs], dtype=torch.float64),
+        )
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.factors, self.vectors, self.bias]
+
+    def sparse(self) -> Tensor:
+        return self.nll(*self.leaves)
+
+    def nll(self, factors: Tensor, vectors: Tensor, bias: Tensor) -> Tensor:
+        return outcomes_nll(
+            factors, vectors, bias, edges_days=EDGES, stop_days=self.stop, entry_days=self.entry, labels=self.labels
+        )
+
+    def dense(self) -> Tensor:
+        eta = torch.einsum("nkr,cr->nck", self.factors, self.vectors) + self.bias
+        return dense_outcomes_nll(eta, EDGES, self.stop.tolist(), self.entry.tolist(), self.listed)
+
+
+def random_case(seed: int, *, rows: int = 7, codes: int = 5, rank: int = 3) -> Case:
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    def chance() -> float:
+        return float(torch.rand(1, generator=g))
+
+    stop = torch.rand(rows, generator=g, dtype=torch.float64) * 150 + 6
+    entry = torch.tensor([3.0 if chance() < 0.5 else 0.0 for _ in range(rows)], dtype=torch.float64)
+    stop[0], entry[0] = 0.0, 0.0
+    listed = {}
+    for n in range(1, rows):
+        for c in range(codes):
+            at = float(entry[n] + (stop[n] - entry[n]) * min(1.0, 0.01 + 1.2 * chance()))
+            event = 5.0 if chance() < 0.2 else at  # 5 is an edge
+            if chance() < 0.6:
+                listed[n, c] = event if chance() < 0.6 else 0.0
+    case = Case(normal(rows, len(EDGES) + 1, rank), normal(codes, rank), normal(codes, len(EDGES) + 1) - 4, stop, entry,
+                listed)  # fmt: skip
+    for leaf in case.leaves:
+        leaf.requires_grad_()
+    return case
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([1, 41, 10**6]))
+def test_likelihood_is_the_dense_one(seed: int, block: int) -> None:
+    """Values and gradients, rows weighted by their own numbers or alike, blocks of one cell, some cells, or all."""
+    case = random_case(seed)
+    weight = torch.randn(len(case.stop), dtype=torch.float64) if seed % 2 else torch.full((len(case.stop),), 0.7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outcomes, "BLOCK_ELEMENTS", block)
+        sparse = case.sparse()
+        found = torch.autograd.grad((sparse * weight).sum(), case.leaves)
+    dense = case.dense()
+    torch.testing.assert_close(sparse, dense, rtol=1e-10, atol=1e-10)
+    expected = torch.autograd.grad((dense * weight).sum(), case.leaves)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_gradcheck_of_the_likelihood() -> None:
+    case = random_case(3, rows=4, codes=3, rank=2)
+    assert torch.autograd.gradcheck(case.nll, case.leaves)
+
+
+def test_absurd_hazards_keep_finite_gradients() -> None:
+    """Above e^20 a day the exponential is its tangent, in the value and in the gradient alike."""
+    case = random_case(1)
+    with torch.no_grad():
+        case.bias += 60
+    nll = case.sparse()
+    step = 1e-6
+    found = torch.autograd.grad(nll.sum(), case.leaves)
+    with torch.no_grad():
+        case.bias += step
+        numeric = (case.sparse() - nll) / step
+    assert all(bool(gradient.isfinite().all()) for gradient in found)
+    torch.testing.assert_close(found[2].sum(), numeric.sum(), rtol=1e-5, atol=0)
+
+
+def test_a_listed_pair_without_risk_has_no_gradient() -> None:
+    """A row whose only code is not at risk adds nothing; the same row at risk does (or this would show nothing)."""
+    for days, counts in ((0.0, False), (20.0, True)):
+        factors = torch.randn(1, 4, 2, dtype=torch.float64, requires_grad=True)
+        labels = OutcomeLabels(torch.tensor([0]), torch.tensor([0]), torch.tensor([days], dtype=torch.float64))
+        stop = torch.tensor([50.0], dtype=torch.float64)
+        vectors, bias = torch.ones(1, 2).double(), torch.zeros(1, 4).double() - 3
+        nll = outcomes_nll(factors, vectors, bias, edges_days=EDGES, stop_days=stop, labels=labels)
+        (gradient,) = torch.autograd.grad(nll.sum(), factors)
+        assert bool(nll != 0) == counts
+        assert bool(gradient.any()) == counts
+
+
+@pytest.mark.parametrize(
+    ("rows", "codes", "days", "message"),
+    [
+        ([1, 0], [0, 0], [5.0, 5.0], "ascend"),
+        ([0, 2], [0, 0], [5.0, 5.0], "ascend"),
+        ([0, 1], [0, 3], [5.0, 5.0], "within 0..2"),
+        ([0, 1], [0, 0], [5.0, 99.0], "after the row's stop"),
+        ([0, 1], [0, 0], [5.0, 1.0], "at or before its entry"),
+        ([0, 1], [0, 0], [5.0, float("nan")], "not finite"),
+        ([0], [0, 0], [5.0, 5.0], "differ in length"),
+    ],
+)
+def test_impossible_labels_are_refused(rows: list[int], codes: list[int], days: list[float], message: str) -> None:
+    labels = OutcomeLabels(torch.tensor(rows), torch.tensor(codes), torch.tensor(days))
+    stop, entry = torch.tensor([10.0, 10.0]), torch.tensor([2.0, 2.0])
+    with pytest.raises(EhrseqError, match=message):
+        outcomes_nll(torch.zeros(2, 1, 2), torch.zeros(3, 2), torch.zeros(3, 1), edges_days=(), stop_days=stop,
+                     entry_days=entry, labels=labels)  # fmt: skip
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000))
+def test_onset_risk_is_the_incidence_of_each_code_alone_against_death(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    own, death = (torch.randn(4, e, 4, generator=g, dtype=torch.float64) - 5 for e in (6, 2))
+    found = onset_risk(own, death, EDGES, horizons_days=[3.0, 30.0, 400.0])
+    for c in range(6):
+        both = torch.cat([own[:, c : c + 1], death], 1)
+        expected = cumulative_incidence(both, EDGES, horizons_days=[3.0, 30.0, 400.0])[:, 0]
+        torch.testing.assert_close(found[:, c], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_head_starts_at_the_training_rates() -> None:
+    """Many events: the code's own rates. No event at all: the shape of all codes, at the code's own level."""
+    exposed = torch.tensor([[1e6, 4e6], [1e6, 4e6], [1e6, 4e6]])
+    events = torch.tensor([[1e5, 2e5], [4e5, 8e5], [0.0, 0.0]])
+    rates = starting_rates(events, exposed)
+    torch.testing.assert_close(rates[:2], (events / exposed)[:2].double(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(rates[2, 0] / rates[2, 1], torch.tensor(2.0, dtype=torch.float64), rtol=0.01, atol=0)
+    head = OutcomeHead(8, outcomes=3, rank=4, edges_days=(10.0,))
+    head.set_bias(rates)
+    with torch.no_grad():
+        head.vectors.weight.zero_()
+        torch.testing.assert_close(head.log_hazards(torch.randn(2, 8))[1].exp(), rates.float())
+    with pytest.raises(EhrseqError, match="expected finite hazards"):
+        head.set_bias(rates.T)
+
+
+@pytest.mark.parametrize("codes", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_the_number_of_codes(codes: int) -> None:
+    """2,048 rows and 20 bins: loss and gradients stay under 300 MiB, where one dense array of hazards has 312 or more.
+
+    Measured in a process of its own, since the peak of this one is that of other tests.
+    """
+    script = f"""
+import resource, torch
+from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
+torch.manual_seed(0)
+head = OutcomeHead(64, outcomes={codes}, rank=32, edges_days=[float(k) for k in range(1, 20)])
+z = torch.randn(2048, 64, requires_grad=True)
+rows = torch.arange(2048).repeat_interleave(40)
+labels = OutcomeLabels(rows, torch.arange(40).repeat(2048), torch.rand(len(rows)) * 20)
+stop = torch.full((2048,), 30.0)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+head.nll(z, stop_days=stop, labels=labels).sum().backward()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 300

@@ -1,0 +1,160 @@
+"""A run with many outcomes, end to end: trained, resumed, loaded, asked, evaluated and audited."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from ehrsequencing.audit.audit import audit
+from ehrsequencing.cli.report import report_outcomes
+from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.predict_outcomes import predict_outcomes
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.run import Run
+from ehrsequencing.storage import read_json
+from ehrsequencing.training.loop import Trainer
+from helpers.training import Interrupted, raise_at, weights
+
+TINY = (
+    *("model.dim=16", "model.heads=2", "model.layers=1", "model.outcome_rank=4", "training.grid_bins=4"),
+    *("training.epochs=3", "training.min_steps=6", "training.checkpoint_steps=2", "training.checkpoint_seconds=0"),
+    *("training.learning_rate=0.01", "training.warmup_steps=1", "training.ema=0", "training.masked_codes=0"),
+)
+
+
+@pytest.fixture(scope="module")
+def asked(sim_data: Path, sim_task: TaskConfig, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Every code with an event in 30 training subjects."""
+    out = tmp_path_factory.mktemp("outcomes") / "set"
+    outcomes = OutcomesConfig(codes=("*",), min_subjects=30)
+    prepare(sim_data, out, study=load_study(None), tasks=[sim_task.model_copy(update={"outcomes": outcomes})])
+    return Prepared(out)
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyConfig:
+    return load_study(None, TINY)
+
+
+@pytest.fixture(scope="module")
+def outcome_run(asked: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("outcomes") / "run"
+    Trainer(asked, "simulated", out, study=study).fit()
+    return out
+
+
+def test_training_learns_every_outcome(asked: Prepared, study: StudyConfig, outcome_run: Path, tmp_path: Path) -> None:
+    """The tuning NLL is that of all outcomes together, and falls from that of the training rates."""
+    trainer = Trainer(asked, "simulated", tmp_path / "fresh", study=study)
+    at_rates = trainer.tuning_nll(trainer.model)
+    trained = Run(outcome_run)
+    assert trainer.tuning_nll(trained.model) < at_rates
+    assert trained.outcomes == asked.outcomes("simulated")
+    records = asked.outcome_records("simulated", "tuning")
+    step = SubjectLoader.of_model(trained.model.config, records).collate(np.arange(5))
+    alone = SubjectLoader.of_model(trained.model.config, asked.records("simulated", "tuning")).collate(np.arange(5))
+    with torch.no_grad():
+        both, causes = trained.model.nll(step.batch), trained.model.nll(alone.batch)
+    assert bool((both != causes)[step.positions].all()), "labels of outcomes add to the likelihood of the causes"
+
+
+def test_an_interrupted_run_ends_with_the_same_bytes(
+    asked: Prepared, study: StudyConfig, outcome_run: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        Trainer(asked, "simulated", out, study=study).fit(on_progress=raise_at(5))
+    Trainer(asked, "simulated", out, study=study).fit(resume=True)
+    assert weights(out) == weights(outcome_run)
+    assert (out / "outcomes.json").read_bytes() == (outcome_run / "outcomes.json").read_bytes()
+
+
+def test_predictions_are_the_incidence_of_each_code_against_the_causes(
+    asked: Prepared, sim_data: Path, outcome_run: Path, tmp_path: Path
+) -> None:
+    """For one code: the formula of any two causes, at every prediction time before the code's first record."""
+    run, out = Run(outcome_run), tmp_path / "risks.parquet"
+    code = run.outcomes[1]
+    predict_outcomes(outcome_run, sim_data, out, outcomes=[code], horizons_days=[365.25])
+    table = pq.read_table(out)
+    assert set(table["cause"].to_pylist()) == {code}
+    times = table["prediction_time"].cast("int64").to_pylist()
+    found = dict(zip(zip(table["subject_id"].to_pylist(), times, strict=True), table["risk"].to_pylist(), strict=True))
+    records = asked.outcome_records("simulated", "held_out")
+    assert records.outcomes is not None
+    assert run.model.outcomes is not None
+    first = {}
+    for s, subject in enumerate(records.timelines.subject_id.tolist()):
+        own = slice(*records.outcomes.outcome_offsets[s : s + 2].tolist())
+        at = records.outcomes.outcome_us[own][records.outcomes.outcome_codes[own] == 1]
+        first[subject] = int(at[0]) if len(at) else None
+    step = SubjectLoader.of_model(run.model.config, records).collate(np.arange(len(records.timelines)))
+    with torch.no_grad():
+        _, z = run.model.states(step.batch)
+        logits = torch.cat([run.model.outcomes.log_hazards(z)[:, 1:2], run.model(step.batch)], 1)
+        risk = cumulative_incidence(logits, run.model.config.edges_days, horizons_days=[365.25])[:, 0, 0]
+    asked_of = 0
+    for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
+        subject, moment = int(records.subject_id[row]), int(records.rows.prediction_us[row])
+        onset = first[subject]
+        if onset is not None and onset <= moment:
+            assert (subject, moment) not in found, "who has the code already is not at risk"
+        else:
+            assert found[subject, moment] == pytest.approx(float(risk[position]), rel=1e-4)
+            asked_of += 1
+    assert asked_of > 20
+
+
+def test_top_outcomes_are_the_highest_of_all(sim_data: Path, outcome_run: Path, tmp_path: Path) -> None:
+    every, top = tmp_path / "all.parquet", tmp_path / "top.parquet"
+    known = {"at": "last", "horizons_days": [365.25]}
+    predict_outcomes(outcome_run, sim_data, every, outcomes=["*"], **known)
+    predict_outcomes(outcome_run, sim_data, top, top=3, **known)
+    risks: dict[int, list[float]] = {}
+    for subject, risk in zip(*(pq.read_table(every)[name].to_pylist() for name in ("subject_id", "risk")), strict=True):
+        risks.setdefault(subject, []).append(risk)
+    best: dict[int, list[float]] = {}
+    for subject, risk in zip(*(pq.read_table(top)[name].to_pylist() for name in ("subject_id", "risk")), strict=True):
+        best.setdefault(subject, []).append(risk)
+    assert best == {subject: sorted(found, reverse=True)[:3] for subject, found in risks.items()}
+
+
+def test_an_unknown_outcome_is_refused_with_those_that_come_close(
+    sim_data: Path, sim_run: Path, outcome_run: Path, tmp_path: Path
+) -> None:
+    code = Run(outcome_run).outcomes[0]
+    with pytest.raises(EhrseqError, match="codes that come close"):
+        predict_outcomes(outcome_run, sim_data, tmp_path / "x.parquet", outcomes=[code + "x"])
+    with pytest.raises(EhrseqError, match="predicts no outcomes"):
+        predict_outcomes(sim_run, sim_data, tmp_path / "x.parquet", top=3)
+
+
+def test_the_page_and_the_audit(outcome_run: Path) -> None:
+    """Rare outcomes are pooled, so that no number on the page is of few; no check of the audit finds a leak."""
+    settings = EvaluationConfig(bootstrap=10)
+    lines = report_outcomes(outcome_run, split="train", prepared=None, settings=settings, progress=lambda *_: None)
+    assert any("outcomes with 50 events or more" in line for line in lines)
+    found = read_json(outcome_run / "outcome-metrics.json")
+    assert found["outcomes"]
+    assert all(row["events"] >= 50 for row in found["outcomes"])
+    assert found["pooled"]["outcomes"] + len(found["outcomes"]) == len(Run(outcome_run).outcomes)
+    for row in found["outcomes"]:
+        for name in ("auc", "c", "oe"):
+            one = row[name]
+            assert one["low"] is None or one["low"] <= one["value"] <= one["high"]
+    page = (outcome_run / "outcomes.html").read_text(encoding="utf-8")
+    assert all(row["code"] in page for row in found["outcomes"])
+    verdicts = {check["name"]: check["verdict"] for check in audit(outcome_run, subjects=20)["checks"]}
+    assert verdicts["outcomes_in_records"] == verdicts["future_perturbation"] == "passed"
+    assert "leak" not in verdicts.values()
+
+
+def test_what_outcomes_cannot_be_trained_with(asked: Prepared, tmp_path: Path) -> None:
+    for setting, message in (("model.head=visit", "hazards per day"), ("training.members=2", "by one model")):
+        with pytest.raises(EhrseqError, match=message):
+            Trainer(asked, "simulated", tmp_path / "run", study=load_study(None, [*TINY, setting]))
