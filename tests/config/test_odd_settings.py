@@ -285,7 +285,7 @@ def test_a_task_in_the_settings_and_another_by_name_are_not_both_taken(data: Pat
     [
         ("visits.bye=day", "did you mean visits.by?"),
         ("model.dmi=64", "did you mean model.dim?"),
-        ("trainig.epochs=3", "did you mean training?"),
+        ("trainig.epochs=3", "did you mean training"),
         ("epochs=3", "did you mean training.epochs?"),
         ("training.dropout=0.1", "did you mean model.dropout?"),
         ("xyzzy=1", "known here: preset, data, "),
