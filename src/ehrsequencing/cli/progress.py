@@ -130,9 +130,9 @@ def stages(label: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def training_bar() -> Iterator[Callable[["Progress"], None]]:
-    """Progress of training; prints a line at the end of every epoch."""
-    with Work("training") as work:
+def training_bar(label: str = "training", tuning: str = "tuning NLL") -> Iterator[Callable[["Progress"], None]]:
+    """Progress of training; prints a line at the end of every epoch, with the loss on the tuning split as `tuning`."""
+    with Work(label) as work:
 
         def show(p: "Progress") -> None:
             who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
@@ -140,7 +140,7 @@ def training_bar() -> Iterator[Callable[["Progress"], None]]:
             text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}: loss {p.loss:.4f}"
             speed = f"{p.subjects_per_second:.0f} subjects/s"
             if p.ended:
-                told = f"{text}, tuning NLL {p.tuning_nll:.4f}{', best so far' if p.best else ''}"
+                told = f"{text}, {tuning} {p.tuning_nll:.4f}{', best so far' if p.best else ''}"
                 if not current().quiet:
                     say(told, err=True)
             work.tick((epochs - 1) * p.steps + p.step, p.members * p.epochs * p.steps, f"{text}, {speed}")

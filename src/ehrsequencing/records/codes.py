@@ -20,6 +20,7 @@ from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
 from ehrsequencing.records.parquet_rows import is_text, read_table
 
 _CONDITION = re.compile(r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+_CODES = Path("metadata") / "codes.parquet"
 _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq,
 }  # fmt: skip
@@ -43,14 +44,10 @@ def read_parents(data: Path) -> dict[str, list[str]]:
     Raises:
         EhrseqError: The file is damaged, it has no column of codes, or a column is no text.
     """
-    path = data / "metadata" / "codes.parquet"
+    path = data / _CODES
     if not path.is_file():
         return {}
-    table = read_table(path)
-    if "code" not in table.column_names:
-        raise EhrseqError("has no column 'code'", where=str(path), fix="see the MEDS schema")
-    if table.column_names.count("code") > 1 or table.column_names.count("parent_codes") > 1:
-        raise EhrseqError("has two columns with one name", where=str(path), fix="keep one of them")
+    table = _code_table(path, "parent_codes")
     codes = _texts(table["code"], "code", path)
     parents: list[Any] = [None] * len(codes)
     if "parent_codes" in table.column_names:
@@ -64,22 +61,33 @@ def read_parents(data: Path) -> dict[str, list[str]]:
 
 
 def read_descriptions(data: Path) -> dict[str, str]:
-    """Description of each code of `metadata/codes.parquet`, empty without one; nothing where there is no such file.
-
-    A code with several rows has the first description.
+    """Description of each code, from `metadata/codes.parquet`; empty where there is none. The first of several counts.
 
     Raises:
-        EhrseqError: The file is damaged, it has no column of codes, or a column is no text.
+        EhrseqError: As of `read_parents`.
     """
-    path, found = data / "metadata" / "codes.parquet", dict.fromkeys(read_parents(data), "")
-    table = read_table(path) if found else None
-    if table is None or table.column_names.count("description") != 1:
-        return found
-    descriptions = _texts(table["description"], "description", path)
-    for code, text in zip(_texts(table["code"], "code", path), descriptions, strict=True):
-        if code and text and not found[code]:
-            found[code] = text
+    path = data / _CODES
+    if not path.is_file():
+        return {}
+    table = _code_table(path, "description")
+    if "description" not in table.column_names:
+        return {}
+    found: dict[str, str] = {}
+    pairs = zip(_texts(table["code"], "code", path), _texts(table["description"], "description", path), strict=True)
+    for code, text in pairs:
+        if code and text:
+            found.setdefault(code, text)
     return found
+
+
+def _code_table(path: Path, other: str) -> pa.Table:
+    """The table of codes, with the column `code` and at most one column of the other name."""
+    table = read_table(path)
+    if "code" not in table.column_names:
+        raise EhrseqError("has no column 'code'", where=str(path), fix="see the MEDS schema")
+    if table.column_names.count("code") > 1 or table.column_names.count(other) > 1:
+        raise EhrseqError("has two columns with one name", where=str(path), fix="keep one of them")
+    return table
 
 
 def _texts(column: pa.ChunkedArray, name: str, path: Path, *, lists: bool = False) -> list[Any]:
