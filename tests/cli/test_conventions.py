@@ -14,10 +14,13 @@ import pytest
 import typer
 
 from ehrsequencing.cli.app import app
+from ehrsequencing.cli.console import bar, finish, say
 from ehrsequencing.cli.conventions import SHARED, CommandLine
+from ehrsequencing.cli.options import DataFolder
 from ehrsequencing.config import load_import, load_study, refuse_unused
 from ehrsequencing.config.commands import COMMANDS
 from helpers.command_line import ehrseq
+from helpers.meds import DAY_US, Row, write_meds
 
 
 def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -111,6 +114,23 @@ def test_a_command_of_somebody_else_gets_the_options_without_effort(capsys: pyte
     assert not has_conventions(made.commands["bare"])  # no example, no next step
     made.commands["new"].main(["x", "--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["command"] == "new"
+
+
+def test_the_recipe_of_the_architecture_page_is_such_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lines = page.split("## Add a command")[1].split("\n## ")[0].splitlines()
+    line = CommandLine()
+    names: dict[str, Any] = {"app": line, "DataFolder": DataFolder, "bar": bar, "say": say, "finish": finish}
+    exec("\n".join(text[4:] for text in lines if text.startswith("    ") or not text), names)
+    made: Any = typer.main.get_command(line)
+    assert has_conventions(made)
+    data = write_meds(tmp_path / "meds", [Row(who, who * DAY_US, "A") for who in range(7)], shards=2)
+    made.main([str(data), "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["result"] == {"subjects": 7}
+    made.main([str(data)], standalone_mode=False)
+    assert capsys.readouterr().out == f"7 subjects\nnext  ehrseq check {data}\n"
 
 
 def test_a_misspelt_command_or_option_is_answered_with_what_comes_close(tmp_path: Path) -> None:

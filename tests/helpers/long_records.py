@@ -11,7 +11,7 @@ from ehrsequencing.config import load_study
 from ehrsequencing.loader import Step
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.loop import Progress, Trainer
 from helpers.strategies import VOCAB
 
 
@@ -98,9 +98,9 @@ def train(prepared: Path, out: Path, *extra: str, resume: bool = False, stop_at:
         batches.extend([0] * step.is_last)
         return backward(step)
 
-    def stop(_: object) -> None:
+    def stop(progress: Progress) -> None:
         nonlocal calls
-        calls += 1
+        calls += not progress.ended
         if calls == stop_at:
             raise InterruptedError
 

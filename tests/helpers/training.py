@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ehrsequencing.config import load_study
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.loop import Progress, Trainer
 from ehrsequencing.training.run_folder import BEGUN
 
 TINY = (
@@ -67,12 +67,12 @@ def kill_and_resume(prepared: Path, out: Path, *settings: str, kills: int, seed:
     return killed
 
 
-def raise_at(stop_at: int) -> Callable[[object], None]:
-    """Return a progress callback that raises `Interrupted` at its nth call."""
+def raise_at(stop_at: int) -> Callable[[Progress], None]:
+    """Return a progress callback that raises `Interrupted` at the nth step."""
     calls = count(1)
 
-    def stop(_: object) -> None:
-        if next(calls) == stop_at:
+    def stop(progress: Progress) -> None:
+        if not progress.ended and next(calls) == stop_at:
             raise Interrupted
 
     return stop

@@ -54,7 +54,7 @@ def fit_baselines(
         trials: Settings that were tried for the run; the boosting tries as many. None: one.
         more: Other baselines by name, and how to get them; only `all` asks for them.
         known: Baselines by name that were fitted to this very data with these settings, and are not fitted again.
-        progress: Called with the name of each baseline before it is fitted.
+        progress: Called with the name and number of each baseline before it is fitted.
 
     Raises:
         EhrseqError: `all` without `more`, or `forest` without scikit-survival.
@@ -74,8 +74,8 @@ def fit_baselines(
     fits |= {model.name: partial(model, data) for model in (LandmarkCox, AgeAndSex, MarginalIncidence)}
     out: list[Fitted] = []
     every = np.arange(len(data.tuning))
-    for name, fit in fits.items():
-        progress(name)
+    for number, (name, fit) in enumerate(fits.items(), start=1):
+        progress(f"{name}, {number} of {len(fits)}")
         model = known[name] if known is not None and name in known else fit()
         out.append(Fitted(model, float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")))
     return sorted(out, key=lambda fitted: fitted.tuning_nll)

@@ -442,6 +442,8 @@ def audit(
         then = f"explain the leaks: see {run / 'audit.json'}" if result["leaks"] else ["predict", run, "DATA"]
         finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
         if result["leaks"]:
+            leaks = [check["name"] for check in result["checks"] if check["verdict"] == "leak"]
+            warn(f"{run} leaks: {', '.join(leaks)}")
             raise typer.Exit(1)
 
 

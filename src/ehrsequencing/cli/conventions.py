@@ -44,7 +44,7 @@ class CommandLine(typer.Typer):
             settings: Of `typer.Typer.command`.
         """
         if example:
-            settings["epilog"] = f"Example: {example}"
+            settings["epilog"] = f"\b\nExample: {example}"  # \b: Click breaks no line, so that it can be copied
 
         def declare(function: Function) -> Function:
             path = f"{self.group} {name or function.__name__}".strip()

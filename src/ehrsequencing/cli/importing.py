@@ -42,7 +42,12 @@ class _Formats(TyperGroup):
         self.commands = {name: _command(reader) for name, reader in all_readers().items()}
 
 
-import_app = CommandLine(cls=_Formats, help="Turn other formats into a MEDS data set.", no_args_is_help=True)
+import_app = CommandLine(
+    cls=_Formats,
+    help="Turn other formats into a MEDS data set.",
+    epilog="Example: ehrseq import omop export meds",
+    no_args_is_help=True,
+)
 
 
 def _command(reader: "Reader") -> Any:

@@ -131,7 +131,7 @@ def stages(label: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def training_bar(label: str = "training", tuning: str = "tuning NLL") -> Iterator[Callable[["Progress"], None]]:
-    """Progress of training; prints a line at the end of every epoch."""
+    """Progress of training; prints a line at the end of every epoch, with the loss on the tuning split as `tuning`."""
     with Work(label) as work:
 
         def show(p: "Progress") -> None:

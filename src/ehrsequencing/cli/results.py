@@ -37,4 +37,5 @@ def main_results(metrics: dict[str, Any]) -> dict[str, Any]:
     cause = metrics["causes"][0]
     kept = ("model", "metric", "landmark_days", "horizon_days", "value", "low", "high", "reason")
     rows = [{key: row.get(key) for key in kept} for row in metrics["metrics"] if row["cause"] == cause]
-    return {"cause": cause, "strongest": metrics.get("strongest"), "metrics": rows}
+    named = {"cause": cause, "strongest": metrics.get("strongest")}
+    return {**named, "metrics": rows, "warnings": metrics.get("warnings", [])}

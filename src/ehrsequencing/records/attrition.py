@@ -117,7 +117,7 @@ def attrition_lines(
     """A task's attrition, step by step, its events, and warnings (default: those of `task_warnings`)."""
     lines = [f"task {task.name}"]
     first, *steps = attrition["steps"]
-    lines.append(f"{first['subjects']:>10,}  subjects: {first['step']}")
+    lines.append(f"{first['subjects']:>10,}  {first['step']}")
     lines += [f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})" for s in steps if s["excluded"]]
     lines.append(f"{attrition['prediction_times']:>10,}  prediction times, {attrition['queries']:,} of them queries")
     for name, part in attrition["splits"].items():

@@ -198,10 +198,10 @@ class Trainer:
             started = time.monotonic()
             seen = self._epoch(state, checkpoints, on_progress)
             self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
-            if on_progress is not None:
-                on_progress(_of_epoch(state.history[-1], self.settings.epochs))
             self._save_when_due(checkpoints, state)
             write_history(self.out, state.history)
+            if on_progress is not None:
+                on_progress(_of_epoch(state.history[-1], self.settings.epochs))
         facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
         if self.settings.recalibration > 0 and self.config.head == "horizon":
             facts |= self._recalibrate()
