@@ -11,13 +11,16 @@ from ehrsequencing.audit.audit import audit
 from ehrsequencing.cli.report import report_outcomes
 from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.outcome_table import evaluate_outcomes
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.predict_outcomes import predict_outcomes
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_json
 from ehrsequencing.training.loop import Trainer
+from helpers.outcomes import control_rows, loops
 from helpers.training import Interrupted, raise_at, weights
 
 TINY = (
@@ -112,9 +115,8 @@ def test_predictions_are_the_incidence_of_each_code_against_the_causes(
 
 def test_top_outcomes_are_the_highest_of_all(sim_data: Path, outcome_run: Path, tmp_path: Path) -> None:
     every, top = tmp_path / "all.parquet", tmp_path / "top.parquet"
-    known = {"at": "last", "horizons_days": [365.25]}
-    predict_outcomes(outcome_run, sim_data, every, outcomes=["*"], **known)
-    predict_outcomes(outcome_run, sim_data, top, top=3, **known)
+    predict_outcomes(outcome_run, sim_data, every, outcomes=["*"], at="last", horizons_days=[365.25])
+    predict_outcomes(outcome_run, sim_data, top, top=3, at="last", horizons_days=[365.25])
     risks: dict[int, list[float]] = {}
     for subject, risk in zip(*(pq.read_table(every)[name].to_pylist() for name in ("subject_id", "risk")), strict=True):
         risks.setdefault(subject, []).append(risk)
@@ -152,6 +154,51 @@ def test_the_page_and_the_audit(outcome_run: Path) -> None:
     verdicts = {check["name"]: check["verdict"] for check in audit(outcome_run, subjects=20)["checks"]}
     assert verdicts["outcomes_in_records"] == verdicts["future_perturbation"] == "passed"
     assert "leak" not in verdicts.values()
+
+
+def test_numbers_of_the_table_are_those_of_loops(outcome_run: Path, asked: Prepared) -> None:
+    """Events, O/E and AUC of the most frequent outcome, person by person and pair by pair."""
+    run, task = Run(outcome_run), asked.task("simulated")
+    settings = EvaluationConfig(bootstrap=0, seed=3)
+    table = evaluate_outcomes(run, asked, split="train", settings=settings)
+    line = max(table["outcomes"], key=lambda row: int(row["events"]))
+    number, far = run.outcomes.index(line["code"]), task.horizons[-1]
+    people = loops(run, asked.outcome_records("simulated", "train"), number)
+    seen, expected, who = 0, 0.0, set[int]()
+    for person in people:
+        for row in person.rows:
+            onset = person.onset_us
+            if not row.is_landmark or (onset is not None and onset <= row.moment_us):
+                continue
+            days = np.inf if onset is None else (onset - row.moment_us) / DAY_US
+            until = min(days, row.stop_days, far)
+            if days <= min(row.stop_days, far):
+                seen, who = seen + 1, who | {person.subject}
+            edges = [0.0, *run.model.config.edges_days, np.inf]
+            for k, hazard in enumerate(row.hazards):
+                expected += hazard * max(0.0, min(until, edges[k + 1]) - edges[k])
+    assert line["events"] == len(who)
+    assert line["oe"]["value"] == pytest.approx(seen / expected, abs=1e-4)
+
+    controls = control_rows(run, asked, seed=3)
+    cases, others = dict[str, list[float]](), dict[str, list[float]]()
+    for person in people:
+        onset, first = person.onset_us, person.rows[0]
+        end_us = first.moment_us + first.stop_days * DAY_US
+        if onset is not None and first.moment_us < onset <= end_us:
+            early = [row for row in person.rows if row.moment_us <= onset - 36.5 * DAY_US]
+            if early:
+                cases.setdefault(early[-1].stratum, []).append(early[-1].near_risk)
+        elif onset is None or onset > end_us:
+            for row in person.rows:
+                if row.number in controls:
+                    others.setdefault(row.stratum, []).append(row.near_risk)
+    aucs = [
+        np.mean([(a > b) + 0.5 * (a == b) for a in cases[stratum] for b in others[stratum]])
+        for stratum in cases.keys() & others.keys()
+    ]
+    assert len(aucs) > 3
+    assert line["auc"]["value"] == pytest.approx(float(np.mean(aucs)), abs=1e-3)
 
 
 def test_what_outcomes_cannot_be_trained_with(asked: Prepared, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.records.grid import grid_edges
+from ehrsequencing.records.outcomes import with_outcome_events
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.recalibration import Recalibration, fit_recalibration, labelled_log_hazards
@@ -99,9 +100,16 @@ def grid(data: AuditData) -> Finding:
 
 
 def _edges(data: AuditData, names: tuple[str, ...]) -> Floats:
-    duration = np.concatenate([data.records[name].rows.duration_days for name in names])
-    cause: NDArray[Any] = np.concatenate([data.records[name].rows.cause for name in names])
-    subject = np.concatenate([data.records[name].rows.subject * len(SPLITS) + k for k, name in enumerate(names)])
+    found: list[tuple[Floats, NDArray[Any], Ints]] = []
+    for name in names:
+        if data.run.outcomes:
+            found.append(with_outcome_events(data.prepared.outcome_records(data.task.name, name)))
+        else:
+            rows = data.records[name].rows
+            found.append((rows.duration_days, rows.cause, rows.subject))
+    duration = np.concatenate([one for one, _, _ in found])
+    cause: NDArray[Any] = np.concatenate([one for _, one, _ in found])
+    subject = np.concatenate([one * len(SPLITS) + k for k, (_, _, one) in enumerate(found)])
     return np.array(
         grid_edges(
             duration, cause, horizons_days=data.task.horizons, bins=data.run.study.training.grid_bins, subject=subject,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Floats, Ints, Ints32, offsets, spans
 from ehrsequencing.config import TaskConfig
@@ -15,7 +16,9 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import DAY_US, STATIC, opens_run
 from ehrsequencing.records.record import Record
-from ehrsequencing.records.timelines import OutcomeEvents, TaskRows
+from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords, TaskRows
+
+ROWS_AT_ONCE = 20_000  # prediction times looked at together; the time grid is fitted on about so many rows' outcomes
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,27 @@ def outcome_labels(events: OutcomeEvents, rows: TaskRows, chosen: Ints, *, recur
     kept = np.flatnonzero(days <= stop)
     days = np.where(days > entry, days, 0.0)
     return ListedPairs(row[kept], code[kept], days[kept])
+
+
+def with_outcome_events(records: TaskRecords) -> tuple[Floats, NDArray[np.int8], Ints]:
+    """What the time grid is fitted on: the follow-up of all prediction times, and outcomes' events at some of them.
+
+    Args:
+        records: With outcomes.
+
+    Returns:
+        (n,) durations, causes (0: censored; an outcome's event is 1) and subjects, sorted by subject.
+    """
+    rows = records.rows
+    assert records.outcomes is not None
+    some = np.arange(0, len(rows), 1 + len(rows) // ROWS_AT_ONCE)
+    listed = outcome_labels(records.outcomes, rows, some, recur=records.outcomes_recur)
+    event = listed.days > 0
+    duration = np.r_[rows.duration_days, listed.days[event]]
+    cause = np.r_[rows.cause, np.ones(int(event.sum()), dtype=np.int8)]
+    subject = np.r_[rows.subject, rows.subject[some[listed.row[event]]]]
+    order = np.argsort(subject, kind="stable")
+    return duration[order], cause[order], subject[order]
 
 
 def already_had(events: OutcomeEvents, rows: TaskRows) -> tuple[Ints, Ints]:

@@ -4,21 +4,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import ModelConfig, TaskConfig, TrainingConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import starting_rates
 from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.hazards import cohort_hazards
-from ehrsequencing.records.outcomes import outcome_labels
+from ehrsequencing.records.outcomes import ROWS_AT_ONCE, outcome_labels, with_outcome_events
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-
-GRID_ROWS = 20_000  # prediction times looked at together; the time grid is fitted on about so many rows' outcomes
 
 
 def resolve_model(
@@ -39,7 +35,7 @@ def resolve_model(
         return _filled(model, filled, prepared), np.zeros((1, 1))
     duration, cause, subject = rows.duration_days, rows.cause, rows.subject
     if task.outcomes is not None:
-        duration, cause, subject = with_outcome_events(prepared, task.name, rows)
+        duration, cause, subject = with_outcome_events(prepared.outcome_records(task.name, "train"))
     enough = prepared.study.vocabulary.min_subjects  # the edges go with the model
     edges = grid_edges(
         duration, cause, horizons_days=task.horizons, bins=settings.grid_bins, subject=subject, enough=enough
@@ -68,28 +64,14 @@ def _refuse_with_outcomes(model: ModelConfig, task: TaskConfig, settings: Traini
         raise EhrseqError("outcomes are predicted by one model, not by several", where=where, fix=fix)
 
 
-def with_outcome_events(prepared: Prepared, task_name: str, rows: TaskRows) -> tuple[Floats, NDArray[np.int8], Ints]:
-    """Durations, causes and subjects of the training rows, and of some of their outcomes' events, for the time grid."""
-    records = prepared.outcome_records(task_name, "train")
-    assert records.outcomes is not None
-    some = np.arange(0, len(rows), 1 + len(rows) // GRID_ROWS)
-    listed = outcome_labels(records.outcomes, rows, some, recur=records.outcomes_recur)
-    event = listed.days > 0
-    duration = np.r_[rows.duration_days, listed.days[event]]
-    cause = np.r_[rows.cause, np.ones(int(event.sum()), dtype=np.int8)]
-    subject = np.r_[rows.subject, rows.subject[some[listed.row[event]]]]
-    order = np.argsort(subject, kind="stable")
-    return duration[order], cause[order], subject[order]
-
-
 def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
     """Hazards (C, K) that the outcomes start at: the training rates of their codes."""
     assert records.outcomes is not None
     rows, shape = records.rows, (config.outcomes, config.bins)
     events, exposed = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
     edges = torch.tensor(config.edges_days, dtype=torch.float64)
-    for start in range(0, len(rows), GRID_ROWS):
-        chosen = np.arange(start, min(start + GRID_ROWS, len(rows)))
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        chosen = np.arange(start, min(start + ROWS_AT_ONCE, len(rows)))
         listed = outcome_labels(records.outcomes, rows, chosen, recur=records.outcomes_recur)
         entry, stop, days = (
             torch.from_numpy(np.asarray(x, dtype=np.float64))
