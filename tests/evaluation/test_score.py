@@ -200,6 +200,14 @@ class Labels:
         self.entry_days = np.zeros(len(cause), dtype=np.float32)
 
 
+def test_a_curve_through_certain_events_stays_defined() -> None:
+    """Risks that sum to 1 from a knot on: the curve ends there, and is no NaN on the days after it."""
+    risk, knots = np.array([[[0.5, 0.75, 0.75], [0.25, 0.25, 0.25]]]), np.array([10.0, 20.0, 30.0])
+    found = risk_through(risk, knots, np.array([10.0, 15.0, 20.0, 25.0, 30.0]))
+    np.testing.assert_allclose(found[0, :, [0, 2, 3, 4]].T, risk[0][:, [0, 1, 1, 2]], atol=1e-9)
+    assert (np.diff(found, axis=2) >= 0).all()
+
+
 def test_the_likelihood_by_hand_ends_at_the_last_knot() -> None:
     """One cause, F(10) = 0.2 and F(20) = 0.5: hazards −log(0.8)/10 and −log(0.5/0.8)/10."""
     risk, knots = np.tile([0.2, 0.5], (4, 1, 1)), np.array([10.0, 20.0])
@@ -415,3 +423,38 @@ def test_real_people_get_two_files(
     assert told["score"] == result["score"]
     assert told["trajectories"] == told["calibration"] == []
     assert json.loads(individual.read_text())["calibration"]
+
+
+# ---- several files together ------------------------------------------------------------------------------------------
+
+
+def test_files_beside_each_other_get_their_own_numbers_and_the_difference(
+    frame: pd.DataFrame, scored: Score, task: TaskConfig, tmp_path: Path
+) -> None:
+    """The second file has the metrics that it would have alone; the difference is the first's metric minus it."""
+    other, path = frame.assign(risk=frame["risk"] ** 1.5), tmp_path / "other.parquet"
+    other.to_parquet(path)
+    alone = by_key(scored(other, name="other")["metrics"], "other")
+    result = scored(frame, name="mine", beside={"other": path})
+    together = {key[1:]: row for key, row in by_key(result["metrics"], "").items() if key[0] == "other"}
+    own = {key[1:]: row for key, row in by_key(result["metrics"], "").items() if key[0] == "mine"}
+    compared = [key for key in together if ("ours", *key) in alone and together[key]["value"] is not None]
+    assert {"c", "ipa"} <= {key[-1] for key in compared}
+    for key in compared:
+        assert together[key]["value"] == pytest.approx(alone["ours", *key]["value"], abs=1e-9), key
+    gaps = [row for row in result["differences"] if row["model"] == "other" and row["value"] is not None]
+    assert gaps
+    for row in gaps:
+        key = tuple(row[name] for name in ("landmark_days", "cause", "horizon_days", "metric"))
+        assert row["value"] == pytest.approx(own[key]["value"] - together[key]["value"], abs=1e-9)
+
+
+def test_a_file_beside_another_must_answer_the_same_prediction_times(
+    frame: pd.DataFrame, scored: Score, tmp_path: Path
+) -> None:
+    fewer, path = frame[frame["subject_id"] != first(frame, "subject_id")], tmp_path / "fewer.parquet"
+    fewer.to_parquet(path)
+    with pytest.raises(EhrseqError, match="evaluated prediction times"):
+        scored(frame, beside={"fewer": path})
+    with pytest.raises(EhrseqError, match="name of another model"):
+        scored(frame, name="fewer", beside={"fewer": path})

@@ -6,9 +6,9 @@ training split, and `Evaluation` compares both on the same rows.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.baselines.base import Baseline
 from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_task, refuse_other_task
 from ehrsequencing.errors import EhrseqError
@@ -47,6 +49,7 @@ def score(
     split: str = "held_out",
     study: StudyConfig | None = None,
     prepared: Path | str | None = None,
+    beside: Mapping[str, Path] | None = None,
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> tuple[dict[str, Any], Path]:
@@ -64,6 +67,8 @@ def score(
         study: How records become visits and who is in which split, as for `prepare`; baselines, resamples, seed.
         prepared: The prepared set of this data, if there is one with this task; without it, it is made for the time of
             this call.
+        beside: Other models' predictions by the models' names. They are evaluated on the same prediction times and
+            resamples, each with every metric and the difference of the first file to it, as a baseline is.
         progress: Called with the name of each stage.
         draw: Called with the result and the folder that is being written, to add a report.
 
@@ -91,7 +96,7 @@ def score(
         >>> asked = cohort.loc[cohort["split"] == "held_out", ["subject_id", "prediction_time"]]
         >>> by_horizon = pd.DataFrame({"horizon_days": task.horizons, "risk": [0.03, 0.1, 0.15, 0.3]})
         >>> mine = asked.merge(pd.DataFrame({"cause": task.causes}), how="cross").merge(by_horizon, how="cross")
-        >>> result, _ = eh.score(
+        >>> result, _ = score(
         ...     mine, folder / "data", task, out=folder / "score", study=study, prepared=folder / "prepared"
         ... )
         >>> c = {row["model"]: row["value"] for row in result["metrics"] if row["metric"] == "c"}
@@ -99,7 +104,8 @@ def score(
         (0.5, True)
         >>> shutil.rmtree(folder)
     """
-    given: dict[str, Any] = {"name": name, "split": split, "study": study, "progress": progress, "draw": draw}
+    given: dict[str, Any] = {"name": name, "split": split, "study": study, "beside": beside}
+    given |= {"progress": progress, "draw": draw}
     data, out, prepared = Path(data), None if out is None else Path(out), None if prepared is None else Path(prepared)
     if not isinstance(predictions, str | Path):
         with TemporaryDirectory(prefix="ehrseq-") as folder_of_table:
@@ -109,8 +115,9 @@ def score(
     question = task if isinstance(task, TaskConfig) else load_task(Path(task))
     stem = _stem(predictions)
     folder, study = out or predictions.parent / f"{stem}-score", study or StudyConfig()
-    refuse_overlap(folder, data, predictions)
-    _require_own_name(name or stem)
+    others = dict(beside or {})
+    refuse_overlap(folder, data, predictions, *others.values())
+    _require_own_names([name or stem, *others])
     progress("reading the predictions")
     table = read_predictions(predictions)
     with complete_folder(folder, SCORE) as temporary:
@@ -119,8 +126,8 @@ def score(
             prepare(data, temporary / _PREPARED, study=study, tasks=[question])
         store = _opened(prepared or temporary / _PREPARED, data, question, is_ours=prepared is None)
         whole = Population.of_split(store, question, split)
-        others = {other: store.records(question.name, other) for other in SPLITS if other != split}
-        found = match(table, whole.records, question, others=others, path=predictions)
+        rest = {other: store.records(question.name, other) for other in SPLITS if other != split}
+        found = match(table, whole.records, question, others=rest, path=predictions)
         population, risk, left_out = _evaluated(replace(whole, source=data), found, question, predictions)
         source = FileRisks(
             name=name or stem, where=str(predictions), task=question,
@@ -128,7 +135,8 @@ def score(
             edges_days=_grid(store, question, study), horizons_days=found.horizons_days, values=risk,
             labels=population.records,
         )  # fmt: skip
-        evaluation = Evaluation(source, population, prepared=store, settings=study.evaluation)
+        models = [_beside(source, label, path, rest) for label, path in others.items()]
+        evaluation = _Scoring(source, population, prepared=store, settings=study.evaluation, beside=models)
         result = evaluation.result(progress=progress)
         told = [*left_out, *found.warnings, *source.warnings()]
         result |= {
@@ -156,15 +164,59 @@ def _written(table: Any, folder: Path, out: Path | None) -> Path:
     return folder / "predictions.parquet"
 
 
+@dataclass(frozen=True)
+class _OtherFile:
+    """Another file's risks at the prediction times of the first, in the place of a baseline."""
+
+    name: str
+    source: FileRisks
+
+    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
+        """See `Baseline`; the file's risks are given no event until the task's blanking already."""
+        return self.source.risk(records, horizons_days)[chosen]
+
+    def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
+        """See `Baseline`; NaN where the file gives no curve."""
+        own = self.source.nll(records)
+        return np.full(len(chosen), np.nan) if own is None else own[chosen]
+
+
+class _Scoring(Evaluation):
+    """The evaluation of one file with other files beside it."""
+
+    def __init__(self, source: FileRisks, *given: Any, beside: Sequence[Baseline], **settings: Any) -> None:
+        super().__init__(source, *given, **settings)
+        self.beside = list(beside)
+
+    def _others(self) -> list[Baseline]:
+        return [*super()._others(), *self.beside]
+
+
+def _beside(source: FileRisks, name: str, path: Path, others: Mapping[str, TaskRecords]) -> _OtherFile:
+    """Another model's file, at the prediction times of the first.
+
+    Raises:
+        EhrseqError: It cannot be used, or lacks some of these prediction times.
+    """
+    found = match(read_predictions(path), source.labels, source.task, others=others, path=path)
+    if not found.answered.all():
+        what = f"has no prediction at {people(int((~found.answered).sum())).lower()} of the evaluated prediction times"
+        raise EhrseqError(what, where=str(path), fix="models are compared where all of them have a prediction")
+    here = replace(source, name=name, where=str(path), horizons_days=found.horizons_days, values=found.risk)
+    return _OtherFile(name, here)
+
+
 def _stem(predictions: Path) -> str:
     """The file's name without its ending."""
     ending = next((suffix for suffix in reversed(SUFFIXES) if predictions.name.endswith(suffix)), "")
     return predictions.name.removesuffix(ending) or predictions.name
 
 
-def _require_own_name(name: str) -> None:
-    if not name.strip() or name in (NETWORK, ORACLE, LSTM, FLAT, *BASELINES):
-        raise EhrseqError(f"{name!r} is the name of another model of the report", where="--name", fix="choose another")
+def _require_own_names(names: Sequence[str]) -> None:
+    for number, name in enumerate(names):
+        if not name.strip() or name in (NETWORK, ORACLE, LSTM, FLAT, *BASELINES, *names[:number]):
+            what = f"{name!r} is the name of another model of the report"
+            raise EhrseqError(what, where="--name", fix="choose another")
 
 
 def _opened(folder: Path, data: Path, task: TaskConfig, *, is_ours: bool) -> Prepared:

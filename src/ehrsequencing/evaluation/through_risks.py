@@ -65,6 +65,9 @@ def nll_through(risk: Floats, knots_days: Floats, rows: TaskRows, *, start_days:
 
 
 def risk_through(risk: Floats, knots_days: Floats, days: Floats, *, start_days: float = 0.0) -> Floats:
-    """Cumulative incidence (R, E, D) at other days, none after the last knot, of the curve through the risks."""
-    hazards = hazards_through(risk, knots_days, start_days=start_days)
+    """Cumulative incidence (R, E, D) at other days, none after the last knot, of the curve through the risks.
+
+    From where the risks sum to 1, hazards would be infinite: 1e-12 of the subjects is taken to be left there.
+    """
+    hazards = hazards_through(risk, knots_days, start_days=start_days, least_survival=1e-12)
     return cumulative_incidence(hazards, knots_days[:-1].tolist(), days, start_days=start_days)

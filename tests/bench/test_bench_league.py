@@ -1,0 +1,213 @@
+"""The league: features know only the past, formulas are those of the package, and foreign models get a score."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ehrsequencing.evaluation.through_risks import nll_through
+from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.simulate import SimulationConfig, simulate
+
+BENCH = Path(__file__).parents[2] / "bench"
+#: More interpreters with foreign packages, as for `--python`: paths with a colon between them.
+PYTHONS = [Path(text) for text in os.environ.get("LEAGUE_PYTHONS", "").split(":") if text]
+CODES = ("MEDS_BIRTH", "GENDER//F", "A", "B", "LAB")
+DAY = 86_400_000_000
+Array = NDArray[Any]
+
+
+@pytest.fixture(autouse=True)
+def _bench_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+
+
+def features_module() -> Any:
+    return importlib.import_module("_league_features")
+
+
+def made_events(rows: list[tuple[int, int | None, int, float]]) -> Any:
+    """Events from (subject, day or None, code, number)."""
+    league = features_module()
+    time = [league.NO_TIME if day is None else day * DAY for _, day, _, _ in rows]
+    subject, code, number = (np.array([row[i] for row in rows]) for i in (0, 2, 3))
+    order = np.lexsort((np.array(time), subject))
+    return league.Events(subject[order], np.array(time)[order], code[order], number[order].astype(float), CODES)
+
+
+def every_column(league: Any) -> Any:
+    return league.Columns(static=(1,), codes=(2, 3, 4), numeric=(4,))
+
+
+def slowly(rows: list[tuple[int, int | None, int, float]], subject: int, day: int, index: int) -> list[float]:
+    """The features of one row, straight from the table in the module's text."""
+    mine = sorted((row for row in rows if row[0] == subject and row[1] is not None and row[1] <= day),
+                  key=lambda row: row[1])  # fmt: skip
+    born = [row[1] for row in mine if row[2] == 0]
+    seen = [row for row in mine if row[2] != 0]
+    days = [row[1] for row in seen]
+    none = float("nan")
+    out = [(day - born[-1]) / 365.25 if born else none, day - index, day - days[0] if days else none,
+           day - days[-1] if days else none, len(seen), len(set(days))]  # fmt: skip
+    out.append(float(any(row[0] == subject and row[1] is None and row[2] == 1 for row in rows)))
+    for code in (2, 3, 4):
+        at = [row[1] for row in seen if row[2] == code]
+        out += [len(at), day - at[-1] if at else none]
+    numbers = [row[3] for row in seen if row[2] == 4 and not np.isnan(row[3])]
+    if not numbers:
+        return [*out, *[none] * 5]
+    return [*out, numbers[-1], float(np.mean(numbers)), min(numbers), max(numbers), numbers[0]]
+
+
+@st.composite
+def drawn_rows(draw: st.DrawFn) -> list[tuple[int, int | None, int, float]]:
+    """Events of two subjects; a subject's numbers of one day are alike, since their order is not told."""
+    rows: list[tuple[int, int | None, int, float]] = [(subject, 0, 0, np.nan) for subject in (1, 2)]
+    for subject, day, code in draw(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 12), st.integers(2, 4)))):
+        rows.append((subject, day, code, float((7 * day + subject) % 5) if code == 4 else np.nan))
+    return [*rows, (1, None, 1, np.nan)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=drawn_rows(), day=st.integers(0, 13))
+def test_the_feature_table_is_that_of_a_slow_reference(
+    rows: list[tuple[int, int | None, int, float]], day: int
+) -> None:
+    league = features_module()
+    ids, at = np.array([2, 1]), np.full(2, day * DAY)
+    found = league.feature_table(made_events(rows), ids, at, np.zeros(2), columns=every_column(league))
+    wanted = [slowly(rows, subject, day, 0) for subject in (2, 1)]
+    np.testing.assert_allclose(found, np.array(wanted), rtol=1e-6)
+
+
+def answers(rows: list[tuple[int, int | None, int, float]], day: int) -> tuple[Array, list[list[list[str]]]]:
+    """What a foreign model is given of both subjects."""
+    league = features_module()
+    events, ids, at = made_events(rows), np.array([1, 2]), np.full(2, day * DAY)
+    table = league.feature_table(events, ids, at, np.zeros(2), columns=every_column(league))
+    bins = league.Bins({4: np.array([1.0, 2.0])})
+    return table, league.visits(events, ids, at, age_years=table[:, 0], bins=bins, window_days=1.0)
+
+
+def require_blind_to_the_future() -> None:
+    """No answer changes with the events after the prediction time; one does with an event at it."""
+    past = [(1, 0, 0, np.nan), (1, 3, 4, 2.0), (1, 5, 2, np.nan), (2, 0, 0, np.nan), (1, None, 1, np.nan)]
+    future = [(1, 6, 2, np.nan), (1, 6, 4, 9.0), (2, 7, 3, np.nan)]
+    known, with_future = answers(past, 5), answers([*past, *future], 5)
+    np.testing.assert_array_equal(known[0], with_future[0])
+    assert known[1] == with_future[1]
+    at_once = answers([*past, (1, 5, 4, 3.0)], 5)
+    assert not np.array_equal(known[0], at_once[0], equal_nan=True)
+    assert known[1] != at_once[1]
+
+
+def test_foreign_models_are_given_nothing_of_the_future() -> None:
+    require_blind_to_the_future()
+
+
+@pytest.mark.parametrize("days", [1, 1000], ids=["a day", "everything"])
+def test_a_feature_table_that_peeks_is_seen(days: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    league = features_module()
+    honest: Callable[..., Any] = league.known_events
+    monkeypatch.setattr(league, "known_events", lambda events, ids, at: honest(events, ids, at + days * DAY))
+    with pytest.raises(AssertionError):
+        require_blind_to_the_future()
+
+
+def test_the_contenders_formulas_are_those_of_the_package() -> None:
+    exchange = importlib.import_module("contenders.exchange")
+    rng = np.random.default_rng(0)
+    days = np.array([100.0, 250.0, 700.0, 1000.0])
+    steps = rng.uniform(0.01, 0.3, size=(50, 2, 4))
+    risk = exchange.incidences(np.cumsum(steps, axis=2))
+    survival = 1 - risk.sum(axis=1)
+    np.testing.assert_allclose(survival, np.exp(-np.cumsum(steps.sum(axis=1), axis=1)))
+    np.testing.assert_allclose(risk[:, :, 0], (1 - survival[:, :1]) * steps[:, :, 0] / steps[:, :, 0].sum(1)[:, None])
+    duration, cause = rng.uniform(1, 1500, 50), rng.integers(0, 3, 50)
+    zeros = np.zeros(50, dtype=np.int64)
+    rows = TaskRows(
+        **{name: zeros for name in TaskRows.__dataclass_fields__}
+        | {"duration_days": duration, "cause": cause.astype(np.int8), "entry_days": np.zeros(50),
+           "row_offsets": np.arange(51)}
+    )  # fmt: skip
+    wanted = nll_through(risk, days, rows).mean()
+    assert exchange.nll_through(risk, days, duration, cause) == pytest.approx(wanted)
+
+
+def test_the_cohorts_hazard_by_hand() -> None:
+    """Of four subjects one has the first cause on day 2, one is censored on day 3, one has the second on day 5."""
+    exchange = importlib.import_module("contenders.exchange")
+    found = exchange.cohort_hazard(
+        np.array([2.0, 3.0, 5.0, 9.0]), np.array([1, 0, 2, 0]), causes=2, grid_days=np.array([1.0, 2.0, 5.0, 9.0])
+    )
+    np.testing.assert_allclose(found, [[0, 1 / 4, 1 / 4, 1 / 4], [0, 0, 1 / 2, 1 / 2]])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Any:
+    """A tiny simulated task, without a model."""
+    tasks = importlib.import_module("_league_tasks")
+    made = tasks.Place("sim_pairs", tmp_path, tmp_path / "out", 20_000, subjects=240)
+    knobs = {**dict(made.one.world), "outcome_per_year": 0.3, "truth_futures": 4}
+    simulate(made.records, subjects=240, seed=1, config=SimulationConfig.model_validate(knobs))
+    return made
+
+
+def run_and_print(place: Any, model: str) -> str:
+    league, tables = importlib.import_module("league"), importlib.import_module("_league_tables")
+    tasks = importlib.import_module("_league_tasks")
+    if tasks.python_with(tasks.FOREIGN[model].imports, PYTHONS) is None:
+        pytest.skip(f"no Python here or in LEAGUE_PYTHONS has {tasks.FOREIGN[model].imports}")
+    league.run_cell(place, model, PYTHONS, trial_seconds=0.0)
+    facts = json.loads((place.folder / model / "facts.json").read_text())
+    assert facts["trials"] == 1
+    return str(tables.page_text([tables.score_place(place, resamples=20)], date="today"))
+
+
+def test_a_foreign_model_gets_a_score_and_no_label_of_those_it_is_scored_on(place: Any, tmp_path: Path) -> None:
+    text = run_and_print(place, "cox")
+    assert "| lifelines Cox (strongest rival) | 1 of 6 |" in text
+    assert "| our network | not run |" in text
+    assert "| *true hazards* |" in text
+    with np.load(place.folder / "cox" / "question.npz") as question:
+        assert {name for name in question if name.startswith("held_out")} == {
+            "held_out.features", "held_out.subject_id", "held_out.prediction_us"
+        }  # fmt: skip
+    league, page = importlib.import_module("league"), tmp_path / "page.md"
+    page.write_text(f"before{league.BEGIN}old{league.END}after")
+    league.write_page(page, text)
+    assert page.read_text() == f"before{league.BEGIN}\n{text}\n{league.END}after"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["forest", "boosting", "xgboost", "pyhealth"])
+def test_every_foreign_model_gets_a_score(place: Any, model: str) -> None:
+    tasks = importlib.import_module("_league_tasks")
+    text = run_and_print(place, model)
+    line = next(line for line in text.splitlines() if line.startswith(f"| {tasks.NAMES[model]}"))
+    assert "not run" not in line
+
+
+@pytest.mark.slow
+def test_our_models_are_compared_with_the_strongest_rival(place: Any) -> None:
+    league, tables = importlib.import_module("league"), importlib.import_module("_league_tables")
+    quick = replace(place, more=("training.epochs=1", "model.dim=8", "model.heads=2", "model.layers=1",
+                                 "training.blend_folds=2"))  # fmt: skip
+    for model in ("cox", "network", "blend"):
+        league.run_cell(quick, model, [], trial_seconds=0.0)
+    one = tables.score_place(quick, resamples=20)
+    assert one.strongest == "cox"
+    assert all(one.gap(ours, "cox", "nll") is not None for ours in ("network", "blend"))
+    assert "the strongest rival is lifelines Cox" in tables.claims([one])
+    league.run_cell(quick, "network", [], trial_seconds=0.0)  # a finished cell is kept
