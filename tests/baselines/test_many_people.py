@@ -56,7 +56,7 @@ KINDS = ("counts", "days", "ranks", "of a person", "hardly")
 
 
 @given(st.integers(0, 10**6), st.sampled_from(KINDS), st.integers(1, 90), st.sampled_from([2, 5, 11]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_bin_and_no_cut_tells_of_few_people(seed: int, kind: str, people: int, enough: int) -> None:
     values, owner = drawn(seed, kind, people)
     assert is_safe(feature_cuts, values, owner, enough)

@@ -164,7 +164,10 @@ def test_a_saved_blend_answers_as_it_was_fitted(run: Path, store: Prepared, tmp_
     assert not [path for path in run.iterdir() if path.suffix in (".pkl", ".pickle", ".joblib")]
 
 
-def told_of_few(folder: Path, store: Prepared, columns: list[FeatureSpec]) -> int:
+RANGES = tuple(f"cox.{name}" for name in ("design.fill", "design.low", "design.high", "mean", "scale"))
+
+
+def told_of_few(folder: Path, store: Prepared, columns: list[FeatureSpec], *names: str) -> int:
     """The adversary: numbers in the files of a blend that are feature values of 1 to 4 training subjects."""
     train = store.records("simulated", "train")
     every, subject = np.arange(len(train)), np.asarray(train.rows.subject)
@@ -176,7 +179,6 @@ def told_of_few(folder: Path, store: Prepared, columns: list[FeatureSpec]) -> in
                 for value in row:
                     holders.setdefault(value, set()).add(who)
     arrays = load_file(folder / ARRAYS_FILE)
-    names = ("boosted.cuts", "cox.design.fill", "cox.design.low", "cox.design.high", "cox.mean", "cox.scale")
     own = np.concatenate([arrays[name].ravel() for name in names])
     return sum(0 < len(holders.get(float(value), ())) < 5 for value in np.unique(own[np.isfinite(own)]))
 
@@ -187,7 +189,7 @@ def test_no_stored_number_is_that_of_few_people(
     made, train = Run(run), store.records("simulated", "train")
     assert made.blend is not None
     columns = [made.blend.boosted.columns, made.blend.cox.design.columns]
-    assert told_of_few(run, store, columns) == 0
+    assert told_of_few(run, store, columns, "boosted.cuts", *RANGES) == 0
     few, stored = of_few_people(made.blend, train, 5)
     assert (few, stored > 300) == (0, True)
 
@@ -212,14 +214,12 @@ def test_no_stored_number_is_that_of_few_people(
         return (float(known.min()), float(np.median(known)), float(known.max())) if len(known) else None
 
     monkeypatch.setattr(boosted, "feature_cuts", plain_cuts)
-    cut, folder = again()
-    assert told_of_few(folder, store, columns) > 20
-    assert of_few_people(cut, train, 5)[0] > 20
-    monkeypatch.undo()
     monkeypatch.setattr(history, "feature_range", extremes)
-    ranged, folder = again()
-    assert told_of_few(folder, store, columns) > 5
-    assert of_few_people(ranged, train, 5)[0] > 5
+    broken, folder = again()
+    assert told_of_few(folder, store, columns, "boosted.cuts") > 20
+    assert told_of_few(folder, store, columns, *RANGES) > 5
+    assert of_few_people(replace(broken, cox=made.blend.cox), train, 5)[0] > 20
+    assert of_few_people(replace(broken, boosted=made.blend.boosted), train, 5)[0] > 5
 
 
 @pytest.mark.slow

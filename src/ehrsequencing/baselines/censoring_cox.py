@@ -169,7 +169,7 @@ class HistoryCensoring:
         if not len(chosen):  # no training subject is at risk there: all prediction times are the next best
             chosen = self._at(train, None)
         history = self._features(train, chosen)
-        design = LinearDesign.fit(history, self.columns, train.rows.subject[chosen], enough=self.data.enough)
+        design = LinearDesign.fit(history, self.columns, train.rows.subject[chosen], enough=1)  # it is not stored
         fitted = self._rows(train.rows, chosen, design(history))
         others = self._rows(tuning.rows, watched, design(self._features(tuning, watched)))
         return design, fit_censoring_cox(fitted, tuning=others)

@@ -83,8 +83,8 @@ def score(
 
         >>> import tempfile
         >>> import pandas as pd
-        >>> import ehrsequencing as eh
         >>> from ehrsequencing.config import load_study, load_task
+        >>> from ehrsequencing.evaluation.score import score
         >>> from ehrsequencing.records.prepared import prepare
         >>> from ehrsequencing.simulate import simulate
         >>> folder = Path(tempfile.mkdtemp())

@@ -281,11 +281,12 @@ def blend(m: Mapping[str, Any]) -> dict[str, Any] | None:
     best, gaps = found.get("best_part"), dict[tuple[float | None, float | None], list[str]]()
     for row in m.get("differences") or []:
         is_asked = (row["model"], row["cause"]) == (best, m["causes"][0]) and row["metric"] in _OF_BLEND
-        if is_asked and row["value"] is not None:
+        if is_asked and row["value"] is not None and not row.get("reason"):
             told = f"{METRICS[row['metric']].name} {signed(row, row['metric'])} {verdict(row, row['metric'])}"
             gaps.setdefault((row["landmark_days"], row["horizon_days"]), []).append(told)
     facts = {"folds": found["folds"], "parts": found["parts"], "rows": list(by_cause.items())}
-    return facts | {"best": best, "tuning_nll": found.get("tuning_nll") or {}, "gaps": list(gaps.items())}
+    told = sorted(gaps.items(), key=lambda pair: pair[0][1] is not None)  # likelihoods first
+    return facts | {"best": best, "tuning_nll": found.get("tuning_nll") or {}, "gaps": told}
 
 
 _OF_BLEND = ("nll", "c", "ipa")  # in which a blend is compared with its best part
