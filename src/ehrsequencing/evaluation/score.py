@@ -164,7 +164,7 @@ def _written(table: Any, folder: Path, out: Path | None) -> Path:
     return folder / "predictions.parquet"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _OtherFile:
     """Another file's risks at the prediction times of the first, in the place of a baseline."""
 
