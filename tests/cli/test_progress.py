@@ -108,7 +108,7 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
     with progress.stages("evaluating") as stage:
         stage("risk curves")
         time.sleep(0.15)
-    assert capsys.readouterr().err.startswith("evaluating: risk curves: ")
+    assert capsys.readouterr().err.startswith("risk curves: ")
     with output_of("x", as_json=False, quiet=True), progress.bar("fitting") as tick:
         time.sleep(0.15)
     assert capsys.readouterr() == ("", "")

@@ -62,11 +62,11 @@ def demo(
         from ehrsequencing.cli.results import main_results
 
         run, data = out / "run", out / "data"
-        metrics = run_demo(out, subjects=subjects, seed=seed)
+        run_demo(out, subjects=subjects, seed=seed)
         finish(
             wrote={"data": data, "run": run, "report": run / "report.html"},
             then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
-            result=main_results(metrics),
+            result=main_results(run),
         )
 
 
@@ -329,7 +329,7 @@ def evaluate(
         finish(
             wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
             then=["audit", run] if not external and not (run / AUDIT).is_file() else ["predict", run, data or "DATA"],
-            result=main_results(result),
+            result=main_results(folder),
         )
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -115,7 +116,7 @@ def say(text: str, *, err: bool = False) -> None:
     """
     if not err and (current().quiet or current().json):
         return
-    if _bars:
+    if _bars and (err or sys.stdout.isatty()):
         _bars[-1](plain(text))
     else:
         typer.echo(plain(text), err=err)

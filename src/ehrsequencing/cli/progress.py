@@ -126,7 +126,7 @@ def bar(label: str) -> Iterator[Callable[..., None]]:
 def stages(label: str) -> Iterator[Callable[[str], None]]:
     """Progress of work that only names its stages."""
     with Work(label) as work:
-        yield lambda name: work.tick(0, 0, f"{label}: {name}")
+        yield lambda name: work.tick(0, 0, name)
 
 
 @contextmanager

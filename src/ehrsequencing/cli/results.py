@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.evaluation.results import SHARED
 from ehrsequencing.output_kinds import HISTORY, RUN
 from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json_lines, read_manifest
+from ehrsequencing.storage import read_json, read_json_lines, read_manifest
 
 
 def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
@@ -32,8 +33,9 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
     return lines, {"kept": facts, "tuning_nll": manifest.get("tuning_nll"), "parameters": manifest.get("parameters")}
 
 
-def main_results(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The cause of interest at the main landmark, as rows for `--json`; `metrics.json` has all of them."""
+def main_results(folder: Path) -> dict[str, Any]:
+    """The cause of interest as rows for `--json`, from `metrics.json`: for real people it holds what may be shared."""
+    metrics = read_json(folder / SHARED)
     cause = metrics["causes"][0]
     kept = ("model", "metric", "landmark_days", "horizon_days", "value", "low", "high", "reason")
     rows = [{key: row.get(key) for key in kept} for row in metrics["metrics"] if row["cause"] == cause]

@@ -50,5 +50,5 @@ def score(
     finish(
         wrote={"report": report, "metrics": folder / "metrics.json"},
         then=f"open {report} in a browser",
-        result=main_results(result),
+        result=main_results(folder),
     )

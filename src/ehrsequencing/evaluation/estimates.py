@@ -123,12 +123,12 @@ def scope_estimates(
     """
     out: dict[str, dict[str, dict[str, Estimate]]] = {name: {} for name in causes}
     for number, model in enumerate(scope.risk, start=1):
-        progress(f"metrics and intervals {scope.where}, model {number} of {len(scope.risk)}")
+        progress(f"intervals {scope.where}, model {number} of {len(scope.risk)}")
         for name, found in metric_estimates(scope, model, taken("everywhere", "causes")).items():
             for e, cause in enumerate(causes):
                 out[cause].setdefault(model, {})[name] = found.of_cause(e)
     if len(causes) > 1:
-        progress(f"metrics and intervals {scope.where}, {ANY_CAUSE}")
+        progress(f"intervals {scope.where}, {ANY_CAUSE}")
         together, metrics = scope.all_cause(), taken("everywhere")
         out[ANY_CAUSE] = {model: metric_estimates(together, model, metrics) for model in scope.risk}
     return out

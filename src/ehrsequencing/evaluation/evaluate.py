@@ -135,7 +135,7 @@ class Evaluation:
         metrics, differences = self._metrics(risks, comparisons, progress)
         smooth: list[dict[str, Any]] = []
         for number, comparison in enumerate(comparisons, start=1):
-            progress(f"calibration and decision curves, {number} of {len(comparisons)}")
+            progress(f"calibration, decision curves, {number} of {len(comparisons)}")
             curves, indices = smooth_rows(comparison, causes, models=strongest, seed=self.settings.seed)
             smooth += curves
             metrics += indices
