@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.reporting.patient import Patient, patient_figure, patient_of
-
 from ehrsequencing.reporting.report import standalone
 
 HERE = Path(__file__).parent
