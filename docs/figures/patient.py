@@ -1,8 +1,8 @@
 """Draws the first picture of README.md, one patient of the demo.
 
 Run `make demo`, then `python docs/figures/patient.py demo`. The patient is simulated. Of the report's patients who had
-the event, and of their visits from which the report has whole risk curves, the picture takes the one at which the
-predicted risk rose most.
+the event, the picture takes the one with the most prediction times, as of the last of them with whole risk curves at
+which the risk rose. (The report has a patient's visits until its prediction `now` only.)
 """
 
 import json
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.reporting.patient import Patient, patient_figure, patient_of
-
 from ehrsequencing.reporting.report import standalone
 
 HERE = Path(__file__).parent
@@ -34,7 +33,9 @@ def main(demo: Path, out: Path) -> None:
     metrics = json.loads((demo / "run" / "metrics.json").read_text(encoding="utf-8"))
     cause = metrics["causes"][0]
     had_event = [row for row in metrics["trajectories"] if row["event"] and row["event"]["cause"] == cause]
-    patient = max((at_visit(row, k) for row in had_event for k in row["curve_at"] if k > 0), key=rise)
+    row = max(had_event, key=lambda row: len(row["times_days"]))
+    seen = [at_visit(row, k) for k in row["curve_at"] if 0 < k <= row["now"]]
+    patient = [one for one in seen if rise(one) > 0][-1]
     figure = patient_figure(patient, title="One simulated patient: what was recorded, predicted, and what happened")
     out.write_text(standalone(figure) + "\n", encoding="utf-8")
 
