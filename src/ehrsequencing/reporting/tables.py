@@ -287,8 +287,8 @@ def blend(m: Mapping[str, Any]) -> dict[str, Any] | None:
             told = f"{METRICS[row['metric']].name} {signed(row, row['metric'])} {verdict(row, row['metric'])}"
             gaps.setdefault((row["landmark_days"], row["horizon_days"]), []).append(told)
     facts = {"folds": found["folds"], "parts": found["parts"], "rows": list(by_cause.items())}
-    told = sorted(gaps.items(), key=lambda pair: pair[0][1] is not None)  # likelihoods first
-    return facts | {"best": best, "tuning_nll": found.get("tuning_nll") or {}, "gaps": told}
+    in_order = sorted(gaps.items(), key=lambda pair: pair[0][1] is not None)  # likelihoods first
+    return facts | {"best": best, "tuning_nll": found.get("tuning_nll") or {}, "gaps": in_order}
 
 
 _OF_BLEND = ("nll", "c", "ipa")  # in which a blend is compared with its best part
