@@ -1,5 +1,6 @@
 """A run with many outcomes and records → the risks of some outcomes, or of each moment's most likely ones."""
 
+import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -96,8 +97,12 @@ def chosen_outcomes(run: Run, data: Path, patterns: Sequence[str]) -> Ints:
     for pattern in patterns:
         one = CodeMatcher([pattern], parents=parents)
         if not any(one(code) for code in run.outcomes):
-            one.require(run.outcomes, suggest=run.outcomes, where=f"--outcome {pattern}")
-            fix = "see outcomes.json in the run's folder for its outcomes"
+            close = difflib.get_close_matches(pattern, run.outcomes, n=3, cutoff=0.5)
+            fix = (
+                f"outcomes that come close: {', '.join(close)}"
+                if close
+                else "outcomes.json in the run's folder has all"
+            )
             raise EhrseqError("is no outcome of the run", where=f"--outcome {pattern}", fix=fix)
     matcher = CodeMatcher(patterns, parents=parents)
     return np.flatnonzero([matcher(code) for code in run.outcomes])

@@ -87,7 +87,7 @@ TASK = {"name": "t", "index": {"code": "I"}, "outcome": {"a": "A"}, "horizons": 
         ({"landmarks": []}, "landmarks"),
         ({"censoring": {"date": "2020-01-01", "dataset_end": True}}, "at most one"),
         ({"name": "../x"}, "name"),
-        ({"outcomez": {}}, "unknown setting 'outcomez'"),
+        ({"outcoms": {}}, "unknown setting 'outcoms'"),
     ],
 )
 def test_a_wrong_task_is_refused(change: dict[str, object], message: str) -> None:

@@ -130,7 +130,7 @@ def test_an_unknown_outcome_is_refused_with_those_that_come_close(
     sim_data: Path, sim_run: Path, outcome_run: Path, tmp_path: Path
 ) -> None:
     code = Run(outcome_run).outcomes[0]
-    with pytest.raises(EhrseqError, match="codes that come close"):
+    with pytest.raises(EhrseqError, match="outcomes that come close"):
         predict_outcomes(outcome_run, sim_data, tmp_path / "x.parquet", outcomes=[code + "x"])
     with pytest.raises(EhrseqError, match="predicts no outcomes"):
         predict_outcomes(sim_run, sim_data, tmp_path / "x.parquet", top=3)

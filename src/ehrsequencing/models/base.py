@@ -164,8 +164,12 @@ class SurvivalModel(nn.Module):
         missing = [name for name in needed if getattr(batch, name) is None]
         if missing or batch.at_risk is None or batch.cause is None:
             raise EhrseqError(f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels")
-        x, z = self.states(batch)
-        logits = self._logits(z, batch, wide=x)
+        z = None
+        if self.config.outcomes and batch.outcome_rows is not None:
+            x, z = self.states(batch)
+            logits = self._logits(z, batch, wide=x)
+        else:
+            logits = self(batch)
         if self.config.head == "visit":
             return visit_nll(
                 logits,
@@ -185,7 +189,7 @@ class SurvivalModel(nn.Module):
             cause=batch.cause[rows],
             entry_days=None if entry_days is None else entry_days[rows],
         )
-        if self.outcomes is not None and batch.outcome_rows is not None:
+        if z is not None:
             terms = terms + self._outcome_nll(z, rows, batch)
         return terms.new_zeros(batch.n_visits).index_copy(0, rows, terms)
 

@@ -36,8 +36,9 @@ def choose_outcomes(
         EhrseqError: No code is common enough.
     """
     assert task.outcomes is not None
-    causes = [CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()]
-    excluded = np.array([code in (BIRTH, DEATH) or any(cause(code) for cause in causes) for code in codes], dtype=bool)
+    ends = [*task.patterns.values(), *([task.censoring.code] if task.censoring.code else [])]
+    matchers = [CodeMatcher(patterns, parents=parents) for patterns in ends]
+    excluded = np.array([code in (BIRTH, DEATH) or any(one(code) for one in matchers) for code in codes], dtype=bool)
     subjects = np.zeros(len(codes), dtype=np.int64)
     for events, rows in _chunks(folder / "train", found / "train"):
         subjects += subjects_with_event(events, rows, n_outcomes=len(codes), recur=task.outcomes.kind == "next")

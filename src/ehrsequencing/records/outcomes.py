@@ -26,7 +26,7 @@ class OutcomeFinder:
     """Finds the events of outcomes in a shard's records.
 
     Attributes:
-        matcher: Which codes are meant. Birth, death and the task's causes are none of them.
+        matcher: Which codes are meant. Birth, death and what ends a follow-up are taken out later.
         recur: Whether every instant of a code counts (`kind: next`), or its first one.
     """
 

@@ -20,10 +20,7 @@ def render_outcomes(result: Mapping[str, Any], *, title: str) -> str:
         result: Of `evaluate_outcomes`.
         title: Heading.
     """
-    rows = [{**row, **{name: with_interval(row[name]) for name in ("auc", "c", "oe")}} for row in result["outcomes"]]
-    pooled = result["pooled"]
-    if pooled["outcomes"]:
-        pooled = {**pooled, **{name: with_interval(pooled[name]) for name in ("auc", "oe")}}
+    rows, pooled = result["outcomes"], result["pooled"]
     near, far = (format_days(days) for days in result["horizons_days"])
     figures = [Markup(draw(result, name)) for name in ("auc", "oe")] if rows else []
     page = {"title": title, "result": result, "rows": rows, "pooled": pooled, "near": near, "far": far}
