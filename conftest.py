@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-_NEED_FILES = ("notebook", "python.md")
+_NEED_FILES = ("ehrsequencing/notebook", "docs/python.md")  # whose examples name files
 _TASK = """
 name: hf
 index:      {code: ENROLLMENT, which: first}
@@ -45,7 +45,7 @@ def example_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _in_the_example_folder(request: pytest.FixtureRequest, doctest_namespace: dict[str, object]) -> Iterator[None]:
     """Examples that name files run in a folder that has them."""
-    is_example = isinstance(request.node, pytest.DoctestItem) and any(n in str(request.path) for n in _NEED_FILES)
+    is_example = isinstance(request.node, pytest.DoctestItem) and any(n in request.path.as_posix() for n in _NEED_FILES)
     if not is_example:
         yield
         return

@@ -1,8 +1,9 @@
 """Curves of an evaluation, ready to draw. Of real people nothing is given that would show fewer than 11 of them.
 
 The exact result and the outcomes of the population go in. Of a simulation, everything comes out as it is. Of real
-people, groups are joined until each has 11 subjects with the event and 11 without, risks are rounded to five people of
-a group or to a 25th of their range, times to a grid, and numbers at risk to tens.
+people the rules are those of the report: groups are joined until each has 11 subjects with the event and 11 without, a
+curve has a point only where another 11 had the event, and numbers at risk are rounded to tens. Where the report hides a
+count, risks are rounded to a 25th of their range.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,7 @@ from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
 from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 
 _FINE, _COARSE = 200, 24  # points of a curve: of a simulation, and of real people
-_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_PEOPLE = 5  # risks of real people are rounded to so many of their group, at least
+_STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 Row = Mapping[str, Any]
 
 
@@ -48,9 +48,10 @@ class DecisionCurve:
 
 @dataclass(frozen=True)
 class Group:
-    """One risk group: its curves on the grid of days, and how many are at risk at each tick."""
+    """One risk group: its curves, and how many are at risk at each tick."""
 
     name: str
+    days: Floats  # of the observed curve
     observed: Floats
     low: Floats | None
     high: Floats | None
@@ -62,7 +63,8 @@ class Group:
 class Incidence:
     """Observed and predicted cumulative incidence by group of predicted risk, lowest first."""
 
-    days: Floats
+    days: Floats  # of the predicted curves
+    stepwise: bool  # whether the observed curves jump; else they go straight from point to point
     groups: list[Group]
     at_risk_days: list[float]
     title_at_risk: str
@@ -74,8 +76,17 @@ def at_place(rows: Sequence[Row], *, landmark: float | None, cause: str, horizon
     return [row for row in rows if (row["landmark_days"], row["cause"], row["horizon_days"]) == place]
 
 
-def calibration_curves(groups: Sequence[Row], smooth: Sequence[Row], *, simulated: bool) -> list[CalibrationCurve]:
-    """Calibration at one place, ours first; a model with fewer than 11 events or non-events is left out."""
+def calibration_curves(
+    groups: Sequence[Row], smooth: Sequence[Row], *, simulated: bool, rough: bool = False
+) -> list[CalibrationCurve]:
+    """Calibration at one place, ours first; of real people models with fewer than 11 events or non-events are left out.
+
+    Args:
+        groups: Rows of `calibration`.
+        smooth: Rows of `smooth_calibration`.
+        simulated: Whether nobody has to be protected.
+        rough: Whether a count is hidden, so that risks are rounded.
+    """
     curves = []
     by_model = {row["model"]: row for row in smooth}
     for row in groups:
@@ -86,8 +97,8 @@ def calibration_curves(groups: Sequence[Row], smooth: Sequence[Row], *, simulate
             pooled = pool_groups(row)
             if not pooled:
                 continue
-            reach = max(p.observed if p.high is None else p.high for p in pooled)
-            near = rounder(reach, people=min(p.n for p in pooled))
+            if rough:
+                near = rounder(max(p.observed if p.high is None else p.high for p in pooled))
             limits = [
                 (p.observed if p.low is None else p.low, p.observed if p.high is None else p.high) for p in pooled
             ]
@@ -99,7 +110,7 @@ def calibration_curves(groups: Sequence[Row], smooth: Sequence[Row], *, simulate
         low, high = (near(_numbers(own[name])) for name in ("low", "high"))
         banded = len(low) == len(own["predicted"]) and bool(np.isfinite(low).all() and np.isfinite(high).all())
         curves.append(CalibrationCurve(
-            row["model"], near(_numbers(own["predicted"])), near(_numbers(own["observed"])),
+            row["model"], _numbers(own["predicted"]), near(_numbers(own["observed"])),
             low if banded else None, high if banded else None, points,
         ))  # fmt: skip
     return curves
@@ -156,6 +167,7 @@ def incidence(
     groups: int,
     horizon_days: float,
     simulated: bool,
+    rough: bool = False,
 ) -> Incidence:
     """Observed and predicted incidence by groups of equal size of the risk by the horizon.
 
@@ -168,6 +180,7 @@ def incidence(
         groups: How many groups are wanted.
         horizon_days: The horizon.
         simulated: Whether nobody has to be protected.
+        rough: Whether a count is hidden, so that observed risks are rounded.
     """
     own = risk[:, of - 1, :]
     event = (cause == of) & (duration_days <= horizon_days)
@@ -178,19 +191,35 @@ def incidence(
         sets = RiskSets.count(duration_days[inside], cause[inside], risk.shape[1], None)
         observed = sets.incidence.at(days)[of - 1]
         error = 1.96 * aalen_johansen_se(duration_days[inside], cause[inside], days, n_causes=risk.shape[1])[of - 1]
-        reached = sets.reaches(days)
-        observed, low, high = (np.where(reached, v, np.nan) for v in (observed, observed - error, observed + error))
-        predicted = own[inside].mean(axis=0)
+        kept = np.flatnonzero(sets.reaches(days))
         if not simulated:
-            near = rounder(float(np.nanmax(high, initial=0.0)), people=len(inside))
-            observed, low, high, predicted = near(observed), near(low), near(high), near(predicted)
+            had = duration_days[inside][cause[inside] == of]
+            kept = _kept(kept, np.array([(had <= day).sum() for day in days]))
+        near: Any = rounder(float((observed + error)[kept].max(initial=0.0))) if rough else np.asarray
         at_risk = [int((duration_days[inside] >= tick).sum()) for tick in ticks]
         found.append(Group(
-            _name(number, len(chosen)), observed, np.clip(low, 0, 1), np.clip(high, 0, 1), predicted,
+            _name(number, len(chosen)), days[kept], near(observed[kept]),
+            near(np.clip(observed - error, 0, 1)[kept]), near(np.clip(observed + error, 0, 1)[kept]),
+            own[inside].mean(axis=0),
             [str(count) if simulated else _tens(count) for count in at_risk],
         ))  # fmt: skip
     title = "number at risk" if simulated else "number at risk, rounded to tens"
-    return Incidence(days, found, ticks.tolist(), title)
+    return Incidence(days, simulated, found, ticks.tolist(), title)
+
+
+def _kept(known: Ints, events: Ints) -> Ints:
+    """Points of a curve between which 11 had the event; the last known point ends it.
+
+    >>> _kept(np.arange(5), np.array([0, 5, 12, 20, 25])).tolist()
+    [0, 2, 4]
+    """
+    kept = known[:1].tolist()
+    for k in known[1:].tolist():
+        if events[k] - events[kept[-1]] >= SMALLEST_COUNT:
+            kept.append(k)
+    if len(known) and kept[-1] != known[-1]:  # fewer than 11 are left over for the last stretch
+        kept = [*(kept[:-1] if len(kept) > 1 else kept), int(known[-1])]
+    return np.array(kept, dtype=np.int64)
 
 
 def _groups(risk: Floats, event: Bools, wanted: int, *, smallest: int) -> list[Ints]:
@@ -217,17 +246,15 @@ def _name(number: int, groups: int) -> str:
 def _tens(count: int) -> str:
     """A number of people, rounded to tens.
 
-    >>> _tens(0), _tens(7), _tens(17)
-    ('0', '<11', '20')
+    >>> _tens(7), _tens(17), _tens(1234)
+    ('<15', '20', '1,230')
     """
-    if 0 < count < SMALLEST_COUNT:
-        return f"<{SMALLEST_COUNT}"
-    return str(round(count, -1))
+    return "<15" if count < 15 else f"{round(count / 10 + 1e-9) * 10:,}"
 
 
-def rounder(reach: float, *, people: int) -> Any:
-    """Rounds risks to steps of about a 25th of their reach, and of five of the people at least."""
-    step = next(s for s in _STEPS if s >= min(max(min(reach / 25, 0.05), _PEOPLE / people), _STEPS[-1]))
+def rounder(reach: float) -> Any:
+    """Rounds risks to steps of about a 25th of their reach."""
+    step = next(s for s in _STEPS if s >= min(reach / 25, _STEPS[-1]))
     return lambda risk: np.round(np.asarray(risk, dtype=np.float64) / step) * step
 
 

@@ -88,13 +88,18 @@ class EvaluationResult:
         return {**publish(self.result)}
 
     def _rows(self, name: str, place: dict[str, Any], *counts: tuple[Any, ...]) -> list[Any]:
-        """The rows of a figure at a place; of real people none where one of these counts is hidden."""
+        """The rows of a figure at a place; of real people none where one of these counts is not exact."""
         cell = (place["landmark"], place["cause"], place["horizon"])
-        for first, *rest in () if self.simulated else counts:
-            text = self._shown.get((first, *cell, *rest), "hidden")
-            if text[:1] in "<h" or (first == "curve" and not exact(text)):
-                return []
-        return curves.at_place(self._drawn[name], **place)
+        texts = [] if self.simulated else [self._shown.get((first, *cell, *rest), "hidden") for first, *rest in counts]
+        return curves.at_place(self._drawn[name], **place) if all(map(exact, texts)) else []
+
+    def _hidden(self, place: dict[str, Any]) -> tuple[bool, bool]:
+        """Whether nothing may be drawn of how many had the event there, and whether risks must be rounded for it."""
+        if self.simulated:
+            return False, False
+        events = self._shown.get(("by", place["landmark"], place["cause"], place["horizon"]), "hidden")
+        at_risk = self._shown.get(("at_risk", place["landmark"]), "hidden")
+        return events[:1] in "<h" or at_risk[:1] in "<h", not (exact(events) and exact(at_risk))
 
     @property
     def report(self) -> Path:
@@ -196,9 +201,10 @@ class EvaluationResult:
             'hf by 1y'
         """
         place, title = self._place(horizon, cause, landmark)
-        groups = self._rows("calibration", place, ("by",))
-        smooth = self._rows("smooth_calibration", place, ("by",))
-        found = curves.calibration_curves(groups, smooth, simulated=self.simulated)
+        nothing, rough = self._hidden(place)
+        groups = [] if nothing else self._rows("calibration", place)
+        smooth = [] if nothing else self._rows("smooth_calibration", place)
+        found = curves.calibration_curves(groups, smooth, simulated=self.simulated, rough=rough)
         return plots.calibration(found, title=title, ax=ax)
 
     def plot_decision(
@@ -245,13 +251,14 @@ class EvaluationResult:
         labelled, task = self._labelled, self._task
         days = curves.grid(place["horizon"], simulated=self.simulated, start_days=task.blanking)
         rows = labelled.records.rows
+        nothing, rough = self._hidden(place)
         at = np.flatnonzero(rows.at_landmark(place["landmark"]))
         risk = np.zeros((len(at), len(task.causes), len(days)))
         risk[:, :, 1:] = labelled.risk(labelled.records, days[1:])[at]
         found = curves.incidence(
             np.array(rows.duration_days[at]), rows.cause[at].astype(np.int64), risk, days,
-            of=1 + task.causes.index(place["cause"]), groups=groups, horizon_days=place["horizon"],
-            simulated=self.simulated,
+            of=1 + task.causes.index(place["cause"]), groups=0 if nothing else groups,
+            horizon_days=place["horizon"], simulated=self.simulated, rough=rough,
         )  # fmt: skip
         return plots.incidence(found, title=title, ax=ax)
 

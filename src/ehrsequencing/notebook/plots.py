@@ -180,17 +180,18 @@ def incidence(found: Incidence, *, title: str, ax: Any = None) -> Any:
     groups = len(found.groups)
     ax = axes(ax, height=3.8 + 0.2 * groups)
     years = found.days / DAYS_PER_YEAR
-    shades = np.linspace(0.35, 1.0, max(groups, 1))
+    shades = np.linspace(1.0, 0.35, max(groups, 1))[::-1]
     for number, group in enumerate(found.groups):
         shade = float(shades[number])
-        ax.plot(years, group.observed, color=COLOURS[0], alpha=shade, lw=2, drawstyle="steps-post")
-        if group.low is not None and group.high is not None:
-            ax.fill_between(years, group.low, group.high, step="post", color=COLOURS[0], alpha=0.12 * shade, lw=0)
+        at, jumps = group.days / DAYS_PER_YEAR, found.stepwise
+        ax.plot(at, group.observed, color=COLOURS[0], alpha=shade, lw=2, drawstyle="steps-post" if jumps else "default")
+        band = {"color": COLOURS[0], "alpha": 0.12 * shade, "lw": 0}
+        ax.fill_between(at, group.low, group.high, step="post" if jumps else None, **band)
         ax.plot(years, group.predicted, color=COLOURS[1], alpha=shade, lw=1.4, ls="--")
     ax.plot([], [], color=COLOURS[0], lw=2, label="observed (Aalen–Johansen)")
     ax.plot([], [], color=COLOURS[1], lw=1.4, ls="--", label="predicted (mean)")
     _above_zero(ax, *(g.observed for g in found.groups), *(g.predicted for g in found.groups))
-    _names(ax, found, years)
+    _names(ax, found)
     ax.set_xlim(0.0, float(years[-1]))
     ax.set_xlabel("years from the prediction")
     ax.set_ylabel("cumulative incidence")
@@ -205,10 +206,9 @@ def incidence(found: Incidence, *, title: str, ax: Any = None) -> Any:
     return ax
 
 
-def _names(ax: Any, found: Incidence, years: Floats) -> None:
+def _names(ax: Any, found: Incidence) -> None:
     """The groups' names beside the ends of their observed curves, moved apart where they would overlap."""
-    ends = [(group, np.flatnonzero(np.isfinite(group.observed))) for group in found.groups]
-    placed = sorted((float(group.observed[k[-1]]), float(years[k[-1]]), group.name) for group, k in ends if len(k))
+    placed = sorted((float(g.observed[-1]), float(g.days[-1]) / DAYS_PER_YEAR, g.name) for g in found.groups)
     gap, below = 0.05 * ax.get_ylim()[1], -1.0
     for y, x, name in placed:
         below = max(y, below + gap)
