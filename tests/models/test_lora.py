@@ -42,7 +42,7 @@ def answers(model: nn.Module) -> Tensor:
 
 def step(model: nn.Module) -> None:
     """Two steps: the first one moves B alone, since B is zero at the start and A's gradient with it."""
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
         model(BATCH).square().mean().backward()

@@ -66,7 +66,7 @@ def made(name: str, *, seed: int = 0, **chosen: Any) -> tuple[Objective, Glance]
     return one, glance_of(timelines(seed), own.config, model)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(records(), st.integers(0, 10**6))
 def test_a_masked_visit_holds_no_copy_of_its_target(subjects: Records, seed: int) -> None:
     batch = pack(subjects)
@@ -138,7 +138,7 @@ def test_the_future_is_no_input(name: str, architecture: str) -> None:
     torch.testing.assert_close(states[asks], glance.states[asks])
     loss = one(glance)
     assert loss.requires_grad
-    assert math.isfinite(float(loss))
+    assert math.isfinite(float(loss.detach()))
 
 
 def test_the_loss_of_the_next_visit_is_its_formula() -> None:
@@ -178,10 +178,10 @@ def test_the_density_of_marked_time_integrates_to_one() -> None:
     one, glance = made("marked_time")
     assert glance.states is not None
     logits = one.get_submodule("hazards")(one.get_submodule("norm")(glance.states[:1])) - 3
-    days = torch.linspace(0, 4000, 400_001)[1:]
+    days = torch.arange(0.1, 4000, 0.2)  # middles of spans of .2 days
     density = torch.exp(-one._time_loss(logits.unsqueeze(1).expand(len(days), 1, -1), days))  # type: ignore[operator]
-    total = float(density.double().sum() * (days[1] - days[0]))
-    left = float(density[-1] / torch.exp(logits[0, -1]))  # chance beyond the last day
+    total = float(density.double().sum().detach()) * 0.2
+    left = float((density[-1] / torch.exp(logits[0, -1])).detach())  # chance beyond the last day
     assert total + left == pytest.approx(1.0, abs=2e-3)
 
 
@@ -191,7 +191,7 @@ def test_what_is_measured_agrees_with_the_loss(name: str) -> None:
     tally = Tally()
     torch.manual_seed(5)
     loss = one(glance, tally)
-    assert tally.means["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert tally.means["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     for who in ("model", "frequency", "last visit"):
         at = [tally.means[f"{who} recall@{k}"] for k in (1, 5, 10)]
         assert at == sorted(at)

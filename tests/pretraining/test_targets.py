@@ -37,7 +37,7 @@ def targets_of(codes: tuple[tuple[int, float], ...]) -> dict[int, float]:
     return out
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(some_records())
 def test_what_follows_is_what_a_slow_reader_finds(records: list[Record]) -> None:
     timelines = timelines_of(records)

@@ -104,6 +104,7 @@ class Pretrainer:
         self.model = build_model(self.config)
         self.objectives = nn.ModuleDict({name: made(world) for name, made in classes.items()})
         self.weights = dict(wanted)
+        self.tuning_budget = max(128, min(self.settings.visit_budget, world.most_visits))
         self.codes = codes
         bundle = nn.ModuleDict({"model": self.model, "objectives": self.objectives})
         self.averaged, self.best = copy.deepcopy(bundle), copy.deepcopy(bundle)
@@ -275,7 +276,8 @@ class Pretrainer:
         assert isinstance(bundle, nn.ModuleDict)
         with torch.no_grad(), self.fabric.autocast(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(hash_seed(self.settings.seed, 2**32))
-            for step in feed(self.tuning_loader.in_order(visit_budget=self.settings.visit_budget), self.fabric.device):
+            steps = self.tuning_loader.in_order(visit_budget=self.tuning_budget)
+            for step in feed(steps, self.fabric.device):
                 self._losses(bundle, step, self.tuning, tallies)
         return tallies
 

@@ -54,8 +54,7 @@ class MarkedTime(Objective):
 
     def forward(self, glance: Glance, tally: Tally | None = None) -> Tensor:
         """Mean loss of the visits that have a next one."""
-        most = self.world.most_visits if tally is None else None
-        found = next_visits(glance.timelines, glance.step.rows, glance.codes, most=most)
+        found = next_visits(glance.timelines, glance.step.rows, glance.codes, most=self.world.most_visits)
         n, device = len(found.chosen), self.share.device
         if not n or glance.states is None:
             return self.share.new_zeros(())
@@ -76,18 +75,18 @@ class MarkedTime(Objective):
         value = F.cross_entropy(value_logits, number, reduction="none")
         loss = when.mean() + (weight * (what + value)).sum() / n
         if tally is not None:
-            tally.add("loss", float(loss.double()) * n, n)
+            tally.add("loss", loss.double() * n, n)
             parts = (("time", when), ("code", weight * what), ("value", weight * value))
             for name, terms in parts:
-                tally.add(f"{name} loss", float(terms.double().sum()), n)
-            self._measure(scores.cpu(), gap.cpu(), found, tally)
+                tally.add(f"{name} loss", terms.double().sum(), n)
+            self._measure(scores.detach().cpu(), gap.cpu(), found, tally)
         return loss
 
     def _measure(self, scores: Tensor, gap: Tensor, found: NextVisits, tally: Tally) -> None:
         """Losses of the training subjects' rates, and recall of the next visit's codes, given when it is."""
         n, row, code = len(gap), found.next_row, found.next_code
         start = self.start.cpu().expand(n, 1, -1)
-        tally.add("frequency time loss", float(self._time_loss(start, gap).double().sum()), n)
+        tally.add("frequency time loss", self._time_loss(start, gap).double().sum(), n)
         weight = 1.0 / np.maximum(np.bincount(row, minlength=n), 1)[row]
         share = self.share.cpu()
         tally.add("frequency code loss", float(-(weight * share.double().numpy()[code]).sum()), n)

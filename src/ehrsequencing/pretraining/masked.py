@@ -67,7 +67,7 @@ class MaskedCodes(Objective):
         scores = scores.masked_fill(to_device(left, device), float("-inf"))
         loss = F.cross_entropy(scores, to_device(masked.code, device))
         if tally is not None:
-            self._measure(scores.cpu(), left, masked, glance, tally)
+            self._measure(scores.detach().cpu(), left, masked, glance, tally)
         return loss
 
     def _measure(self, scores: Tensor, left: Tensor, masked: Masked, glance: Glance, tally: Tally) -> None:
@@ -86,7 +86,7 @@ class MaskedCodes(Objective):
             tally.add_recall(name, ranks_of(guess, row, code))
         for name, guess in (("loss", scores), ("frequency loss", by_frequency)):
             each = F.cross_entropy(guess, masked.code, reduction="none")
-            tally.add(name, float(each.double().sum()), len(each))
+            tally.add(name, each.double().sum(), len(each))
 
 
 def mask(batch: VisitBatch, positions: Tensor, codes: TargetCodes, *, share: float, most: int) -> Masked | None:

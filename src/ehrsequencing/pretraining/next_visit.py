@@ -48,8 +48,7 @@ class NextVisit(Objective):
 
     def forward(self, glance: Glance, tally: Tally | None = None) -> Tensor:
         """Mean loss of the visits that have a next one."""
-        most = self.world.most_visits if tally is None else None
-        found = next_visits(glance.timelines, glance.step.rows, glance.codes, most=most)
+        found = next_visits(glance.timelines, glance.step.rows, glance.codes, most=self.world.most_visits)
         n, device = len(found.chosen), self.share.device
         if not n or glance.states is None:
             return self.share.new_zeros(())
@@ -66,11 +65,11 @@ class NextVisit(Objective):
         loss = (onsets + repeats + 0.5 * error.square().sum()) / n
         if tally is not None:
             repeat_matrix = self.repeats.all(z, rows)
-            self._measure(onset_scores.cpu(), repeat_matrix.cpu(), found, tally)
-            tally.add("loss", float(loss.double()) * n, n)
-            tally.add("onset loss", float(onsets.double()), n)
-            tally.add("repeat loss", float(repeats.double()), n)
-            self._measure_numbers(error.double().cpu(), ranks[numeric], found, tally)
+            self._measure(onset_scores.detach().cpu(), repeat_matrix.detach().cpu(), found, tally)
+            tally.add("loss", loss.double() * n, n)
+            tally.add("onset loss", onsets.double(), n)
+            tally.add("repeat loss", repeats.double(), n)
+            self._measure_numbers(error.detach().double().cpu(), ranks[numeric], found, tally)
         return loss
 
     def _measure(self, onsets: Tensor, repeats: Tensor, found: NextVisits, tally: Tally) -> None:
@@ -81,8 +80,8 @@ class NextVisit(Objective):
         start = self.onset_start.cpu().expand_as(onsets)
         of_had = self.repeat_start.cpu()[found.had_code]
         of_onsets, of_repeats = _onset_loss(start, found), _repeat_loss(of_had, found)
-        tally.add("frequency onset loss", float(of_onsets.double()), n)
-        tally.add("frequency repeat loss", float(of_repeats.double()), n)
+        tally.add("frequency onset loss", of_onsets.double(), n)
+        tally.add("frequency repeat loss", of_repeats.double(), n)
         by_frequency = self.share.cpu().expand_as(onsets)
         by_last = by_frequency.clone()
         by_last[found.last_row, found.last_code] += 100.0
@@ -100,9 +99,9 @@ class NextVisit(Objective):
         n = len(rank)
         carried = found.carried_rank[~np.isnan(found.next_rank)]
         known = ~np.isnan(carried)
-        tally.add("model rank error", float(error.square().sum()), n)
-        tally.add("mean rank error", float(rank.double().square().sum()), n)
-        tally.add("model rank error, known before", float(error[known].square().sum()), int(known.sum()))
+        tally.add("model rank error", error.square().sum(), n)
+        tally.add("mean rank error", rank.double().square().sum(), n)
+        tally.add("model rank error, known before", error[known].square().sum(), int(known.sum()))
         last = rank.double().numpy()[known] - carried[known]
         tally.add("last rank error, known before", float(np.square(last).sum()), int(known.sum()))
 

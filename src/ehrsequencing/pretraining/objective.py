@@ -54,9 +54,10 @@ class Tally:
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, name: str, total: float, count: int) -> None:
+    def add(self, name: str, total: float | Tensor, count: int) -> None:
         """Add a sum of so many terms."""
-        self.sums[name] = self.sums.get(name, 0.0) + float(total)
+        value = float(total.detach()) if isinstance(total, Tensor) else float(total)
+        self.sums[name] = self.sums.get(name, 0.0) + value
         self.counts[name] = self.counts.get(name, 0) + int(count)
 
     def add_recall(self, name: str, ranks: Ints) -> None:
@@ -160,11 +161,16 @@ def ranks_of(scores: Tensor, row: Ints, code: Ints) -> Ints:
     """How many codes score higher than each target; a tie counts as half, so that equal scores are no skill.
 
     Args:
-        scores: (n, C).
+        scores: (n, C), on the CPU.
         row: (P,) 0 … n-1.
         code: (P,) 0 … C-1.
     """
-    own = scores[row, code].unsqueeze(1)
-    of_row = scores[torch.from_numpy(row)]
-    above, tied = (of_row > own).sum(1), (of_row == own).sum(1) - 1
-    return np.asarray((above + tied // 2).cpu().numpy())
+    ranks = np.zeros(len(row), dtype=np.int64)
+    size = max(1, MOST_SCORES // scores.shape[1])
+    for start in range(0, len(row), size):  # memory does not grow with the number of targets
+        part = slice(start, start + size)
+        of_row = scores[torch.from_numpy(row[part])]
+        own = of_row.gather(1, torch.from_numpy(code[part]).unsqueeze(1))
+        above, tied = (of_row > own).sum(1), (of_row == own).sum(1) - 1
+        ranks[part] = (above + tied // 2).numpy()
+    return ranks

@@ -172,20 +172,20 @@ class DescriptionMap:
         x, y = ngrams(texts), np.asarray(vectors, dtype=np.float64)
         mean = y.mean(0)
         y = y - mean
-        values, basis = np.linalg.eigh(x.T @ x)
-        values, projected = np.maximum(values, 0.0), x @ basis
+        left, singular, right = np.linalg.svd(x, full_matrices=False)
+        squares, projected = np.square(singular), left.T @ y
         best: tuple[float, float] | None = None
         for strength in STRENGTHS:
-            shrunk = projected / (values + strength)
-            own = np.minimum((shrunk * projected).sum(1), 1 - 1e-9)
-            left_out = (y - shrunk @ (projected.T @ y)) / (1 - own)[:, None]
+            shrunk = left * (squares / (squares + strength))
+            own = np.minimum((shrunk * left).sum(1), 1 - 1e-9)
+            left_out = (y - shrunk @ projected) / (1 - own)[:, None]
             explained = 1.0 - float(np.square(left_out).sum() / max(np.square(y).sum(), 1e-12))
             if best is None or explained > best[0]:
                 best = explained, strength
         assert best is not None
         if best[0] <= 0:
             return None
-        weights = basis @ ((projected / (values + best[1])).T @ y)
+        weights = right.T @ ((singular / (squares + best[1]))[:, None] * projected)
         return cls(mean, weights, best[1], best[0])
 
     def __call__(self, texts: list[str]) -> Floats:

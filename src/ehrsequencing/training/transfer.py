@@ -267,9 +267,9 @@ class Transfer:
 
     def finish(self, model: SurvivalModel, out: Path) -> tuple[SurvivalModel, tuple[str, ...]]:
         """The model as it is saved, with its adapters merged, and the names of files that were written for it."""
-        if self.settings.mode != "lora":
-            return model, ()
         tensors = lora.adapter_tensors(model)
+        if not tensors:  # not LoRA, or an ensemble whose members were merged
+            return model, ()
         write_bytes(out / ADAPTERS_FILE, save(tensors, metadata={"format": "pt"}))
         merged = copy.deepcopy(model)
         lora.merge(merged)
