@@ -90,7 +90,7 @@ def _blend_lines(metrics: Mapping[str, Any]) -> list[str]:
     for cause, weights in found["rows"]:
         lines.append(f"  {cause}: " + ", ".join(f"{p} {w}" for p, w in zip(found["parts"], weights, strict=True)))
     if found["best"]:
-        lines.append(f"the blend minus {found['best']}, its best part on tuning subjects")
+        lines.append(f"the blend minus {found['best']}, the part with the lowest tuning NLL")
     for (landmark, horizon), told in found["gaps"]:
         within = "" if horizon is None else f" within {format_days(horizon)}"
         lines.append(f"  {_landmark(landmark)}{within}: {', '.join(told)}")
