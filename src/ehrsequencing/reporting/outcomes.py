@@ -67,7 +67,7 @@ def draw(result: Mapping[str, Any], name: str) -> str:
     y = (min([floor, *ends]), max([ceiling, *ends]))
     chart = Chart(_WIDTH, _HEIGHT, (low, high), y)
     label = "AUC within sex and age" if name == "auc" else "observed / expected"
-    chart.y_axis(label, lambda value: f"{value:.1f}")
+    chart.y_axis(label, lambda value: f"{value:g}")
     marks = [n for n in (50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000, 100_000) if low <= math.log10(n) <= high]
     for n in marks:
         chart.text(math.log10(n), chart.y.low, f"{n:,}", "mid", dy=16)
