@@ -241,4 +241,4 @@ def test_the_truth_of_another_task_is_left_out_with_a_note(
     assert result["oracle"] is None
     assert result["models"] == [OURS]
     notes = [text for text in result["warnings"] if "truth" in text]
-    assert notes == ["No comparison with the truth of the simulation: it its task has another, by its outcome."]
+    assert notes == ["No comparison with the truth of the simulation: its task has another outcome."]
