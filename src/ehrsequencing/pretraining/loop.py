@@ -339,7 +339,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _shareable(counts: dict[str, int]) -> dict[str, int | str]:
+def _shareable(counts: dict[str, int]) -> dict[str, int | str | None]:
     """Counts that a file may show."""
     return {name: shareable_count(count) for name, count in counts.items()}
 
