@@ -113,7 +113,7 @@ def score(
     return result, folder
 
 
-@dataclass(frozen=True)
+@dataclass
 class _OtherFile:
     """Another file's risks at the prediction times of the first, in the place of a baseline."""
 
