@@ -39,7 +39,7 @@ class Scored:
     differences: Mapping[str, Sequence[Row]]
 
     def _tuning(self, models: Mapping[str, Any]) -> str | None:
-        done = {name: self.facts[name]["tuning_nll"] for name in models if name in self.facts}
+        done = {name: self.facts[name].get("tuning_nll") for name in models if name in self.facts}
         known = {name: value for name, value in done.items() if value is not None}
         return min(known, key=known.__getitem__) if known else None
 
