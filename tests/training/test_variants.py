@@ -18,7 +18,11 @@ from helpers.command_line import ehrseq
 
 Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, and its risks
 SHORT = ("training.epochs=1", "training.min_steps=4", "training.warmup_steps=1", "training.learning_rate=0.01")
-TINY = ("model.dim=8", "model.heads=2", "model.layers=1")
+TINY = (
+    *("model.dim=8", "model.heads=2", "model.layers=1"),
+    # As given, not as the size of the cohort decides, so that each variant differs in its own setting alone.
+    *("model.dropout=0", "model.code_dropout=0", "model.wide_head=false", "model.age_polynomial=false"),
+)
 VARIANTS = (
     "visit_encoder=mean", "visit_encoder=transformer", "visit_encoder=transformer visit_pool=cls visit_layers=2",
     "visit_encoder=sum", "visit_encoder=scaled_sum", "visit_encoder=max", "scorer=bottleneck", "visit_mlp=false",
