@@ -73,7 +73,7 @@ class RealSet:
 SETS = {
     "pbc2": RealSet("312 real patients", splits=25, tuning_trials=9),
     "nafld": RealSet("14,051 real patients", tuning_trials=7),
-    "physionet2012": RealSet("3,996 real ICU stays", prepare=("visits.by=window", "visits.window=1h")),
+    "physionet2012": RealSet("3,996 real ICU stays", prepare=("visits.by=window", "visits.window=12h")),
     "delphi_sim": RealSet("7,141 simulated life courses, published", censoring="cox", counts=False),
     "mimic4_demo": RealSet("100 real patients; it runs, no accuracy is claimed", splits=1, tuning_trials=1,
                            prepare=("training.epochs=3",), counts=False),
