@@ -106,7 +106,7 @@ def _cell(row: Mapping[str, Any] | None, scale: float, sign: str = "") -> tuple[
         words = "too few events" if row is not None and row.get("reason") else "undefined"
         return words if row is not None else "–", ""
     unit = "" if scale == 1 else " points" if sign else "%"
-    digits = 2 if scale == 1 else 0
+    digits = 2 if scale == 1 else 1 if sign else 0
 
     def show(value: float) -> str:
         return f"{scale * value:{sign}z.{digits}f}{'' if sign else unit}"
@@ -124,6 +124,9 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
     thin = [row for row in (m.get("censoring") or {}).get("smallest_g") or [] if _is_thin(row, table)]
     skip = ("Nothing is compared", "Fewer than 50 subjects")
     found += [{"kind": "warning", "text": text} for text in m["warnings"] if not text.startswith(skip)]
+    first = verdicts[0]
+    if first.get("against") in ("not distinguishable", "level", "WORSE"):
+        found.append({"kind": "no better", "rival": first["rival"]})
     if thin:
         found.append({"kind": "thin"})
     if m.get("score"):
