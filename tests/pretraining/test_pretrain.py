@@ -75,6 +75,7 @@ def test_no_held_out_subject_is_read(pretrained: Path, sim_prepared: Path, tmp_p
         assert (tmp_path / "model" / name).read_bytes() == (pretrained / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_an_interrupted_pretraining_ends_with_the_same_bytes(
     pretrained: Path, sim_prepared: Path, tmp_path: Path
 ) -> None:

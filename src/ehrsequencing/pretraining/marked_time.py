@@ -9,7 +9,17 @@ from ehrsequencing.arrays import Floats, Floats32
 from ehrsequencing.config.parts import objective
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.models.segments import constant, gather_rows, to_device
-from ehrsequencing.pretraining.objective import CodeScores, Glance, Objective, Tally, World, ranks_of, target_rows, wide
+from ehrsequencing.pretraining.objective import (
+    CodeScores,
+    Glance,
+    Objective,
+    Tally,
+    World,
+    pairs_of,
+    ranks_of,
+    target_rows,
+    wide,
+)
 from ehrsequencing.pretraining.targets import NextVisits, next_visits
 
 TIME_BINS = 12  # of the hazard of the next visit: quantiles of the training subjects' gaps
@@ -69,8 +79,8 @@ class MarkedTime(Objective):
         scores = self.scores.all(marked, rows)
         row, code = (to_device(torch.from_numpy(a), device) for a in (found.next_row, found.next_code))
         weight = 1.0 / torch.bincount(row, minlength=n).clamp(min=1).to(scores.dtype)[row]
-        what = scores.logsumexp(1)[row] - scores[row, code]
-        value_logits = wide(self.values(self.value_norm(marked)[row] * self.W_v(rows)[code]))
+        what = scores.logsumexp(1).index_select(0, row) - pairs_of(scores, row, code)
+        value_logits = wide(self.values(gather_rows(self.value_norm(marked), row) * gather_rows(self.W_v(rows), code)))
         number = to_device(value_bins(found.next_rank), device)
         value = F.cross_entropy(value_logits, number, reduction="none")
         loss = when.mean() + (weight * (what + value)).sum() / n

@@ -14,6 +14,7 @@ from ehrsequencing.pretraining.objective import (
     Objective,
     Tally,
     World,
+    pairs_of,
     ranks_of,
     target_rows,
 )
@@ -110,8 +111,8 @@ def _onset_loss(scores: Tensor, found: NextVisits) -> Tensor:
     """Σ BCE over codes that were never had: all softplus, less the positives' scores, less what was had."""
     new = ~found.is_repeat
     device = scores.device
-    positive = scores[_moved(found.next_row[new], device), _moved(found.next_code[new], device)]
-    had = scores[_moved(found.had_row, device), _moved(found.had_code, device)]
+    positive = pairs_of(scores, _moved(found.next_row[new], device), _moved(found.next_code[new], device))
+    had = pairs_of(scores, _moved(found.had_row, device), _moved(found.had_code, device))
     return F.softplus(scores).sum() - F.softplus(had).sum() - positive.sum()
 
 
