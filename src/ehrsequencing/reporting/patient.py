@@ -105,8 +105,8 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
 
     Example:
         >>> patient = Patient([0.0, 90.0], [0.1, 0.2], 365.25, [180.0, 365.25], {"death": [0.1, 0.2]})
-        >>> patient_figure(patient, title="Patient A")[:16]
-        Markup('<svg class="fig ')
+        >>> str(patient_figure(patient, title="Patient A"))[:16]
+        '<svg class="fig '
     """
     now, lanes = patient.times_days[-1], lanes_of(patient)
     start = min([patient.times_days[0], *(visit.day for visit in patient.visits)])

@@ -47,10 +47,10 @@ def subjects_with_event(rows: TaskRows) -> int:
 def with_defaults(study: StudyConfig, changes: Changes) -> StudyConfig:
     """The study with other defaults: a setting that was given stays, and one that no chosen part uses is left out.
 
-    >>> given = StudyConfig.model_validate({"model": {"dropout": 0.1, "architecture": "flat"}})
+    >>> given = StudyConfig.model_validate({"model": {"dropout": 0.1, "age_bin_years": 0}})
     >>> changed = with_defaults(given, {"model": {"dropout": 0.3, "wide_head": True, "age_polynomial": True}})
     >>> changed.model.dropout, changed.model.wide_head, changed.model.age_polynomial
-    (0.1, False, True)
+    (0.1, True, False)
     """
     sections = {}
     for section, values in changes.items():
