@@ -314,15 +314,15 @@ def risk_curves(
         name, shade = f"{time / time_per:.1f}".removesuffix(".0") + f" {time_unit[0]}", _shade(k, len(curves))
         chart.path([0, *x], [0, *risks], opacity=shade)
         for at, risk in zip(x, risks, strict=True):
-            hover = f"predicted {name} after the index: risk within {at:.3g} {unit} {percent(risk)}"
+            hover = f"predicted {name} after the index: risk within {at:.3g} {unit[0]} {percent(risk)}"
             if len(x) <= 8:  # more points are a line
                 chart.mark(0, at, risk, hover, size=2.4, opacity=shade)
         spaced = sorted({round(j * (len(x) - 1) / 7) for j in range(8)})
-        chart.rows += [(f"{name} after the index", f"{x[j]:.3g}", percent(risks[j])) for j in spaced]
+        chart.rows += [(f"{name} after the index", f"{x[j]:.3g} {unit[0]}", percent(risks[j])) for j in spaced]
         chart.told.append(f"predicted {name} after the index: {percent(risks[-1])} by the last horizon")
         ends.append((risks[-1], name))
     chart.end_labels(ends)
-    chart.columns = ("predicted", f"by, {unit}", "risk")
+    chart.columns = ("predicted", "within", "risk")
     return chart.svg(title)
 
 
