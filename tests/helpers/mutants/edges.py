@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing import batch as batch_module
+from ehrsequencing import padded
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.models import hazards
 from helpers.mutants import SAMPLE, Mutants, Patch
@@ -74,8 +74,8 @@ def results_go_back_to_the_left(patch: Patch) -> None:
 
 @mutant("pads", "pads: flat")
 def visits_are_packed_column_by_column(patch: Patch) -> None:
-    offsets = batch_module._offsets
-    patch.setattr(batch_module, "_offsets", lambda counts: offsets(counts.flip(0)))
+    offsets = padded._offsets
+    patch.setattr(padded, "_offsets", lambda counts: offsets(counts.flip(0)))
 
 
 def from_flat(patch: Patch, change: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]) -> None:
