@@ -318,12 +318,7 @@ def test_no_event_of_interest_cannot_train_and_is_undefined_in_evaluation(
     assert "no event of interest" in refused(ehrseq("train", tmp_path / "set", "--out", tmp_path / "run", *TINY))
     assert not (tmp_path / "run").exists()
     external = ("--data", data, "--out", tmp_path / "external", "--baselines", "none", "evaluation.bootstrap=0")
-    (cells,) = {
-        line.partition("sequencing")[2]
-        for line in done(ehrseq("evaluate", run, *external)).splitlines()
-        if "  ehrseq" in line
-    }
-    assert {cell.strip() for cell in cells.split("  ")} == {"", "too few events"}
+    assert "too few events, nothing is compared" in done(ehrseq("evaluate", run, *external))
 
 
 def test_records_of_unknown_codes_only_are_answered_and_the_rate_is_told(data: Path, run: Path, tmp_path: Path) -> None:

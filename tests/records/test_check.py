@@ -267,7 +267,7 @@ def test_events_within_each_horizon_counted_by_hand(tmp_path: Path) -> None:
     assert found["known_at"] == {"10d": 7, "30d": 6, "1y": 5}
     text = format_check(check_data(data, study=StudyConfig(), tasks=[task_of()]))
     assert [line.split() for line in text.splitlines()[-4:]] == [
-        ["events", "within", "10d", "30d", "1y"],
+        ["subjects", "with", "an", "event", "within", "10d", "30d", "1y"],
         ["death", "1", "2", "2"],
         ["transplant", "0", "1", "1"],
         ["state", "known", "7", "6", "5"],

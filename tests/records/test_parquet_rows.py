@@ -351,7 +351,7 @@ def test_a_prepared_set_remembers_its_dialect_and_none_where_none_was_given(data
         ("dialect.time_zone=../../etc/passwd", "no time zone"),
         ("dialect.time=code", "same column"),
         ("dialect.death=BIRTH", "both birth and death"),
-        ("dialect.births=DOB", "unknown setting 'data.dialect.births'.*birth, death, time_zone"),
+        ("dialect.births=DOB", "unknown setting 'data.dialect.births'.*did you mean data.dialect.birth"),
         ("dialect=3", "must hold settings"),
     ],
 )

@@ -122,7 +122,7 @@ def attrition_lines(
     lines.append(f"{attrition['prediction_times']:>10,}  prediction times, {attrition['queries']:,} of them queries")
     for name, part in attrition["splits"].items():
         events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
-        times = f"asked at {part['prediction_times']:,} prediction times"
+        times = f"with {part['prediction_times']:,} prediction times"
         lines.append(f"{sum(part['events'].values()):>10,}  subjects in {name}: {events}; {times}")
     lines += [f"{count:>10,}  {note}" for note, count in attrition.get("notes", {}).items()]
     for row in attrition.get("records_before", []):

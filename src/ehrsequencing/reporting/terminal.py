@@ -141,7 +141,7 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
 
 
 def _landmark(days: float | None) -> str:
-    return "at all prediction times" if days is None else f"asked {from_index(days)}"
+    return "at all prediction times" if days is None else f"predicted {from_index(days)}"
 
 
 def _cell(row: Row | None) -> str:
