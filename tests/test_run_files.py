@@ -56,6 +56,7 @@ def test_a_run_predicts_without_what_prediction_does_not_need(
     assert all(f"{name} {what}" in note for name in OTHERS)
 
 
+@pytest.mark.slow
 def test_a_run_is_judged_and_audited_without_them(run: Path) -> None:
     for name in OTHERS:
         delete(run / name)

@@ -78,6 +78,7 @@ def held_out(run: Path, sim_data: Path, sim_prepared: Path, tmp_path_factory: py
     return rewritten(sim_data, tmp_path_factory.mktemp("held_out") / "data", only(ids), shards=3)
 
 
+@pytest.mark.slow
 def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
     run: Path, held_out: Path, sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,7 @@ def test_the_truth_stands_beside_the_run(own_task_result: dict[str, Any]) -> Non
     assert paired > 10
 
 
+@pytest.mark.slow
 def test_the_page_shows_how_far_the_truth_is_in_c_and_calibration(own_task_result: dict[str, Any]) -> None:
     result = own_task_result
     section = render(result).split('<section id="oracle"')[1].split("</section>")[0]

@@ -17,6 +17,7 @@ def test_a_run_with_cut_records_goes_on_to_the_same_bytes(sim_prepared: Path, cu
     assert history(tmp_path / "run") == history(cut_run)
 
 
+@pytest.mark.slow
 def test_training_on_parts_is_training_on_the_whole(
     sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,6 +140,7 @@ def test_every_way_of_numbers_trains_and_predicts(
     assert not np.array_equal(risk, default[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["architecture=flat code_types=true", "head=visit code_types=true timeline=lstm"])
 def test_evaluate_reads_types_as_training_did(
     variant: str, sim_prepared: Path, one_cause: Path, tmp_path: Path
