@@ -41,8 +41,8 @@ def test_a_patient_is_drawn_with_words_for_codes_the_event_and_bands() -> None:
     assert "DX//I10" not in told
     assert "stroke at 1.37" in told  # in years, since the axis spans more than two
     assert figure.count('class="band') == 1
-    assert ("1.37", "stroke", "") in figure.rows
-    assert "years since the index" in told
+    assert ("1.37 y", "stroke", "") in figure.rows
+    assert "since the index" in told
     later = patient_figure(replace(PATIENT, event=(9000.0, "stroke")), title="Patient A")
     assert "stroke later" in words(later)
     assert 'class="happened"' not in later

@@ -288,10 +288,12 @@ def risk_over_time(
         for at, risk, kind in zip(x, risks, kinds, strict=True) if len(x) <= 40 else ():  # more would merge
             hover = f"{at:.1f} {unit} after the index ({kind}): risk within {name} {percent(risk)}"
             chart.mark(0, at, risk, hover, hollow=kind == "query", size=2.4, opacity=shade)
-        chart.rows += [(f"{at:.3g}", f"within {name}", percent(risk)) for at, risk in zip(x, risks, strict=True)]
+        chart.rows += [
+            (f"{at:.3g} {unit[0]}", f"within {name}", percent(risk)) for at, risk in zip(x, risks, strict=True)
+        ]
         chart.told.append(f"within {name}: from {percent(risks[0])} to {percent(risks[-1])}")
     chart.end_labels([(risks[-1], name) for name, risks in lines])
-    chart.columns = (f"{unit} since the index", "horizon", "predicted risk")
+    chart.columns = ("since the index", "horizon", "predicted risk")
     return chart.svg(title)
 
 
@@ -366,8 +368,8 @@ def training_curve(
             chart.text(epoch, chart.y.high, f"kept: {value:.4g}", anchor, dx=dx, dy=10)
         elif len(epochs) <= 60:
             chart.mark(0, epoch, value, f"epoch {epoch}: {value:.4g}", size=1.6)
-        chart.rows.append((f"{epoch}", f"{value:.4f}"))
-    chart.columns = ("epoch", title)
+        chart.rows.append((f"epoch {epoch}", f"{value:.4f}"))
+    chart.columns = ("after", title)
     return chart.svg(title)
 
 

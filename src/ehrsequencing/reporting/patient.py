@@ -135,7 +135,8 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
     _curves(chart, patient, now, per)
     _happened(chart, patient, per)
     _marks(chart, patient, lanes, start, per)
-    chart.columns = (f"{unit} since the index", "what", "value")
+    chart.rows = [(f"{time} {unit[0]}", *rest) for time, *rest in chart.rows]
+    chart.columns = ("since the index", "what", "value")
     first, last = percent(patient.risk[0]), percent(patient.risk[-1])
     chart.told.insert(0, f"Risk within {duration(patient.horizon_days)}: {first} at first, {last} at the end")
     return chart.svg(title, "fig wide")
