@@ -27,7 +27,7 @@ test-all: .venv/dev
 
 # The notebooks of examples/, on few patients.
 notebooks: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/notebook/test_notebooks.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/notebook/test_notebooks.py
 
 # Broken models: each breaks one thing, and a test must see it.
 mutants: .venv/dev

@@ -190,7 +190,7 @@ def _frame(chart: Chart, now: float, lanes: int, label: str, top: float) -> None
     chart.text((chart.x.low + chart.x.high) / 2, 0, label, "mid", dy=base + 29)
     chart.verticals([now], "reference")
     is_late = chart.x(now) > chart.width - 170
-    chart.text(now, top, "prediction", "end strong" if is_late else "strong", dx=-4 if is_late else 4, dy=-17)
+    chart.text(now, top, "prediction", "end strong" if is_late else "strong", dx=-4 if is_late else 4, dy=-21)
 
 
 def _curves(chart: Chart, patient: Patient, now: float, per: float) -> None:
