@@ -19,6 +19,7 @@ from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
 from ehrsequencing.cli.inputs import read_tasks as _tasks
 from ehrsequencing.cli.options import Config, DataFolder, Debug, MovedSet, NewFolder, Overrides, RunFolder, TaskFiles
+from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
@@ -181,34 +182,7 @@ def prepare(
         finish(wrote={"prepared": out}, then=["train", out, *one, "--out", "run"], result=facts)
 
 
-@app.command(example="ehrseq pretrain prepared --out pretrained --task death")
-def pretrain(
-    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the pretrained model")] = ...,  # type: ignore[assignment]
-    task: Annotated[
-        str | None, typer.Option("--task", help="Task whose outcome, its relatives and near-synonyms are no targets")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
-    config: Config = None,
-    debug: Debug = False,
-) -> None:
-    """Fit a model to records without labels; ehrseq train --init starts from it."""
-    with errors(debug):
-        keep_freed_memory()
-        study = _study(config, overrides, "pretrain")
-        from ehrsequencing.config import refuse_changes
-        from ehrsequencing.pretraining.loop import Pretrainer
-        from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.reporting.pretraining import pretraining_lines
-
-        store = Prepared(prepared)
-        refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
-        trainer = Pretrainer(store, out, study=study, task_name=task)
-        with training_bar("pretraining", "tuning loss") as show:
-            results = trainer.fit(resume=resume, on_progress=show)
-        say("\n".join(pretraining_lines(results)))
-        finish(wrote={"pretrained": out}, then=["train", prepared, "--init", out, "--out", "run"], result=results)
+app.command(example="ehrseq pretrain prepared --out pretrained --task death")(pretrain)
 
 
 @app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")

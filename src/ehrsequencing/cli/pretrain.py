@@ -1,0 +1,40 @@
+"""`ehrseq pretrain`: a prepared set goes in; a model that `ehrseq train --init` starts from comes out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ehrsequencing.cli.console import errors, finish, say, training_bar
+from ehrsequencing.cli.inputs import read_study
+from ehrsequencing.cli.options import Config, Debug, Overrides
+from ehrsequencing.memory import keep_freed_memory
+
+
+def pretrain(
+    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the pretrained model")] = ...,  # type: ignore[assignment]
+    task: Annotated[
+        str | None, typer.Option("--task", help="Task whose outcome, its relatives and near-synonyms are no targets")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Fit a model to records without labels; ehrseq train --init starts from it."""
+    with errors(debug):
+        keep_freed_memory()
+        study = read_study(config, overrides, "pretrain")
+        from ehrsequencing.config import refuse_changes
+        from ehrsequencing.pretraining.loop import Pretrainer
+        from ehrsequencing.records.prepared import Prepared
+        from ehrsequencing.reporting.pretraining import pretraining_lines
+
+        store = Prepared(prepared)
+        refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
+        trainer = Pretrainer(store, out, study=study, task_name=task)
+        with training_bar("pretraining", "tuning loss") as show:
+            results = trainer.fit(resume=resume, on_progress=show)
+        say("\n".join(pretraining_lines(results)))
+        finish(wrote={"pretrained": out}, then=["train", prepared, "--init", out, "--out", "run"], result=results)
