@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all notebooks mutants check bench bench-real bench-encoders bench-oracle docs clean
+.PHONY: demo test test-all test-faults notebooks mutants check bench bench-real bench-encoders bench-oracle docs clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -23,7 +23,11 @@ test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
 
 test-all: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" src tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" -m "not faults" src tests
+
+# Kills, full disks and damaged files in great number, with what docs/reliability.md promises.
+test-faults: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rP -m "faults or not slow" tests/faults tests/test_storage.py tests/test_locks.py tests/test_manifests.py tests/test_run_files.py
 
 # The notebooks of examples/, on few patients.
 notebooks: .venv/dev

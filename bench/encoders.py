@@ -29,6 +29,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig, simulate
+from ehrsequencing.storage import read_json, write_manifest
 from ehrsequencing.training.loop import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
@@ -103,6 +104,8 @@ def first_subjects(data: Path, out: Path, size: int) -> None:
     pq.write_table(splits.filter(kept), out / "metadata" / "subject_splits.parquet")
     for path in [*out.glob("data/train/*.parquet"), *out.glob("data/tuning/*.parquet")]:
         pq.write_table(pq.read_table(path).filter(pc.field("subject_id") <= int(others[:size][-1])), path)
+    facts = {name: value for name, value in read_json(out / "manifest.json").items() if name != "files"}
+    write_manifest(out, facts)  # the data was changed on purpose
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ subjects; held-out subjects choose nothing.
 
 Whatever is finished in OUT is kept and an interrupted training goes on, so `--jobs-seconds` may end it at any moment
 and the same command continues. Settings (`section.key=value`) are one trial: each has a folder of its own in OUT.
+With `--keep` the numbers of finished splits also go to `bench/results/real/`, which the repository holds; splits that
+are there with the same settings are not trained again, and `--markdown` prints them without any training.
 
 Seeds: split number i of every set has the seed 20000 + i. No other benchmark uses seeds from 20000 on
 (`evaluate --splits` starts at 1234), so these divisions chose no setting before 22 November 2026.
@@ -21,20 +23,31 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from _real_numbers import (
+    COLUMNS,
+    cell,
+    gap,
+    interval,
+    oe_beside_cohort,
+    ours_of,
+    seeds_of,
+    strongest,
+    tuning_means,
+    values_of,
+    verdict,
+)
+from _real_results import FOLDER, keep, kept_splits, lengthened
 from ehrsequencing.baselines.cox import RIDGES_PER_EVENT
 from ehrsequencing.baselines.forest import LEAVES, TIME_PARTS, CompetingForest
-from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, format_days
 from ehrsequencing.config.files import load_study, load_task
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
-from ehrsequencing.evaluation.repeated_splits import ROWS, corrected_interval, one_split
+from ehrsequencing.evaluation.repeated_splits import ROWS, one_split, split_fingerprint, split_study
 from ehrsequencing.memory import keep_freed_memory
 from ehrsequencing.storage import digest, read_json, write_json
 
@@ -42,11 +55,7 @@ REPOSITORY = Path(__file__).parents[1]
 TASKS = REPOSITORY / "examples" / "tasks"
 TRIALS_TABLE = REPOSITORY / "docs" / "lab-notes" / "trials.md"
 FIRST_SEED = 20_000
-COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "auc": "AUC", "oe": "O/E", "slope": "slope"}
 COMPARED = ("nll", "ipa", "c", "auc")
-DIGITS = {"nll": 4, "oe": 2, "slope": 2}  # of the others: 3
-LOWER_IS_BETTER = ("nll",)
-Values = dict[tuple[str, str], float]  # (model, metric) → one number of a split
 
 
 @dataclass(frozen=True)
@@ -99,16 +108,64 @@ def trial_folder(out: Path, settings: Sequence[str]) -> Path:
     )  # fmt: skip
 
 
-def run_split(name: str, data: Path, out: Path, number: int, settings: Sequence[str], baselines: str) -> None:
+@dataclass(frozen=True)
+class Trial:
+    """One set, trained with some settings and judged beside some baselines, split by split.
+
+    Attributes:
+        name: Of the set.
+        settings: `section.key=value`, beside those of the set.
+        baselines: `evaluation.baselines`.
+        out: The folder of finished and interrupted work.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+    baselines: str
+    out: Path
+
+    @property
+    def study(self) -> StudyConfig:
+        """All settings."""
+        return study_of(self.name, self.settings)
+
+    @property
+    def judged_by(self) -> EvaluationConfig:
+        """Baselines and censoring weights."""
+        one = SETS[self.name]
+        changed = {"baselines": self.baselines, "censoring": one.censoring, "bootstrap": 0}
+        told = self.study.evaluation.model_dump() | changed | {"tuning_trials": one.tuning_trials}
+        return EvaluationConfig.model_validate(told)
+
+    @property
+    def origin(self) -> str:
+        """A digest of the settings."""
+        return digest(self.study.model_dump(mode="json", exclude={"evaluation", "preset", "splits"}))
+
+    @property
+    def kept_at(self) -> Path:
+        """Its file in the repository."""
+        return trial_folder(FOLDER, self.settings) / f"{self.name}.json"
+
+    def fingerprint(self, seed: int) -> str:
+        """What a split's numbers depend on."""
+        return split_fingerprint(split_study(self.study, seed), self.judged_by, self.origin)
+
+    def done(self) -> list[dict[str, Any]]:
+        """The finished splits, by seed: those of the repository that hold for these settings, and those in `out`."""
+        kept = kept_splits(self.kept_at)
+        found = {seed: lengthened(one) for seed, one in kept.items() if one["fingerprint"] == self.fingerprint(seed)}
+        for path in (trial_folder(self.out, self.settings) / self.name).glob(f"seed-*/{ROWS}"):
+            stored = read_json(path)
+            found[int(stored["seed"])] = stored
+        return [found[seed] for seed in sorted(found)]
+
+
+def run_split(trial: Trial, data: Path, number: int) -> None:
     """One split of one set, as far as it is not there."""
-    study, one = study_of(name, settings), SETS[name]
-    folder = trial_folder(out, settings)
+    folder, name = trial_folder(trial.out, trial.settings), trial.name
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "trial.json", {"settings": sorted(settings)})
-    judged_by = study.evaluation.model_dump() | {
-        "baselines": baselines, "censoring": one.censoring, "bootstrap": 0, "tuning_trials": one.tuning_trials
-    }  # fmt: skip
-    origin = digest(study.model_dump(mode="json", exclude={"evaluation", "preset", "splits"}))
+    write_json(folder / "trial.json", {"settings": sorted(trial.settings)})
     place, started, cpu = folder / name / f"seed-{FIRST_SEED + number}", time.monotonic(), time.process_time()
 
     def stage(what: str) -> None:
@@ -116,104 +173,14 @@ def run_split(name: str, data: Path, out: Path, number: int, settings: Sequence[
               file=sys.stderr, flush=True)  # fmt: skip
 
     one_split(
-        data / f"{name}_meds", place, study=study, seed=FIRST_SEED + number, origin=origin, stage=stage,
-        settings=EvaluationConfig.model_validate(judged_by),
+        data / f"{name}_meds", place, study=trial.study, seed=FIRST_SEED + number, origin=trial.origin, stage=stage,
+        settings=trial.judged_by,
     )  # fmt: skip
     if time.monotonic() - started > 1:
         stage("done")
 
 
-def splits_done(out: Path, name: str, settings: Sequence[str]) -> list[dict[str, Any]]:
-    """The finished splits of a trial on a set, by seed."""
-    found = sorted((trial_folder(out, settings) / name).glob(f"seed-*/{ROWS}"))
-    return [read_json(path) for path in found]
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def values_of(stored: Mapping[str, Any], horizon: float | None = None) -> Values:
-    """One number per model and metric of a split: the mean over the landmark × horizon cells of the outcome.
-
-    A cell counts where the metric is defined for every model that has it anywhere, so that all are averaged over the
-    same cells. NLL has no horizons: the mean over landmarks.
-
-    Args:
-        stored: A split's `rows.json`.
-        horizon: Only this horizon; default all.
-    """
-    rows = [row for row in stored["metrics"] if row["landmark_days"] is not None and row["metric"] in COLUMNS]
-    outcome = rows[0]["cause"]
-    cells: dict[tuple[str, float, float | None], dict[str, float]] = {}
-    for row in rows:
-        here = horizon is None or row["horizon_days"] == horizon
-        if here and row["cause"] == outcome and row["value"] is not None:
-            place = row["metric"], row["landmark_days"], row["horizon_days"]
-            cells.setdefault(place, {})[row["model"]] = float(row["value"])
-    found: dict[tuple[str, str], list[float]] = {}
-    have: dict[str, set[str]] = {}
-    for (metric, *_), by_model in cells.items():
-        have.setdefault(metric, set()).update(by_model)
-    for (metric, *_), by_model in cells.items():
-        if set(by_model) == have[metric]:
-            for model, value in by_model.items():
-                found.setdefault((model, metric), []).append(value)
-    return {place: float(np.mean(values)) for place, values in found.items()}
-
-
-def interval(values: Iterable[float], splits: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
-    """Mean over splits with the interval of Nadeau and Bengio."""
-    ratio = float(np.mean([one["held_out_subjects"] / one["train_subjects"] for one in splits]))
-    return corrected_interval(list(values), ratio)
-
-
-def tuning_means(splits: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Model → mean over splits of its likelihood on tuning subjects, the best first."""
-    names = splits[0]["tuning_nll"]
-    means = {name: float(np.mean([one["tuning_nll"][name] for one in splits])) for name in names}
-    return dict(sorted(means.items(), key=lambda pair: pair[1]))
-
-
-def ours_of(splits: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Our models and what they are called: one, or where a blend was trained the blend and its network."""
-    if NETWORK not in splits[0]["tuning_nll"]:
-        return {OURS: "ours"}
-    return {OURS: "blend", NETWORK: "network alone"}
-
-
-def strongest(splits: Sequence[Mapping[str, Any]]) -> str:
-    """The baseline with the lowest mean likelihood on tuning subjects."""
-    return next(name for name in tuning_means(splits) if name not in (OURS, NETWORK))
-
-
-def seeds_of(splits: Sequence[Mapping[str, Any]]) -> str:
-    """`20000–20003`, or each seed where some between them are missing."""
-    seeds = [int(one["seed"]) for one in splits]
-    if len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1)):
-        return f"{seeds[0]}–{seeds[-1]}"
-    return ", ".join(map(str, seeds))
-
-
 # ---- tables ----------------------------------------------------------------------------------------------------------
-
-
-def cell(metric: str, found: tuple[float, float, float], *, signed: bool = False) -> str:
-    """`value (low to high)`; a dash where it is undefined, no limits with one split."""
-    mean, low, high = found
-    form = f"{'+' if signed else ''}.{DIGITS.get(metric, 3)}f"
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:{form}}" if math.isnan(low) else f"{mean:{form}} ({low:{form}} to {high:{form}})"
-
-
-def verdict(metric: str, found: tuple[float, float, float]) -> str:
-    """What the interval of a difference allows one to say of ours."""
-    _, low, high = found
-    if math.isnan(low):
-        return "no interval"
-    if low <= 0 <= high:
-        return "not distinguishable"
-    return "better" if (low > 0) != (metric in LOWER_IS_BETTER) else "worse"
 
 
 def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str]) -> str:
@@ -248,12 +215,25 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     return "\n".join(lines)
 
 
-def gap(
-    by_split: Sequence[Values], splits: Sequence[Mapping[str, Any]], model: str, metric: str, *, ours: str = OURS
-) -> tuple[float, float, float]:
-    """One of ours minus another model, paired by split."""
-    values = [found.get((ours, metric), math.nan) - found.get((model, metric), math.nan) for found in by_split]
-    return interval(values, splits)
+SUMMARY_HEAD = """| set | model | NLL | IPA | C | O/E | NLL: blend − model |
+|---|---|---|---|---|---|---|"""
+
+
+def summary(name: str, splits: Sequence[Mapping[str, Any]]) -> str:
+    """One set for README: means over splits of every model, and ours minus each of them in likelihood."""
+    by_split, own, rival = [values_of(stored) for stored in splits], ours_of(splits), strongest(splits)
+    lines, place = [], f"{name}: {SETS[name].records}, {len(splits)} splits"
+    for model in [*own, *(other for other in tuning_means(splits) if other not in own)]:
+        means = {
+            metric: interval((found.get((model, metric), math.nan) for found in by_split), splits)[0]
+            for metric in ("nll", "ipa", "c", "oe")
+        }
+        numbers = " | ".join(cell(metric, (mean, math.nan, math.nan)) for metric, mean in means.items())
+        less = "" if model == OURS else cell("nll", gap(by_split, splits, model, "nll"), signed=True)
+        label = f"**{own.get(model, model)}**" if model in own else model
+        lines.append(f"| {place} | {label}{' (strongest)' if model == rival else ''} | {numbers} | {less} |")
+        place = ""
+    return "\n".join(lines)
 
 
 def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConfig) -> str:
@@ -274,11 +254,6 @@ def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConf
             place = f"{name} | {format_days(days)} | {model} | {len(splits)} | {own}"
             lines.append(f"| {place} | {cell('oe', value)} | {cell('oe', cohort)} |")
     return "\n".join(lines)
-
-
-def oe_beside_cohort(found: Values, model: str) -> float:
-    """The model's O/E over that of Aalen–Johansen; NaN without either."""
-    return found.get((model, "oe"), math.nan) / found.get((MarginalIncidence.name, "oe"), math.nan)
 
 
 LEVEL_HEAD = """| set | horizon | model | splits | early stop | recalibration | O/E | O/E ÷ that of Aalen–Johansen |
@@ -327,7 +302,7 @@ def add_trial(path: Path, row: str) -> None:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def work(arguments: argparse.Namespace, names: Sequence[str], settings: Sequence[str]) -> None:
+def work(arguments: argparse.Namespace, trials: Sequence[Trial]) -> None:
     """Run what is missing, the first split of every set before the second, until it is done or the time is up."""
 
     def stop(*_: object) -> None:
@@ -337,10 +312,11 @@ def work(arguments: argparse.Namespace, names: Sequence[str], settings: Sequence
         signal.signal(signal.SIGALRM, stop)
         signal.setitimer(signal.ITIMER_REAL, max(arguments.jobs_seconds, 0.001))
     try:
-        for number in range(max(wanted(name, arguments.splits) for name in names)):
-            for name in names:
-                if number < wanted(name, arguments.splits):
-                    run_split(name, arguments.data, arguments.out, number, settings, arguments.baselines)
+        for number in range(max(wanted(trial.name, arguments.splits) for trial in trials)):
+            for trial in trials:
+                is_done = any(int(one["seed"]) == FIRST_SEED + number for one in trial.done())
+                if number < wanted(trial.name, arguments.splits) and not is_done:
+                    run_split(trial, arguments.data, number)
     except TimeUp:
         print("the time is up; the same command goes on", file=sys.stderr, flush=True)
     finally:
@@ -363,7 +339,9 @@ def main() -> None:
     parser.add_argument("--jobs-seconds", type=float, help="stop after so long; 0 only prints")
     parser.add_argument("--baselines", default="forest", choices=("fast", "forest", "all"))
     parser.add_argument("--markdown", action="store_true", help="only the tables, without progress")
+    parser.add_argument("--summary", action="store_true", help="one short table of all sets, as README has it")
     parser.add_argument("--level", action="store_true", help="also observed over expected at each horizon")
+    parser.add_argument("--keep", action="store_true", help=f"also keep the finished splits in {FOLDER}")
     parser.add_argument("--trials", action="store_true", help=f"also write the trial into {TRIALS_TABLE.name}")
     arguments = parser.parse_intermixed_args()
     settings = [word for word in arguments.words if "=" in word]
@@ -371,18 +349,25 @@ def main() -> None:
     if unknown := [name for name in names if name not in SETS]:
         parser.error(f"unknown set {unknown[0]}: one of {', '.join(SETS)}")
     keep_freed_memory()
+    trials = [Trial(name, tuple(settings), arguments.baselines, arguments.out) for name in names]
     if not arguments.markdown and arguments.jobs_seconds != 0:
-        work(arguments, names, settings)
-    levels = []
-    for name in names:
-        splits = splits_done(arguments.out, name, settings)
+        work(arguments, trials)
+    levels, short = [], []
+    for trial in trials:
+        name, splits = trial.name, trial.done()
         if not splits:
             print(f"\n## {name}\n\nNo split is done.")
             continue
-        print(table(name, splits, settings), flush=True)
+        if arguments.keep:
+            keep(trial.kept_at, settings, splits, COLUMNS)
+        if not arguments.summary:
+            print(table(name, splits, settings), flush=True)
+        short.append(summary(name, splits))
         levels.append(level_table(name, splits, study_of(name, settings)))
         if arguments.trials:
             add_trial(TRIALS_TABLE, trial_row(name, splits, settings, time.strftime("%Y-%m-%d")))
+    if arguments.summary:
+        print("\n".join([SUMMARY_HEAD, *short]))
     if arguments.level:
         print("\n".join(["", LEVEL_HEAD, *levels]))
 

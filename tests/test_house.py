@@ -8,7 +8,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "ehrsequencing"
-OTHER_FOLDERS = {"bench", "helpers", "reference"}
+OTHER_FOLDERS = {"bench", "faults", "helpers", "reference"}
 
 
 def definitions(path: Path) -> list[str]:

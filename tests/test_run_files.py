@@ -10,7 +10,7 @@ from typer.testing import Result
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, saved_audit
-from ehrsequencing.storage import read_json, write_json
+from ehrsequencing.storage import read_json, save_manifest, write_json
 from helpers.command_line import ehrseq
 
 OTHERS = ("metrics.json", "report.html", "audit.json", "history.jsonl", RECALIBRATION)
@@ -97,16 +97,16 @@ def test_predictions_never_use_an_edited_recalibration(run: Path, sim_data: Path
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"required": []}, "lacks files of the model"),
-        ({"required": ["config.yaml"]}, "lacks files of the model"),
-        ({"files": {}, "required": []}, "lacks files of the model"),
+        ({"required": []}, "does not list config.json"),
+        ({"required": ["config.yaml"]}, "does not list config.json"),
+        ({"files": {}, "required": []}, "does not list config.json"),
         ({"excluded": 3}, "entry 'excluded' is missing"),
         ({"prepared": None}, "entry 'prepared' is missing"),
         ({"kind": "prepared"}, "is not a run"),
     ],
 )
 def test_a_hostile_manifest_of_a_run_is_refused(run: Path, change: dict[str, object], says: str) -> None:
-    write_json(run / MANIFEST, read_json(run / MANIFEST) | change)
+    save_manifest(run, read_json(run / MANIFEST) | change)
     with pytest.raises(EhrseqError, match=says):
         Run(run)
 
@@ -114,8 +114,9 @@ def test_a_hostile_manifest_of_a_run_is_refused(run: Path, change: dict[str, obj
 def test_a_hostile_manifest_of_a_prepared_set_is_refused(sim_prepared: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sim_prepared, tmp_path / "set"))
     good = read_json(folder / MANIFEST)
-    for change in ({"tasks": ["../../other"]}, {"tasks": 3}, {"fixes": []}):
-        write_json(folder / MANIFEST, good | change)
+    arrays = {name: known for name, known in good["files"].items() if not name.startswith("visits/held_out")}
+    for change in ({"tasks": ["../../other"]}, {"tasks": 3}, {"fixes": []}, {"files": arrays}, {"files": {}}):
+        save_manifest(folder, good | change)
         done = ehrseq("train", folder, "--out", tmp_path / "run")
         assert done.exit_code == 2, done.output
         assert str(folder) in done.stderr
@@ -125,7 +126,7 @@ def test_a_run_of_before_needs_all_of_its_files(run: Path) -> None:
     """Without the list of what is needed, everything is."""
     manifest = read_json(run / MANIFEST)
     del manifest["required"]
-    write_json(run / MANIFEST, manifest)
+    save_manifest(run, manifest)
     assert Run(run).altered == {}
     delete(run / "report.html")
     with pytest.raises(EhrseqError, match="a file is missing"):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ehrsequencing import replacing
 from ehrsequencing.arrays import ArrayWriter
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST
@@ -77,11 +78,12 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks the system for the names of open files")
+@pytest.mark.parametrize("exchanges", [True, False])
 def test_the_disk_keeps_every_file_before_the_folder_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
     happened: list[tuple[str, str]] = []
-    fsync, replace = os.fsync, os.replace
+    fsync, replace, real = os.fsync, os.replace, replacing.exchange
 
     def noted_fsync(descriptor: int) -> None:
         happened.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
@@ -91,12 +93,18 @@ def test_the_disk_keeps_every_file_before_the_folder_gets_its_name(
         happened.append(("replace", Path(target).name))
         replace(source, target)
 
+    def exchange(first: Path, second: Path) -> bool:
+        if exchanges:
+            happened.append(("replace", second.name))
+        return exchanges and real(first, second)
+
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
+    monkeypatch.setattr(replacing, "exchange", exchange)
     make_set(tmp_path / "set", b"one")
     named = happened.index(("replace", "set"))
     assert {name for what, name in happened[:named] if what == "fsync"} >= {"x.bin", "part", MANIFEST}
-    assert happened[named + 1 :] == [("fsync", tmp_path.name)]
+    assert happened[named + 1] == ("fsync", tmp_path.name)
     happened.clear()
     write_bytes(tmp_path / "y", b"alone")
     assert [what for what, _ in happened] == ["fsync", "replace", "fsync"]
@@ -237,18 +245,22 @@ def test_a_mount_point_stays_mounted(tmp_path: Path) -> None:
 # ---- kills -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stays", [False, True])
-def test_no_kill_loses_the_old_folder_and_the_new_one(tmp_path: Path, stays: bool) -> None:
-    command, env = in_a_process(f"print(kill_everywhere(Path(sys.argv[1]), stays={stays}))")
+@pytest.mark.parametrize(("stays", "exchanges", "changes"), [(False, True, 4), (False, False, 8), (True, False, 12)])
+def test_no_kill_loses_the_old_folder_and_the_new_one(
+    tmp_path: Path, stays: bool, exchanges: bool, changes: int
+) -> None:
+    call = f"print(kill_everywhere(Path(sys.argv[1]), stays={stays}, exchanges={exchanges}))"
+    command, env = in_a_process(call)
     done = subprocess.run([*command, tmp_path / "sets"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= (12 if stays else 8)
+    assert int(done.stdout) >= changes
 
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_rename_that_fails_leaves_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
+    monkeypatch.setattr(replacing, "exchange", lambda first, second: False)
     make_set(tmp_path / "set", b"one")
     before, replace, left = everything(tmp_path), os.replace, iter(range(failing - 1, -9, -1))
 
@@ -261,6 +273,18 @@ def test_a_rename_that_fails_leaves_the_old_folder(
     with pytest.raises(EhrseqError, match="No space left"):
         make_set(tmp_path / "set", b"two")
     assert everything(tmp_path) == before
+
+
+def test_an_exchange_of_names_is_one_step_or_none(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if not replacing.exchange(tmp_path / "a", tmp_path / "b"):
+        pytest.skip("this file system cannot exchange names")
+    assert set(everything(tmp_path)) == {"a/b", "b/a"}
+    with pytest.raises(FileNotFoundError):
+        replacing.exchange(tmp_path / "a", tmp_path / "nothing")
+    assert set(everything(tmp_path)) == {"a/b", "b/a"}
 
 
 @pytest.mark.parametrize("name", [".", "..", "/", "a/..", "x" * 300, "file/below"])

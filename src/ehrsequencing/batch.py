@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_exporting
 
 from ehrsequencing.padded import bad_field, described, pack_flat, pack_padded
 
@@ -105,7 +106,8 @@ class VisitBatch:
         if self.is_query is None:
             fill(self, "is_query", torch.zeros(self.n_visits, dtype=torch.bool, device=device))
         self._check_shapes()
-        if device.type == "cpu":  # elsewhere each look at a number would wait for the device
+        # Elsewhere each look at a number would wait for the device; a graph that is exported has no numbers.
+        if device.type == "cpu" and not is_exporting():
             self._check_contents()
 
     # ---- sizes -------------------------------------------------------------------------------------------------
@@ -316,7 +318,7 @@ class VisitBatch:
             if tensor.dim() != (2 if name == "values" else 1):
                 raise bad_field("(K, 2)" if name == "values" else "one dimension", described(tensor), where=name)
         for name in ("visit_offsets", "subject_offsets"):
-            if not len(getattr(self, name)):
+            if not getattr(self, name).shape[0]:
                 raise bad_field("one more entry than rows", "none", where=name)
 
     def _check_shapes(self) -> None:
@@ -379,5 +381,5 @@ def _check_offsets(name: str, offsets: Tensor, total: int) -> None:
 
 
 def _owners(offsets: Tensor, total: int) -> Tensor:
-    rows = torch.arange(len(offsets) - 1, device=offsets.device)
+    rows = torch.arange(offsets.shape[0] - 1, device=offsets.device)
     return rows.repeat_interleave(offsets.diff(), output_size=total)

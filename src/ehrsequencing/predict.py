@@ -6,7 +6,7 @@ where the data ends, after which there is no answer.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction_file import Risks, is_predictions, prediction_file, require_suffix
-from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
-from ehrsequencing.records.events import DAY_US, parse_date_us
+from ehrsequencing.records.events import DAY_US, Events, parse_date_us
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.record import make_record
+from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.survey import Progress, Steps, TokenRows, survey
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
@@ -56,6 +56,53 @@ class Moment:
         return rows.take(np.r_[rows.subject[1:] != rows.subject[:-1], True])
 
 
+@dataclass(frozen=True)
+class PredictionTimes:
+    """Events with their visits and prediction times, before they are encoded."""
+
+    record: Record  # the events with their visits
+    cohort: Cohort  # every prediction time, and which step of the cohort each subject reached
+    rows: CohortRows  # the prediction times that are asked about and have an answer
+    late: int  # prediction times after the data's end
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Events → visits and prediction times, encoded the way the run's training data was.
+
+    Attributes:
+        run: The run.
+        excluded: Codes that make no token.
+        builder: Applies the run's task.
+    """
+
+    run: Run
+    excluded: CodeMatcher
+    builder: CohortBuilder
+
+    @classmethod
+    def of(cls, run: Run, parents: Mapping[str, list[str]]) -> "Encoder":
+        """An encoder for data whose codes have these parents."""
+        excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
+        return cls(run, excluded, CohortBuilder(run.task, parents=parents))
+
+    def prediction_times(self, events: Events, moment: Moment, *, end_us: int) -> PredictionTimes:
+        """Visits and prediction times of sorted events; none after `end_us`, unless a date is asked for."""
+        record = make_record(events, excluded=self.excluded, settings=self.run.study.visits)
+        cohort = self.builder.build(record, dataset_end_us=int(NEVER), labelled=False, as_of_us=moment.as_of_us)
+        rows = cohort.rows
+        known = np.ones(len(rows), dtype=bool) if moment.as_of_us is not None else rows.prediction_us <= end_us
+        return PredictionTimes(record, cohort, moment.choose(rows.take(known)), late=int((~known).sum()))
+
+    def encode(self, record: Record, rows: CohortRows) -> TaskRecords:
+        """Encode visits and prediction times."""
+        finder = self.builder.outcomes
+        timelines, _ = encode_timelines(record, self.run.vocabulary)
+        asked = encode_rows(record, rows, self.run.vocabulary)
+        found = None if finder is None else finder.find_known(record, self.run.outcomes)
+        return TaskRecords(timelines, asked, found, finder is not None and finder.recur)
+
+
 @dataclass
 class NewRecords:
     """Records to predict for: surveyed in one pass, encoded in another.
@@ -76,7 +123,8 @@ class NewRecords:
 
     def __post_init__(self) -> None:
         self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
-        self.excluded = self.run.excluded(self.data)
+        self.encoder = Encoder.of(self.run, read_parents(self.data))
+        self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
         self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
         found = survey(self.reader, lambda: TokenRows(self.run.vocabulary, self.excluded), self._tick)
         self.rows = found.part
@@ -85,22 +133,20 @@ class NewRecords:
         else:
             self.end_us = found.days.last_us
 
+    def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
+        """Visits and prediction times that have an answer, shard by shard."""
+        for events in self.reader:
+            found = self.encoder.prediction_times(events, moment, end_us=self.end_us)
+            self.subjects += len(found.record.subject_id)
+            self.moments += len(found.cohort.rows)
+            self.late += found.late
+            yield found.record, found.rows
+            self._tick()
+
     def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
         """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
-        builder = CohortBuilder(self.run.task, parents=read_parents(self.data))
-        for events in self.reader:
-            record = make_record(events, excluded=self.excluded, settings=self.run.study.visits)
-            rows = builder.build(record, dataset_end_us=int(NEVER), labelled=False, as_of_us=moment.as_of_us).rows
-            known = np.ones(len(rows), dtype=bool) if moment.as_of_us is not None else rows.prediction_us <= self.end_us
-            self.subjects += len(record.subject_id)
-            self.moments += len(rows)
-            self.late += int((~known).sum())
-            timelines, _ = encode_timelines(record, self.run.vocabulary)
-            asked = encode_rows(record, moment.choose(rows.take(known)), self.run.vocabulary)
-            finder = builder.outcomes
-            found = None if finder is None else finder.find_known(record, self.run.outcomes)
-            yield TaskRecords(timelines, asked, found, finder is not None and finder.recur)
-            self._tick()
+        for record, rows in self.prediction_times(moment):
+            yield self.encoder.encode(record, rows)
 
     def require_until_end(self, moment: Moment) -> None:
         """Refuse a day after the data's end: whoever has no row by then may be silent, or not be recorded any more."""

@@ -15,9 +15,10 @@ from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend
 from ehrsequencing.blend.run_answers import RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.locks import locked
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
-from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS
+from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcome_files import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.prepared import Prepared
@@ -30,12 +31,13 @@ from ehrsequencing.storage import (
     read_manifest,
     refuse_foreign_file,
     require_facts,
+    save_manifest,
     sha256,
-    write_json,
 )
 
 AUDIT = "audit.json"  # what `ehrseq audit` found
 RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
+_PATIENCE = 60.0  # seconds to wait for another command that adds a file to the run
 _FACTS: dict[str, type] = {"excluded": list, "fingerprint": str, "labels": str, "prepared": str, "vocabulary": str}
 
 
@@ -57,8 +59,6 @@ class Run:
             raise EhrseqError("is not a run", where=str(folder), fix="name a folder that ehrseq train made")
         require_facts(folder, self.manifest, _FACTS)
         required = set(self.manifest.get("required", self.manifest["files"]))
-        if not set(RUN_NEEDS) <= required:
-            raise EhrseqError("its manifest lacks files of the model", where=str(folder), fix="train again")
         self.study: StudyConfig = load_study(folder / "config.yaml")
         if self.study.training.blend and not {BLEND_FILE, ARRAYS_FILE} <= required:
             raise EhrseqError("its manifest lacks files of the blend", where=str(folder), fix="train again")
@@ -199,14 +199,15 @@ def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
 
     What the manifest says of the other files stays as it is: a file that somebody has edited does not become ours.
     """
-    require_room(folder, name)
-    manifest = read_json(folder / MANIFEST)
-    others = {listed: known for listed, known in manifest.pop("files").items() if listed != name}
-    unsure = {*manifest.pop("writing", []), name}  # of a killed command: whether it wrote them or not, they are ours
-    write_json(folder / MANIFEST, {**manifest, "writing": sorted(unsure), "files": others})
-    write(folder / name)
-    left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
-    write_json(folder / MANIFEST, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
+    with locked(folder, wait_seconds=_PATIENCE):
+        require_room(folder, name)
+        manifest = read_json(folder / MANIFEST)
+        others = {listed: known for listed, known in manifest.pop("files").items() if listed != name}
+        unsure = {*manifest.pop("writing", []), name}  # of a killed command: it may have written them, so they are ours
+        save_manifest(folder, {**manifest, "writing": sorted(unsure), "files": others})
+        write(folder / name)
+        left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
+        save_manifest(folder, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
 
 
 def require_room(folder: Path, *names: str) -> None:

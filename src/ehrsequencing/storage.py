@@ -1,9 +1,9 @@
 """Atomic writes of files and folders, and manifests with hashes, so that an output is complete or absent.
 
 A file is written under a temporary name in its folder, flushed to the disk and renamed; then the folder is flushed.
-A folder's `manifest.json` is written last and lists the SHA-256 of every file. No folder is loaded without it.
-A command replaces a file or folder only if ehrseq wrote it and nothing was added to it. The next write recovers what
-a killed process left (`ehrsequencing.temporaries`).
+A folder's `manifest.json` is written last and lists the SHA-256 of every file and of itself. No folder is loaded
+without it. A command replaces a file or folder only if ehrseq wrote it and nothing was added to it, and holds the
+folder's lock meanwhile (`locks.py`). The next write recovers what a killed process left (`temporaries.py`).
 """
 
 import hashlib
@@ -18,19 +18,23 @@ import yaml
 
 from ehrsequencing.config import BadText, Settings, parse_json
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.locks import locked
 from ehrsequencing.output_kinds import KINDS, MANIFEST, Kind
+from ehrsequencing.replacing import must_stay, replace_content, replace_folder
 from ehrsequencing.temporaries import (
     INSIDE,
     entries,
     fsync,
     is_inside_one,
     is_temporary,
-    move_entries,
+    make_folders,
     private,
-    recover,
     recover_for,
     temporary_name,
 )
+
+_AGAIN = "make the folder again"
+_DIGEST = "digest"  # entry of a manifest: the hash of all others
 
 
 @contextmanager
@@ -56,7 +60,7 @@ def atomic_path(path: Path, *, owner_only: bool = False) -> Iterator[Path]:
         raise EhrseqError("cannot be written", where=str(path), fix="it is a folder: name a file")
     temporary = temporary_name(path, "new")
     with _disk_errors("cannot be written", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         recover_for(path)
         with private(temporary, like=path) as mode:
             yield temporary
@@ -182,11 +186,21 @@ def write_manifest(
     listed = sorted(p for p in chosen if not any(map(is_temporary, (p, *p.relative_to(folder).parents))))
     needs = {} if required is None else {"required": sorted(required)}
     hashes = {p.relative_to(folder).as_posix(): sha256(p) for p in listed}
-    write_json(folder / MANIFEST, {**facts, **needs, "files": hashes})
+    save_manifest(folder, {**facts, **needs, "files": hashes})
+
+
+def save_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest with the digest of its own entries, which tells whether one of them has changed."""
+    content = json.loads(json.dumps({name: value for name, value in manifest.items() if name != _DIGEST}))
+    write_json(folder / MANIFEST, {**content, _DIGEST: _own_digest(content)})
+
+
+def _own_digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, Any]:
-    """Read a complete manifest and check the hash of every required file.
+    """Read a complete manifest and check its own digest and the hash of every required file.
 
     Args:
         folder: The folder that the manifest describes.
@@ -200,20 +214,50 @@ def read_manifest(folder: Path, *, what: str, verify: bool = True) -> dict[str, 
     if not path.is_file():
         what = f"is not {what}, or was interrupted before it was complete"
         raise EhrseqError(what, where=str(folder), fix="make it again")
-    manifest: dict[str, Any] = read_json(path)
-    is_whole = isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)
-    required = manifest.get("required", list(manifest["files"])) if is_whole else None
+    manifest = _whole_manifest(path)
+    required = manifest.get("required", list(manifest["files"]))
     if not isinstance(required, list) or not all(name in manifest["files"] for name in map(str, required)):
-        raise EhrseqError("is damaged", where=str(path), fix="make the folder again")
+        raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
+    kind = next((known for known in KINDS if known.name == manifest.get("kind")), None)
+    if lost := [name for name in (kind.needs if kind else ()) if name not in required]:
+        raise EhrseqError(f"is damaged: it does not list {lost[0]}", where=str(path), fix=_AGAIN)
     for name in manifest["files"]:
         if not _is_inside(folder / name, folder):
             raise EhrseqError("names a file outside its folder", where=str(path), fix="do not trust this folder")
     for name in map(str, required):
-        file = folder / name
-        if not file.is_file():
-            raise EhrseqError("a file is missing", where=str(file), fix="make the folder again")
-        if verify and sha256(file) != manifest["files"][name]:
-            raise EhrseqError("has changed since it was written", where=str(file), fix="make the folder again")
+        if not (folder / name).is_file():
+            raise EhrseqError("a file is missing", where=str(folder / name), fix=_AGAIN)
+        if verify:
+            require_unchanged(folder, manifest, name)
+    return manifest
+
+
+def require_unchanged(folder: Path, manifest: Mapping[str, Any], name: str, *, fix: str = _AGAIN) -> None:
+    """Refuse a file that has changed since a manifest listed it; one that it does not list passes.
+
+    Raises:
+        EhrseqError: Its bytes are others.
+    """
+    if name in manifest["files"] and sha256(folder / name) != manifest["files"][name]:
+        raise EhrseqError("has changed since it was written", where=str(folder / name), fix=fix)
+
+
+def _whole_manifest(path: Path) -> dict[str, Any]:
+    """A manifest whose entries are as they were written, in a format that this version reads."""
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise EhrseqError("is damaged", where=str(path), fix=_AGAIN)
+    noted = manifest.pop(_DIGEST, None)
+    if noted is None and manifest.get("format") == 1:
+        return manifest  # of a version that wrote no digest
+    if noted != _own_digest(manifest):
+        raise EhrseqError("has changed since it was written", where=str(path), fix=_AGAIN)
+    kind = next((known for known in KINDS if known.name == manifest.get("kind")), None)
+    if kind is not None and not kind.is_of(manifest):
+        what = (
+            f"has format {manifest.get('format')!r}, and this version of ehrseq reads {kind.what} up to {kind.format}"
+        )
+        raise EhrseqError(what, where=str(path), fix="use the version of ehrseq that wrote it, or make it again")
     return manifest
 
 
@@ -222,9 +266,7 @@ def require_facts(folder: Path, manifest: Mapping[str, Any], facts: Mapping[str,
     for name, kind in facts.items():
         if not isinstance(manifest.get(name), kind):
             where = str(folder / MANIFEST)
-            raise EhrseqError(
-                f"is damaged: its entry {name!r} is missing or invalid", where=where, fix="make the folder again"
-            )
+            raise EhrseqError(f"is damaged: its entry {name!r} is missing or invalid", where=where, fix=_AGAIN)
 
 
 def _is_inside(file: Path, folder: Path) -> bool:
@@ -286,7 +328,7 @@ def _unlisted(folder: Path, files: Mapping[str, Any]) -> str | None:
     for here, folders, names in os.walk(folder, onerror=fail):
         if Path(here) == folder:
             mine = {path.name for path in entries(folder)}
-            folders[:] = [name for name in folders if name in mine]
+            folders[:], names[:] = ([name for name in found if name in mine] for found in (folders, names))
         for name in sorted([*folders, *names]):
             path = Path(here) / name
             inside = path.relative_to(folder).as_posix()
@@ -307,14 +349,16 @@ def complete_folder(folder: Path, kind: Kind) -> Iterator[Path]:
         kind: Its kind. An earlier folder of this kind is replaced if it holds nothing else.
 
     Raises:
-        EhrseqError: The folder is not one to replace, or the disk refused.
+        EhrseqError: The folder is not one to replace, another process is writing it, or the disk refused.
     """
     with _disk_errors("cannot be written", folder):
         target = Path(os.path.realpath(folder))
         recover_for(target)
         refuse_foreign_folder(folder, kind)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        stays = target.is_dir() and _must_stay(target)
+    with locked(folder), _disk_errors("cannot be written", folder):
+        recover_for(target, exclusive=True)
+        refuse_foreign_folder(folder, kind)
+        stays = must_stay(target)
         temporary = temporary_name(target / INSIDE if stays else target, "new")
         with private(temporary, is_folder=True, like=target) as mode:
             yield temporary
@@ -322,42 +366,7 @@ def complete_folder(folder: Path, kind: Kind) -> Iterator[Path]:
                 fsync(path)
             refuse_foreign_folder(folder, kind)  # somebody may have changed it meanwhile
             if stays:
-                _replace_content(target, temporary)
+                replace_content(target, temporary)
             else:
                 temporary.chmod(mode)
-                _replace_folder(target, temporary)
-
-
-def _must_stay(folder: Path) -> bool:
-    """Whether a folder cannot be renamed (a mount point) or should not be (the working directory)."""
-    mounts = Path("/proc/self/mountinfo")
-    mounted = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
-    if os.path.ismount(folder) or str(folder).replace(" ", "\\040") in mounted:
-        return True
-    return not os.access(folder.parent, os.W_OK) or Path.cwd().is_relative_to(folder)
-
-
-def _replace_folder(target: Path, new: Path) -> None:
-    old = temporary_name(target, "old")
-    try:
-        if target.exists():
-            os.replace(target, old)
-        os.replace(new, target)
-        fsync(target.parent)
-    finally:
-        if old.exists():
-            recover(old)
-
-
-def _replace_content(target: Path, new: Path) -> None:
-    """Move the old content out, then the new content in. `put` exists only once the first move is done."""
-    out, put = (temporary_name(target / INSIDE, role) for role in ("out", "put"))
-    try:
-        out.mkdir(mode=0o700)
-        move_entries(target, out, manifest_first=True)
-        os.replace(new, put)
-        move_entries(put, target)
-    finally:
-        for left in (put, out):
-            if left.exists():
-                recover(left)
+                replace_folder(target, temporary)

@@ -1,38 +1,48 @@
 """Temporary files and folders: their names, who can read them, and recovery from a killed process.
 
-A temporary is called `.tmp-PID-ROLE-NAME`. The next write of NAME recovers what a killed process left:
+A temporary is called `.tmp-OWNER.RANDOM-ROLE-NAME`. OWNER tells host, boot, process and its start (`owners.py`), and
+the time of its last change tells its age. The next write of NAME recovers what a killed process left:
 
 | role | what it is | recovery |
 |---|---|---|
-| `new` | being written; only its owner can read it | remove it |
+| `new` | being written, or just replaced; only its owner can read it | remove it |
 | `del` | being removed | remove it |
 | `old` | the earlier folder, moved aside until the new one has its name | move it back, unless the new one is there |
 | `out` | the earlier files of a folder that cannot be renamed (a mount point) | the same, file by file |
 | `put` | the complete new files, on their way into such a folder | move the rest of them in |
+
+What a living process makes is never touched. A process of another host or container cannot be seen: what it left is
+recovered by whoever holds the lock of the same output (`locks.py`), and else after `ABANDONED_DAYS`.
 """
 
 import errno
 import glob
 import os
 import re
+import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.output_kinds import LOCK, MANIFEST
+from ehrsequencing.owners import PATTERN, Owner, is_running, this_process
 
-_NAME = re.compile(r"\.tmp-(\d+)-(?:(new|del|old|out|put)-)?(.*)", re.DOTALL)
+ABANDONED_DAYS = 7  # after so long without a change, what a process of another host or container made is an orphan
+_NAME = re.compile(
+    rf"\.tmp-(?:{PATTERN}\.[0-9a-f]{{8}}|(?P<number>\d+))-(?:(?P<role>new|del|old|out|put)-)?(?P<name>.*)", re.DOTALL
+)  # earlier versions wrote only the number of the process
 _ORDER = ("put", "out", "old", "new", "del", None)  # of recovery; earlier versions wrote no role
 INSIDE = "content"  # NAME of a temporary inside the folder that it is for
-_LOST_AND_FOUND = "lost+found"  # in the root of a file system
-_in_use: set[Path] = set()  # temporaries of this process; others with its number are from an earlier process
+_NOT_OURS = {"lost+found", LOCK}  # the first is in the root of a file system
+_in_use: set[Path] = set()  # temporaries of this process
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a path has the name of a temporary."""
-    return _NAME.fullmatch(path.name) is not None
+    """Whether a path has the name of a temporary, or of a lock."""
+    return path.name == LOCK or _NAME.fullmatch(path.name) is not None
 
 
 def is_in_use(path: Path) -> bool:
@@ -47,14 +57,14 @@ def is_inside_one(path: Path) -> bool:
 
 
 def temporary_name(path: Path, role: str) -> Path:
-    """The name of this process's temporary beside a path."""
-    return path.with_name(f".tmp-{os.getpid()}-{role}-{_parts(path)[1]}")
+    """A new name of a temporary of this process beside a path."""
+    return path.with_name(f".tmp-{this_process()}.{secrets.token_hex(4)}-{role}-{_parts(path)[1]}")
 
 
 def _parts(path: Path) -> tuple[str | None, str]:
     """Role of a temporary and the NAME that it is for; no role and its own name for any other path."""
     found = _NAME.fullmatch(path.name)
-    return (found[2], found[3]) if found else (None, path.name)
+    return (found["role"], found["name"]) if found else (None, path.name)
 
 
 def _key(path: Path) -> Path:
@@ -62,19 +72,26 @@ def _key(path: Path) -> Path:
 
 
 def _is_orphan(path: Path) -> bool:
-    """Whether the process that made a temporary has ended. In a container, the next process often has its number."""
+    """Whether the process that made a temporary has ended."""
     found = _NAME.fullmatch(path.name)
-    if found is None:
+    if found is None or is_in_use(path):
         return False
-    if int(found[1]) == os.getpid():
-        return not is_in_use(path)
-    try:
-        os.kill(int(found[1]), 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except OSError:  # another user's process
-        return False
-    return False
+    if found["number"] is not None:
+        return int(found["number"]) == os.getpid() or not is_running(int(found["number"]))
+    owner = Owner(found["host"], found["boot"], int(found["pid"]), int(found["start"]))
+    if owner == this_process():
+        return True  # of a write that failed, and could not be removed then
+    alive = owner.is_alive
+    return _days_unchanged(path) > ABANDONED_DAYS if alive is None else not alive
+
+
+def _days_unchanged(path: Path) -> float:
+    """Days since the last change of a file, or of anything in a folder."""
+    changed = [0.0]
+    for inside in (path, *path.rglob("*")):
+        with suppress(OSError):
+            changed.append(inside.lstat().st_mtime)
+    return (time.time() - max(changed)) / 86_400
 
 
 @contextmanager
@@ -121,7 +138,6 @@ def remove_folder(folder: Path) -> None:
         EhrseqError: The disk refused.
     """
     gone = temporary_name(folder, "del")
-    _discard(gone)
     try:
         os.replace(folder, gone)
     except OSError as error:
@@ -132,10 +148,14 @@ def remove_folder(folder: Path) -> None:
 def recover(orphan: Path) -> None:
     """Undo or finish an interrupted replacement, as the table above says."""
     role, name = _parts(orphan)
+    target = orphan.with_name(name)
     if not os.path.lexists(orphan):
         return
-    if role == "old" and not os.path.lexists(orphan.with_name(name)):
-        os.replace(orphan, orphan.with_name(name))
+    if role == "old" and not os.path.lexists(target):
+        os.replace(orphan, target)
+    elif role == "old" and target.is_dir() and not entries(target):  # somebody has locked an output that was missing
+        move_entries(orphan, target)
+        _discard(orphan)
     elif role == "put" or (role == "out" and not (orphan.parent / MANIFEST).exists()):
         move_entries(orphan, orphan.parent)
         _discard(orphan)
@@ -145,30 +165,36 @@ def recover(orphan: Path) -> None:
         _discard(orphan)
 
 
-def _recover_all(found: Iterable[Path], *, where: Path) -> None:
+def _recover_all(orphans: Iterable[Path], *, where: Path) -> None:
     try:
-        for orphan in sorted(filter(_is_orphan, found), key=lambda path: _ORDER.index(_parts(path)[0])):
+        for orphan in sorted(orphans, key=lambda path: _ORDER.index(_parts(path)[0])):
             recover(orphan)
     except OSError as error:
         fix = f"look into the folders .tmp-* there: {error.strerror or 'check the disk'}"
         raise EhrseqError("an interrupted replacement cannot be undone", where=str(where), fix=fix) from error
 
 
-def recover_for(path: Path) -> None:
-    """Recover what interrupted writes of one file or folder left beside it or in it."""
+def recover_for(path: Path, *, exclusive: bool = False) -> None:
+    """Recover what interrupted writes of one file or folder left beside it or in it.
+
+    Args:
+        path: The file or folder.
+        exclusive: Whether this process holds its lock. Then nobody else can be writing it.
+    """
     beside = [p for p in path.parent.glob(f".tmp-*-{glob.escape(path.name)}") if _parts(p)[1] == path.name]
     inside = [p for p in path.glob(f".tmp-*-{INSIDE}") if path.is_dir() and _parts(p)[0] and _parts(p)[1] == INSIDE]
-    _recover_all([*beside, *inside], where=path)
+    found = [p for p in (*beside, *inside) if (exclusive and not is_in_use(p)) or _is_orphan(p)]
+    _recover_all(found, where=path)
 
 
 def sweep_temporaries(folder: Path) -> None:
     """Recover what interrupted writes left anywhere in a folder."""
-    _recover_all(folder.rglob(".tmp-*"), where=folder)
+    _recover_all(filter(_is_orphan, folder.rglob(".tmp-*")), where=folder)
 
 
 def entries(folder: Path) -> list[Path]:
     """The content of a folder except what this process is writing; the manifest comes last."""
-    found = [p for p in sorted(folder.iterdir()) if not is_in_use(p) and p.name != _LOST_AND_FOUND]
+    found = [p for p in sorted(folder.iterdir()) if not is_in_use(p) and p.name not in _NOT_OURS]
     return sorted(found, key=lambda p: p.name == MANIFEST)
 
 
@@ -189,3 +215,16 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folders(folder: Path) -> list[Path]:
+    """Make a folder and its missing parents, each flushed to the disk; returns those that were made, outermost first.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()][::-1]
+    for path in missing:
+        path.mkdir(exist_ok=True)
+        fsync(path.parent)
+    return missing

@@ -24,7 +24,7 @@ from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import PAGES, render
 from ehrsequencing.run import Run, add_to_run, saved_audit
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.storage import write_json
+from ehrsequencing.storage import save_manifest, write_json
 from ehrsequencing.training.loop import Trainer
 from helpers.audit import (
     FIRST_ID,
@@ -160,11 +160,11 @@ def test_no_false_alarm_on_trained_runs(settings: tuple[str, ...], tmp_path: Pat
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     (*_, told) = manifest.get("members", [manifest])  # of several models, one is enough
     told["recalibration"][store.task(store.only_task()).causes[0]]["subjects_with_event"] += 1
-    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    save_manifest(tmp_path / "run", manifest)
     assert verdicts(tmp_path / "run", subjects=5)["recalibration"] == "leak"
     for cause in told["recalibration"].values():  # a run of an older version
         del cause["intercept"]
-    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest))
+    save_manifest(tmp_path / "run", manifest)
     assert verdicts(tmp_path / "run", subjects=5)["recalibration"] == "not_tested"
 
 
@@ -338,6 +338,7 @@ def test_the_run_stays_valid_and_the_audit_is_of_this_very_run(run: Path, tmp_pa
     assert saved_audit(other) is None
 
 
+@pytest.mark.slow
 def test_the_report_shows_the_audit_or_says_that_there_is_none(run: Path) -> None:
     metrics = evaluate(run, settings=EvaluationConfig(baselines="none", bootstrap=0))
     page = render(metrics)

@@ -26,6 +26,8 @@ from ehrsequencing.baselines.cox import (
 )
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
+from ehrsequencing.metrics.discrimination import wolbers_c
+from ehrsequencing.metrics.outcomes import ScoredRows
 from helpers.metric_table import metric_table
 
 
@@ -371,3 +373,23 @@ def test_few_censored_subjects_do_not_decide_huge_weights() -> None:
     km = censoring_survival(train[1], train[2]).before(90.0)
     assert smallest[0] > km - 0.3
     assert smallest[1] < km - 0.5  # without the limit
+
+
+def test_a_chance_of_being_followed_that_underflows_weighs_nothing_and_divides_nothing() -> None:
+    rng = np.random.default_rng(4)
+    n = 40
+    duration, cause = rng.uniform(1, 9, n), rng.integers(0, 3, n)
+    risk, factor = rng.uniform(size=(n, 2, 1)), np.ones(n)
+    gone, calm = np.array([0.0, 0.1, 720.0]), np.array([0.0, 0.1, 0.2])  # exp(−720) is a number, 1 over it is none
+    found = {}
+    for name, hazard in (("calm", calm), ("gone", gone)):
+        censoring = RowCensoring(StepFunction(np.array([3.0, 6.0]), hazard), factor)
+        for horizon in (5.0, 8.0):
+            rows = ScoredRows.of(duration, cause, risk, [horizon], censoring=censoring)
+            with np.errstate(over="raise", invalid="raise"):
+                found[name, horizon] = wolbers_c(rows)
+    # Until day 6 the two distributions are the same; after it nobody is left to stand for those who were censored.
+    assert np.isfinite(found["calm", 5.0]).all()
+    assert np.array_equal(found["gone", 5.0], found["calm", 5.0])
+    assert np.isfinite(found["calm", 8.0]).all()
+    assert np.isnan(found["gone", 8.0]).all()

@@ -79,6 +79,17 @@ def test_a_blend_and_its_network_stand_beside_each_other() -> None:
     assert "| blend 1.5000, network alone 1.2000 |" in bench.trial_row("pbc2", both, [], "2026-11-22")
 
 
+def test_the_summary_shows_every_model_with_ours_minus_it() -> None:
+    bench = load_bench("real")
+    first, *others = bench.summary("pbc2", SPLITS).splitlines()
+    assert first.startswith("| pbc2: 312 real patients, 2 splits | **ours** |")
+    assert first.endswith("|  |")  # ours minus ours is no number
+    mean, low, high = corrected_interval([0.1, 0.05], 20 / 80)
+    cox = next(line for line in others if "landmark Cox (strongest)" in line)
+    assert cox.endswith(f"| {-mean:+.4f} ({-high:+.4f} to {-low:+.4f}) |")
+    assert len(others) == 2
+
+
 def test_a_difference_is_better_by_the_direction_of_its_metric() -> None:
     bench = load_bench("real")
     assert bench.verdict("nll", (-0.1, -0.2, -0.05)) == bench.verdict("c", (0.1, 0.05, 0.2)) == "better"
@@ -130,8 +141,30 @@ def test_each_trial_has_its_folder_and_finished_splits_are_read(tmp_path: Path) 
         folder = tmp_path / "default" / "pbc2" / f"seed-{20_000 + number}"
         folder.mkdir(parents=True)
         write_json(folder / "rows.json", SPLITS[number])
-    assert [one["seed"] for one in bench.splits_done(tmp_path, "pbc2", [])] == [20_000, 20_001]
-    assert bench.splits_done(tmp_path, "pbc2", ["model.dropout=.1"]) == []
+    assert [one["seed"] for one in bench.Trial("pbc2", (), "fast", tmp_path).done()] == [20_000, 20_001]
+    assert bench.Trial("pbc2", ("model.dropout=.1",), "fast", tmp_path).done() == []
+
+
+def test_kept_splits_give_the_same_table_while_their_settings_hold(tmp_path: Path, monkeypatch: Any) -> None:
+    bench = load_bench("real")
+    monkeypatch.setattr(bench, "FOLDER", tmp_path / "kept")
+    trial = bench.Trial("pbc2", (), "fast", tmp_path / "out")
+    made = [
+        split | {"fingerprint": trial.fingerprint(int(split["seed"])), "train_subjects": 100, "held_out_subjects": 25}
+        for split in SPLITS
+    ]
+    bench.keep(trial.kept_at, [], made[:1], bench.COLUMNS)
+    bench.keep(trial.kept_at, [], made[1:], bench.COLUMNS)  # beside what is there
+    assert "subject_id" not in trial.kept_at.read_text()
+    assert len(trial.done()) == 2
+    assert bench.table("pbc2", trial.done(), []) == bench.table("pbc2", made, [])
+    days = made[0]["metrics"][0]["horizon_days"]
+    assert [bench.values_of(one, days) for one in trial.done()] == [bench.values_of(one, days) for one in made]
+    # Other baselines or settings are other numbers.
+    assert bench.Trial("pbc2", (), "all", tmp_path / "out").done() == []
+    others = bench.Trial("pbc2", ("model.dropout=.1",), "fast", tmp_path / "out")
+    bench.keep(others.kept_at, [], made, bench.COLUMNS)
+    assert others.done() == []
 
 
 def test_time_is_up_in_the_middle_and_all_sets_get_their_first_split_first(
@@ -139,14 +172,16 @@ def test_time_is_up_in_the_middle_and_all_sets_get_their_first_split_first(
 ) -> None:
     bench, begun = load_bench("real"), []
 
-    def slow(name: str, data: Path, out: Path, number: int, settings: list[str], baselines: str) -> None:
-        begun.append((name, number))
+    def slow(trial: Any, data: Path, number: int) -> None:
+        begun.append((trial.name, number))
         time.sleep(0.0 if len(begun) < 4 else 30.0)
 
     monkeypatch.setattr(bench, "run_split", slow)
-    arguments = argparse.Namespace(data=tmp_path, out=tmp_path, splits=3, jobs_seconds=0.5, baselines="fast")
+    monkeypatch.setattr(bench, "FOLDER", tmp_path / "kept")
+    arguments = argparse.Namespace(data=tmp_path, splits=3, jobs_seconds=0.5)
+    trials = [bench.Trial(name, (), "fast", tmp_path) for name in ("pbc2", "nafld")]
     started = time.monotonic()
-    bench.work(arguments, ["pbc2", "nafld"], [])
+    bench.work(arguments, trials)
     assert time.monotonic() - started < 10
     assert begun == [("pbc2", 0), ("nafld", 0), ("pbc2", 1), ("nafld", 1)]
 

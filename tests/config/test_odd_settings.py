@@ -191,6 +191,8 @@ ARGUMENTS = {
     "evaluate": ["evaluate", "nowhere"],
     "evaluate --data": ["evaluate", "nowhere", "--data", "elsewhere"],
     "predict": ["predict", "nowhere", "elsewhere"],
+    "explain": ["explain", "nowhere", "elsewhere"],
+    "explore": ["explore", "nowhere", "elsewhere"],
     "score": ["score", "nowhere.csv", "elsewhere", "--task", "no.yaml"],
     "score --prepared": ["score", "nowhere.csv", "elsewhere", "--task", "no.yaml", "--prepared", "set"],
 }

@@ -92,6 +92,7 @@ def by_key(rows: list[dict[str, Any]], ours: str) -> dict[tuple[Any, ...], dict[
 # ---- the same numbers as evaluate ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_file_of_our_risks_gets_the_numbers_of_evaluate(
     sim_run: Path, sim_data: Path, task: TaskConfig, predicted: Path, tmp_path: Path, tiny_study: StudyConfig
 ) -> None:

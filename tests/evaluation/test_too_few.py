@@ -22,7 +22,7 @@ from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
 from ehrsequencing.evaluation.subgroups import subgroup_rows
 from ehrsequencing.evaluation.tables import at_risk, follow_up
 from ehrsequencing.metrics.bootstrap import interval_around
-from ehrsequencing.metrics.minimum_counts import BIASED, TOO_FEW
+from ehrsequencing.minimum_counts import BIASED, TOO_FEW
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.comparison import CAUSES, HORIZONS, world

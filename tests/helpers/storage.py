@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing import storage
+import pytest
+
+from ehrsequencing import replacing, storage
+from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST, Kind
 from ehrsequencing.storage import complete_folder, read_manifest, write_bytes, write_manifest
 from ehrsequencing.temporaries import sweep_temporaries
@@ -34,13 +37,15 @@ def in_a_process(call: str) -> tuple[list[str], dict[str, str]]:
     return command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def kill_everywhere(folder: Path, *, stays: bool) -> int:
+def kill_everywhere(folder: Path, *, stays: bool, exchanges: bool = True) -> int:
     """Kill a process that replaces a set before its first, second, … change of the disk, and look at what is left.
 
     Returns:
         How often it was killed.
     """
-    storage._must_stay = lambda place: stays
+    storage.must_stay = lambda place: stays
+    if not exchanges:  # as a file system without it says
+        replacing.exchange = lambda first, second: False
     killed = 0
     while True:
         shutil.rmtree(folder, ignore_errors=True)
@@ -63,6 +68,17 @@ def kill_everywhere(folder: Path, *, stays: bool) -> int:
         assert (folder / "set" / "part" / "x.bin").read_bytes() == b"three", killed
 
 
+def fill_disk(folder: Path) -> None:
+    """Replace a set on a disk of 1 MB by one that does not fit, then by one that does."""
+    make_set(folder / "set", b"1" * 300_000)
+    with pytest.raises(EhrseqError, match="No space left on device"):
+        make_set(folder / "set", b"2" * 3_000_000)
+    read_manifest(folder / "set", what="a set")
+    assert set(everything(folder)) == {"set/part/x.bin", "set/manifest.json"}, everything(folder).keys()
+    assert (folder / "set" / "part" / "x.bin").read_bytes()[:1] == b"1"
+    make_set(folder / "set", b"3" * 300_000)
+
+
 def kill_simulations(folder: Path) -> int:
     """Kill simulations everywhere, then make one; returns how often it was killed."""
     from ehrsequencing.simulate import SimulationConfig, simulate
@@ -80,7 +96,7 @@ def kill_simulations(folder: Path) -> int:
         if os.waitpid(child, 0)[1] == 0:
             return killed
         killed += 1
-        if (folder / "sim").exists():
+        if (folder / "sim" / MANIFEST).exists():
             read_manifest(folder / "sim", what="a simulation")
         for left in folder.glob(".tmp-*-new-*"):
             assert left.stat().st_mode & 0o077 == 0 or (left / MANIFEST).is_file(), "only what is complete is opened"

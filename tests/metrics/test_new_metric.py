@@ -30,6 +30,7 @@ def gini() -> Iterator[Metric]:
     del METRICS["gini"]
 
 
+@pytest.mark.slow
 def test_one_record_brings_a_metric_everywhere(gini: Metric, sim_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(sim_run, tmp_path / "run"))
     result = evaluate(run, split="train", settings=EvaluationConfig(baselines="fast", bootstrap=20, subgroups=()))

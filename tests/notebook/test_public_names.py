@@ -17,15 +17,15 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
     assert set(eh.__all__) >= NAMES
     assert dir(eh) == sorted(eh.__all__)
     assert all(hasattr(eh, name) for name in dir(eh))
-    with pytest.raises(AttributeError, match="no attribute 'explain'"):
-        _ = eh.explain
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = eh.nothing
 
 
 def test_each_has_an_example_that_the_doctests_run() -> None:
     finder = doctest.DocTestFinder(recurse=False)
     documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
     documented += [getattr(eh.metrics, name) for name in dir(eh.metrics)]
-    documented += [vars(TrainedRun)[name] for name in ("predict", "attention", "plot_risk", "plot_history")]
+    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk", "plot_history")]
     documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence", "to_latex")]
     documented += [type(eh.visit_encoder)]
     for one in documented:

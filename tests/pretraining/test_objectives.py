@@ -18,8 +18,10 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
 from ehrsequencing.pretraining import masked
 from ehrsequencing.pretraining.masked import mask
-from ehrsequencing.pretraining.objective import Glance, Objective, Tally, World
-from ehrsequencing.pretraining.targets import Rates, TargetCodes, visit_rows
+from ehrsequencing.pretraining.neighbours import lifts
+from ehrsequencing.pretraining.objective import Glance, Objective, Tally, World, code_embedding
+from ehrsequencing.pretraining.targets import Rates, TargetCodes, coming_codes, visit_rows
+from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from helpers.strategies import VOCAB, Records, pack, records
 from helpers.visits import Record, timelines_of
@@ -32,9 +34,9 @@ def world(**chosen: Any) -> World:
     rates = np.random.default_rng(0).dirichlet(np.ones(len(CODES)))
     sizes = {"vocab_size": VOCAB, "dim": 8, "heads": 2, "layers": 1, "dropout": 0.0, "history_dropout": 0.0}
     config = ModelConfig.model_validate({**sizes, **chosen})
-    return World(
-        config, PretrainingConfig(masked_share=1.0), CODES, Rates(rates, rates, 1 - rates, np.arange(1.0, 400))
-    )
+    waits = coming_codes(found := timelines(9), np.arange(len(found.end_us)), CODES)
+    starting = Rates(rates, rates, 1 - rates, np.arange(1.0, 400), waits)
+    return World(config, PretrainingConfig(masked_share=1.0), CODES, starting)
 
 
 def timelines(seed: int = 0) -> Timelines:
@@ -123,7 +125,7 @@ def test_a_mask_that_leaves_the_code_in_the_visit_is_noticed(monkeypatch: pytest
     assert not torch.equal(ours, other)
 
 
-@pytest.mark.parametrize("name", ["next_visit", "marked_time"])
+@pytest.mark.parametrize("name", ["next_visit", "marked_time", "time_to_code"])
 @pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
 def test_the_future_is_no_input(name: str, architecture: str) -> None:
     """Other codes in the last visits change targets, and no state that predicts them."""
@@ -183,6 +185,49 @@ def test_the_density_of_marked_time_integrates_to_one() -> None:
     total = float(density.double().sum().detach()) * 0.2
     left = float((density[-1] / torch.exp(logits[0, -1])).detach())  # chance beyond the last day
     assert total + left == pytest.approx(1.0, abs=2e-3)
+
+
+def test_the_loss_of_the_time_to_every_code_is_its_formula() -> None:
+    """Visit by visit, code by code, bin by bin; a record's last visit has no exposure."""
+    one, glance = made("time_to_code")
+    assert glance.states is not None
+    found, head = glance.timelines, one.get_submodule("head")
+    log_hazards, edges = head.log_hazards(glance.states).double(), (0.0, *head.edges_days, math.inf)  # type: ignore[operator, misc]
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for subject in range(len(found)):
+        first, end = found.subject_offsets[subject : subject + 2].tolist()
+        for visit in range(first, end - 1):
+            count += 1
+            after = (found.start_us[visit + 1 : end] - found.end_us[visit]) / DAY_US
+            for code in range(len(CODES)):
+                waits = [
+                    day for day, at in zip(after, range(visit + 1, end), strict=True) if code in codes_of(found, at)
+                ]
+                stop = waits[0] if waits else float(found.end_us[end - 1] - found.end_us[visit]) / DAY_US
+                for k in range(len(edges) - 1):
+                    at_risk = min(max(stop, edges[k]), edges[k + 1]) - edges[k]
+                    total = total + log_hazards[visit, code, k].exp() * at_risk
+                    if waits and edges[k] < stop <= edges[k + 1]:
+                        total = total - log_hazards[visit, code, k]
+    torch.testing.assert_close(one(glance).double(), total / count, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["hierarchical", "flat"])
+def test_lifts_are_ratios_of_probabilities(architecture: str) -> None:
+    """`Σ_c p(c) exp(lift_c) = 1` with the code itself; the state is that of a first visit with that code alone."""
+    one, glance = made("masked_codes", architecture=architecture)
+    assert isinstance(one, masked.MaskedCodes)
+    asked = np.array([0, 4])
+    found = lifts(glance.model.eval(), one, CODES, asked)
+    alone = timelines_of([((0.0, ((2, math.nan),)),), ((0.0, ((8, math.nan),)),)])
+    batch = glance_of(alone, glance.model.config, glance.model).step.batch
+    states = glance.model.states(replace(batch, age_years=torch.full((2,), math.nan)))[1]
+    scores = one.scores.all(states, code_embedding(glance.model).table(torch.from_numpy(CODES.tokens)))
+    chance, usual = scores.softmax(1).detach().double().numpy(), one.start.softmax(0).double().numpy()
+    own = np.arange(2), asked
+    assert np.isneginf(found[own]).all()
+    chance[own] = 0.0
+    np.testing.assert_allclose(usual * np.exp(found), chance, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(objective.parts))

@@ -35,6 +35,20 @@ def pretrained(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
+def test_the_page_shows_the_numbers_and_the_known_pairs(pretrained: Path, sim_prepared: Path) -> None:
+    page = (pretrained / "report.html").read_text()
+    results = json.loads((pretrained / "pretraining.json").read_text())
+    pairs, codes = results["neighbours"]["pairs"], Prepared(sim_prepared).vocabulary.codes
+    assert pairs["codes"] == sum(code.startswith("DX//A") for code in codes)
+    assert 0 <= pairs["beside"] <= pairs["codes"]
+    assert f"There are {pairs['codes']} such pairs" in page
+    assert "DX//OUTCOME" not in page  # no target
+    for found in results["objectives"].values():
+        assert f"{found['measures']['loss']:.3f}" in page
+        assert f"most frequent first: {found['measures']['frequency recall@1']:.3f}" in page
+    assert "<script" not in page
+
+
 def pretrain(prepared: Path, out: Path, *settings: str, task: str | None = "simulated", **given: Any) -> None:
     study = load_study(None, [*TINY, *settings])
     Pretrainer(Prepared(prepared), out, study=study, task_name=task).fit(**given)

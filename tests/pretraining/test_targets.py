@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.reach import Reach
-from ehrsequencing.pretraining.targets import Rates, TargetCodes, next_visits, visit_rows
+from ehrsequencing.pretraining.targets import Rates, TargetCodes, coming_codes, next_visits, visit_rows
 from ehrsequencing.records.timelines import TaskRecords
 from helpers.visits import Record, timelines_of
 
@@ -74,6 +74,24 @@ def test_what_follows_is_what_a_slow_reader_finds(records: list[Record]) -> None
     assert sorted(zip(found.last_row.tolist(), found.last_code.tolist(), strict=True)) == sorted(last)
     expected = np.array([ranks[pair] for pair in pairs]).reshape(-1, 2)
     np.testing.assert_allclose(np.stack([found.next_rank, found.carried_rank], 1), expected)
+
+
+@settings(max_examples=40)
+@given(some_records())
+def test_what_comes_is_what_a_slow_reader_finds(records: list[Record]) -> None:
+    timelines = timelines_of(records)
+    found = coming_codes(timelines, np.arange(len(timelines.end_us)), CODES)
+    expected: dict[tuple[int, int], float] = {}
+    stops: list[float] = []
+    for record in records:
+        for place, (day, _) in enumerate(record[:-1]):
+            for later, codes in reversed(record[place + 1 :]):  # the first one is written last
+                expected |= {(len(stops), code): later - day for code in targets_of(codes)}
+            stops.append(record[-1][0] - day)
+    pairs = list(zip(found.row.tolist(), found.code.tolist(), strict=True))
+    assert pairs == sorted(expected)
+    np.testing.assert_allclose(found.days, [expected[pair] for pair in pairs], rtol=1e-6)
+    np.testing.assert_allclose(found.stop_days, stops, rtol=1e-6)
 
 
 def test_a_cut_of_the_record_changes_no_target() -> None:

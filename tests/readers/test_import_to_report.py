@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from helpers.command_line import ehrseq
+from helpers.fhir import LOINC, concept, of, refer, write_ndjson
 from helpers.omop import Tables, write_csv
 
 pytest.importorskip("ibis", reason="needs the extra omop")
@@ -135,6 +138,29 @@ def as_synthea(people: Sequence[Patient], folder: Path) -> Path:
     return folder
 
 
+def as_fhir(people: Sequence[Patient], folder: Path) -> Path:
+    """The hospital as a FHIR server exports it."""
+    resources = []
+    for p in people:
+        who, sex = refer("Patient", f"patient-{p.number}", "urn"), "male" if p.sex == "M" else "female"
+        died = str(p.died) if p.died else None
+        resources.append(
+            of("Patient", id=f"patient-{p.number}", birthDate=str(p.born), deceasedDateTime=died, gender=sex)
+        )
+        for e in p.encounters:
+            where = refer("Encounter", f"stay-{e.number}")
+            resources += [
+                of("Encounter", id=f"stay-{e.number}", subject=who, type=[concept("185347001")],
+                   class_={"code": "IMP"}, period={"start": _utc(e.start), "end": _utc(e.end)}),
+                of("Observation", subject=who, encounter=where, effectiveDateTime=_utc(e.start),
+                   code=concept("1988-5", LOINC), valueQuantity={"value": e.crp, "unit": "mg/L"}),
+            ]  # fmt: skip
+            if e.sepsis:
+                found = concept("91302008", display="Sepsis")
+                resources.append(of("Condition", subject=who, encounter=where, onsetDateTime=_utc(e.start), code=found))
+    return write_ndjson(resources, folder)
+
+
 def _utc(time: dt.datetime) -> str:
     return f"{time.isoformat()}Z"
 
@@ -171,10 +197,14 @@ def expected(people: Sequence[Patient]) -> list[tuple[float, int]]:
     return sorted((round(days, 6), cause) for days, cause in out)
 
 
-WRITERS: dict[str, Callable[[Sequence[Patient], Path], Path]] = {"omop": as_omop, "synthea": as_synthea}
+WRITERS: dict[str, Callable[[Sequence[Patient], Path], Path]] = {
+    "omop": as_omop,
+    "synthea": as_synthea,
+    "fhir": as_fhir,
+}
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", ["omop", "synthea"])
 def test_one_hospital_told_in_two_ways_gives_the_same_cohort_and_a_report(kind: str, tmp_path: Path) -> None:
     people = hospital()
     metrics, report = to_report(kind, WRITERS[kind](people, tmp_path / "source"), tmp_path, TASK)
@@ -189,6 +219,31 @@ def test_one_hospital_told_in_two_ways_gives_the_same_cohort_and_a_report(kind: 
     vocabulary = json.loads((tmp_path / "run" / "vocabulary.json").read_text())["tokens"]
     assert "LOINC//1988-5//mg/L" in vocabulary
     assert "patient-" not in report + json.dumps(metrics)
+
+
+def prepared_sets(people: Sequence[Patient], folder: Path) -> dict[str, dict[str, Any]]:
+    """For each form of the hospital, its cohort and its visits without the subjects' ids."""
+    (folder / "task.yaml").write_text(TASK)
+    sets = {}
+    for kind, write in WRITERS.items():
+        meds, prepared = folder / kind / "meds", folder / kind / "prepared"
+        done("import", kind, write(people, folder / kind / "source"), meds)
+        done("prepare", meds, "--task", folder / "task.yaml", "--out", prepared, *VISITS, "vocabulary.min_subjects=1")
+        cohort = pq.read_table(prepared / "tasks" / "sepsis" / "cohort.parquet").drop_columns(["subject_id", "split"])
+        rows = pa.concat_tables(pq.read_table(path) for path in sorted((meds / "data").rglob("*.parquet")))
+        stays = rows.filter(pc.is_valid(rows["encounter_id"])).group_by(["time", "encounter_id"]).aggregate([])
+        sets[kind] = {
+            "cohort": sorted(map(repr, cohort.to_pylist())),
+            "visits": sorted(map(str, stays["time"].to_pylist())),
+            "labs": sorted(v for v in rows["numeric_value"].to_pylist() if v is not None),
+        }
+    return sets
+
+
+def test_omop_fhir_and_synthea_give_the_same_cohort_and_visits(tmp_path: Path) -> None:
+    sets = prepared_sets(hospital(40), tmp_path)
+    assert len(sets["omop"]["cohort"]) > 50
+    assert sets["fhir"] == sets["synthea"] == sets["omop"]
 
 
 REAL = {

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,11 @@ def task_of(**changes: Any) -> TaskConfig:
     return TaskConfig.model_validate(TASK | changes)
 
 
-def write(folder: Path, *texts: str, **options: Any) -> Path:
-    rows = [row for s, text in enumerate(texts) for row in record(s, text, start=START)]
-    return write_meds(folder, rows, splits=dict.fromkeys(range(len(texts)), "train"), **options)
+def write(folder: Path, *texts: str, held_out: Sequence[str] = (), **options: Any) -> Path:
+    """Training subjects with these records, and held-out ones."""
+    rows = [row for s, text in enumerate([*texts, *held_out]) for row in record(s, text, start=START)]
+    splits = {s: "train" if s < len(texts) else "held_out" for s in range(len(texts) + len(held_out))}
+    return write_meds(folder, rows, splits=splits, **options)
 
 
 def checked(data: Path, *settings: str, task: TaskConfig | None = None) -> dict[str, Any]:
@@ -279,8 +282,12 @@ def warnings_of(data: Path, **changes: Any) -> str:
 
 
 def test_warnings_come_where_they_are_due_and_only_there(tmp_path: Path) -> None:
-    good = write(tmp_path / "good", *["0 A, 3 MEDS_DEATH, 400 END"] * 100, *["0 A, 3 TX"] * 10, *["0 A, 400 END"] * 20)
-    assert warnings_of(good) == ""
+    ended, seen_later = ["0 A, 3 MEDS_DEATH, 400 END"], ["0 A, 400 END"]
+    trained = [*ended * 100, *["0 A, 3 TX"] * 10, *seen_later * 20]
+    assert warnings_of(write(tmp_path / "good", *trained, held_out=ended * 10 + seen_later * 40)) == ""
+    for name, held_out in (("no_event", ended * 9 + seen_later * 41), ("nobody", ended * 10 + seen_later * 39)):
+        told = warnings_of(write(tmp_path / name, *trained, held_out=held_out))
+        assert told.startswith("Fewer than 50 subjects are held out, or fewer than 10 of them had the event")
     few = write(tmp_path / "few", *["0 A, 3 MEDS_DEATH, 400 END"] * 99, "0 A, 3 TX", *["0 A, 400 END"] * 20)
     assert "Fewer than 100 training subjects" in warnings_of(few)
     texts = ["0 A, 3 MEDS_DEATH, 400 END"] * 100 + ["0 A, 400 END"] * 20
@@ -301,7 +308,7 @@ def test_no_subject_in_the_cohort_needs_no_horizon_warning() -> None:
     attrition = {
         "steps": [],
         "events": {"censored": 0, "death": 0},
-        "splits": {"train": {"events": {"death": 0}}},
+        "splits": {name: {"events": {"censored": 0, "death": 0}} for name in ("train", "held_out")},
         "outcomes_that_end_the_record": 0,
     }
     task = task_of(competing={})

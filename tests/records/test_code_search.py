@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST, SIMULATION
+from ehrsequencing.output_kinds import SIMULATION
 from ehrsequencing.records import code_search
 from ehrsequencing.records.code_search import find_codes
+from ehrsequencing.storage import save_manifest, sha256
 from helpers.command_line import ehrseq, refused
 from helpers.meds import DAY_US, Row, write_meds
 
@@ -35,7 +36,9 @@ def described(folder: Path, rows: list[Row], *, simulated: bool = False) -> Path
     table = {"code": list(DESCRIPTIONS), "description": list(DESCRIPTIONS.values()), "parent_codes": parents}
     pq.write_table(pa.table(table), data / "metadata" / "codes.parquet")
     if simulated:
-        (data / MANIFEST).write_text(json.dumps({**SIMULATION.facts, "files": {}}))
+        for name in SIMULATION.needs:
+            (data / name).touch()
+        save_manifest(data, {**SIMULATION.facts, "files": {name: sha256(data / name) for name in SIMULATION.needs}})
     return data
 
 

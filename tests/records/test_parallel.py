@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import prepared as prepared_room
 from ehrsequencing.records import samples as samples_room
@@ -29,32 +29,8 @@ from ehrsequencing.records.splits import split_lookup
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import _Ranks
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
-from helpers.meds import DAY_US, Row, us, write_meds
-
-TASK = TaskConfig.model_validate({
-    "name": "t", "index": {"first_visit": True}, "outcome": {"death": ["MEDS_DEATH"]}, "horizons": ["1y"],
-    "landmarks": ["0d", "30d"],
-})  # fmt: skip
-PARENTS = {"DX//3": ["DX"], "DX//4": ["DX"]}
-
-
-def rows_of(subjects: int) -> list[Row]:
-    """Subjects with codes, rare codes, numbers, repeats, a static row, and rows that must be fixed."""
-    rows, start = [], us("2010-01-01")
-    for who in range(subjects):
-        rows += [Row(who, None, f"SEX//{who % 2}"), Row(who, start - 9000 * DAY_US, "MEDS_BIRTH")]
-        for k in range(who % 5 + 2):
-            time = start + (who + 40 * k) * DAY_US
-            rows += [Row(who, time, f"DX//{(who + k) % 5}"), Row(who, time, f"DX//{(who + k) % 5}")]
-            rows.append(Row(who, time + 5, "LAB//A", float((who * 7 + k) % 11)))
-            rows.append(Row(who, time + 9, f"LAB//{'BC'[who % 2]}", float("nan") if k == 1 else float(who)))
-        if who % 3 == 0:
-            rows.append(Row(who, start + 400 * DAY_US, "MEDS_DEATH"))
-    return rows
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+from helpers.meds import Row, us, write_meds
+from helpers.shards import PARENTS, TASK, files, rows_of
 
 
 def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:

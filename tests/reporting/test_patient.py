@@ -66,6 +66,17 @@ def test_changes_name_what_was_new_between_two_predictions() -> None:
     assert change["codes"] == ["Atrial fibrillation", "RX//B"]
 
 
+def test_explained_changes_name_the_codes_that_moved_the_risk() -> None:
+    parts = [
+        {"code": None, "codes": 0, "change": -0.01}, {"code": "DX//I10", "codes": 1, "change": 0.2},
+        {"code": None, "codes": 4, "change": 0.04}, {"code": "RX//B", "codes": 1, "change": -0.03},
+    ]  # fmt: skip
+    moves = [{"day": 100.0, "before": 0.1, "after": 0.3, "parts": parts}]
+    (change,) = largest_changes(replace(PATIENT, moves=moves))
+    assert change["codes"] == ["Hypertension +20.0", "4 other codes together +4.0", "RX//B \N{MINUS SIGN}3.0"]
+    assert (change["more"], change["explained"]) == (1, True)
+
+
 def test_a_row_of_an_earlier_version_is_still_drawn() -> None:
     row = example()["trajectories"][0]
     patient = patient_of(row)

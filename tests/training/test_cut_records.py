@@ -9,6 +9,7 @@ from ehrsequencing.models.reach import Reach
 from helpers.long_records import history, train, weights
 
 
+@pytest.mark.slow
 def test_a_run_with_cut_records_goes_on_to_the_same_bytes(sim_prepared: Path, cut_run: Path, tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=45", stop_at=70)

@@ -170,6 +170,7 @@ def test_a_bootstrap_draws_as_many_subjects_with_replacement() -> None:
     assert not np.array_equal(drawn, resampled(subjects, seed=4))
 
 
+@pytest.mark.slow
 def test_bootstrapped_members_learn_from_their_own_samples(sim_prepared: Path, trio: Path, tmp_path: Path) -> None:
     train(sim_prepared, tmp_path / "bagged", TRIO, "training.bootstrap=true")
     train(sim_prepared, tmp_path / "alone", "training.seed=1", "training.bootstrap=true")
@@ -191,7 +192,7 @@ def test_bootstrapped_members_learn_from_their_own_samples(sim_prepared: Path, t
     torch.testing.assert_close(model.nll(twice.batch).sum(), 2 * model.nll(once.batch).sum())
 
 
-@pytest.mark.parametrize("stop_at", [3, pytest.param(25, marks=pytest.mark.slow), 40])
+@pytest.mark.parametrize("stop_at", [3, *(pytest.param(at, marks=pytest.mark.slow) for at in (25, 40))])
 def test_a_stopped_ensemble_goes_on_to_the_same_bytes(
     sim_prepared: Path, trio: Path, tmp_path: Path, stop_at: int, tiny_trio: StudyConfig
 ) -> None:

@@ -18,6 +18,7 @@ from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
 from helpers.long_records import history, random_records, train, weights
 
 
+@pytest.mark.slow
 def test_made_ahead_are_the_same_bytes(
     sim_prepared: Path, cut_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

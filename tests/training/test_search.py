@@ -52,6 +52,7 @@ def test_the_best_trial_becomes_the_run(sim_prepared: Path, tmp_path: Path, thre
     assert sorted(p.name for p in out.iterdir()) == sorted(p.name for p in (tmp_path / "by-hand").iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_to_the_same_bytes(sim_prepared: Path, tmp_path: Path, three: StudyConfig) -> None:
     store = Prepared(sim_prepared)
     trainer_of(store, "simulated", tmp_path / "whole", study=three).fit()

@@ -28,7 +28,7 @@ from ehrsequencing.audit import (
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check
-from ehrsequencing.metrics.minimum_counts import shareable_count
+from ehrsequencing.minimum_counts import shareable_count
 from ehrsequencing.run import AUDIT, Run, add_to_run, require_room
 from ehrsequencing.storage import write_json
 

@@ -12,7 +12,7 @@ from ehrsequencing.arrays import Ints
 from ehrsequencing.audit.presence import Presence
 from ehrsequencing.audit.source import Source
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, shareable_count
+from ehrsequencing.minimum_counts import SMALLEST_COUNT, shareable_count
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run

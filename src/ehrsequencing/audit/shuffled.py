@@ -29,7 +29,7 @@ SMALL = (
 )  # fmt: skip
 
 
-class _Shuffled(Prepared):
+class ShuffledLabels(Prepared):
     """A prepared set with each subject's first prediction time only, and with labels dealt out among all subjects.
 
     The deal is by id, so that somebody who is in two splits has the same label in both.
@@ -101,7 +101,7 @@ class _Ranked:
 
 def _deal_and_rank(data: AuditData, *, seed: int) -> _Ranked:
     """One deal: train, and rank those of the audited split by their risk at the last horizon."""
-    shuffled = _Shuffled(data.prepared, seed=seed)
+    shuffled = ShuffledLabels(data.prepared, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(shuffled, data.task.name, Path(folder) / "run", study=load_study(None, SMALL))
         trainer.fit()

@@ -32,7 +32,7 @@ from ehrsequencing.temporaries import remove_folder
 from ehrsequencing.training.adapt import adapted
 from ehrsequencing.training.loop import Progress, Trainer
 from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.run_folder import RunFolder
+from ehrsequencing.training.run_folder import RunFolder, alone
 from ehrsequencing.training.search import Fits, Search
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
@@ -115,6 +115,7 @@ class BlendTrainer:
         asked = self.study.evaluation
         return digest([self.network.fingerprint, "blend", len(self.folds), asked.seed, asked.tuning_trials])
 
+    @alone
     def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
         """Train everything and write the run."""
         folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)

@@ -11,9 +11,12 @@ import typer
 
 from ehrsequencing import __version__
 from ehrsequencing.cli.codes import codes
-from ehrsequencing.cli.console import bar, errors, finish, note, say, stages, training_bar, warn
+from ehrsequencing.cli.console import bar, errors, finish, note, say, stages, training_bar, unfinished, warn
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.conventions import CommandLine
+from ehrsequencing.cli.explain import explain
+from ehrsequencing.cli.explore import explore
+from ehrsequencing.cli.export import export
 from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
@@ -21,6 +24,8 @@ from ehrsequencing.cli.inputs import read_tasks as _tasks
 from ehrsequencing.cli.options import Config, DataFolder, Debug, MovedSet, NewFolder, Overrides, RunFolder, TaskFiles
 from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
+from ehrsequencing.cli.serve import serve
+from ehrsequencing.cli.study import study_app
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
 
@@ -32,6 +37,7 @@ app = CommandLine(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(import_app, name="import")
+app.add_typer(study_app, name="study")
 
 
 def _show_version(asked: bool) -> None:
@@ -54,6 +60,9 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = Path("demo"),
     subjects: Annotated[int, typer.Option(help="Simulated subjects")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed of simulation and training")] = 0,
+    pretrain: Annotated[
+        bool, typer.Option("--pretrain", help="Instead, show what pretraining gains where few patients have labels")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Simulate records, train on them, evaluate, and write the report."""
@@ -63,6 +72,12 @@ def demo(
         from ehrsequencing.cli.results import main_results
 
         run, data = out / "run", out / "data"
+        if pretrain:
+            found = run_demo(out, subjects=subjects, seed=seed, pretrain=True)
+            run = out / "few-labels-pretrained"
+            wrote = {"pretrained": out / "pretrained", "run": run}
+            finish(wrote=wrote, then=["evaluate", run], result=found)
+            return
         run_demo(out, subjects=subjects, seed=seed)
         finish(
             wrote={"data": data, "run": run, "report": run / "report.html"},
@@ -151,6 +166,9 @@ def prepare(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
     task: TaskFiles = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Where shards are worked on: dask://HOST:PORT or ray://HOST:PORT")
+    ] = "processes",
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -164,7 +182,7 @@ def prepare(
 
         study = _study(config, overrides, "prepare")
         with bar("preparing") as tick:
-            make(data, out, study=study, tasks=_tasks(task, study), progress=tick)
+            make(data, out, study=study, tasks=_tasks(task, study), progress=tick, engine=engine)
         prepared = Prepared(out, verify=False)
         for line in fix_lines(prepared.manifest["fixes"]):
             say(line)
@@ -221,12 +239,8 @@ def train(
         trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source)
         for line in transfer_lines(trainer.started_from):
             say(line)
-        try:
-            with training_bar() as show:
-                trainer.fit(resume=resume, on_progress=show)
-        except KeyboardInterrupt:
-            note(f"the run in {out} is unfinished: repeat the command with --resume to continue")
-            raise
+        with unfinished(out), training_bar() as show:
+            trainer.fit(resume=resume, on_progress=show)
         lines, facts = kept_epochs(out)
         for line in lines:
             say(line)
@@ -362,7 +376,15 @@ def predict(
         )
 
 
+app.command(example="ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv")(explain)
+app.command(example="ehrseq explore run meds --out explorer.html")(explore)
 app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash')(score)
+
+
+app.command(example="ehrseq serve run meds --port 8000")(serve)
+
+
+app.command(example="ehrseq export run --format torch --out exported")(export)
 
 
 @app.command(example="ehrseq report run --tripod tripod.yaml")

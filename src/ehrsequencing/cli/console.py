@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a leak found (`ehrseq audit` alone), 2 a user's error, 3 a
 """
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,9 +17,23 @@ import typer
 from ehrsequencing.cli.output import Output, current, finish, note, plain, say, warn
 from ehrsequencing.cli.progress import bar, stages, training_bar
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.signals import number_of, raise_at_signals
 
-__all__ = ["bar", "current", "errors", "finish", "note", "plain", "run", "say", "stages", "training_bar", "warn"]
-USER_ERROR, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 2, 3, 130, 141
+__all__ = [
+    "bar",
+    "current",
+    "errors",
+    "finish",
+    "note",
+    "plain",
+    "run",
+    "say",
+    "stages",
+    "training_bar",
+    "unfinished",
+    "warn",
+]
+USER_ERROR, UNEXPECTED, BY_SIGNAL, BROKEN_PIPE = 2, 3, 128, 141
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # Typer has no public name for it
 
 
@@ -30,14 +45,26 @@ def errors(debug: bool) -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):  # BrokenPipeError: for `run`
         raise
     except KeyboardInterrupt as error:
-        current().error = {"what": "interrupted", "where": "", "fix": ""}
-        say("ehrseq: interrupted", err=True)
-        raise typer.Exit(INTERRUPTED) from error
+        number = number_of(error)
+        what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+        current().error = {"what": what, "where": "", "fix": ""}
+        say(f"ehrseq: {what}", err=True)
+        raise typer.Exit(BY_SIGNAL + number) from error
     except Exception as error:
         line, code = _line_and_code(error)
         current().error = _as_parts(error, line)
         say(traceback.format_exc() if debug else line, err=True)
         raise typer.Exit(code) from error
+
+
+@contextmanager
+def unfinished(out: Path) -> Iterator[None]:
+    """Tell how to go on with what trains into a folder, when it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"the run in {out} is unfinished: repeat the command with --resume to continue")
+        raise
 
 
 def _line_and_code(error: Exception) -> tuple[str, int]:
@@ -80,6 +107,7 @@ def run(app: typer.Typer) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    raise_at_signals()
     try:
         app(prog_name="ehrseq")
     except SystemExit as stop:
@@ -90,13 +118,15 @@ def run(app: typer.Typer) -> None:
             _name_setting(str(asked))
         if stop.code != 1 or isinstance(stop.__context__, typer.Exit):
             raise
+        if isinstance(interrupted := getattr(stop.__context__, "__cause__", None), KeyboardInterrupt):
+            raise SystemExit(BY_SIGNAL + number_of(interrupted)) from stop  # before a command began
         # Typer also exits with 1 for a closed output pipe and for a prompt without an answer.
         if not isinstance(stop.__context__, BrokenPipeError):
             raise SystemExit(UNEXPECTED) from stop
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's last flush of stdout raises no error
         raise SystemExit(BROKEN_PIPE) from stop
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+    except KeyboardInterrupt as error:
+        raise SystemExit(BY_SIGNAL + number_of(error)) from None
     except Exception as error:
         line, code = _line_and_code(error)
         say(line, err=True)

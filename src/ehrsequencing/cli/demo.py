@@ -9,8 +9,9 @@ import torch
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.cli.console import bar, stages, training_bar
 from ehrsequencing.cli.console import say as print_line
+from ehrsequencing.cli.demo_pretrain import run_pretraining_demo
 from ehrsequencing.cli.report import report_audit, report_evaluation
-from ehrsequencing.config import format_days, load_study, load_task
+from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
@@ -48,24 +49,13 @@ SETTINGS = (  # a small model with dropout, as in the presets for small cohorts
 OVER_SEEDS = (0.65, 0.02, 4)  # .631, .628, .669, .652
 
 
-def run_demo(out: Path, *, subjects: int, seed: int, say: Callable[[str], Any] = print_line) -> dict[str, Any]:
-    """Simulate, prepare, train, evaluate, report and audit; stages that are complete are skipped.
-
-    Args:
-        out: Folder to make.
-        subjects: How many subjects to simulate.
-        seed: Seed of simulation and training.
-        say: Prints a line.
-
-    Returns:
-        The metrics.
-    """
+def prepare_demo(out: Path, *, subjects: int, seed: int, study: StudyConfig, say: Callable[[str], Any]) -> str:
+    """Simulate and prepare the demo's records, as far as that is not done; returns the name of the task."""
     require_name(out)
-    data, prepared, run = out / "data", out / "prepared", out / "run"
+    data, prepared = out / "data", out / "prepared"
     torch.set_num_threads(1)  # so small a model gains little from a second thread, and loses much on a busy machine
     refuse_another_demo(out, subjects=subjects, seed=seed)
     sweep_temporaries(out)
-    study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
     if not (data / MANIFEST).is_file():
         say(f"1/6  simulating {subjects:,} patients, whose true risks are known")
         with bar("simulating") as tick:
@@ -75,9 +65,32 @@ def run_demo(out: Path, *, subjects: int, seed: int, say: Callable[[str], Any] =
         say("2/6  preparing: visits, codes, labels")
         with bar("preparing") as tick:
             prepare(data, prepared, study=study, tasks=[task], progress=tick)
+    return task.name
+
+
+def run_demo(
+    out: Path, *, subjects: int, seed: int, pretrain: bool = False, say: Callable[[str], Any] = print_line
+) -> dict[str, Any]:
+    """Simulate, prepare, train, evaluate, report and audit; stages that are complete are skipped.
+
+    Args:
+        out: Folder to make.
+        subjects: How many subjects to simulate.
+        seed: Seed of simulation and training.
+        pretrain: Show what pretraining gains with few labels, in place of training, evaluation, report and audit.
+        say: Prints a line.
+
+    Returns:
+        The metrics; with `pretrain` the gain (`run_pretraining_demo`).
+    """
+    study = load_study(None, [*SETTINGS, f"training.seed={seed}"])
+    task = prepare_demo(out, subjects=subjects, seed=seed, study=study, say=say)
+    prepared, run = Prepared(out / "prepared"), out / "run"
+    if pretrain:
+        return run_pretraining_demo(prepared, out, task=task, seed=seed, say=say)
     if not (run / MANIFEST).is_file():
         say("3/6  training the hierarchical BEHRT")
-    trainer = Trainer(Prepared(prepared), task.name, run, study=study)
+    trainer = Trainer(prepared, task, run, study=study)
     with training_bar() as show:
         trainer.fit(resume=True, on_progress=show)
     manifest = read_manifest(run, what="a run")

@@ -16,6 +16,7 @@ from ehrsequencing.cli.options import Debug
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
+    from ehrsequencing.readers.import_report import ImportReport
     from ehrsequencing.readers.registry import Reader
 
 Out = Annotated[Path, typer.Argument(help="Folder to make; an earlier import there is replaced")]
@@ -53,28 +54,55 @@ import_app = CommandLine(
 def _command(reader: "Reader") -> Any:
     """The command of one format."""
     app = CommandLine(group="import", add_completion=False)
+    if reader.needs_map:
 
-    @app.command(reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds")
-    def import_source(
-        source: Annotated[str, typer.Argument(help=reader.source)],
-        out: Out,
-        overrides: Overrides = None,
-        debug: Debug = False,
-    ) -> None:
-        with errors(debug):
-            from ehrsequencing.config import load_import
+        @app.command(
+            reader.name, help=reader.help, example=f"ehrseq import {reader.name} visits.csv --map map.yaml meds"
+        )
+        def import_by_map(
+            source: Annotated[str, typer.Argument(help=reader.source)],
+            out: Out,
+            overrides: Overrides = None,
+            map: Annotated[Path | None, typer.Option(help="YAML file that says what the columns mean")] = None,
+            debug: Debug = False,
+        ) -> None:
+            with errors(debug):
+                report = _import(reader, source, out, overrides or [], map)
+                finish(wrote={"data": out}, then=["check", out], result=report.as_json())
 
-            settings = load_import(overrides or ())
-            _refuse_database(out)
-            with bar("importing") as tick:
-                report = reader(source, out, settings=settings, progress=tick)
-            for line in report.lines():
-                say(line)
-            for line in report.warnings():
-                warn(line)
-            finish(wrote={"data": out}, then=["check", out], result=report.as_json())
+    else:
+
+        @app.command(reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds")
+        def import_source(
+            source: Annotated[str, typer.Argument(help=reader.source)],
+            out: Out,
+            overrides: Overrides = None,
+            debug: Debug = False,
+        ) -> None:
+            with errors(debug):
+                report = _import(reader, source, out, overrides or [])
+                finish(wrote={"data": out}, then=["check", out], result=report.as_json())
 
     return typer.main.get_command(app)
+
+
+def _import(
+    reader: "Reader", source: str, out: Path, overrides: list[str], table_map: Path | None = None
+) -> "ImportReport":
+    """Import a source and print the report."""
+    from ehrsequencing.config import load_import
+
+    settings = load_import(overrides)
+    if table_map is not None:
+        settings = settings.model_copy(update={"map": table_map})
+    _refuse_database(out)
+    with bar("importing") as tick:
+        report = reader(source, out, settings=settings, progress=tick)
+    for line in report.lines():
+        say(line)
+    for line in report.warnings():
+        warn(line)
+    return report
 
 
 def _refuse_database(out: Path) -> None:

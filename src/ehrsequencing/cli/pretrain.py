@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import errors, finish, say, training_bar
+from ehrsequencing.cli.console import errors, finish, say, training_bar, unfinished
 from ehrsequencing.cli.inputs import read_study
 from ehrsequencing.cli.options import Config, Debug, Overrides
 from ehrsequencing.memory import keep_freed_memory
@@ -27,14 +27,24 @@ def pretrain(
         keep_freed_memory()
         study = read_study(config, overrides, "pretrain")
         from ehrsequencing.config import refuse_changes
+        from ehrsequencing.output_kinds import HISTORY
         from ehrsequencing.pretraining.loop import Pretrainer
         from ehrsequencing.records.prepared import Prepared
         from ehrsequencing.reporting.pretraining import pretraining_lines
+        from ehrsequencing.reporting.pretraining_page import render_pretraining
+        from ehrsequencing.reporting.report import ANSWER
+        from ehrsequencing.storage import read_json_lines, write_bytes
 
         store = Prepared(prepared)
         refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
         trainer = Pretrainer(store, out, study=study, task_name=task)
-        with training_bar("pretraining", "tuning loss") as show:
+        with unfinished(out), training_bar("pretraining", "tuning loss") as show:
             results = trainer.fit(resume=resume, on_progress=show)
         say("\n".join(pretraining_lines(results)))
-        finish(wrote={"pretrained": out}, then=["train", prepared, "--init", out, "--out", "run"], result=results)
+        page = out / ANSWER
+        write_bytes(page, render_pretraining(results, read_json_lines(out / HISTORY)).encode())
+        finish(
+            wrote={"pretrained": out, "report": page},
+            then=["train", prepared, "--init", out, "--out", "run"],
+            result=results,
+        )

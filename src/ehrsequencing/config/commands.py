@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluation",),
     "evaluate --data": ("evaluation", *_RECORDS),
     "predict": _RECORDS,
+    "explain": _RECORDS,
+    "explore": _RECORDS,
     "score": (*_RECORDS, "visits", "values", "vocabulary", "splits", "evaluation"),
     "score --prepared": ("evaluation",),
 }

@@ -1,6 +1,7 @@
 """Settings of the import commands."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import create_model
@@ -14,6 +15,8 @@ class ImportConfig(Settings):
 
     # Order of day, month and year in dates written as text. None: found out, and refused where it is ambiguous.
     dates: Literal["dmy", "mdy", "ymd"] | None = None
+    # What the columns of a flat table mean, for `ehrseq import csv`.
+    map: Path | None = None
 
 
 _Sections: Any = create_model("_Sections", __base__=Settings, **{"import": (ImportConfig, ImportConfig())})  # type: ignore[call-overload]

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ehrsequencing.disclosure.small_counts import exact, people
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, TOO_FEW
 from ehrsequencing.metrics.registry import METRICS
+from ehrsequencing.minimum_counts import SMALLEST_COUNT, TOO_FEW
 
 WITHHELD = "withheld"
 SUBGROUP_METRICS = ("oe", "auc", "brier")

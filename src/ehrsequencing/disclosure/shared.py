@@ -11,8 +11,8 @@ from typing import Any
 from ehrsequencing.disclosure.counts import publish, subgroup_rows
 from ehrsequencing.disclosure.derived import SUBGROUP_METRICS, disclose, told_of_levels
 from ehrsequencing.disclosure.small_counts import exact
-from ehrsequencing.metrics.minimum_counts import shareable_count
 from ehrsequencing.metrics.registry import METRICS
+from ehrsequencing.minimum_counts import shareable_count
 
 INDIVIDUAL = "metrics-individual.json"
 _AS_THEY_ARE = (

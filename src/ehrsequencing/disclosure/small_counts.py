@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from ehrsequencing.arrays import Bools, Floats
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
 
 _POSSIBLE = 5  # values that a hidden small count must still be able to have
 Key = TypeVar("Key", bound=Hashable)

@@ -9,8 +9,8 @@ from ehrsequencing.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.config import format_days
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
-from ehrsequencing.metrics.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.records.attrition import from_index
 
 OURS, ORACLE = "ehrsequencing", "true hazards"

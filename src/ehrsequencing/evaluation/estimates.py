@@ -13,9 +13,9 @@ from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.metric import Metric
-from ehrsequencing.metrics.minimum_counts import BIASED, TOO_FEW, too_few
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
+from ehrsequencing.minimum_counts import BIASED, TOO_FEW, too_few
 
 ANY_CAUSE = "any cause"
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache

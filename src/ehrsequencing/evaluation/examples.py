@@ -5,16 +5,20 @@ index instead of dates. The rows are individual data: they never enter a file th
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
+from ehrsequencing.explain import Question, SubjectRecord, change, subject_records
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.models.ensemble import member_band
+from ehrsequencing.predict import NewRecords
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
@@ -22,6 +26,7 @@ from ehrsequencing.run import Run
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
 CURVE_POINTS = 40  # of a whole risk curve
+MOVES = 3  # changes of the risk that are explained
 CURVES = 5  # prediction times whose whole curve is kept
 LEFT_TO_SEE = 0.25  # of the middle horizon: what is left until the event or the end at the time that is shown
 
@@ -46,6 +51,8 @@ def trajectories(
         row |= _visits(row, subject, records, source, known)
         if source.run is not None and source.is_curve:
             row |= _curves(row, subject, records, source, source.run)
+    if source.run is not None and source.is_curve and population.source is not None:
+        _add_moves(rows, chosen, records, source.run, population.source)
     return rows
 
 
@@ -122,6 +129,39 @@ def _curves(row: dict[str, Any], subject: int, records: TaskRecords, source: Ris
             for e, name in enumerate(source.task.causes)
         }
     return found
+
+
+def _add_moves(rows: list[dict[str, Any]], chosen: Sequence[int], records: TaskRecords, run: Run, data: Path) -> None:
+    """Add `moves`: the largest changes of the risk by the middle horizon up to `now`, and which codes made them.
+
+    The parts of a change add up to it (`explain/changes.py`). Without the records there are no moves, and none where
+    the run cannot answer for the middle horizon.
+    """
+    ids = [int(records.timelines.subject_id[subject]) for subject in chosen]
+    try:
+        found = {record.subject_id: record for record in subject_records(NewRecords(run, data), set(ids))}
+        question = Question.of(run)
+    except EhrseqError:
+        return
+    for row, subject, who in zip(rows, chosen, ids, strict=True):
+        if who not in found:
+            continue
+        own = _own(records.rows, subject)[: row["now"] + 1]
+        places = np.searchsorted(found[who].prediction_us, records.rows.prediction_us[own])
+        at = row["horizons_days"].index(question.horizon_days)
+        risk = [risks[at] for risks in row["curves"][question.cause_name]][: row["now"] + 1]
+        largest = sorted(np.argsort(-np.abs(np.diff(risk)), kind="stable")[:MOVES].tolist())
+        row["moves"] = [
+            {"day": row["times_days"][k + 1], **_move(question, found[who], int(places[k + 1]))}
+            for k in largest
+            if places[k + 1] == places[k] + 1
+        ]
+
+
+def _move(question: Question, record: SubjectRecord, row: int) -> dict[str, Any]:
+    moved = change(question, record, row=row)
+    parts = [{"code": part.code, "codes": part.codes, "change": round(part.change, 5)} for part in moved.rows]
+    return {"before": round(moved.before, 5), "after": round(moved.now, 5), "parts": parts}
 
 
 def _of_members(alone: TaskRecords, days: Floats, source: RiskSource, run: Run) -> list[Floats]:

@@ -19,7 +19,7 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.output_kinds import EXTERNAL
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents

@@ -26,8 +26,8 @@ from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.through_risks import nll_through, risk_through
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.metrics.outcomes import ROUNDING
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.prediction_file import RiskTable
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary

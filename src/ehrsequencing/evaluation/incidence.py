@@ -14,7 +14,7 @@ from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
 
 MOST_GROUPS = 4
 

@@ -17,9 +17,9 @@ from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
 from ehrsequencing.metrics.discrimination import wolbers_c
-from ehrsequencing.metrics.minimum_counts import shareable_count
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.stratified import StratifiedAuc, StratifiedRows, stratified_auc
+from ehrsequencing.minimum_counts import shareable_count
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.records.events import DAY_US

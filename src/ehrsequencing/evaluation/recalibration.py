@@ -18,8 +18,8 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
-from ehrsequencing.metrics.minimum_counts import shareable_count
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.minimum_counts import shareable_count
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.training.recalibration import Recalibration, fit_recalibration

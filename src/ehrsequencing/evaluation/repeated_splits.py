@@ -25,8 +25,8 @@ from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.results import add_result
 from ehrsequencing.evaluation.tables import number
-from ehrsequencing.metrics.minimum_counts import TOO_FEW, judged_by_splits, too_few
 from ehrsequencing.metrics.registry import METRICS
+from ehrsequencing.minimum_counts import TOO_FEW, judged_by_splits, too_few
 from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.run import Run
@@ -296,9 +296,7 @@ def one_split(
     if task is None:
         raise EhrseqError("has no task", where=str(folder), fix="put the task into the study")
     study = split_study(study, seed)
-    # What would change the numbers; the run's fingerprint covers its data, labels and settings.
-    asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate", "tripod"})
-    fingerprint = digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
+    fingerprint = split_fingerprint(study, settings, origin)
     if (folder / ROWS).is_file():
         stored: dict[str, Any] = read_json(folder / ROWS)
         if isinstance(stored, dict) and stored.get("fingerprint") == fingerprint:
@@ -315,6 +313,12 @@ def one_split(
     write_json(folder / ROWS, stored, owner_only=True)
     shutil.rmtree(set_folder, ignore_errors=True)  # made again in seconds; 25 of them would fill a disk
     return stored
+
+
+def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: str) -> str:
+    """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
+    asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate", "tripod"})
+    return digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
 
 
 def split_study(study: StudyConfig, seed: int) -> StudyConfig:

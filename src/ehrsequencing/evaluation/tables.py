@@ -11,7 +11,7 @@ from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.calibration import grouped_calibration
 from ehrsequencing.metrics.censoring import median_follow_up_days
-from ehrsequencing.metrics.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
+from ehrsequencing.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
 from ehrsequencing.run import Run
 
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number

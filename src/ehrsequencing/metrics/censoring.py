@@ -45,6 +45,16 @@ class StepFunction:
         return np.take(self.values, np.searchsorted(self.times_days, days, side="left"), axis=-1)
 
 
+#: A chance of still being followed below this is 0: the product of two weights 1 / G must be a finite number.
+SMALLEST_G = 1e-150
+
+
+def _survival(cumulative_hazard: Floats) -> Floats:
+    """exp(−H), 0 where it is below `SMALLEST_G`."""
+    g = np.exp(-np.asarray(cumulative_hazard, dtype=np.float64))
+    return np.where(g < SMALLEST_G, 0.0, g)
+
+
 @dataclass(frozen=True)
 class RowCensoring:
     """The distribution G_i(t) = P(C_i > t | x_i) of each row's censoring time."""
@@ -57,11 +67,11 @@ class RowCensoring:
 
     def before(self, days: ArrayLike) -> Floats:
         """G_i(t−) of every row at common times, (n, *days.shape)."""
-        return np.asarray(np.exp(-np.multiply.outer(self.factor, self.cumulative_hazard.before(days))))
+        return _survival(np.multiply.outer(self.factor, self.cumulative_hazard.before(days)))
 
     def before_own(self, days: ArrayLike) -> Floats:
         """G_i(t_i−) of every row at its own time, `days` (n,)."""
-        return np.asarray(np.exp(-self.factor * self.cumulative_hazard.before(days)), dtype=np.float64)
+        return _survival(self.factor * self.cumulative_hazard.before(days))
 
     def smallest(self, days: ArrayLike, *, duration_days: ArrayLike, cause: ArrayLike) -> Floats:
         """The smallest G_i that divides anything at each horizon, (h,): look at it. 1 where nothing is divided.

@@ -90,7 +90,14 @@ def _auc(rows: ScoredRows, e: int, h: int) -> Floats:
     return divide(wins, known[:, case].sum(axis=1) * known[:, control].sum(axis=1))
 
 
-def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
+def concordant_pairs(rows: ScoredRows, e: int, h: int) -> tuple[Floats, Floats]:
+    """Numerator and denominator of `wolbers_c`, each (resamples,): sums that add up over strata.
+
+    Args:
+        rows: The scored rows.
+        e: Number of the cause, from 0.
+        h: Number of the horizon.
+    """
     duration, cause, horizon = rows.duration_days, rows.cause, rows.horizons_days[h]
     event = (cause == e + 1) & (duration <= horizon)
     competing = (cause > 0) & (cause != e + 1)
@@ -101,7 +108,7 @@ def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
     turn[event] -= 1
 
     if isinstance(rows.fixed_censoring, RowCensoring):
-        return _concordance_by_pairs(rows, rows.fixed_censoring, e, h, turn)
+        return _pairs_one_by_one(rows, rows.fixed_censoring, e, h, turn)
     # 1 / G(T−) of an event, shared by all its pairs; pairs with a later row have it twice, pairs with an earlier
     # competing event have that row's own factor instead.
     weighted = rows.weights * rows.inverse_at_duration
@@ -116,10 +123,14 @@ def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
         group, is_late = turn >> (bit + 1), (turn >> bit) & 1 == 1
         wins += _wins(doubly, rows.weights, rank, event & ~is_late, is_late, group)
         wins += _wins(weighted, weighted, rank, event & is_late, competing & ~is_late, group)
-    return divide(wins, pairs)
+    return wins, pairs
 
 
-def _concordance_by_pairs(rows: ScoredRows, censoring: RowCensoring, e: int, h: int, turn: Ints) -> Floats:
+def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
+    return divide(*concordant_pairs(rows, e, h))
+
+
+def _pairs_one_by_one(rows: ScoredRows, censoring: RowCensoring, e: int, h: int, turn: Ints) -> tuple[Floats, Floats]:
     """Wolbers' C where each row has its own G: 1 / (G_i(T_i−) G_j(T_i−)) does not come apart into two factors."""
     score, competing = rows.risk[:, e, h], (rows.cause > 0) & (rows.cause != e + 1)
     cases = np.flatnonzero(turn % 2 == 1)
@@ -135,7 +146,7 @@ def _concordance_by_pairs(rows: ScoredRows, censoring: RowCensoring, e: int, h: 
         own = rows.weights[:, i]
         pairs += np.einsum("rc,rc->r", own, rows.weights @ weight)
         wins += np.einsum("rc,rc->r", own, rows.weights @ (weight * better))
-    return divide(wins, pairs)
+    return wins, pairs
 
 
 def dense_rank(score: Floats) -> Ints:

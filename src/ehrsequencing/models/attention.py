@@ -144,7 +144,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Ten
 def _cut(x: Tensor, rows: Tensor, sizes: list[int], *, heads: int) -> tuple[Tensor, ...]:
     """(N, d) packed rows → one (slots, heads, d/heads) a block. Splitting, unlike slicing, has a cheap backward."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    return torch.split(gather_rows(x, rows).to(wide).view(len(rows), heads, -1), sizes)
+    return torch.split(gather_rows(x, rows).to(wide).view(rows.shape[0], heads, -1), sizes)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, block: Block) -> Tensor:

@@ -34,7 +34,7 @@ class HazardHead(nn.Module):
         """(N, d) → (N, causes, bins) or, for the `visit` head, (N,)."""
         hidden = dropout(F.gelu(self.W1(self.norm(z))), self.dropout, training=self.training)
         logits: Tensor = self.W2(hidden)
-        return logits.view(len(z), *self.shape)
+        return logits.view(z.shape[0], *self.shape)
 
     def set_bias(self, hazards: Tensor) -> None:
         """Start at the training cohort's own hazards.

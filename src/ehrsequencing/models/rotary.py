@@ -33,7 +33,7 @@ class Rotation:
     def __call__(self, x: Tensor, *, heads: int) -> Tensor:
         """(N, d) queries or keys, turned; an odd dimension of a head stays as it is."""
         pairs = self.cos.shape[2]
-        parts = x.reshape(len(x), heads, x.shape[1] // heads)
+        parts = x.reshape(x.shape[0], heads, x.shape[1] // heads)
         a, b, rest = parts[..., :pairs], parts[..., pairs : 2 * pairs], parts[..., 2 * pairs :]
         turned = torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos, rest], -1)
         return turned.flatten(1).to(x.dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_exporting
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
@@ -47,9 +48,15 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
-@lru_cache(maxsize=64)
 def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers that never change, as a tensor: copied to each device once, not every step."""
+    if is_exporting():  # a part of the graph, and of nothing else
+        return torch.tensor(values, dtype=dtype, device=device)
+    return _kept_constant(values, dtype, device)
+
+
+@lru_cache(maxsize=64)
+def _kept_constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device)
 
@@ -103,7 +110,7 @@ def pool(
     Returns:
         (N, d)
     """
-    if not len(index):  # embedding_bag wants at least one row
-        return rows.new_zeros(len(offsets) - 1, rows.shape[1]) + 0 * rows.sum()
+    if not index.shape[0]:  # embedding_bag wants at least one row
+        return rows.new_zeros(offsets.shape[0] - 1, rows.shape[1]) + 0 * rows.sum()
     mode = mode if weights is None else "sum"
     return F.embedding_bag(index, rows, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)

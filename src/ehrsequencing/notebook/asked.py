@@ -7,20 +7,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config import DataConfig, format_days, parse_days, validated
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.ensemble import Ensemble
-from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder
+from ehrsequencing.explain import Question
+from ehrsequencing.explain import subject_records as explained_records
+from ehrsequencing.explain.attention import attention_weights
+from ehrsequencing.explain.cohort import explain_cohort
+from ehrsequencing.explain.deletions import KINDS
+from ehrsequencing.explain.tables import CHANGE, explain_subject
 from ehrsequencing.notebook.frames import meds_folder, times
 from ehrsequencing.notebook.progress import progress_bar
 from ehrsequencing.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction_file import Risks
 from ehrsequencing.records.codes import CodeMatcher, read_parents
-from ehrsequencing.records.timelines import TaskRecords, Timelines
+from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 
 CURVE_POINTS = 60  # of a drawn risk curve
@@ -181,56 +183,52 @@ def _events(run: Run, records: NewRecords, subject: int, *, after_us: int) -> di
     return found
 
 
+def explained(question: Question, records: NewRecords, subject: int | None, *, kind: str) -> pa.Table:
+    """The effects of one kind on a subject's last risk, or the mean effects of a cohort.
+
+    Raises:
+        EhrseqError: There is no such kind or subject, or the subject has no prediction time.
+    """
+    kinds = (*KINDS, CHANGE)
+    if kind not in (*kinds, "all"):
+        raise EhrseqError(f"no kind {kind!r}", where="explain", fix=f"name one of {', '.join(kinds)}, or all")
+    if subject is None:
+        return explain_cohort(question, records).table
+    record = next(explained_records(records, {subject}), None)
+    if record is None:
+        fix = "name one of the subject_id of run.predict(data)"
+        raise EhrseqError("no such subject, or it has no prediction time", where="subject", fix=fix)
+    table = explain_subject(question, record, kinds=kinds if kind == "all" else [kind])[1]
+    if kind == "all":
+        return table
+    filled = [name for name in table.column_names if name != "kind" and table[name].null_count < max(len(table), 1)]
+    return table.select(filled)
+
+
 def attention_table(run: Run, records: NewRecords, subject: int | None) -> pa.Table:
     """Weights of each visit's codes in the visit's vector, summing to 1 over a visit; the mean over an ensemble.
 
     Raises:
         EhrseqError: The visit encoder gives no weights, or there is no such subject.
     """
-    members: list[Any] = list(run.model.members) if isinstance(run.model, Ensemble) else [run.model]
-    encoders: list[Any] = [getattr(getattr(member, "visit_encoder", None), "pooling", None) for member in members]
-    if not all(isinstance(encoder, AttnPoolingVisitEncoder) for encoder in encoders):
-        name = run.study.model.visit_encoder if run.study.model.architecture == "hierarchical" else "flat"
-        fix = "train with model={'visit_encoder': 'attention'}"
-        raise EhrseqError(f"the visit encoder {name!r} has no attention weights", where="attention", fix=fix)
     parts, names = [], pa.array(run.vocabulary.tokens)
     for encoded in records.encoded(Moment("all")):
         timelines = encoded.timelines
         if subject is not None:
             timelines = timelines.take(np.flatnonzero(timelines.subject_id == subject))
-        batch = batch_of(timelines, code_types=run.code_types)
-        with torch.no_grad():
-            weights = torch.stack([
-                encoder(member.code_embedding(batch), batch, return_weights=True)[1]
-                for member, encoder in zip(members, encoders, strict=True)
-            ]).mean(0)  # fmt: skip
-        visit = np.repeat(np.arange(batch.n_visits), np.diff(timelines.visit_offsets))
+        weights = attention_weights(run, timelines)
+        visit = np.repeat(np.arange(len(timelines.start_us)), np.diff(timelines.visit_offsets))
         parts.append(pa.table({
             "subject_id": pa.array(timelines.subject_id[timelines.owner[visit]]),
             "time": times(timelines.start_us[visit]),
             "code": names.take(pa.array(timelines.codes)),
-            "weight": pa.array(weights.double().numpy()),
+            "weight": pa.array(weights),
         }))  # fmt: skip
     table = pa.concat_tables(parts)
     if subject is not None and not len(table):
         fix = "name one of the subject_id of run.predict(data)"
         raise EhrseqError("the data has no such subject, or it has no visit", where="subject", fix=fix)
     return table
-
-
-def batch_of(timelines: Timelines, *, code_types: Ints | None = None) -> VisitBatch:
-    """All visits of some subjects as one batch, without prediction times."""
-    return VisitBatch(
-        codes=torch.from_numpy(timelines.codes.astype(np.int64)),
-        visit_offsets=torch.from_numpy(np.array(timelines.visit_offsets)),
-        subject_offsets=torch.from_numpy(np.array(timelines.subject_offsets)),
-        age_years=torch.from_numpy(np.array(timelines.age_years)),
-        delta_days=torch.from_numpy(np.array(timelines.delta_days)),
-        static_codes=torch.from_numpy(timelines.static_codes.astype(np.int64)),
-        static_offsets=torch.from_numpy(np.array(timelines.static_offsets)),
-        values=torch.from_numpy(np.array(timelines.values)),
-        code_types=None if code_types is None else torch.from_numpy(code_types[timelines.codes]),
-    )
 
 
 def events_table(reader: Any, subjects: Ints | None) -> pa.Table:

@@ -15,7 +15,7 @@ import numpy as np
 from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.disclosure.small_counts import pool_groups
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
 
 _FINE, _COARSE = 200, 24  # points of a curve: of a simulation, and of real people
 _STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)

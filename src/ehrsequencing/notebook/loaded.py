@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,11 +11,14 @@ import pyarrow as pa
 from ehrsequencing.config import format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.results import SHARED, read_result
+from ehrsequencing.explain import Question
+from ehrsequencing.explorer import ExplorerSettings, explore
 from ehrsequencing.notebook import plots
-from ehrsequencing.notebook.asked import attention_table, days_of, opened, predictions, subject_risk
+from ehrsequencing.notebook.asked import attention_table, days_of, explained, opened, predictions, subject_risk
 from ehrsequencing.notebook.cards import card, main_c
 from ehrsequencing.notebook.evaluated import EvaluationResult
 from ehrsequencing.notebook.frames import as_frame, checked_frames, kind_of
+from ehrsequencing.notebook.progress import progress_bar
 from ehrsequencing.output_kinds import HISTORY
 from ehrsequencing.predict import Asked
 from ehrsequencing.run import Run, saved_audit
@@ -81,8 +85,54 @@ class TrainedRun(Run):
         with opened(self, data, facts=facts, show=progress) as records:
             table, notes = predictions(records, asked, at=at, force=force)
         for note in notes:
-            if note.startswith("warning: "):
-                warnings.warn(note.removeprefix("warning: "), stacklevel=2)
+            _warn_of(note)
+        return as_frame(table, kind_of(data, self.frames))
+
+    def explain(
+        self,
+        data: Any,
+        *,
+        subject: int | None = None,
+        horizon: str | float | None = None,
+        cause: str | None = None,
+        kind: str = "code in visit",
+        recalibrated: bool = False,
+        facts: dict[str, Any] | None = None,
+        progress: bool = True,
+    ) -> Any:
+        """What moves a risk: of one subject at the last prediction time, or of a cohort.
+
+        Effects are differences by deletion: with − without. They are associations in the model, not causes.
+
+        Args:
+            data: As in `predict`.
+            subject: The `subject_id`; default: mean effects of each code over up to 1,000 subjects.
+            horizon: As in `"1y"`, or a number of days; default: the task's middle one.
+            cause: Default: the task's first outcome.
+            kind: Of a subject: `code`, `visit`, `code in visit`, `pair`, `since the prediction time before`, or `all`.
+            recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+            facts: As in `predict`.
+            progress: Whether to show a bar.
+
+        Returns:
+            Of a subject: columns `code`, `visit` (its number, from 0), `change_in_risk`, `change_in_log_hazard` and
+            others (docs/explanations.md), the largest changes first. Of a cohort: columns `code`, `age`, `carriers`,
+            `change_in_risk`, `low`, `high` and others; counts under 11 are hidden.
+
+        Raises:
+            EhrseqError: There is no such subject, kind, cause or horizon, or nobody has a prediction time.
+
+        Example:
+            >>> run = eh.load("runs/hf")
+            >>> why = run.explain("meds/", subject=1, horizon="1y")
+            >>> list(why.columns[:3]), len(why) > 0
+            (['code', 'visit', 'time'], True)
+        """
+        question = Question.of(
+            self, cause=cause, horizon_days=None if horizon is None else days_of(horizon)[0], recalibrated=recalibrated
+        )
+        with opened(self, data, facts=facts, show=progress, label="explaining") as records:
+            table = explained(question, records, subject, kind=kind)
         return as_frame(table, kind_of(data, self.frames))
 
     def attention(self, data: Any, *, subject: int | None = None, facts: dict[str, Any] | None = None) -> Any:
@@ -146,6 +196,51 @@ class TrainedRun(Run):
         with opened(self, data, facts=facts, show=False) as records:
             found = subject_risk(self, records, subject, None if horizons is None else days_of(horizons))
         return plots.subject_risk(found, ax=ax)
+
+    def explore(
+        self,
+        data: Any,
+        out: str | os.PathLike[str] = "explorer.html",
+        *,
+        patients: int = 10_000,
+        fewest: int = 11,
+        individuals: bool = True,
+        what_if: bool = True,
+        recalibrated: bool = False,
+        force: bool = False,
+        facts: dict[str, Any] | None = None,
+        progress: bool = True,
+    ) -> Path:
+        """Write the explorer: one page with the cohort, each patient, and the risk without a code or a visit.
+
+        Args:
+            data: As in `predict`.
+            out: The file; an explorer that is there is replaced, nothing else.
+            patients: At most so many, drawn at random.
+            fewest: Codes that fewer patients have are shown as "rare code".
+            individuals: Whether the page holds patients, not only the cohort.
+            what_if: Whether each code and each visit is struck in advance.
+            recalibrated: As in `predict`.
+            force: As in `predict`.
+            facts: As in `predict`.
+            progress: Whether to show a bar.
+
+        Returns:
+            The file.
+
+        Raises:
+            EhrseqError: The data cannot be used, or something else is at `out`.
+
+        Example:
+            >>> eh.load("runs/hf").explore("meds/", "explorer.html", patients=20, what_if=False).name
+            'explorer.html'
+        """
+        settings = ExplorerSettings(
+            patients=patients, fewest=fewest, individuals=individuals, what_if=what_if, recalibrated=recalibrated
+        )
+        with opened(self, data, facts=facts, show=False) as records, progress_bar("exploring", show=progress) as tick:
+            explore(records, Path(out), settings, force=force, progress=tick, say=_warn_of)
+        return Path(out)
 
     # ---- training and evaluation -------------------------------------------------------------------------------
 
@@ -223,6 +318,12 @@ class TrainedRun(Run):
         return card(f"Run {self.folder}", self.facts)
 
 
+def _warn_of(note: str) -> None:
+    """Warn where a note is a warning."""
+    if note.startswith("warning: "):
+        warnings.warn(note.removeprefix("warning: "), stacklevel=3)
+
+
 def audit_verdict(folder: Any) -> str:
     """The audit of a run in words."""
     audit = saved_audit(folder)
@@ -239,7 +340,7 @@ def load(path: str | os.PathLike[str], *, frames: str = "pandas") -> TrainedRun:
         frames: Kind of the tables that it gives: `pandas`, `polars` or `arrow`.
 
     Returns:
-        The run, with `predict`, `plot_risk`, `attention`, `history` and `evaluation`.
+        The run, with `predict`, `plot_risk`, `explain`, `attention`, `history` and `evaluation`.
 
     Raises:
         EhrseqError: The folder is not a complete run.

@@ -25,6 +25,7 @@ from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.prepared import prepare as write_prepared
 from ehrsequencing.storage import digest, read_json, sha256
 from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.pretrained import Pretrained
 
 
 class PreparedData(Prepared):
@@ -80,6 +81,7 @@ def prepare(
     *,
     out: str | os.PathLike[str],
     progress: bool = True,
+    engine: str = "processes",
     **sections: Mapping[str, Any],
 ) -> PreparedData:
     """Turn MEDS data into packed arrays and labels; does nothing if `out` holds the result already.
@@ -92,6 +94,7 @@ def prepare(
         task: A task file, its content as a mapping, or a list of either; none for pretraining.
         out: Folder to make; an earlier prepared set there is replaced.
         progress: Whether to show a bar.
+        engine: Where shards are worked on: `processes` of this machine, or a cluster (`dask://HOST:PORT`).
         sections: Sections of a study, as in `visits={"by": "day"}` or `splits={"by": "hash"}`.
 
     Returns:
@@ -114,7 +117,7 @@ def prepare(
         content = _content(source, study, tasks)
         if (found := _known(folder, content)) is not None:
             return found
-        write_prepared(source, folder, study=study, tasks=tasks, progress=tick, content=content)
+        write_prepared(source, folder, study=study, tasks=tasks, progress=tick, content=content, engine=engine)
     return PreparedData(folder)
 
 
@@ -148,6 +151,8 @@ def fit(
     evaluation: Mapping[str, Any] | None = None,
     preset: str | None = None,
     seed: int | None = None,
+    init: str | os.PathLike[str] | None = None,
+    transfer: str | Mapping[str, Any] | None = None,
     resume: bool | None = None,
     progress: bool = True,
     frames: str = "pandas",
@@ -166,6 +171,8 @@ def fit(
         evaluation: Settings that `evaluate` takes from the run.
         preset: `small_cohort`, `medium_cohort` or `domain_shift`.
         seed: Seed of the training.
+        init: Folder of a model to start from, that `pretrain` or `fit` made (docs/pretraining.md).
+        transfer: With `init`: `full`, `frozen` or `lora`, or settings, as in `{"mode": "full", "layer_decay": 0.8}`.
         resume: Whether to go on with an interrupted run of the same settings and data in `out`, or to load it if it is
             complete. Default: yes, unless the model has a part of your own, whose code may have changed.
         progress: Whether to show a bar.
@@ -190,9 +197,14 @@ def fit(
     if seed is not None:
         settings["training"]["seed"] = seed
     settings |= {"evaluation": dict(evaluation or {})} | ({} if preset is None else {"preset": preset})
+    if transfer is not None:
+        if init is None:
+            raise EhrseqError("transfer needs init", where="fit", fix="name the model to start from")
+        settings["transfer"] = {"mode": transfer} if isinstance(transfer, str) else dict(transfer)
     study = validated(StudyConfig, settings, where="fit")
     store = data if isinstance(data, Prepared) else Prepared(Path(data))
-    trainer = trainer_of(store, task or store.only_task(), Path(out), study=study)
+    source = None if init is None else Pretrained(Path(init))
+    trainer = trainer_of(store, task or store.only_task(), Path(out), study=study, init=source)
     with progress_bar("training", show=progress) as tick:
 
         def show(p: Progress) -> None:

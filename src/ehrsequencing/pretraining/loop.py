@@ -8,6 +8,7 @@ read.
 import copy
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,18 @@ from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.parts import objective
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import Step, SubjectLoader
-from ehrsequencing.metrics.minimum_counts import shareable_count
+from ehrsequencing.minimum_counts import shareable_count
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.models.build import build_model
 from ehrsequencing.output_kinds import MANIFEST, PRETRAINED, UNFINISHED_PRETRAINING
 from ehrsequencing.pretraining.exclusion import Excluded, excluded_targets
+from ehrsequencing.pretraining.neighbours import code_neighbours
 from ehrsequencing.pretraining.objective import Glance, Objective, Tally, World
 from ehrsequencing.pretraining.targets import Rates, TargetCodes, visit_rows
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.signals import Stop
 from ehrsequencing.storage import digest, read_json, write_bytes, write_json, write_manifest, write_settings
 from ehrsequencing.temporaries import sweep_temporaries
 from ehrsequencing.training.checkpoint import (
@@ -41,6 +44,7 @@ from ehrsequencing.training.checkpoint import (
     load_checkpoint,
     pack_tensors,
     save_checkpoint,
+    saved_at_signals,
     unpack_tensors,
 )
 from ehrsequencing.training.feed import Losses, feed
@@ -48,7 +52,7 @@ from ehrsequencing.training.loop import Progress, hash_seed
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import DESCRIPTIONS_FILE, OBJECTIVES_FILE, RESULTS_FILE, subjects_digest
 from ehrsequencing.training.resolve import resolve_inputs
-from ehrsequencing.training.run_folder import RunFolder, write_history
+from ehrsequencing.training.run_folder import RunFolder, alone, write_history
 
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}
 _FILES = (
@@ -119,6 +123,7 @@ class Pretrainer:
             bundle, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
         )
         self._saved_at = time.monotonic()
+        self._stop = Stop()
 
     def _refuse_hopeless(self, codes: TargetCodes) -> None:
         where = str(self.prepared.folder)
@@ -137,6 +142,7 @@ class Pretrainer:
         targets = self.codes.tokens.tolist()
         return digest([self.config.model_dump(), settings, asked, targets, self.prepared.identity("")])
 
+    @alone
     def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> dict[str, Any]:
         """Pretrain to the early stop and write the folder; returns the content of `pretraining.json`."""
         kinds = (PRETRAINED, UNFINISHED_PRETRAINING)
@@ -148,9 +154,10 @@ class Pretrainer:
             return found
         folder.begin(resume=resume)
         state = self._start(folder.checkpoints, resume=resume)
-        while not state.finished:
-            self._epoch(state, folder.checkpoints, on_progress)
-            write_history(self.out, state.history)
+        with saved_at_signals(lambda: self._save(folder.checkpoints, state)) as self._stop:
+            while not state.finished:
+                self._epoch(state, folder.checkpoints, on_progress)
+                write_history(self.out, state.history)
         results = self._results(state)
         self._write(state, results)
         folder.remove_checkpoints()
@@ -205,6 +212,7 @@ class Pretrainer:
                 rate = seen / max(time.monotonic() - started, 1e-9)
                 loss = state.loss_sum / max(state.row_count, 1)
                 on_progress(Progress(state.epoch + 1, self.settings.epochs, state.step, len(steps), loss, last, rate))
+            self._stop.leave_if_asked(partial(losses.read, state))
         losses.read(state)
         self._end_epoch(state, seconds=time.monotonic() - started)
         if on_progress is not None:
@@ -279,11 +287,14 @@ class Pretrainer:
             steps = self.tuning_loader.in_order(visit_budget=self.tuning_budget)
             for step in feed(steps, self.fabric.device):
                 self._losses(bundle, step, self.tuning, tallies)
+                self._stop.leave_if_asked()
         return tallies
 
     def _save_when_due(self, checkpoints: Path, state: TrainingState) -> None:
-        if state.finished or time.monotonic() - self._saved_at < self.settings.checkpoint_seconds:
-            return
+        if not state.finished and time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
+            self._save(checkpoints, state)
+
+    def _save(self, checkpoints: Path, state: TrainingState) -> None:
         save_checkpoint(checkpoints, state, pack_tensors(self._bundles, {"optimizer": self.optimizer}))
         self._saved_at = time.monotonic()
 
@@ -292,8 +303,16 @@ class Pretrainer:
     def _results(self, state: TrainingState) -> dict[str, Any]:
         """What the best weights do on the tuning split, beside the baselines."""
         tallies = self.tuning_tallies(self.best)
+        best: Any = self.best.cpu()
+        number = self.codes.number[self.train.codes]
+        neighbours = code_neighbours(
+            best["model"], best["objectives"]["masked_codes"] if "masked_codes" in self.weights else None, self.codes,
+            names=[self.prepared.vocabulary.tokens[token] for token in self.codes.tokens.tolist()],
+            count=np.bincount(number[number >= 0], minlength=len(self.codes)),
+            data=Path(self.prepared.manifest.get("data_path", "")),
+        )  # fmt: skip
         return {
-            **PRETRAINED.facts,
+            **PRETRAINED.facts, "neighbours": neighbours,
             "task": self.task_name, "subjects": len(self.loader), "tuning_subjects": len(self.tuning_loader),
             "targets": len(self.codes), "best_epoch": state.best_epoch, "tuning_loss": state.best_nll,
             "seconds": round(sum(row["seconds"] for row in state.history), 1),

@@ -9,18 +9,9 @@ from ehrsequencing.arrays import Floats, Floats32
 from ehrsequencing.config.parts import objective
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.models.segments import constant, gather_rows, to_device
-from ehrsequencing.pretraining.objective import (
-    CodeScores,
-    Glance,
-    Objective,
-    Tally,
-    World,
-    pairs_of,
-    ranks_of,
-    target_rows,
-    wide,
-)
-from ehrsequencing.pretraining.targets import NextVisits, next_visits
+from ehrsequencing.pretraining.ahead import AheadObjective, moved
+from ehrsequencing.pretraining.objective import CodeScores, Glance, Tally, World, pairs_of, ranks_of, target_rows, wide
+from ehrsequencing.pretraining.targets import NextVisits
 
 TIME_BINS = 12  # of the hazard of the next visit: quantiles of the training subjects' gaps
 VALUE_BINS = 5  # of a code's rank, equally likely; one bin more without a number
@@ -28,7 +19,7 @@ _RANK_SD = float(np.sqrt(12.0))
 
 
 @objective("marked_time")
-class MarkedTime(Objective):
+class MarkedTime(AheadObjective):
     """A marked point process, with a code and the bin of its number as the mark (as in ORA, arXiv 2602.00541).
 
         p(Δ, c, b | z_v) = λ_k(z_v) exp(−Λ(Δ | z_v)) · p(c | k, z_v) · p(b | c, k, z_v)
@@ -58,18 +49,14 @@ class MarkedTime(Objective):
         with torch.no_grad():
             self.hazards.bias.copy_(torch.from_numpy(start))
         self.register_buffer("start", torch.from_numpy(start).float(), persistent=False)
-        self.register_buffer("share", torch.from_numpy(np.log(world.rates.share)).float(), persistent=False)
         self.start: Tensor
-        self.share: Tensor
 
     def forward(self, glance: Glance, tally: Tally | None = None) -> Tensor:
         """Mean loss of the visits that have a next one."""
-        found = next_visits(glance.timelines, glance.step.rows, glance.codes, most=self.world.most_visits)
-        n, device = len(found.chosen), self.share.device
-        if not n or glance.states is None:
+        if (ahead := self.ahead(glance)) is None:
             return self.share.new_zeros(())
-        positions = torch.from_numpy(np.ascontiguousarray(glance.step.positions[found.chosen]))
-        z = gather_rows(glance.states, to_device(positions, device))
+        found, z = ahead
+        n, device = len(z), z.device
         gap = to_device(torch.from_numpy(found.gap_days).float(), device)
         logits = wide(self.hazards(self.norm(z))).unsqueeze(1)
         when = self._time_loss(logits, gap)
@@ -77,7 +64,7 @@ class MarkedTime(Objective):
         marked = z + self.times(bin_of).to(z.dtype)
         rows = target_rows(glance)
         scores = self.scores.all(marked, rows)
-        row, code = (to_device(torch.from_numpy(a), device) for a in (found.next_row, found.next_code))
+        row, code = moved(found.next_row, device), moved(found.next_code, device)
         weight = 1.0 / torch.bincount(row, minlength=n).clamp(min=1).to(scores.dtype)[row]
         what = scores.logsumexp(1).index_select(0, row) - pairs_of(scores, row, code)
         value_logits = wide(self.values(gather_rows(self.value_norm(marked), row) * gather_rows(self.W_v(rows), code)))
@@ -100,10 +87,7 @@ class MarkedTime(Objective):
         weight = 1.0 / np.maximum(np.bincount(row, minlength=n), 1)[row]
         share = self.share.cpu()
         tally.add("frequency code loss", float(-(weight * share.double().numpy()[code]).sum()), n)
-        by_frequency = share.expand_as(scores)
-        by_last = by_frequency.clone()
-        by_last[found.last_row, found.last_code] += 100.0
-        for name, guess in (("model", scores), ("frequency", by_frequency), ("last visit", by_last)):
+        for name, guess in {"model": scores, **self.baselines(found)}.items():
             tally.add_recall(name, ranks_of(guess, row, code))
 
     def _time_loss(self, logits: Tensor, gap_days: Tensor) -> Tensor:

@@ -5,24 +5,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.arrays import Floats
 from ehrsequencing.config.parts import objective
-from ehrsequencing.models.segments import gather_rows, to_device
-from ehrsequencing.pretraining.objective import (
-    CodeScores,
-    Glance,
-    Objective,
-    Tally,
-    World,
-    pairs_of,
-    ranks_of,
-    target_rows,
-)
-from ehrsequencing.pretraining.targets import NextVisits, next_visits
+from ehrsequencing.models.segments import to_device
+from ehrsequencing.pretraining.ahead import AheadObjective, moved
+from ehrsequencing.pretraining.objective import CodeScores, Glance, Tally, World, pairs_of, ranks_of, target_rows
+from ehrsequencing.pretraining.targets import NextVisits
 
 
 @objective("next_visit")
-class NextVisit(Objective):
+class NextVisit(AheadObjective):
     """The codes of the next visit, each a yes or no (multi-label), and how high their numbers will be.
 
         onsets     Σ over codes c that the subject never had   BCE(σ(s_c(z_v)), c in visit v+1)
@@ -42,24 +34,20 @@ class NextVisit(Objective):
         self.numbers = CodeScores(d, np.zeros(len(world.codes)))
         for name, start in {"onset": rates.onset, "repeat": rates.repeat}.items():
             self.register_buffer(f"{name}_start", torch.from_numpy(_logit(start)).float(), persistent=False)
-        self.register_buffer("share", torch.from_numpy(np.log(rates.share)).float(), persistent=False)
         self.onset_start: Tensor
         self.repeat_start: Tensor
-        self.share: Tensor
 
     def forward(self, glance: Glance, tally: Tally | None = None) -> Tensor:
         """Mean loss of the visits that have a next one."""
-        found = next_visits(glance.timelines, glance.step.rows, glance.codes, most=self.world.most_visits)
-        n, device = len(found.chosen), self.share.device
-        if not n or glance.states is None:
+        if (ahead := self.ahead(glance)) is None:
             return self.share.new_zeros(())
-        rows = target_rows(glance)
-        z = gather_rows(glance.states, _moved(glance.step.positions[found.chosen], device))
+        found, z = ahead
+        n, device, rows = len(z), z.device, target_rows(glance)
         onset_scores = self.onsets.all(z, rows)
-        repeat_scores = self.repeats.some(z, rows, _moved(found.had_row, device), _moved(found.had_code, device))
+        repeat_scores = self.repeats.some(z, rows, moved(found.had_row, device), moved(found.had_code, device))
         ranks = torch.from_numpy(found.next_rank)
         numeric = (~ranks.isnan()).nonzero().squeeze(1)
-        number_row, number_code = (_moved(a[numeric.numpy()], device) for a in (found.next_row, found.next_code))
+        number_row, number_code = (moved(a[numeric.numpy()], device) for a in (found.next_row, found.next_code))
         means = self.numbers.some(z, rows, number_row, number_code)
         error = means - to_device(ranks[numeric], device).to(means.dtype)
         onsets, repeats = _onset_loss(onset_scores, found), _repeat_loss(repeat_scores, found)
@@ -83,12 +71,9 @@ class NextVisit(Objective):
         of_onsets, of_repeats = _onset_loss(start, found), _repeat_loss(of_had, found)
         tally.add("frequency onset loss", of_onsets.double(), n)
         tally.add("frequency repeat loss", of_repeats.double(), n)
-        by_frequency = self.share.cpu().expand_as(onsets)
-        by_last = by_frequency.clone()
-        by_last[found.last_row, found.last_code] += 100.0
         ours = torch.where(had, repeats, onsets)  # logits of the chance that the next visit has the code
         no = float("-inf")
-        for name, guess in (("model", ours), ("frequency", by_frequency), ("last visit", by_last)):
+        for name, guess in {"model": ours, **self.baselines(found)}.items():
             tally.add_recall(name, ranks_of(guess, found.next_row, found.next_code))
             for kind, mask, hidden in (("onset", ~found.is_repeat, had), ("repeat", found.is_repeat, ~had)):
                 ranks = ranks_of(guess.masked_fill(hidden, no), found.next_row[mask], found.next_code[mask])
@@ -111,8 +96,8 @@ def _onset_loss(scores: Tensor, found: NextVisits) -> Tensor:
     """Σ BCE over codes that were never had: all softplus, less the positives' scores, less what was had."""
     new = ~found.is_repeat
     device = scores.device
-    positive = pairs_of(scores, _moved(found.next_row[new], device), _moved(found.next_code[new], device))
-    had = pairs_of(scores, _moved(found.had_row, device), _moved(found.had_code, device))
+    positive = pairs_of(scores, moved(found.next_row[new], device), moved(found.next_code[new], device))
+    had = pairs_of(scores, moved(found.had_row, device), moved(found.had_code, device))
     return F.softplus(scores).sum() - F.softplus(had).sum() - positive.sum()
 
 
@@ -125,7 +110,3 @@ def _repeat_loss(scores: Tensor, found: NextVisits) -> Tensor:
 def _logit(rate: Floats) -> Floats:
     logit: Floats = np.log(rate) - np.log1p(-rate)
     return logit
-
-
-def _moved(index: Ints, device: torch.device) -> Tensor:
-    return to_device(torch.from_numpy(np.ascontiguousarray(index)), device)

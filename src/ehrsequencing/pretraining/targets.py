@@ -15,6 +15,7 @@ from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 
 MOST_SAMPLED = 20_000  # visits that starting rates are counted on
+MOST_WAITS = 4_000  # visits of these from which the times to every code are counted
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,8 @@ def next_visits(timelines: Timelines, visits: Ints, codes: TargetCodes, *, most:
         codes: What may be predicted.
         most: At most so many visits, evenly spread over those that have a next one.
     """
-    offsets = timelines.subject_offsets
-    subject = np.searchsorted(offsets, visits, side="right") - 1
-    chosen = np.flatnonzero(visits + 1 < offsets[subject + 1])
-    if most is not None and len(chosen) > most:
-        chosen = chosen[np.linspace(0, len(chosen) - 1, most).astype(np.int64)]
-    visits, subject = visits[chosen], subject[chosen]
-    n = len(codes)
+    offsets, n = timelines.subject_offsets, len(codes)
+    chosen, visits, subject = _with_next(timelines, visits, most=most)
     row, code, rank = _codes_of(timelines, visits + 1, codes)
     last_row, last_code, _ = _codes_of(timelines, visits, codes)
 
@@ -137,6 +133,57 @@ def next_visits(timelines: Timelines, visits: Ints, codes: TargetCodes, *, most:
         last_code=last_code,
         carried_rank=_carried(local[row] * n + code, visits[row], owner * n + had, seen[place], had_rank),
     )
+
+
+@dataclass(frozen=True)
+class ComingCodes:
+    """For r visits that are not their subject's last: days until each target code is next recorded."""
+
+    chosen: Ints  # (r,) which of the visits that were asked about
+    stop_days: Floats  # (r,) days from the end of the visit to the end of the record, where exposure ends
+    row: Ints  # (P,) 0 … r-1, ascending: pairs of a visit and a code that is recorded after it
+    code: Ints  # (P,) rising within a row; each once
+    days: Floats  # (P,) from the end of the visit to the start of the first later visit with the code
+
+
+def coming_codes(timelines: Timelines, visits: Ints, codes: TargetCodes, *, most: int | None = None) -> ComingCodes:
+    """Look up when each code comes next after some visits; arguments as in `next_visits`."""
+    chosen, visits, subject = _with_next(timelines, visits, most=most)
+    offsets, n = timelines.subject_offsets, len(codes)
+    owners, local = np.unique(subject, return_inverse=True)
+    seen, seen_offsets = spans(offsets[owners], offsets[owners + 1] - offsets[owners])
+    place, code, _ = _codes_of(timelines, seen, codes)
+    owner, wide = np.searchsorted(seen_offsets, place, side="right") - 1, len(timelines.end_us) + 1
+    entry = np.sort((owner * n + code) * wide + seen[place])  # by subject, code and visit
+    key = np.unique(entry // wide)  # each code of a subject
+    first_key = np.searchsorted(key, np.arange(len(owners) + 1) * n)
+    asked, bounds = spans(first_key[local], np.diff(first_key)[local])
+    row = np.repeat(np.arange(len(visits)), np.diff(bounds))
+    at = np.searchsorted(entry, key[asked] * wide + visits[row], side="right")
+    found = entry[np.minimum(at, len(entry) - 1)] if len(entry) else at
+    later = (at < len(entry)) & (found // wide == key[asked]) if len(entry) else np.zeros(0, dtype=np.bool_)
+    row, when = row[later], found[later] % wide
+    days = (timelines.start_us[when] - timelines.end_us[visits[row]]) / DAY_US
+    last = offsets[subject + 1] - 1
+    stop = (timelines.end_us[last] - timelines.end_us[visits]) / DAY_US
+    shortest = 1 / 1440
+    return ComingCodes(
+        chosen=chosen,
+        stop_days=np.maximum(stop, shortest),
+        row=row,
+        code=key[asked][later] % n,
+        days=np.maximum(days, shortest),
+    )
+
+
+def _with_next(timelines: Timelines, visits: Ints, *, most: int | None) -> tuple[Ints, Ints, Ints]:
+    """Which of some visits are not their subject's last (at most so many, evenly spread); they and their subjects."""
+    offsets = timelines.subject_offsets
+    subject = np.searchsorted(offsets, visits, side="right") - 1
+    chosen = np.flatnonzero(visits + 1 < offsets[subject + 1])
+    if most is not None and len(chosen) > most:
+        chosen = chosen[np.linspace(0, len(chosen) - 1, most).astype(np.int64)]
+    return chosen, visits[chosen], subject[chosen]
 
 
 def _codes_of(timelines: Timelines, visits: Ints, codes: TargetCodes) -> tuple[Ints, Ints, Floats32]:
@@ -177,6 +224,7 @@ class Rates:
     onset: Floats  # (C,) chance that the next visit has the code, for a subject who never had it
     repeat: Floats  # (C,) ... for a subject who had it
     gap_days: Floats  # (g,) gaps between visits, at random
+    waits: ComingCodes  # times to every code, from some visits
 
     @classmethod
     def of(cls, timelines: Timelines, codes: TargetCodes, *, seed: int) -> "Rates":
@@ -201,6 +249,7 @@ class Rates:
             onset=(new + 0.5) / (len(found.chosen) - had + 1.0),
             repeat=(again + 0.5) / (had + 1.0),
             gap_days=found.gap_days,
+            waits=coming_codes(timelines, visits, codes, most=MOST_WAITS),
         )
 
 

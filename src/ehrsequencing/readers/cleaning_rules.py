@@ -5,14 +5,47 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.arrays import Bools, Ints
-from ehrsequencing.readers.import_report import RowCounts, RuleCounts, among, distinct
-from ehrsequencing.readers.rows import Role
+from ehrsequencing.readers.import_report import ImportReport, RowCounts, RuleCounts, among, distinct
+from ehrsequencing.readers.rows import Role, clean_codes
 from ehrsequencing.records.events import DAY_US, SECOND_US
 
 NO_TIME = np.iinfo(np.int64).min
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
 OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
+
+
+def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
+    """The rows that have a subject and, where their role needs them, a code and a time; the others are counted.
+
+    Args:
+        rows: Rows of a reader; an absent column of the schema is null.
+        schema: `rows_schema` of the reader.
+        report: Where dropped rows are counted.
+    """
+    given = set(rows.column_names)
+    columns = [
+        rows[f.name].cast(f.type, safe=False) if f.name in given else pa.nulls(len(rows), f.type) for f in schema
+    ]
+    rows, counts = pa.table(columns, schema=schema), report.counts
+    clean = clean_codes(rows["code"])
+    counts["fixed_code"] += pc.sum(pc.not_equal(clean, rows["code"])).as_py() or 0
+    rows = rows.set_column(rows.schema.get_field_index("code"), "code", clean)
+    needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON)
+    needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC)
+    bare = np.asarray(pc.fill_null(pc.equal(rows["code"], ""), True))
+    left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
+    for name, bad in (
+        ("no_person", np.asarray(rows["subject_id"].is_null())),
+        ("no_code", bare & needs_code),
+        ("no_time", np.asarray(rows["time"].is_null()) & needs_time),
+    ):
+        lost = left & bad
+        counts[name] += int(lost.sum())
+        left &= ~bad
+        if lost.any():  # a source row that made several rows is lost when all of them are
+            report.row_counts.drop(name, source[lost & ~among(source, distinct(source[left]))])
+    return rows if left.all() else rows.filter(pa.array(left))
 
 
 def clean_rows(

@@ -4,7 +4,8 @@ The count of lines shows later how many rows a parser lost.
 """
 
 import csv
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.parsing import open_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
+HARMLESS_BYTES, MOST_TIMES = 1 << 30, 200  # what a small file may expand to; above it, how many times its own size
 _MAGIC = {b"PAR1": "Parquet", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive or a spreadsheet", b"%PDF": "PDF"}
 
 
@@ -81,19 +83,26 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
     without quoting.
 
     Raises:
-        EhrseqError: The file is empty, holds something else, or cannot be read as text.
+        EhrseqError: The file is empty, holds something else, cannot be read as text, or expands far too much.
     """
     check_content(path)
     try:
         with open_text(path) as file:
-            line = file.readline()
+            line = file.readline(BLOCK_BYTES)  # the first line of a gzip file may be as long as it likes
+            if len(line) >= BLOCK_BYTES:
+                raise unreadable_csv(path)
             delimiter = next((d for d in delimiters[1:] if d in line and d * 2 not in line), delimiters[0])
             file.seek(0)
-            names = next(csv.reader(file, delimiter=delimiter), [])
+            names = next(csv.reader(iter(lambda: file.readline(BLOCK_BYTES), ""), delimiter=delimiter), [])
         header = _header(names, path)
         scan = _Scan(delimiter, len(header))
+        size, expanded = path.stat().st_size, 0
         for number, block in _line_blocks(path):
             scan.add(number, block)
+            expanded += block.nbytes
+            if expanded > max(HARMLESS_BYTES, MOST_TIMES * size):
+                fix = "look at what it holds; if it is a table of records, unpack it first"
+                raise EhrseqError(f"expands to more than {MOST_TIMES} times its size", where=str(path), fix=fix)
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
         raise unreadable_csv(path) from error
     needed = delimiter != "\t" and (scan.quoted or scan.uneven is not None)  # Athena's files with tabs do not quote
@@ -101,6 +110,52 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
     quotes = scan.unescaped if escape == "\\" else scan.every
     quote = '"' if needed else ""
     return CsvFile(path, header, delimiter, quote, escape, scan.lines, quotes.rows, quotes.first_odd, scan.uneven)
+
+
+def read_blocks(
+    file: CsvFile, wanted: Sequence[str], rejected: Counter[str] | None = None, *, missing: Sequence[str] = ("",)
+) -> Iterator[pa.Table]:
+    """Blocks of some columns as text, under the names given; case does not matter. Absent columns are null.
+
+    Args:
+        file: What `read_csv_lines` found.
+        wanted: Names of columns.
+        rejected: Where rows that cannot be parsed are counted.
+        missing: Texts that mean null.
+
+    Raises:
+        EhrseqError: The file cannot be read.
+    """
+
+    def skip(_: pacsv.InvalidRow) -> str:
+        if rejected is not None:
+            rejected["rows"] += 1
+        return "skip"
+
+    present = [name.lower() for name in wanted if name.lower() in file.header]
+    nulls = {"null_values": list(missing), "strings_can_be_null": True, "quoted_strings_can_be_null": True}
+    types = dict.fromkeys(present, pa.string())
+    convert = pacsv.ConvertOptions(column_types=types, include_columns=present, **nulls)
+    escapes = file.escape == "\\"
+    parse = pacsv.ParseOptions(
+        delimiter=file.delimiter,
+        quote_char=file.quote or False,
+        double_quote=not escapes,
+        escape_char="\\" if escapes else False,
+        newlines_in_values=bool(file.quote),
+        invalid_row_handler=skip,
+    )
+    read = pacsv.ReadOptions(column_names=list(file.header), skip_rows=1, block_size=BLOCK_BYTES)
+    try:
+        with pacsv.open_csv(file.path, read_options=read, parse_options=parse, convert_options=convert) as stream:
+            for batch in stream:
+                columns = {name: batch[name.lower()] for name in wanted if name.lower() in present}
+                absent = {name: pa.nulls(len(batch), pa.string()) for name in wanted if name not in columns}
+                yield pa.table(columns | absent)
+    except (pa.ArrowException, OSError) as error:
+        if str(error).startswith("Empty CSV file"):  # only a header
+            return
+        raise unreadable_csv(file.path) from error
 
 
 def unreadable_csv(path: Path) -> EhrseqError:

@@ -23,13 +23,19 @@ REASONS = {
     "unknown_person": "the person is not in the table of persons",
     "no_time": "no readable date",
     "no_code": "no code",
+    "no_type": "no resource type",
+    "not_read": "resources of this type are not read",
+    "not_done": "its status says that it is wrong, or did not happen",
+    "no_diagnosis": "a bill without a diagnosis of its own",
+    "looked_up": "read where another resource refers to it",
     "two_births": "a further birth of the same person: the earliest counts",
     "two_deaths": "a further death of the same person: the earliest counts",
     "nobody": "the person has no row with a time other than the birth",
     "duplicates": "equals another row",
     "overlapping_periods": "merged into another observation period",
 }
-_KEPT_ELSEWHERE = {"duplicates", "overlapping_periods"}  # the content of these rows is in the output
+# The content of these rows is in the output, or belongs to no record of events.
+_NOT_LOST = {"duplicates", "overlapping_periods", "not_read", "not_done", "no_diagnosis", "looked_up"}
 RULES = {
     "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
     "no_person": "rows without a readable person id were dropped",
@@ -37,6 +43,9 @@ RULES = {
     "no_time": "rows without a readable date were dropped",
     "no_code": "rows without a code were dropped",
     "unmapped": "rows whose concept is 0 or missing were kept as OMOP//0//DOMAIN, without their number",
+    "uncoded": "concepts with a text and no coding were kept as FHIR//0//TYPE: the text may hold a name",
+    "partial_date": "dates without a day were put at the end of their month or year, births and stays at its start",
+    "not_done": "resources whose status says that they are wrong or did not happen were left out",
     "fixed_code": "line breaks and runs of blanks in codes became one blank",
     "duplicates": "rows that repeat another row exactly were dropped",
     "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
@@ -47,6 +56,9 @@ RULES = {
     "two_deaths": "persons with several deaths got the earliest",
     "no_birth": "persons have no date of birth: their age is unknown",
     "overlapping_periods": "observation periods that overlap or touch were merged",
+    "no_number": "values that are no number were dropped, their code kept",
+    "unlisted": "texts that the map's `codes` does not list made no event",
+    "undated_death": "persons have died at an unknown time: they have no death",
     "negative_ids": "persons have a negative id, which is kept",
     "nobody": "persons without any row with a time, besides their birth, were left out",
 }
@@ -74,6 +86,7 @@ class TableCounts:
 
     name: str
     number: int  # among the tables
+    essential: bool = True  # whether the import is refused if every row is lost
     columns: dict[str, str] = field(default_factory=dict)  # reason → the column concerned
     parts: list[tuple[int, str | None]] = field(default_factory=list)  # a file's first position; None for a database
     read: int = 0  # rows that could be parsed
@@ -100,7 +113,7 @@ class TableCounts:
     @property
     def lost(self) -> Counter[str]:
         """Reason → rows whose content is not in the output."""
-        found = Counter({reason: rows for reason, (rows, _) in self.dropped.items() if reason not in _KEPT_ELSEWHERE})
+        found = Counter({reason: rows for reason, (rows, _) in self.dropped.items() if reason not in _NOT_LOST})
         found["malformed_line"] += sum(rows for rows, _ in self.malformed.values())
         return found
 
@@ -127,6 +140,8 @@ class TableCounts:
         """What was dropped, as lines for a terminal."""
         out = []
         for entry in self.as_json()["dropped"]:
+            if entry["reason"] == "not_read":
+                continue  # in one line for all tables
             example = entry["example"]
             kind = "line" if example and "line" in example else "row"
             where = f"; first: {example['file']}, {kind} {example[kind]}" if example and example[kind] else ""
@@ -156,7 +171,7 @@ class TableCounts:
             EhrseqError: Every row was lost.
         """
         lost = self.lost
-        if not self.rows_in or lost.total() < self.rows_in:
+        if not self.essential or not self.rows_in or lost.total() < self.rows_in:
             return
         worst = lost.most_common(1)[0][0]
         example = next((e["example"] for e in self.as_json()["dropped"] if e["reason"] == worst), None)
@@ -239,7 +254,10 @@ class ImportReport:
         """The report for a terminal."""
         out = [f"read: {', '.join(f'{name} {rows:,}' for name, rows in self.tables.items())}"]
         out += [f"missing tables: {', '.join(self.missing)}"] if self.missing else []
-        out += [line for table in self.row_counts.tables.values() for line in table.lines()]
+        tables = self.row_counts.tables
+        unread = [f"{name} {t.dropped['not_read'][0]:,}" for name, t in tables.items() if "not_read" in t.dropped]
+        out += [f"resources of other types, not read: {', '.join(unread)}"] if unread else []
+        out += [line for table in tables.values() for line in table.lines()]
         out += [f"rule: {n:,} {RULES[name]}" for name, n in sorted(self.counts.items()) if n]
         out += [f"note: {note}" for note in self.notes]
         return [*out, f"wrote {self.rows:,} rows, {self.subjects:,} subjects, {self.codes:,} codes"]

@@ -19,9 +19,9 @@ from meds import schema as meds
 
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.cleaning_rules import clean_rows, role_mask
-from ehrsequencing.readers.import_report import ImportReport, among, distinct
-from ehrsequencing.readers.rows import Role, clean_codes, rows_schema
+from ehrsequencing.readers.cleaning_rules import clean_rows, role_mask, usable_rows
+from ehrsequencing.readers.import_report import ImportReport
+from ehrsequencing.readers.rows import Role, rows_schema
 from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.splits import hash_splits
@@ -62,36 +62,11 @@ class MedsWriter:
 
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
-        columns = [
-            rows[f.name].cast(f.type, safe=False) if f.name in rows.column_names else pa.nulls(len(rows), f.type)
-            for f in self.schema
-        ]
-        self._waiting.append(self._usable(pa.table(columns, schema=self.schema)))
+        rows = usable_rows(rows, self.schema, self.report)
+        self._count_years(rows)
+        self._waiting.append(rows)
         if sum(map(len, self._waiting)) >= FLUSH_ROWS:
             self._flush()
-
-    def _usable(self, rows: pa.Table) -> pa.Table:
-        """The rows that have a subject and, where their role needs them, a code and a time; the others are counted."""
-        counts = self.report.counts
-        clean = clean_codes(rows["code"])
-        counts["fixed_code"] += pc.sum(pc.not_equal(clean, rows["code"])).as_py() or 0
-        rows = rows.set_column(rows.schema.get_field_index("code"), "code", clean)
-        self._count_years(rows)
-        needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON)
-        needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC)
-        bare = np.asarray(pc.fill_null(pc.equal(rows["code"], ""), True))
-        left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
-        for name, bad in (
-            ("no_person", np.asarray(rows["subject_id"].is_null())),
-            ("no_code", bare & needs_code),
-            ("no_time", np.asarray(rows["time"].is_null()) & needs_time),
-        ):
-            lost = left & bad
-            counts[name] += int(lost.sum())
-            left &= ~bad
-            if lost.any():  # a source row that made several rows is lost when all of them are
-                self.report.row_counts.drop(name, source[lost & ~among(source, distinct(source[left]))])
-        return rows if left.all() else rows.filter(pa.array(left))
 
     def _count_years(self, rows: pa.Table) -> None:
         times = rows["time"].filter(pa.array(~role_mask(rows, Role.PERSON, Role.STATIC))).drop_null()

@@ -63,6 +63,20 @@ class Import:
             counts.check()
             self._tick(done)
 
+    def files(self, count: int) -> Iterator[int]:
+        """The numbers of the files of a source that holds rows of many tables in each file.
+
+        Raises:
+            EhrseqError: Every row of a table was lost.
+        """
+        self._steps = count + 1
+        for number in range(count):
+            yield number
+            self._tick(number + 1)
+        for name, counts in self.report.row_counts.tables.items():
+            self.report.tables[name] = counts.read
+            counts.check()
+
     def date_columns(
         self, found: Mapping[str, DateCounts], counts: TableCounts, *, where: str
     ) -> dict[str, DateColumn]:
@@ -89,6 +103,7 @@ class Reader:
     help: str  # what the format is, for `--help`
     source: str  # what SOURCE may be, for `--help`
     read: Callable[[str, Import], None]  # reads SOURCE and writes its rows through an `Import`
+    needs_map: bool = False  # whether the command has the option `--map`
 
     def __call__(
         self, source: str | Path, out: Path, *, settings: ImportConfig | None = None, progress: Progress | None = None
@@ -116,11 +131,13 @@ class Reader:
 _READERS: dict[str, Reader] = {}
 
 
-def reader(name: str, *, help: str, source: str) -> Callable[[Callable[[str, Import], None]], Reader]:
+def reader(
+    name: str, *, help: str, source: str, needs_map: bool = False
+) -> Callable[[Callable[[str, Import], None]], Reader]:
     """Decorate the function of a format: register it, and make it a `Reader`; see there for the arguments."""
 
     def register(read: Callable[[str, Import], None]) -> Reader:
-        _READERS[name] = Reader(name, help, source, read)
+        _READERS[name] = Reader(name, help, source, read, needs_map)
         return _READERS[name]
 
     return register

@@ -3,9 +3,7 @@
 Reads exports of several versions: `Id` or `ID`, `START` or `DATE`, plain or gz, with or without most tables.
 """
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +11,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
-from ehrsequencing.readers.csv_files import BLOCK_BYTES, CsvFile, check_one_file_each, read_csv_lines, unreadable_csv
+from ehrsequencing.readers.code_book import CodeBook
+from ehrsequencing.readers.csv_files import CsvFile, check_one_file_each, read_blocks, read_csv_lines
 from ehrsequencing.readers.date_order import ISO_COLUMN, DateColumn, DateCounts, count_dates, unreadable_dates
 from ehrsequencing.readers.import_report import TableCounts
-from ehrsequencing.readers.meds_writer import CodeFacts
 from ehrsequencing.readers.parsing import parse_numbers, parse_times
 from ehrsequencing.readers.registry import Import, reader
 from ehrsequencing.readers.rows import Role
+from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
 from ehrsequencing.records.events import BIRTH, DEATH
 
 TEXT_VALUE_LENGTH = 64  # a text value up to this length becomes part of the code
@@ -60,18 +57,19 @@ def import_synthea(source: str, job: Import) -> None:
     """Read `patients.csv`, `encounters.csv` and the other tables, where they are there; see `Reader`."""
     files = _find(Path(source))
     job.report.missing += [name for name in EVENT_TABLES if name not in files]
-    codes, patients = _Codes(), _Patients()
+    codes, names = CodeBook(), SubjectNames()
     with job.writer(Path(source), encounter=pa.string()) as writer:
         writer.code_facts = lambda seen: codes.facts
         for counts in job.tables(list(files)):
             file, dates = _survey(files[counts.name], counts, job)
-            for batch in _read(file, _PATIENTS if counts.name == "patients" else _COLUMNS):
+            for batch in read_blocks(file, _PATIENTS if counts.name == "patients" else _COLUMNS):
                 block = _Block(pa.array(counts.take(len(batch))), dates)
                 if counts.name == "patients":
-                    writer.add(patients.rows(batch, block))
+                    names.add(batch["ID"])
+                    writer.add(_patients(batch, block))
                 else:
                     writer.add(_events(counts.name, batch, block, codes))
-        patients.write_ids(writer.folder / "metadata" / "subject_ids.parquet")
+        names.write(writer.folder)
 
 
 def _find(source: Path) -> dict[str, Path]:
@@ -103,7 +101,7 @@ def _survey(path: Path, counts: TableCounts, job: Import) -> tuple[CsvFile, dict
         job.report.cautions.append("patients has no column BIRTHDATE: every age is unknown")
     columns = [column for column in _DATES if column in there]
     totals, parsed, rejected = {column: DateCounts() for column in columns}, 0, Counter[str]()
-    for batch in _read(file, tuple(columns) or (file.header[0].upper(),), rejected):
+    for batch in read_blocks(file, tuple(columns) or (file.header[0].upper(),), rejected):
         parsed += len(batch)
         totals = {column: found + count_dates(batch[column]) for column, found in totals.items()}
     lost = file.rows_in(parsed, rejected.total()) - parsed
@@ -119,103 +117,19 @@ def _survey(path: Path, counts: TableCounts, job: Import) -> tuple[CsvFile, dict
     return file, dates
 
 
-def _read(file: CsvFile, wanted: tuple[str, ...], rejected: Counter[str] | None = None) -> Iterator[pa.Table]:
-    """Blocks of the wanted columns, as text under upper-case names; absent columns are null."""
-
-    def skip(_: pacsv.InvalidRow) -> str:
-        if rejected is not None:
-            rejected["rows"] += 1
-        return "skip"
-
-    names = {name.upper(): name for name in file.header}
-    present = [names[name] for name in wanted if name in names]
-    nulls = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": True}
-    types = dict.fromkeys(present, pa.string())
-    convert = pacsv.ConvertOptions(column_types=types, include_columns=present, **nulls)
-    escapes = file.escape == "\\"
-    parse = pacsv.ParseOptions(
-        delimiter=file.delimiter,
-        quote_char=file.quote or False,
-        double_quote=not escapes,
-        escape_char="\\" if escapes else False,
-        newlines_in_values=bool(file.quote),
-        invalid_row_handler=skip,
-    )
-    read = pacsv.ReadOptions(column_names=list(file.header), skip_rows=1, block_size=BLOCK_BYTES)
-    try:
-        with pacsv.open_csv(file.path, read_options=read, parse_options=parse, convert_options=convert) as stream:
-            for batch in stream:
-                columns = {name: batch[names[name]] for name in wanted if name in names}
-                absent = {name: pa.nulls(len(batch), pa.string()) for name in wanted if name not in names}
-                yield pa.table(columns | absent)
-    except (pa.ArrowException, OSError) as error:
-        if str(error).startswith("Empty CSV file"):  # only a header
-            return
-        raise unreadable_csv(file.path) from error
+def _patients(batch: pa.Table, block: "_Block") -> pa.Table:
+    """Persons, births, deaths, and what never changes (so not the marital status)."""
+    ids = subject_ids(batch["ID"])
+    parts = [block.rows(ids, Role.PERSON, BIRTH, time=block.times(batch, "BIRTHDATE"))]
+    died = pa.array(np.asarray(batch["DEATHDATE"].is_valid()))
+    parts.append(block.rows(ids, Role.DEATH, DEATH, time=block.times(batch, "DEATHDATE")).filter(died))
+    for column in ("GENDER", "RACE", "ETHNICITY"):
+        code = _joined(pa.scalar(column), batch[column])
+        parts.append(block.rows(ids, Role.STATIC, code).filter(pc.is_valid(batch[column])))
+    return _joined_rows(parts)
 
 
-class _Patients:
-    """The patients' names in the source, and their subject ids in MEDS."""
-
-    def __init__(self) -> None:
-        self._names: list[pa.ChunkedArray] = []
-        self._table: pa.Table | None = None
-
-    def rows(self, batch: pa.Table, block: "_Block") -> pa.Table:
-        """Persons, births, deaths, and what never changes (so not the marital status)."""
-        ids = subject_ids(batch["ID"])
-        self._names.append(batch["ID"])
-        parts = [block.rows(ids, Role.PERSON, BIRTH, time=block.times(batch, "BIRTHDATE"))]
-        died = pa.array(np.asarray(batch["DEATHDATE"].is_valid()))
-        parts.append(block.rows(ids, Role.DEATH, DEATH, time=block.times(batch, "DEATHDATE")).filter(died))
-        for column in ("GENDER", "RACE", "ETHNICITY"):
-            code = _joined(pa.scalar(column), batch[column])
-            parts.append(block.rows(ids, Role.STATIC, code).filter(pc.is_valid(batch[column])))
-        return _joined_rows(parts)
-
-    def write_ids(self, path: Path) -> None:
-        """Write the table of subject ids and the patients' names."""
-        names = pc.unique(pa.chunked_array([c for names in self._names for c in names.chunks], pa.string()).drop_null())
-        ids = subject_ids(pa.chunked_array([names]))
-        if len(pc.unique(ids)) != len(names):
-            fix = "import the patients in two parts"
-            raise EhrseqError("two patients' hashed ids coincide", where="patients", fix=fix)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"subject_id": ids, "source_id": names}).sort_by("subject_id"), path)
-
-
-def subject_ids(names: pa.ChunkedArray) -> pa.Array:
-    """The first 63 bits of the SHA-256 of each name, so that a patient has the same id in every export.
-
-    >>> subject_ids(pa.chunked_array([["a", "a", None]])).to_pylist()
-    [7299139317422481125, 7299139317422481125, None]
-    """
-    names = names.combine_chunks().dictionary_encode()
-    names = names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names
-    hashes = [int.from_bytes(hashlib.sha256(n.encode()).digest()[:8], "big") >> 1 for n in names.dictionary.to_pylist()]
-    return pa.array(hashes, pa.int64()).take(names.indices)
-
-
-class _Codes:
-    """Descriptions and parents of the codes read so far."""
-
-    def __init__(self) -> None:
-        self.facts: dict[str, CodeFacts] = {}
-
-    def add(self, code: pa.Array | pa.ChunkedArray, description: pa.ChunkedArray, parent: pa.Array | None) -> None:
-        parent = pa.nulls(len(code), pa.string()) if parent is None else parent
-        table = pa.table({"code": code, "description": description, "parent": parent})
-        distinct = table.group_by("code", use_threads=False).aggregate([("description", "min"), ("parent", "min")])
-        for row in distinct.to_pylist():
-            if row["code"] is None:
-                continue
-            before = self.facts.get(row["code"], CodeFacts())
-            texts = [t for t in (before.description, row["description_min"]) if t]
-            up = row["parent_min"]
-            self.facts[row["code"]] = CodeFacts(min(texts, default=None), (up,) if up else before.parents)
-
-
-def _events(name: str, batch: pa.Table, block: "_Block", codes: _Codes) -> pa.Table:
+def _events(name: str, batch: pa.Table, block: "_Block", codes: CodeBook) -> pa.Table:
     """The rows of a block of any table except patients."""
     ids, encounter, visits = subject_ids(batch["PATIENT"]), batch["ENCOUNTER"], []
     time = pc.if_else(batch["START"].is_valid(), block.times(batch, "START"), block.times(batch, "DATE"))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Ints
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortRows, cohort_steps
 from ehrsequencing.records.events import DAY_US, opens_run
 from ehrsequencing.records.meds import SPLITS
@@ -139,6 +140,13 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
     trained = attrition["splits"]["train"]["events"][task.causes[0]]
     if trained < FEW_EVENTS:
         out.append(f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model.")
+    held_out = attrition["splits"]["held_out"]["events"]
+    if too_few(held_out[task.causes[0]], sum(held_out.values())):
+        out.append(
+            f"Fewer than {FEWEST_SUBJECTS} subjects are held out, or fewer than {FEWEST_EVENTS} of them had the event: "
+            "the evaluation will compare no models. Hold out more with splits.by=hash splits.train=0.6 "
+            "splits.tuning=0.1, or repeat the split with ehrseq evaluate RUN --splits 25."
+        )
     if attrition["outcomes_that_end_the_record"]:
         out.append(
             "The task names no end of follow-up, so each subject's last event ends it, and some outcomes are that "

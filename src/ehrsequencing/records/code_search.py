@@ -20,7 +20,7 @@ from ehrsequencing.records.codes import CodeMatcher, read_descriptions, read_par
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import MedsReader
 
-SMALLEST_COUNT = 11  # subjects behind a count that is shown (`metrics.minimum_counts`, which records may not import)
+SMALLEST_COUNT = 11  # subjects behind a count that is shown (`minimum_counts`, which records may not import)
 FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
 _HIDDEN = f"<{SMALLEST_COUNT}"
 

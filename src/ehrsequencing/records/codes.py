@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ehrsequencing.arrays import Bools
 from ehrsequencing.config import StudyConfig, TaskConfig
@@ -132,7 +133,7 @@ class CodeMatcher:
         self._exact = frozenset(p for p in plain if not p.startswith(("re:", "under:")))
         self._prefixes = tuple(p[:-1] for p in self._exact if p.endswith("*"))
         self._roots = frozenset(p.removeprefix("under:") for p in plain if p.startswith("under:"))
-        self._regexes = [_compile(p.removeprefix("re:")) for p in plain if p.startswith("re:")]
+        self._regexes = [_regex(p.removeprefix("re:")) for p in plain if p.startswith("re:")]
         # Values are float32 on disk, so the threshold is too: a stored 6.1 is not below `6.1`.
         self._conditions = [
             (CodeMatcher([code], parents=parents), _SIGNS[sign], np.float32(number))
@@ -142,14 +143,16 @@ class CodeMatcher:
     def __call__(self, code: str) -> bool:
         """Whether a code matches any pattern, whatever its number."""
         found = self._cache.get(code)
-        if found is None:
-            found = self._plainly(code) or any(matcher(code) for matcher, _, _ in self._conditions)
-            self._cache[code] = found
-        return found
+        return bool(self._mask((code,))[0]) if found is None else found
 
-    def _plainly(self, code: str) -> bool:
-        found = code in self._exact or (bool(self._prefixes) and code.startswith(self._prefixes))
-        return found or any(r.fullmatch(code) for r in self._regexes) or self._descends(code)
+    def _plain(self, codes: tuple[str, ...]) -> Bools:
+        """(C,) which codes match a pattern without a condition."""
+        exact, starts = self._exact, self._prefixes
+        named = (c in exact or (bool(starts) and c.startswith(starts)) or self._descends(c) for c in codes)
+        out = np.fromiter(named, dtype=bool, count=len(codes))
+        for regex in self._regexes:
+            out |= np.asarray(pc.match_substring_regex(pa.array(codes, pa.large_string()), regex))
+        return out
 
     def _descends(self, code: str) -> bool:
         if not self._roots:
@@ -165,14 +168,19 @@ class CodeMatcher:
         return False
 
     def _mask(self, codes: tuple[str, ...]) -> Bools:
-        return np.fromiter((self(code) for code in codes), dtype=bool, count=len(codes))
+        fresh = tuple(code for code in codes if code not in self._cache)
+        if fresh:
+            found = self._plain(fresh)
+            for matcher, _, _ in self._conditions:
+                found |= matcher._mask(fresh)
+            self._cache.update(zip(fresh, found.tolist(), strict=True))
+        return np.fromiter((self._cache[code] for code in codes), dtype=bool, count=len(codes))
 
     def events(self, events: Events) -> Bools:
         """(n,) which events match: their code, and where a pattern has a condition, their number; no number is none."""
         if not self._conditions:
             return np.asarray(self.mask(events.codes)[events.code])
-        plain = np.fromiter((self._plainly(c) for c in events.codes), dtype=bool, count=len(events.codes))
-        out = plain[events.code]
+        out = self._plain(events.codes)[events.code]
         for matcher, holds, number in self._conditions:
             out |= matcher.mask(events.codes)[events.code] & holds(events.value, number)  # NaN holds nothing
         return np.asarray(out)
@@ -185,7 +193,7 @@ class CodeMatcher:
             suggest: Codes common enough to be named in a message.
             where: The setting that holds the patterns.
         """
-        if any(self(code) for code in (*known, BIRTH, DEATH)):
+        if self._mask((*known, BIRTH, DEATH)).any():
             return
         wanted = re.split(r" *[<>]=? *", self.patterns[0])[0].removeprefix("re:").removeprefix("under:").rstrip("*")
         close = difflib.get_close_matches(wanted, sorted(set(suggest)), n=3, cutoff=0.5)
@@ -207,8 +215,17 @@ def excluded_codes(study: StudyConfig, tasks: Sequence[TaskConfig], parents: Map
     return matcher
 
 
-def _compile(pattern: str) -> re.Pattern[str]:
+def _regex(pattern: str) -> str:
+    """A pattern for whole codes, for RE2: its time grows with the length of a code, whatever the pattern.
+
+    Raises:
+        EhrseqError: It is no regular expression of RE2, which has no look-around and no back-references.
+    """
+    whole = rf"\A(?:{pattern})\z"
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise EhrseqError(f"is not a regular expression: {error}", where=f"re:{pattern}", fix="correct it") from error
+        pc.match_substring_regex(pa.array([""]), whole)
+    except pa.ArrowInvalid as error:
+        text = str(error).partition(": ")[2] or "it is not valid"
+        fix = "correct it; look-around, as in (?!, and back-references, as in \\1, are not possible"
+        raise EhrseqError(f"is not a regular expression: {text}", where=f"re:{pattern}", fix=fix) from error
+    return whole

@@ -5,19 +5,23 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ehrsequencing.arrays import Ints
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import IMPORTED, MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.events import DAY_US, Events, parse_date_us
 from ehrsequencing.records.files import listed, parquet_files
 from ehrsequencing.records.fixes import FixLog, fix
 from ehrsequencing.records.parquet_rows import check_schemas, read_events
+from ehrsequencing.storage import read_manifest, require_unchanged
 
 SPLITS = ("train", "tuning", "held_out")
+_EDITED = f"fetch or import it again; if you changed the data on purpose, remove its {MANIFEST}"
 _METADATA = ("subject_splits.parquet", "codes.parquet")
 
 
@@ -56,6 +60,21 @@ def _refuse_lost_splits(root: Path, shards: list[Path]) -> None:
             raise EhrseqError(what, where=str(path), fix="write its rows as Parquet, or remove the folder")
 
 
+def _own_manifest(data: Path) -> dict[str, Any]:
+    """The manifest of a data set that ehrseq wrote, once its metadata is as it lists it; else one without files.
+
+    Raises:
+        EhrseqError: The manifest is damaged, or a file of the data set is missing or has changed.
+    """
+    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION)):
+        return {"files": {}}
+    manifest = read_manifest(data, what="a MEDS data set", verify=False)
+    for name in manifest["files"]:
+        if name.startswith("metadata/"):
+            require_unchanged(data, manifest, name, fix=_EDITED)
+    return manifest
+
+
 class MedsReader:
     """The shards of one data set, checked and fixed one by one.
 
@@ -64,7 +83,7 @@ class MedsReader:
         late: Rows that are dropped, since they come long after all others; `survey` sets it. None without any.
 
     Raises:
-        EhrseqError: No shards, or shards whose columns differ in type.
+        EhrseqError: No shards, shards whose columns differ in type, or files that are not as ehrseq wrote them.
     """
 
     def __init__(self, data: Path, settings: DataConfig | None = None, visits: VisitsConfig | None = None) -> None:
@@ -73,6 +92,7 @@ class MedsReader:
         settings = settings or DataConfig()
         self.dialect = settings.dialect or DialectConfig()
         self.shards = find_shards(data)
+        self._manifest = _own_manifest(data)
         check_schemas(self.shards, self.dialect)
         self.fixes = FixLog()
         self.late: LateRows | None = None
@@ -87,7 +107,8 @@ class MedsReader:
         refuse_scattered(ids, self.shards)
 
     def read(self, path: Path) -> Events:
-        """Read, check and fix one shard."""
+        """Read, check and fix one shard; where ehrseq wrote the data set, its bytes must be those of the manifest."""
+        require_unchanged(self.data, self._manifest, path.relative_to(self.data).as_posix(), fix=_EDITED)
         events = read_events(path, self.fixes, dialect=self.dialect, encounter_column=self.encounter_column)
         extracted_us = None if self.declared_us is None else self.declared_us + DAY_US
         until_us = None if self.late is None else self.late.until_us

@@ -1,4 +1,6 @@
-"""The work that `prepare` does on each shard, in this process or in several, with the same results in the same order.
+"""The work that `prepare` does on each shard: in this process, in several, or on a cluster.
+
+The results are the same and come in the same order.
 
 The first pass works on shards, the second on ranges of subjects. Each piece of work depends on nothing but itself:
 other processes return plain arrays, and the first process adds them up, or appends them to files, in order.
@@ -27,6 +29,7 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
+from ehrsequencing.records.engines import Engine
 from ehrsequencing.records.fixes import FixLog
 from ehrsequencing.records.meds import SPLITS, MedsReader
 from ehrsequencing.records.record import Record, make_record
@@ -42,6 +45,9 @@ KEPT, CODES = ".rows", "codes.json"  # in the folder that is being made: rows be
 _PIECE_ROWS = 1 << 17  # about so many rows are encoded at once: they fit the processor's cache
 _ROWS_PER_PROCESS = 2_000_000  # with fewer, a process costs more than it saves
 _WAITING = 4  # results a process that may wait to be taken
+_ON_CLUSTER = 64  # results of a cluster that may wait to be taken
+_TRIES = 3
+_HERE = Engine()
 _IDLE = 30  # seconds after which a process without work ends
 Result = TypeVar("Result")
 
@@ -142,15 +148,21 @@ def count_processes(shards: Sequence[Path], processes: int | None) -> int:
 
 
 class Workers:
-    """Calls methods of `ShardWork` in other processes, through joblib; with one process, in this one.
+    """Calls methods of `ShardWork` in other processes or on a cluster, through joblib; with one process, in this one.
 
     Args:
         work: Whose methods are called. Each process gets it once, when it starts.
-        processes: How many.
+        processes: How many; of a cluster, how many calls wait there at once for each shard that is taken.
+        engine: Where they run.
     """
 
-    def __init__(self, work: ShardWork, processes: int) -> None:
-        self.work, self.processes = work, processes
+    def __init__(self, work: ShardWork, processes: int, engine: Engine = _HERE) -> None:
+        self.work, self.processes, self.engine = work, processes, engine
+
+    @property
+    def are_here(self) -> bool:
+        """Whether the calls run in this process, one after another."""
+        return self.processes == 1 and not self.engine.is_cluster
 
     def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item; results come in the items' order.
@@ -158,8 +170,11 @@ class Workers:
         Raises:
             EhrseqError: What the first failing item raises, or a process was killed.
         """
-        if self.processes == 1:
+        if self.are_here:
             yield from (method(self.work, *item) for item in items)
+            return
+        if self.engine.is_cluster:
+            yield from self._on_cluster(method.__name__, iter(items))
             return
         items, start = iter(items), {"initializer": _start, "initargs": (self.work,), "idle_worker_timeout": _IDLE}
         settings: dict[str, Any] = {"return_as": "generator", "batch_size": 1, "max_nbytes": None, **start}
@@ -171,6 +186,24 @@ class Workers:
         except BrokenProcessPool as error:
             fix = "use fewer processes if memory ran out"
             raise EhrseqError("a process was killed during its work", where="prepare", fix=fix) from error
+
+    def _on_cluster(self, method: str, items: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
+        with self.engine.connected():
+            while block := list(itertools.islice(items, _ON_CLUSTER)):
+                for result in self._block(method, block):
+                    if isinstance(result, EhrseqError):
+                        raise result
+                    yield result
+
+    def _block(self, method: str, block: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Some calls on the cluster, again where machines were lost in between: each writes the same files again."""
+        for _ in range(_TRIES):
+            try:
+                return list(Parallel()(delayed(_call_on)(self.work, method, item) for item in block))
+            except Exception as error:  # each package has its own for workers that die
+                last = error
+        fix = "look at the log of the cluster's workers; --engine processes uses this machine"
+        raise EhrseqError("the cluster failed", where=f"--engine {self.engine.kind}", fix=fix) from last
 
 
 def _taken(results: Generator[Any, None, None]) -> Iterator[Any]:
@@ -194,6 +227,18 @@ def _start(work: ShardWork) -> None:
     global _work
     _work = work
     pa.set_cpu_count(1)  # the processes share the cores already
+
+
+def _call_on(work: ShardWork, method: str, item: tuple[Any, ...]) -> Any:
+    """Runs on a cluster, where a call may be repeated: it writes nothing but whole files of its own."""
+    pa.set_cpu_count(1)
+    if not work.folder.is_dir():
+        fix = "name an --out on a file system that all machines of the cluster share"
+        return EhrseqError("a machine of the cluster does not see the output folder", where="--engine", fix=fix)
+    try:
+        return getattr(work, method)(*item)
+    except EhrseqError as error:
+        return error
 
 
 def _call(method: str, item: tuple[Any, ...]) -> Any:

@@ -110,6 +110,14 @@ def read_events(path: Path, log: FixLog, *, dialect: DialectConfig, encounter_co
     wanted += [dialect.numeric_value] if dialect.numeric_value in names else []
     wanted += [encounter_column] if encounter_column is not None else []
     table = read_table(path, list(dict.fromkeys(wanted)), encoded=[dialect.code])
+    return events_of_table(table, path, log, dialect=dialect, encounter_column=encounter_column)
+
+
+def events_of_table(
+    table: pa.Table, path: Path, log: FixLog, *, dialect: DialectConfig, encounter_column: str | None = None
+) -> Events:
+    """The events of rows that are in memory; `path` names them in messages. See `read_events`."""
+    names = table.column_names
     if not len(table):  # an empty shard may have untyped columns
         none = np.zeros(0, np.int64)
         small = none.astype(np.int32)

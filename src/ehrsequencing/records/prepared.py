@@ -14,7 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.data_end import DayCounts
+from ehrsequencing.records.engines import PROCESSES, Engine
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import SPLITS, MedsReader
 from ehrsequencing.records.outcome_files import choose_outcomes, read_outcomes
@@ -65,6 +66,7 @@ def prepare(
     tasks: Sequence[TaskConfig],
     progress: Progress | None = None,
     processes: int | None = None,
+    engine: str = PROCESSES,
     content: str | None = None,
 ) -> None:
     """Turn a MEDS data set into packed arrays and labels.
@@ -77,12 +79,16 @@ def prepare(
         progress: Called with (pieces of work done, pieces to do): shards to read, then ranges of subjects to encode.
         processes: Over how many processes to spread the shards; by default all cores, and one for small data. The
             result is the same, byte for byte.
+        engine: Where that work runs: `processes`, or a cluster as `dask://HOST:PORT` (`Engine.of`). Same bytes, too.
         content: Digest of everything that goes in, for the manifest (`ehrsequencing.prepare` looks for it).
 
     Raises:
         EhrseqError: Data or task cannot be used; nothing is left behind.
     """
     refuse_overlap(out, data)
+    where = Engine.of(engine)
+    if where.is_cluster:  # its machines have other working folders
+        data, out = data.resolve(), out.resolve()
     names = [task.name for task in tasks]
     if len(set(names)) < len(names):
         raise EhrseqError("two tasks have the same name", where=", ".join(names), fix="rename one")
@@ -94,7 +100,7 @@ def prepare(
     tick = Steps(reader, n_ranges, progress)
     with complete_folder(out, PREPARED) as folder:
         work = ShardWork(reader, lookup, study, builders, excluded, parents, folder)
-        workers = Workers(work, count_processes(reader.shards, processes))
+        workers = Workers(work, count_processes(reader.shards, processes), where)
         found = survey(reader, lambda: _FitAndKeep(workers), tick)
         fit, dataset_end_us = found.part.fit, reader.end_us(found.days)
         for builder in builders:
@@ -173,7 +179,7 @@ class _FitAndKeep(Part):
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
-        if self.workers.processes == 1:
+        if self.workers.are_here:
             yield from super().shards(reader)
             return
         items = ((path, self._path(number), reader.late) for number, path in enumerate(reader.shards))
@@ -215,6 +221,15 @@ class Prepared:
         require_facts(folder, self.manifest, _FACTS)
         if not all(f"tasks/{name}/task.yaml" in self.manifest["files"] for name in self.manifest["tasks"]):
             raise EhrseqError("its manifest names a task that is not there", where=str(folder), fix="prepare again")
+        if lost := next((name for name in self._arrays() if name not in self.manifest["files"]), None):
+            raise EhrseqError(f"its manifest does not list {lost}", where=str(folder), fix="prepare again")
+
+    def _arrays(self) -> Iterator[str]:
+        """The files of arrays that every set has."""
+        for split in SPLITS:
+            yield from (f"visits/{split}/{field.name}.npy" for field in fields(Timelines))
+            for task in self.manifest["tasks"]:
+                yield from (f"tasks/{task}/{split}/{field.name}.npy" for field in fields(TaskRows))
 
     @cached_property
     def study(self) -> StudyConfig:

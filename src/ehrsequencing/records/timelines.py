@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged, spans
 from ehrsequencing.records.events import DAY_US
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 _OF_VISITS = ("start_us", "end_us", "age_years", "delta_days")
-Arrays = TypeVar("Arrays", "Timelines", "TaskRows", "OutcomeEvents")
+Arrays = TypeVar("Arrays", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)

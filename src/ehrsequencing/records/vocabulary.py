@@ -168,6 +168,10 @@ class Vocabulary:
 
         return OfCodes(ids)
 
+    def forget(self) -> None:
+        """Drop what is remembered of codes met so far: a server keeps nothing of a request."""
+        vars(self).pop("_ids_of", None)
+
     def keeps_number(self, codes: tuple[str, ...]) -> Bools:
         """(C,) False for codes that are rolled up: their number means nothing on their ancestor's scale."""
         if self.rollup.mode != "on":

@@ -83,7 +83,7 @@ def levels(
     chart = _row_chart([e for _, rows in groups for _, e in rows], height, label, reference)
     y = chart.y.high
     for name, rows in groups:
-        chart.margin_text(4, y + 11, shorten(name), "strong")
+        chart.margin_text(4, y + 11, shorten(name, 48), "strong")  # its line has no marks
         y += head
         for level, estimate in rows:
             words = with_interval(estimate.value, estimate.low, estimate.high, ".2f")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.disclosure.small_counts import exact
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.reporting.chart import Chart, Figure
 from ehrsequencing.reporting.wording import duration, percent, plain, rounder
 

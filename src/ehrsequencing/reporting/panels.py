@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Any
 
 from ehrsequencing.disclosure.small_counts import CalibrationGroup, exact, merge_bins, pool_groups
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.metrics.registry import METRICS
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.incidence import incidence_of

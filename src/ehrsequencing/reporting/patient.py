@@ -11,6 +11,7 @@ from ehrsequencing.config import DAYS_PER_YEAR
 from ehrsequencing.reporting.chart import Chart, Figure, ticks
 from ehrsequencing.reporting.wording import duration, percent, plain
 
+MINUS = "\N{MINUS SIGN}"
 WIDTH, MOST_LANES, LANE = 560.0, 5, 17.0
 _KINDS = {  # lanes in the field's words, by the prefix of a code
     "DX": "diagnoses", "DIAGNOSIS": "diagnoses", "CONDITION": "diagnoses", "RX": "drugs", "MEDICATION": "drugs",
@@ -43,6 +44,7 @@ class Patient:
         event: Day since the index and name of what happened then; None where nothing is known.
         censored: Whether `event` is the end of follow-up and not an event.
         descriptions: Words for codes.
+        moves: The largest changes of the risk, each with the parts that add up to it, where they were explained.
     """
 
     times_days: Sequence[float]
@@ -55,6 +57,7 @@ class Patient:
     event: tuple[float, str] | None = None
     censored: bool = False
     descriptions: Mapping[str, str] = field(default_factory=dict)
+    moves: Sequence[Mapping[str, Any]] = ()
 
 
 def patient_of(row: Mapping[str, Any], horizon_days: float | None = None) -> Patient:
@@ -83,6 +86,7 @@ def patient_of(row: Mapping[str, Any], horizon_days: float | None = None) -> Pat
         event=None if event is None else (event["day"], event["cause"] or "end of follow-up"),
         censored=event is not None and event["cause"] is None,
         descriptions=row.get("descriptions") or {},
+        moves=(row.get("moves") or ()) if horizon == middle else (),
     )
 
 
@@ -148,9 +152,7 @@ def lanes_of(patient: Patient) -> list[tuple[str, list[tuple[float, str, bool]]]
     before: set[str] = set()
     for visit in sorted(patient.visits, key=lambda visit: visit.day):
         for code in visit.codes:
-            prefix, _, rest = code.partition("//")
-            kind = _KINDS.get(prefix.upper(), prefix.lower().replace("_", " ") if rest else "other")
-            found.setdefault(kind, {}).setdefault(visit.day, []).append((code, code not in before))
+            found.setdefault(kind_of(code), {}).setdefault(visit.day, []).append((code, code not in before))
         before.update(visit.codes)
     by_size = sorted(found, key=lambda kind: -len(found[kind]))
     if len(by_size) > MOST_LANES:
@@ -163,6 +165,16 @@ def lanes_of(patient: Patient) -> list[tuple[str, list[tuple[float, str, bool]]]
         return ", ".join(words_of(code, patient.descriptions) for code, _ in codes), any(new for _, new in codes)
 
     return [(kind, [(day, *mark(codes)) for day, codes in sorted(found[kind].items())]) for kind in by_size]
+
+
+def kind_of(code: str) -> str:
+    """The kind of a code in the field's words, by its prefix: its lane in a timeline.
+
+    >>> kind_of("DX//I10"), kind_of("HOME_CARE//1"), kind_of("Weight")
+    ('diagnoses', 'home care', 'other')
+    """
+    prefix, _, rest = code.partition("//")
+    return _KINDS.get(prefix.upper(), prefix.lower().replace("_", " ") if rest else "other")
 
 
 def words_of(code: str, descriptions: Mapping[str, str], most: int = 60) -> str:
@@ -243,12 +255,15 @@ def _marks(
 
 
 def largest_changes(patient: Patient, most: int = 3) -> list[dict[str, Any]]:
-    """Where the risk moved most from one prediction time to the next, and which codes were recorded first in between.
+    """Where the risk moved most from one prediction time to the next, and which codes moved it.
 
     Returns:
-        By time: `day`, `before` and `after` (risks), `codes` (at most three new ones in words) and `more` (how many
-        others). Times without a new code are left out: there only time has passed.
+        By time: `day`, `before` and `after` (risks), `codes` (at most three in words, with their parts of the change
+        where somebody explained it, else those that were recorded for the first time) and `more` (how many others).
+        Where nothing was explained, times without a new code are left out: there only time has passed.
     """
+    if patient.moves:
+        return [_moved(row, patient.descriptions) for row in patient.moves[:most]]
     moves: list[dict[str, Any]] = []
     for k in range(1, len(patient.times_days)):
         since, until = patient.times_days[k - 1], patient.times_days[k]
@@ -258,6 +273,20 @@ def largest_changes(patient: Patient, most: int = 3) -> list[dict[str, Any]]:
         if new:
             words = list(dict.fromkeys(words_of(code, patient.descriptions) for code in new))
             row = {"day": until, "before": patient.risk[k - 1], "after": patient.risk[k]}
-            moves.append(row | {"codes": words[:3], "more": max(len(words) - 3, 0)})
+            moves.append(row | {"codes": words[:3], "more": max(len(words) - 3, 0), "explained": False})
     top = sorted(moves, key=lambda row: -abs(row["after"] - row["before"]))[:most]
     return sorted(top, key=lambda row: row["day"])
+
+
+def _moved(row: Mapping[str, Any], descriptions: Mapping[str, str]) -> dict[str, Any]:
+    """A change, with its largest parts in words."""
+    parts = sorted(row["parts"], key=lambda part: -abs(part["change"]))
+    told = []
+    for part in parts[:3]:
+        name = words_of(part["code"], descriptions) if part["code"] else "time passing"
+        if part["code"] is None and part["codes"]:
+            name = f"{part['codes']} other codes together"
+        points = 100 * part["change"]
+        told.append(f"{name} {'+' if points > 0 else MINUS}{abs(points):.1f}")
+    kept = {name: row[name] for name in ("day", "before", "after")}
+    return kept | {"codes": told, "more": max(len(parts) - 3, 0), "explained": True}

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_LOSSES = {"masked_codes": "nats a code", "next_visit": "nats a visit", "marked_time": "nats a visit"}
-_GUESSERS = ("model", "frequency", "last visit")
-_KINDS = {"": "all codes", " onset": "codes new to the subject", " repeat": "codes that the subject had"}
-_TOP = (1, 5, 10)
+_LOSSES = {"masked_codes": "nats a code"}  # of the others: nats a visit
+GUESSERS = ("model", "frequency", "last visit")
+KINDS = {"": "all codes", " onset": "codes new to the subject", " repeat": "codes that the subject had"}
+TOP = (1, 5, 10)
 
 
 def pretraining_lines(results: Mapping[str, Any]) -> Iterator[str]:
@@ -14,16 +14,16 @@ def pretraining_lines(results: Mapping[str, Any]) -> Iterator[str]:
     yield f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
     for name, found in results["objectives"].items():
         measures = found["measures"]
-        yield f"{name} (weight {found['weight']:g}, losses in {_LOSSES.get(name, 'nats')})"
-        for loss, ours, baseline in _losses(measures):
+        yield f"{name} (weight {found['weight']:g}, losses in {_LOSSES.get(name, 'nats a visit')})"
+        for loss, ours, baseline in losses_of(measures):
             yield f"  {loss:<28} {ours:8.3f}" + (f"   frequencies {baseline:8.3f}" if baseline is not None else "")
-        for kind, text in _KINDS.items():
-            if f"model{kind} recall@{_TOP[0]}" not in measures:
+        for kind, text in KINDS.items():
+            if f"model{kind} recall@{TOP[0]}" not in measures:
                 continue
-            yield f"  recall@{', @'.join(map(str, _TOP))} of {text}"
-            for who in _GUESSERS:
-                values = "  ".join(f"{measures[f'{who}{kind} recall@{k}']:.3f}" for k in _TOP)
-                yield f"    {_shown(who):<26} {values}"
+            yield f"  recall@{', @'.join(map(str, TOP))} of {text}"
+            for who in GUESSERS:
+                values = "  ".join(f"{measures[f'{who}{kind} recall@{k}']:.3f}" for k in TOP)
+                yield f"    {shown(who):<26} {values}"
         yield from _numbers(measures)
 
 
@@ -41,7 +41,7 @@ def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
     )
 
 
-def _losses(measures: Mapping[str, float]) -> Iterator[tuple[str, float, float | None]]:
+def losses_of(measures: Mapping[str, float]) -> Iterator[tuple[str, float, float | None]]:
     """Name, our loss, and that of frequencies where it is known."""
     for name, value in measures.items():
         if name.endswith("loss") and not name.startswith("frequency"):
@@ -62,5 +62,6 @@ def _numbers(measures: Mapping[str, float]) -> Iterator[str]:
     )
 
 
-def _shown(who: str) -> str:
+def shown(who: str) -> str:
+    """Who guesses, in words."""
     return {"model": "model", "frequency": "most frequent first", "last visit": "last visit's codes first"}[who]

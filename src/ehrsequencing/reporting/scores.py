@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ehrsequencing.metrics.minimum_counts import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns
+from ehrsequencing.minimum_counts import TOO_FEW
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.wording import interval
 

@@ -11,8 +11,8 @@ from typing import Any
 from ehrsequencing.disclosure.counts import subgroup_rows
 from ehrsequencing.disclosure.derived import SUBGROUP_METRICS, told_of_levels
 from ehrsequencing.disclosure.small_counts import exact, people
-from ehrsequencing.metrics.minimum_counts import SMALLEST_COUNT, TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns
+from ehrsequencing.minimum_counts import SMALLEST_COUNT, TOO_FEW
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.scores import Scores, place_of

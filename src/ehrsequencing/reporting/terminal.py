@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ehrsequencing.config import format_days
-from ehrsequencing.metrics.minimum_counts import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
+from ehrsequencing.minimum_counts import TOO_FEW
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
 from ehrsequencing.reporting.tables import blend

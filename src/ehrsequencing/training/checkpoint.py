@@ -4,7 +4,8 @@ A checkpoint is a folder `checkpoints/step-00000123` with `state.safetensors`, `
 written under a temporary name and renamed. The last two are kept: if one is damaged, only some steps are lost.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from torch.optim import Optimizer
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import CHECKPOINT
+from ehrsequencing.signals import Stop, Stopped, noted_signals
 from ehrsequencing.storage import complete_folder, read_json, read_manifest, write_bytes, write_json, write_manifest
-from ehrsequencing.temporaries import remove_folder, sweep_temporaries
+from ehrsequencing.temporaries import entries, remove_folder, sweep_temporaries
 
 KEPT = 2
 
@@ -74,6 +76,26 @@ def save_checkpoint(folder: Path, state: TrainingState, tensors: Mapping[str, Te
         remove_folder(old)
 
 
+@contextmanager
+def saved_at_signals(save: Callable[[], None]) -> Iterator[Stop]:
+    """Save a checkpoint when a signal ends the block at one of the moments that it asks about (`leave_if_asked`).
+
+    Args:
+        save: Writes the checkpoint.
+
+    Raises:
+        Stopped: After that; a second signal raises it at once, and nothing is saved.
+    """
+    with noted_signals() as stop:
+        try:
+            yield stop
+            stop.leave_if_asked()
+        except Stopped:
+            if stop.is_safe:
+                save()
+            raise
+
+
 def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, dict[str, Tensor]] | None:
     """The newest undamaged checkpoint, or None where there is none.
 
@@ -83,7 +105,8 @@ def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, d
     if not folder.is_dir():
         return None
     sweep_temporaries(folder)
-    names = sorted((p for p in folder.iterdir() if p.name.startswith("step-")), reverse=True)
+    # an empty folder is a checkpoint whose first write was interrupted
+    names = sorted((p for p in folder.iterdir() if p.name.startswith("step-") and entries(p)), reverse=True)
     damage: EhrseqError | None = None
     for path in names:
         try:

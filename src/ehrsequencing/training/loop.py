@@ -10,6 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN, RUN_NEEDS
 from ehrsequencing.records.outcome_files import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.signals import Stop
 from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_json, write_manifest, write_settings
 from ehrsequencing.temporaries import sweep_temporaries
 from ehrsequencing.training.checkpoint import (
@@ -38,6 +40,7 @@ from ehrsequencing.training.checkpoint import (
     load_checkpoint,
     pack_tensors,
     save_checkpoint,
+    saved_at_signals,
     unpack_tensors,
 )
 from ehrsequencing.training.feed import Losses, feed
@@ -46,7 +49,7 @@ from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
-from ehrsequencing.training.run_folder import RunFolder, write_history
+from ehrsequencing.training.run_folder import RunFolder, alone, write_history
 from ehrsequencing.training.transfer import Transfer
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE, "config.yaml", "history.jsonl", "vocabulary.json", "vocabulary.safetensors")
@@ -153,6 +156,7 @@ class Trainer:
         )
         self._codes_rate = 0.0  # learning rate of the codes in this step
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
+        self._stop = Stop()
 
     def _refuse_hopeless(self) -> None:
         where = f"task {self.task.name} in {self.prepared.folder}"
@@ -180,6 +184,7 @@ class Trainer:
         init = [] if self.init is None else ["init", self.init.fingerprint]
         return digest([config, settings, self.prepared.identity(self.task.name), *members, *without, *init])
 
+    @alone
     def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
         """Train to the early stop and write the run."""
         folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
@@ -194,14 +199,15 @@ class Trainer:
             folder.remove_checkpoints()
             return
         state = self._start(checkpoints, resume=resume)
-        while not state.finished:
-            started = time.monotonic()
-            seen = self._epoch(state, checkpoints, on_progress)
-            self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
-            self._save_when_due(checkpoints, state)
-            write_history(self.out, state.history)
-            if on_progress is not None:
-                on_progress(_of_epoch(state.history[-1], self.settings.epochs))
+        with saved_at_signals(lambda: self._save(checkpoints, state)) as self._stop:
+            while not state.finished:
+                started = time.monotonic()
+                seen = self._epoch(state, checkpoints, on_progress)
+                self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
+                self._save_when_due(checkpoints, state)
+                write_history(self.out, state.history)
+                if on_progress is not None:
+                    on_progress(_of_epoch(state.history[-1], self.settings.epochs))
         facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
         if self.settings.recalibration > 0 and self.config.head == "horizon":
             facts |= self._recalibrate()
@@ -256,11 +262,12 @@ class Trainer:
 
     def _save_when_due(self, checkpoints: Path, state: TrainingState) -> None:
         """Save a checkpoint, unless the last one is recent or the run is about to be written."""
-        now = time.monotonic()
-        if state.finished or now - self._saved_at < self.settings.checkpoint_seconds:
-            return
+        if not state.finished and time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
+            self._save(checkpoints, state)
+
+    def _save(self, checkpoints: Path, state: TrainingState) -> None:
         save_checkpoint(checkpoints, state, pack_tensors(self._models, self._optimizers))
-        self._saved_at = now
+        self._saved_at = time.monotonic()
 
     @property
     def _models(self) -> dict[str, nn.Module]:
@@ -301,6 +308,7 @@ class Trainer:
                 on_progress(
                     Progress(state.epoch + 1, self.settings.epochs, state.step, len(steps), loss, tuning_nll, rate)
                 )
+            self._stop.leave_if_asked(partial(losses.read, state))
         losses.read(state)
         return seen
 
@@ -371,6 +379,7 @@ class Trainer:
                 nll = model.nll(step.batch).double().cpu().numpy()
                 here = chosen[step.rows]
                 total, count = total + float(nll[step.positions[here]].sum()), count + int(here.sum())
+                self._stop.leave_if_asked()
         return total / max(count, 1)
 
     def write_run(

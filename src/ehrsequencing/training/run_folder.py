@@ -1,20 +1,54 @@
 """The folder of a run while it trains: started, resumed or refused, and what is removed at the end."""
 
 import json
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.locks import locked
 from ehrsequencing.output_kinds import HISTORY, RUN, UNFINISHED_RUN, Kind, is_json_of
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import read_json, read_manifest, require_name, write_bytes, write_json
-from ehrsequencing.temporaries import is_temporary, remove_folder, sweep_temporaries
+from ehrsequencing.temporaries import entries, is_temporary, remove_folder, sweep_temporaries
 
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class HasFolder(Protocol):
+    """What writes a run into its folder `out`."""
+
+    out: Path
+
+
+Maker = TypeVar("Maker", bound=HasFolder)
+
+
+def alone(
+    fit: Callable[Concatenate[Maker, Arguments], Result],
+) -> Callable[Concatenate[Maker, Arguments], Result]:
+    """Decorate a method that fits into the folder `self.out`: it holds the folder's lock meanwhile.
+
+    Raises:
+        EhrseqError: Another process is writing the folder.
+    """
+
+    @wraps(fit)
+    def locked_fit(self: Maker, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
+        require_name(self.out)
+        if self.out.exists() and not self.out.is_dir():
+            raise EhrseqError("is a file", where=str(self.out), fix="name a folder")
+        with locked(self.out):
+            return fit(self, *given, **named)
+
+    return locked_fit
 
 
 class RunFolder:
-    """Guards the output folder of one training run.
+    """Guards the output folder of one training run, which holds its lock (`alone`).
 
     Args:
         out: The folder.
@@ -51,17 +85,14 @@ class RunFolder:
     def begin(self, *, resume: bool) -> None:
         """Mark the folder as this run's; refuse a folder that holds another run or other files."""
         mark = self.checkpoints / BEGUN
-        require_name(self.out)
-        if self.out.exists() and not self.out.is_dir():
-            raise EhrseqError("is a file", where=str(self.out), fix="name a folder")
-        if not resume and self.out.is_dir() and any(self.out.iterdir()):
+        if not resume and any(not is_temporary(path) for path in entries(self.out)):
             fix = "name another folder, or add --resume to go on with this run"
             raise EhrseqError("is not empty", where=str(self.out), fix=fix)
         if is_json_of(mark, self.unfinished):
             fix = "resume with the settings and data that it was started with, or start in an empty folder"
             self._require_own(read_json(mark), was="was started with", fix=fix)
             return
-        if self.out.is_dir() and any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
+        if any(p.is_file() and not is_temporary(p) for p in self.out.rglob("*")):
             what = "is not empty, and holds no run that this version of ehrseq started"
             raise EhrseqError(what, where=str(self.out), fix="name another folder")
         identity = self.prepared.identity(self.task_name)

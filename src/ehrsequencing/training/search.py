@@ -17,7 +17,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import digest, read_manifest, write_manifest
 from ehrsequencing.training.adapt import Changes, adapted, with_defaults
 from ehrsequencing.training.loop import Progress, Trainer
-from ehrsequencing.training.run_folder import RunFolder
+from ehrsequencing.training.run_folder import RunFolder, alone
 
 Show = Callable[[Progress], None]
 
@@ -99,6 +99,7 @@ class Search:
         seen = self.study.evaluation
         return digest(["search", asked, data, seen.seed, seen.tuning_trials])
 
+    @alone
     def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
         """Train every trial and the run."""
         folder = RunFolder(self.out, self.prepared, self.task_name, self.fingerprint)

@@ -1,0 +1,95 @@
+"""What records without labels are worth: trainings that know the labels of some subjects only, and their difference."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ehrsequencing.answers import nll_of_rows
+from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.config import StudyConfig
+from ehrsequencing.models.build import load_model
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.training.adapt import FEW_EVENTS, OF_FEW_EVENTS, subjects_with_event, with_defaults
+from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.pretrained import Pretrained
+
+LEAST_TUNING = 30  # tuning subjects that decide the early stop, however few labels there are
+
+
+@dataclass(frozen=True)
+class FewLabels:
+    """One task of a prepared set in which only n training subjects have labels.
+
+    The subjects are drawn at random, in an order that n does not change: whoever is among 50 is among 200. The same
+    share of the tuning subjects has labels, `LEAST_TUNING` at least. All held-out subjects have theirs.
+
+    Attributes:
+        prepared: The set.
+        task: Name of the task.
+        n: Labelled training subjects; None for all.
+        seed: Of the draw.
+    """
+
+    prepared: Prepared
+    task: str
+    n: int | None
+    seed: int
+
+    def subjects(self, split: str) -> Ints:
+        """Numbers of the subjects of `train` or `tuning` with labels, rising."""
+        order = np.random.default_rng([self.seed, len(self._asked(split))]).permutation(self._asked(split))
+        if self.n is None:
+            return np.sort(order)
+        share = self.n / len(self._asked("train"))
+        size = self.n if split == "train" else max(LEAST_TUNING, round(share * len(order)))
+        return np.sort(order[:size])
+
+    def _asked(self, split: str) -> Ints:
+        """Subjects with a prediction time."""
+        return np.unique(self.prepared.records(self.task, split).rows.subject)
+
+    @cached_property
+    def events(self) -> int:
+        """Labelled training subjects with the event of interest."""
+        return subjects_with_event(self._rows("train"))
+
+    def _rows(self, split: str) -> TaskRows:
+        return self.prepared.records(self.task, split).rows.take(self.subjects(split))
+
+    def trainer(self, out: Path, *, study: StudyConfig, init: Pretrained | None = None) -> Trainer:
+        """A training that knows these labels only; from scratch with the defaults for so few events."""
+        if init is None and self.events < FEW_EVENTS:
+            study = with_defaults(study, OF_FEW_EVENTS)
+        every = np.arange(len(self.prepared.timelines("train")))
+        without = None if self.n is None else np.setdiff1d(every, self.subjects("train"))
+        made = Trainer(self.prepared, self.task, out, study=study, leave_out=without, init=init)
+        made.tuning.subjects = np.intersect1d(made.tuning.subjects, self.subjects("tuning"))
+        return made
+
+    def held_out_nll(self, run: Path) -> Floats:
+        """(R,) negative log-likelihood of every held-out prediction time."""
+        return nll_of_rows(load_model(run), self.prepared.records(self.task, "held_out"))
+
+
+def paired_gain(base: Floats, other: Floats, subject: Ints) -> tuple[float, float]:
+    """Mean of `base − other` over prediction times, and its standard error over subjects.
+
+    Args:
+        base: (R,) likelihoods of the model to compare with.
+        other: (R,) those of another model; a positive gain means that they are lower.
+        subject: (R,) whose prediction time it is.
+
+    Example:
+        >>> mean, error = paired_gain(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 1.0]), np.array([0, 0, 1]))
+        >>> round(mean, 3), round(error, 3)
+        (1.0, 0.667)
+    """
+    difference = base - other
+    mean, (_, owner) = float(difference.mean()), np.unique(subject, return_inverse=True)
+    residual = np.bincount(owner, weights=difference - mean)
+    count = len(residual)
+    error = float(np.sqrt(count / max(count - 1, 1) * np.square(residual).sum())) / len(difference)
+    return mean, error

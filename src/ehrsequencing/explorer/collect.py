@@ -1,0 +1,115 @@
+"""A run and records → everything that an explorer shows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ehrsequencing.arrays import Floats, Floats32
+from ehrsequencing.explain import Edit
+from ehrsequencing.explorer.codes import ShownCodes, shown_codes
+from ehrsequencing.explorer.patients import Gathered, curve_days, gather, require_curves
+from ehrsequencing.explorer.removals import Removals, edit_of, removed_risks, single_removals
+from ehrsequencing.explorer.settings import ExplorerSettings
+from ehrsequencing.predict import Asked, NewRecords, left_out
+from ehrsequencing.records.codes import read_descriptions
+from ehrsequencing.run import Run
+
+Tick = Callable[..., None]  # called with pieces done, pieces in all, and what comes next
+_BYTES = 2 * 0.6 * 4 / 3  # of one answer in the file: 16 bits, deflated, in base64
+_OTHER_BYTES = 0.35  # share of the file's limit that is left for everything else
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """Everything that an explorer shows of a run and a data set; `page` makes the page of it.
+
+    Attributes:
+        run: The run.
+        settings: What is shown, and what is hidden.
+        gathered: The patients.
+        shown: What the page calls their codes.
+        curve_days: (G,) days of the curves.
+        removals: The edits that were answered in advance; None where there are none.
+        removed: (answers, causes, horizons) their risks.
+        latest_only: Whether they are answered at each patient's latest prediction time only.
+    """
+
+    run: Run
+    settings: ExplorerSettings
+    gathered: Gathered
+    shown: ShownCodes
+    curve_days: Floats
+    removals: Removals | None = None
+    removed: Floats32 | None = None
+    latest_only: bool = False
+
+    def edit(self, patient: int, targets: list[int]) -> Edit:
+        """What is struck from the record of a patient of the page.
+
+        Args:
+            patient: The number of the patient on the page, from 0.
+            targets: Shown codes by their numbers; visits by the number of shown codes + theirs.
+        """
+        found, own = Edit(), self.codes_of(patient)
+        for target in targets:
+            found |= edit_of(target, own, len(self.shown.names))
+        return found
+
+    def codes_of(self, patient: int) -> dict[int, list[str]]:
+        """The codes of the data behind each shown code that a patient has in a visit."""
+        patients = self.gathered.patients
+        visits = patients.visit_offsets[patient : patient + 2]
+        items = slice(*patients.item_offsets[visits])
+        own: dict[int, list[str]] = {}
+        for code in np.unique(patients.item_code[items]).tolist():
+            own.setdefault(int(self.shown.of_code[code]), []).append(self.gathered.codes[code])
+        return own
+
+
+def collect(
+    records: NewRecords,
+    settings: ExplorerSettings | None = None,
+    *,
+    force: bool = False,
+    progress: Tick | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Explorer:
+    """Everything that an explorer shows: risks at every prediction time, records, and single removals.
+
+    Args:
+        records: A run, and the data set that it is asked about.
+        settings: What is shown, and what is hidden.
+        force: Whether to answer even if hardly any code of the data is known to the run.
+        progress: Called with pieces done, pieces in all, and what comes next.
+        say: Called with what a reader should know.
+
+    Raises:
+        EhrseqError: Nobody has a prediction time, or the run has no risk curves.
+    """
+    settings, run = settings or ExplorerSettings(), records.run
+    asked = Asked(run, recalibrated=settings.recalibrated)
+    require_curves(asked)
+    say(records.require_known(force=force))
+    tick = progress or (lambda *_: None)
+    tick(0, 1, "predicting")
+    days = curve_days(tuple(run.task.horizons), start_days=asked.start_days)
+    gathered = gather(records, asked, days, settings)
+    patients = gathered.patients
+    for text in left_out(records, answered=gathered.in_all):
+        say(text)
+    if len(patients) < gathered.in_all:
+        say(f"{len(patients):,} of {gathered.in_all:,} patients, drawn at random: --patients shows more")
+    words = read_descriptions(records.data)
+    shown = shown_codes(patients, gathered.codes, run.vocabulary, words, fewest=settings.fewest)
+    if not (settings.individuals and settings.what_if):
+        return Explorer(run, settings, gathered, shown, days)
+    removals = single_removals(patients, shown, latest_only=False)
+    per_answer = len(asked.causes) * len(run.task.horizons) * _BYTES
+    latest_only = removals.answers * per_answer > (1 - _OTHER_BYTES) * settings.megabytes * 1e6
+    if latest_only:
+        removals = single_removals(patients, shown, latest_only=True)
+        say("what-if answers are those of each patient's latest prediction: at all of them the file would be too large")
+    tick(0, len(patients), "striking codes and visits")
+    removed = removed_risks(records, gathered, shown, removals, recalibrated=settings.recalibrated, progress=progress)
+    return Explorer(run, settings, gathered, shown, days, removals, removed, latest_only)

@@ -1,0 +1,219 @@
+"""What an explorer shows → one page of HTML, which needs no network and whose policy allows none.
+
+The page's own script and style are allowed by their hashes. All text of the data enters the page as JSON in which `<`
+is escaped, or as packed numbers; the script puts it into the page as text, never as markup.
+"""
+
+import base64
+import hashlib
+import json
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from ehrsequencing import __version__
+from ehrsequencing.evaluation.context import question
+from ehrsequencing.explorer.cohort import aggregates
+from ehrsequencing.explorer.collect import Explorer
+from ehrsequencing.explorer.packing import TOP, differences, hundredths, pack, quantised, rounded_floats, zigzag
+from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
+from ehrsequencing.explorer.wording import KEYS, TERMS, audit_words, moment_words, note
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.output_kinds import EXPLORER, is_page_of, page_mark
+from ehrsequencing.storage import refuse_foreign_file, require_name, write_bytes
+
+MODULE = ("data.js", "marks.js", "cohort.js", "patient.js", "whatif.js", "main.js")  # one ES module, in this order
+_NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+
+
+def write_page(explorer: Explorer, out: Path) -> None:
+    """Write the page of an explorer; an explorer that is there is replaced.
+
+    Raises:
+        EhrseqError: Something else is there, or the file cannot be written.
+    """
+    require_own(out)
+    write_bytes(out, page(explorer).encode(), owner_only=explorer.settings.individuals)
+
+
+def require_own(out: Path) -> None:
+    """Refuse to write over a file that is no explorer.
+
+    Raises:
+        EhrseqError: Something else is there, or nothing can be written there.
+    """
+    require_name(out)
+    refuse_foreign_file(out, lambda path: is_page_of(path, EXPLORER))
+
+
+def page(explorer: Explorer, *, live: str | None = None) -> str:
+    """The page of an explorer as a string of HTML.
+
+    Args:
+        explorer: What it shows.
+        live: Address on the page's own server that answers free edits; None in a file, which asks nobody. The page
+            sends it `{"patient": number, "codes": [shown codes], "visits": [numbers]}` and expects
+            `{"risk": [prediction time][cause][horizon]}`, which `explain.edited_risks` gives for `Explorer.edit`.
+    """
+    blocks = _blocks(explorer) if explorer.settings.individuals else {}
+    about = _about(explorer, live) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
+    templates = _environment()
+    script = "\n".join(_source(name) for name in MODULE)
+    style = templates.get_template("explorer.css.jinja").render()
+    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+    policy += f"connect-src {chr(39)}self{chr(39)}; " if live else ""
+    return templates.get_template("explorer.html.jinja").render(
+        about=about,
+        about_json=Markup(json.dumps(about, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")),
+        blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
+        keys=KEYS,
+        mark=Markup(page_mark(EXPLORER)),
+        policy=policy + "base-uri 'none'; form-action 'none'",
+        script=Markup(script),
+        style=Markup(style),
+        terms=TERMS,
+    )
+
+
+@cache
+def _environment() -> Environment:
+    own, report = PackageLoader("ehrsequencing.explorer"), PackageLoader("ehrsequencing.reporting")
+    return Environment(
+        loader=ChoiceLoader([own, report]), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+
+
+@cache
+def _source(name: str) -> str:
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _clean(text: str) -> str:
+    """Text without control characters, half surrogates and marks that turn the direction of writing."""
+    return _NOT_TEXT.sub("�", text)
+
+
+def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
+    """What the page knows beside its arrays."""
+    run, task, shown, settings = explorer.run, explorer.run.task, explorer.shown, explorer.settings
+    individuals = settings.individuals
+    codes = [
+        {"name": _clean(name), "words": _clean(words), "unit": _clean(unit), "lane": _clean(lane), "known": bool(known)}
+        for name, words, unit, lane, known in zip(
+            shown.names, shown.words, shown.units, shown.lanes, shown.is_known, strict=True
+        )
+    ]
+    return {
+        "title": _clean(task.name),
+        "question": _clean(question(task)),
+        "causes": [_clean(cause) for cause in _causes(explorer)],
+        "horizons_days": [float(day) for day in task.horizons],
+        "start_days": float(task.blanking),
+        "curve_days": [float(day) for day in explorer.curve_days],
+        "moments": moment_words(_landmarks(explorer)),
+        "individuals": individuals,
+        "patients": len(explorer.gathered.patients) if individuals else 0,
+        "codes": codes if individuals else [],
+        "together": shown.together.tolist() if individuals else [],
+        "sexes": _sexes(explorer) if individuals else [],
+        "aggregates": [] if individuals else aggregates(explorer, _landmarks(explorer)),
+        "smallest": SMALLEST_COUNT,
+        "fewest": settings.fewest,
+        "oldest": OLDEST,
+        "not_known": NOT_KNOWN,
+        "edits": None if explorer.removals is None else "latest" if explorer.latest_only else "all",
+        "live": live,
+        "serve": "ehrseq serve",
+        "audit": audit_words(run.folder),
+        "note": note(explorer),
+        "made": f"Made by ehrsequencing {__version__}. The page loads nothing and sends nothing."
+        if live is None
+        else f"Made by ehrsequencing {__version__}. The page sends edits to its own server only.",
+    }
+
+
+def _causes(explorer: Explorer) -> tuple[str, ...]:
+    return explorer.run.task.causes[: explorer.run.model.config.causes]
+
+
+def _landmarks(explorer: Explorer) -> list[float]:
+    """Landmarks at which predictions may be compared with what happened; the index itself is the first."""
+    return [0.0, *(days for days in explorer.run.task.landmarks if days)]
+
+
+def _sexes(explorer: Explorer) -> list[str]:
+    return [_clean(level) for level in np.unique(explorer.gathered.patients.sex).tolist()]
+
+
+def _blocks(explorer: Explorer) -> dict[str, tuple[dict[str, Any], str]]:
+    """The packed arrays: those of the patients, and those of the removals."""
+    blocks = {"patients": pack(*_patient_arrays(explorer))}
+    if explorer.removals is not None:
+        blocks["removals"] = pack(*_removal_arrays(explorer))
+    return blocks
+
+
+def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    patients, shown = explorer.gathered.patients, explorer.shown
+    age = np.minimum(patients.age_years, OLDEST)
+    running = {
+        "row_offsets": patients.row_offsets, "visit_offsets": patients.visit_offsets,
+        "item_offsets": patients.item_offsets, "row_day": hundredths(patients.row_day),
+        "row_visits": patients.row_visits, "end_day": hundredths(patients.end_day),
+        "visit_day": hundredths(patients.visit_day),
+    }  # fmt: skip
+    for number, landmark in enumerate(_landmarks(explorer), start=1):
+        running[f"moment{number}"] = landmark_rows(patients, landmark) + 1
+    arrays: dict[str, NDArray[Any]] = {name: differences(values) for name, values in running.items()}
+    arrays["risk"] = differences(quantised(patients.risk).ravel(), 16)
+    coded = dict.fromkeys(arrays, "differences")
+    _, sex = np.unique(patients.sex, return_inverse=True)
+    arrays |= {
+        "age": np.where(np.isnan(age), TOP, np.round(np.nan_to_num(np.maximum(age, -100)) * 10)).astype(np.uint16),
+        "sex": sex.astype(np.uint8),
+        "cause": patients.cause,
+        "is_query": patients.is_query.astype(np.uint8),
+        "item_code": shown.of_code[patients.item_code].astype(np.uint32 if len(shown.names) > TOP else np.uint16),
+        "item_value": rounded_floats(_public_values(explorer)),
+    }
+    return arrays, coded
+
+
+def _public_values(explorer: Explorer) -> NDArray[np.float32]:
+    """Numbers of the items; those of rare codes are left out, since they stand for different things."""
+    patients, shown = explorer.gathered.patients, explorer.shown
+    rare = shown.of_code[patients.item_code] >= shown.n_common
+    return np.where(rare, np.float32(math.nan), patients.item_value).astype(np.float32)
+
+
+def _removal_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    removals, removed, patients = explorer.removals, explorer.removed, explorer.gathered.patients
+    assert removals is not None
+    assert removed is not None
+    owner = np.repeat(np.arange(len(patients)), np.diff(removals.edit_offsets))
+    length = np.diff(removals.answer_offsets)
+    edit = np.repeat(np.arange(len(removals)), length)
+    number = np.arange(removals.answers) - removals.answer_offsets[edit] + removals.first_row[edit]
+    rows = patients.row_offsets[owner[edit]] + number
+    points = np.searchsorted(explorer.curve_days, explorer.run.task.horizons)
+    before = quantised(patients.risk)[rows][:, :, points].astype(np.int64)
+    running = {
+        "edit_offsets": removals.edit_offsets, "target": removals.target, "first_row": removals.first_row,
+        "answer_offsets": removals.answer_offsets,
+    }  # fmt: skip
+    arrays: dict[str, NDArray[Any]] = {name: differences(values) for name, values in running.items()}
+    coded = dict.fromkeys(arrays, "differences")
+    arrays["change"] = zigzag((quantised(removed).astype(np.int64) - before).ravel(), 16)
+    return arrays, coded | {"change": "zigzag"}

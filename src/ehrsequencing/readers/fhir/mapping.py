@@ -1,0 +1,231 @@
+"""What becomes of each FHIR resource: one table, and one pure function that reads a resource by it.
+
+`rows_of` is all there is to know about the mapping. It needs no file and no database: a service that receives one
+patient's bundle uses it as `ehrseq import fhir` does (see `memory.py`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ehrsequencing.readers.fhir.codes import Coded, Find, coded_as, codings
+from ehrsequencing.readers.fhir.elements import Resource, kind_of, referred_id, text, texts, walk
+from ehrsequencing.readers.rows import Role
+from ehrsequencing.records.events import BIRTH, DEATH
+
+UNCODED = "FHIR//0//"  # the code of a concept with a text only is this and the resource's type
+
+
+class Row(NamedTuple):
+    """One row for the MEDS writer, with its times still as text. `None` for whatever the resource lacks."""
+
+    role: Role
+    subject: str | None
+    time: str | None
+    code: str | None
+    description: str | None = None
+    parent: str | None = None  # the code without unit or value
+    end: str | None = None
+    number: float | None = None
+    text: str | None = None
+    encounter: str | None = None
+
+
+@dataclass(frozen=True)
+class EventResource:
+    """A resource that becomes one row for each of its codes, at one time. Paths are as `walk` takes them."""
+
+    concepts: tuple[str, ...]  # CodeableConcepts, Codings, or references to a Medication or Device
+    times: tuple[str, ...]  # the first with a day counts, else the first with a month or year
+    subject: str = "subject"
+    encounter: tuple[str, ...] = ("encounter",)
+
+
+_MEDICATION = ("medicationCodeableConcept", "medicationReference")
+_RESULT_TIMES = ("effectiveDateTime", "effectiveInstant", "effectivePeriod.end", "effectivePeriod.start", "issued")
+_DIAGNOSES = EventResource(
+    ("diagnosis.diagnosisCodeableConcept",),
+    ("billablePeriod.end", "billablePeriod.start", "created"),  # a diagnosis of a bill is known by the end of the stay
+    subject="patient",
+    encounter=("item.encounter",),
+)
+EVENTS = {
+    "Condition": EventResource(("code",), ("onsetDateTime", "onsetPeriod.start", "recordedDate")),
+    "Procedure": EventResource(("code", "focalDevice.manipulated"), ("performedDateTime", "performedPeriod.start")),
+    "Observation": EventResource(("code",), _RESULT_TIMES),
+    "DiagnosticReport": EventResource(("code", "conclusionCode"), _RESULT_TIMES),
+    "MedicationRequest": EventResource(_MEDICATION, ("authoredOn",)),
+    "MedicationStatement": EventResource(
+        _MEDICATION, ("effectiveDateTime", "effectivePeriod.start", "dateAsserted"), encounter=("context",)
+    ),
+    "MedicationAdministration": EventResource(
+        _MEDICATION, ("effectiveDateTime", "effectivePeriod.start"), encounter=("context",)
+    ),
+    "MedicationDispense": EventResource(_MEDICATION, ("whenHandedOver", "whenPrepared"), encounter=("context",)),
+    "Immunization": EventResource(("vaccineCode",), ("occurrenceDateTime", "recorded"), subject="patient"),
+    "AllergyIntolerance": EventResource(("code",), ("onsetDateTime", "recordedDate"), subject="patient"),
+    "ImagingStudy": EventResource(("modality", "series.modality", "procedureCode"), ("started",)),
+    "DeviceUseStatement": EventResource(("device",), ("timingDateTime", "timingPeriod.start", "recordedOn")),
+    "Claim": _DIAGNOSES,
+    "ExplanationOfBenefit": _DIAGNOSES,
+}
+NAMED = ("Medication", "Device")  # resources that others refer to; they have no time of their own
+READ = ("Patient", "Encounter", *EVENTS, *NAMED)
+_NOT_DONE = ("entered-in-error", "not-done", "not-taken", "cancelled", "planned", "preparation", "draft", "intended")
+_DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
+    "status": {*_NOT_DONE},
+    "verificationStatus.coding.code": {"entered-in-error", "refuted"},
+    "use": {"preauthorization", "predetermination"},
+    "intent": {"proposal", "plan", "option"},
+}
+_SEX = {"male": "M", "female": "F", "other": "other"}
+_ENCOUNTER_CLASSES = {  # of HL7's ActCode, named as Synthea's CSV export names them
+    "AMB": "ambulatory",
+    "EMER": "emergency",
+    "FLD": "field",
+    "HH": "home",
+    "IMP": "inpatient",
+    "ACUTE": "inpatient",
+    "NONAC": "inpatient",
+    "OBSENC": "observation",
+    "SS": "shortstay",
+    "VR": "virtual",
+}
+_US_CORE = "http://hl7.org/fhir/us/core/StructureDefinition/us-core-"
+
+
+def rows_of(resource: Resource, find: Find) -> list[Row] | str:
+    """The rows of a resource.
+
+    Args:
+        resource: JSON of one resource, with any defects.
+        find: Codes of a Medication or Device by reference; see `named_codes` and `finder`.
+
+    Returns:
+        Rows, of which the writer drops those without subject, time or code; or else the reason, a key of
+        `import_report.REASONS`, why the resource has none.
+    """
+    kind = kind_of(resource)
+    if kind is None:
+        return "no_type"
+    if kind == "Patient":
+        return list(_patient(resource))
+    if kind in NAMED:
+        return "looked_up"
+    if kind != "Encounter" and kind not in EVENTS:
+        return "not_read"
+    if did_not_happen(resource):
+        return "not_done"
+    if kind == "Encounter":
+        return list(_encounter(resource, find))
+    contained = _with_contained(resource, find)
+    if EVENTS[kind] is _DIAGNOSES and not list(walk(resource, _DIAGNOSES.concepts[0])):
+        return "no_diagnosis"
+    return list(_events(resource, kind, contained))
+
+
+def did_not_happen(resource: Resource) -> bool:
+    """Whether a resource says of itself that it is wrong, or that nothing happened."""
+    if resource.get("doNotPerform") is True:
+        return True
+    told = [(path, values) for path, values in _DID_NOT_HAPPEN.items() if path.partition(".")[0] in resource]
+    return any(value in values for path, values in told for value in texts(resource, path))
+
+
+def named_codes(resource: Resource) -> tuple[Coded, ...]:
+    """The codes of a Medication or a Device: a device's type, else the identifier of its model."""
+    if kind_of(resource) == "Medication":
+        return codings(resource.get("code"))
+    model = text(resource, "udiCarrier.deviceIdentifier")
+    return codings(resource.get("type")) or ((Coded(f"UDI//{model}"),) if model else ())
+
+
+def _with_contained(resource: Resource, find: Find) -> Find:
+    """`find` that also knows the resources inside this one."""
+    inside = {f"#{item['id']}": named_codes(item) for item in walk(resource, "contained") if text(item, "id")}
+    return (lambda reference: inside.get(reference) or find(reference)) if inside else find
+
+
+def day_first(resource: Resource, paths: tuple[str, ...]) -> str | None:
+    """The first time with a day among these elements, else the first with a month or a year."""
+    found = [time for path in paths for time in texts(resource, path)]
+    return next((time for time in found if len(time) > len("2011-05")), found[0] if found else None)
+
+
+def _patient(resource: Resource) -> Iterator[Row]:
+    """Birth, death, and what never changes."""
+    subject = text(resource, "id")
+    yield Row(Role.PERSON, subject, text(resource, "birthDate"), BIRTH)
+    died = text(resource, "deceasedDateTime")
+    if died is not None or resource.get("deceasedBoolean") is True:
+        yield Row(Role.DEATH, subject, died, DEATH)
+    sex = _SEX.get((text(resource, "gender") or "").lower())
+    if sex is not None:
+        yield Row(Role.STATIC, subject, None, f"GENDER//{sex}")
+    for extension in walk(resource, "extension"):
+        url = text(extension, "url") or ""
+        if url in (f"{_US_CORE}race", f"{_US_CORE}ethnicity"):
+            for coding in walk(extension, "extension.valueCoding"):
+                name = url.removeprefix(_US_CORE).upper()
+                code = text(coding, "code")
+                yield Row(Role.STATIC, subject, None, f"{name}//{code}" if code else None, text(coding, "display"))
+
+
+def _encounter(resource: Resource, find: Find) -> Iterator[Row]:
+    """The stay, and its types as events at its start."""
+    subject, encounter = referred_id(resource, "subject", "Patient"), text(resource, "id")
+    start, end = text(resource, "period.start"), text(resource, "period.end")
+    written = text(resource, "class.code") or text(resource, "class.coding.code")
+    kind = _ENCOUNTER_CLASSES.get(written.upper(), written.lower()) if written else "unknown"
+    yield Row(Role.VISIT, subject, start, f"ENCOUNTER//{kind}", end=end, encounter=encounter)
+    for coded in coded_as(resource, ("type",), find, uncoded=f"{UNCODED}ENCOUNTER"):
+        yield Row(Role.EVENT, subject, start, coded.code, coded.description, encounter=encounter)
+
+
+def _events(resource: Resource, kind: str, find: Find) -> Iterator[Row]:
+    """The rows of a resource of `EVENTS`; one without a code where it has none, so that it is counted."""
+    spec = EVENTS[kind]
+    subject = referred_id(resource, spec.subject, "Patient")
+    encounter = next(filter(None, (referred_id(resource, path, "Encounter") for path in spec.encounter)), None)
+    base = Row(Role.EVENT, subject, day_first(resource, spec.times), None, encounter=encounter)
+    uncoded = UNCODED + kind.upper()
+    parts = [part for part in walk(resource, "component") if isinstance(part, dict)] if kind == "Observation" else []
+    for part in [*([] if parts and not has_value(resource) else [resource]), *parts]:
+        codes = coded_as(part, spec.concepts, find, uncoded=uncoded) or [Coded("")]
+        for coded in codes:
+            row = base._replace(code=coded.code or None, description=coded.description)
+            yield _valued(row, part) if kind == "Observation" and coded.code not in ("", uncoded) else row
+
+
+def has_value(part: Resource) -> bool:
+    """Whether an Observation or a component of it has a value."""
+    return any(name.startswith("value") and value is not None for name, value in part.items())
+
+
+def _valued(row: Row, part: Resource) -> Row:
+    """A row with its value: CODE//UNIT for a number with a unit, CODE//VALUE for a coded value; text stays text."""
+    quantity, coded = part.get("valueQuantity"), codings(part.get("valueCodeableConcept"))
+    number = _number(quantity.get("value")) if isinstance(quantity, dict) else _number(part.get("valueInteger"))
+    suffix, meaning = None, None
+    if number is not None:
+        suffix = text(quantity, "code") or text(quantity, "unit")
+    elif coded:
+        suffix, meaning = coded[0]
+    elif isinstance(part.get("valueBoolean"), bool):
+        suffix = meaning = str(part["valueBoolean"]).lower()
+    written = text(part, "valueString") or (None if coded else text(part, "valueCodeableConcept.text"))
+    row = row._replace(number=number, text=written)
+    if suffix is None:
+        return row
+    described = ": ".join(filter(None, (row.description, meaning))) or None
+    return row._replace(code=f"{row.code}//{suffix}", description=described, parent=row.code)
+
+
+def _number(value: Any) -> float | None:
+    """A JSON number as float; beyond the range of a float it is infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")

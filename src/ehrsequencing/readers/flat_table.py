@@ -1,0 +1,229 @@
+"""Any flat table → MEDS, by a map that says what its columns mean (`config/table_map.py`)."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ehrsequencing.config.table_map import UNIT_DAYS, Elapsed, EventMap, TableMap, When, is_date, load_table_map
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers.code_book import CodeBook
+from ehrsequencing.readers.csv_files import CsvFile, check_content, read_blocks, read_csv_lines
+from ehrsequencing.readers.date_order import DateColumn, DateCounts, count_dates, unreadable_dates
+from ehrsequencing.readers.import_report import TableCounts
+from ehrsequencing.readers.parsing import parse_numbers, parse_times
+from ehrsequencing.readers.registry import Import, reader
+from ehrsequencing.readers.rows import Role
+from ehrsequencing.readers.subject_ids import SubjectNames, subject_ids
+from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
+
+BLOCK_ROWS = 100_000
+_WHOLE = r"^\s*[+-]?\d{1,18}\s*$"
+_LONGEST_DAYS = 3_000_000
+_NULL = pa.scalar(None, pa.string())
+
+
+@reader("csv", help="Any flat table.", source="CSV, CSV.gz or Parquet file with a header", needs_map=True)
+def import_csv(source: str, job: Import) -> None:
+    """Read one table by the map that the settings name; see `Reader`."""
+    table_map, path = load_table_map(job.settings.map), Path(source)
+    table = _open(path, table_map)
+    with job.writer(path, encounter=pa.string()) as writer:
+        book, names = CodeBook(), SubjectNames()
+        writer.code_facts = lambda seen: book.facts
+        for counts in job.tables([path.name.partition(".")[0].lower()]):
+            survey = _survey(table, table_map, counts, job)
+            for batch in table.blocks(table_map.columns()):
+                block = _Block(batch, survey, pa.array(counts.take(len(batch))), job.report.counts)
+                if not survey.whole_ids:
+                    names.add(batch[table_map.subject])
+                writer.add(_rows(table_map, block, book))
+        if not survey.whole_ids:
+            names.write(writer.folder)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A CSV or Parquet file as blocks of text."""
+
+    path: Path
+    header: tuple[str, ...]
+    csv: CsvFile | None  # None for Parquet
+    missing: tuple[str, ...]
+
+    def blocks(self, wanted: Sequence[str], rejected: Counter[str] | None = None) -> Iterator[pa.Table]:
+        """Blocks of some columns; blank cells and those that mean "missing" are null."""
+        if self.csv is not None:
+            yield from read_blocks(self.csv, wanted, rejected, missing=("", *self.missing))
+            return
+        try:
+            file = pq.ParquetFile(self.path)
+            names = {name.lower(): name for name in file.schema_arrow.names}
+            for batch in file.iter_batches(BLOCK_ROWS, columns=[names[name.lower()] for name in wanted]):
+                block = pa.Table.from_batches([batch])
+                yield pa.table({name: _as_text(block[names[name.lower()]], self.missing) for name in wanted})
+        except (pa.ArrowException, OSError) as error:
+            raise EhrseqError("cannot be read", where=str(self.path), fix="check that the file is whole") from error
+
+
+def _as_text(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
+    """A column of any type as text: times in UTC, NaN and blank text as null."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+    elif pa.types.is_timestamp(kind) and kind.tz is not None:
+        column = column.cast(pa.timestamp("us", "UTC")).cast(pa.timestamp("us"))
+    text = column.cast(pa.string())
+    return pc.if_else(pc.is_in(text, value_set=pa.array(["", *missing])), _NULL, text)
+
+
+def _open(path: Path, table_map: TableMap) -> _Table:
+    """The file, after a look at its header.
+
+    Raises:
+        EhrseqError: It is not there, or lacks a column of the map.
+    """
+    if not path.is_file():
+        raise EhrseqError("is not a file", where=str(path), fix="name a CSV or Parquet file")
+    if path.suffix.lower() == ".parquet":
+        check_content(path)
+        try:
+            header, csv = tuple(name.lower() for name in pq.read_schema(path).names), None
+        except (pa.ArrowException, OSError) as error:
+            raise EhrseqError("cannot be read", where=str(path), fix="check that the file is whole") from error
+    else:
+        csv = read_csv_lines(path, delimiters=",\t;|")
+        header = csv.header
+    for name in table_map.columns():
+        if name.lower() not in header:
+            near = get_close_matches(name.lower(), header, n=2, cutoff=0.6)
+            fix = f"did you mean {' or '.join(near)}?" if near else f"its columns are {', '.join(header)}"
+            raise EhrseqError(f"has no column {name!r}, which the map names", where=str(path), fix=fix)
+    return _Table(path, header, csv, table_map.missing)
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What a first pass over the table has shown."""
+
+    dates: dict[str, DateColumn]
+    whole_ids: bool  # every subject is a whole number, and stays as it is
+
+
+def _survey(table: _Table, table_map: TableMap, counts: TableCounts, job: Import) -> _Survey:
+    """Find out how dates are written and whether ids are whole numbers; count rows that cannot be parsed."""
+    columns, rejected, parsed, odd_ids = table_map.date_columns(), Counter[str](), 0, 0
+    totals = {name: DateCounts() for name in columns}
+    for batch in table.blocks([*dict.fromkeys([table_map.subject, *columns])], rejected):
+        parsed += len(batch)
+        totals = {name: found + count_dates(batch[name]) for name, found in totals.items()}
+        odd_ids += (
+            pc.sum(pc.invert(pc.match_substring_regex(batch[table_map.subject].drop_null(), _WHOLE))).as_py() or 0
+        )
+    if table.csv is not None:
+        lost = table.csv.rows_in(parsed, rejected.total()) - parsed
+        job.report.lose_lines(counts, table.path.name, lost, table.csv.uneven_line if rejected else table.csv.odd_line)
+    counts.begin(table.path.name)
+    dates = job.date_columns(totals, counts, where=str(table.path))
+    for name, how in dates.items():
+        if how.order is None:
+            raise unreadable_dates(f"{table.path}, column {name}")
+    counts.columns |= {"no_person": table_map.subject}
+    return _Survey(dates, whole_ids=odd_ids == 0)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of the table, and how it is read."""
+
+    batch: pa.Table
+    survey: _Survey
+    source: pa.Array
+    counts: Counter[str]
+
+    def subjects(self, column: str) -> pa.Array:
+        """Subject ids."""
+        names = self.batch[column]
+        if not self.survey.whole_ids:
+            return subject_ids(names)
+        return pc.utf8_trim_whitespace(names).cast(pa.int64()).combine_chunks()
+
+    def times(self, when: When) -> pa.Array:
+        """The time of each row."""
+        if isinstance(when, Elapsed):
+            return self._elapsed(when)
+        if is_date(when):
+            return parse_times(pa.chunked_array([pa.array([when] * len(self.batch), pa.string())]))
+        return parse_times(self.batch[when], self.survey.dates[when])
+
+    def _elapsed(self, when: Elapsed) -> pa.Array:
+        """Origin plus or minus the column, to the second; midnight becomes a second later, or it would mean a day."""
+        origin = self.times(when.since or when.before or "")
+        days = parse_numbers(self.batch[when.column]).to_numpy().astype(np.float64) * UNIT_DAYS[when.unit]
+        good = np.abs(days) < _LONGEST_DAYS  # False for NaN
+        seconds = np.trunc(np.where(good, days, 0) * (DAY_US // SECOND_US)).astype(np.int64)
+        start = np.asarray(pc.fill_null(origin.cast(pa.int64()), 0))
+        us = start + seconds * (SECOND_US if when.since is not None else -SECOND_US)
+        us += np.where(us % DAY_US == 0, SECOND_US, 0)
+        return pa.array(us, mask=~good | np.asarray(origin.is_null())).cast(pa.timestamp("us"))
+
+
+def _rows(table_map: TableMap, block: _Block, book: CodeBook) -> pa.Table:
+    """Persons, births, deaths, static codes and events of a block."""
+    subject, n = block.subjects(table_map.subject), len(block.batch)
+    encounter = block.batch[table_map.encounter] if table_map.encounter else pa.nulls(n, pa.string())
+    base = {"subject_id": subject, "source": block.source, "encounter_id": encounter}
+
+    def rows(role: Role, code: Any, keep: Any = None, **columns: Any) -> pa.Table:
+        codes = pa.array([code] * n, pa.string()) if isinstance(code, str) else code
+        made = pa.table({**base, "role": pa.array(np.full(n, int(role), dtype=np.int8)), "code": codes, **columns})
+        return made if keep is None else made.filter(keep)
+
+    parts = [rows(Role.PERSON, BIRTH, **({"time": block.times(table_map.birth)} if table_map.birth else {}))]
+    if table_map.death:
+        time = block.times(table_map.death)
+        parts.append(rows(Role.DEATH, DEATH, pc.is_valid(time), time=time))
+    for column, beginning in table_map.static.items():
+        code = pc.binary_join_element_wise(pa.scalar(beginning), block.batch[column], "//")
+        parts.append(rows(Role.STATIC, code, pc.is_valid(code)))
+    for event in table_map.events:
+        code, keep, number = _event(event, block, book)
+        role = pc.if_else(pc.equal(pc.fill_null(code, ""), DEATH), int(Role.DEATH), int(Role.EVENT)).cast(pa.int8())
+        time = block.times(event.time or table_map.time or "")
+        made = rows(Role.EVENT, code, time=time, numeric_value=number)
+        parts.append(made.set_column(made.schema.get_field_index("role"), "role", role).filter(keep))
+    return pa.concat_tables(parts, promote_options="default")
+
+
+def _event(event: EventMap, block: _Block, book: CodeBook) -> tuple[pa.ChunkedArray, Any, pa.ChunkedArray]:
+    """The code of an event in each row, in which rows it is there, and its number."""
+    batch, n = block.batch, len(block.batch)
+    nothing = pa.chunked_array([pa.nulls(n, pa.string())])
+    code = pa.chunked_array([pa.array([event.code] * n, pa.string())])
+    keep = pa.chunked_array([pa.array(np.ones(n, dtype=bool))])
+    if event.code_from is not None:
+        written = pc.utf8_trim_whitespace(batch[event.code_from])
+        keep = pc.is_valid(written)
+        code = pc.binary_join_element_wise(code, written, "//") if event.code is not None else written
+        if event.codes:
+            known = pa.array(list(event.codes))
+            code = pa.chunked_array([pa.array([*event.codes.values()])]).take(pc.index_in(written, value_set=known))
+            block.counts["unlisted"] += pc.sum(pc.and_(keep, pc.is_null(code))).as_py() or 0
+            keep = pc.is_valid(code)
+    if event.value is None:
+        return code, keep, nothing.cast(pa.float64())
+    number = parse_numbers(batch[event.value])
+    keep = pc.and_(keep, pc.is_valid(batch[event.value]))
+    block.counts["no_number"] += pc.sum(pc.and_(keep, pc.is_null(number))).as_py() or 0
+    unit = pa.chunked_array([pa.array([event.unit] * n, pa.string())])
+    unit = pc.utf8_trim_whitespace(batch[event.unit_from]) if event.unit_from is not None else unit
+    united = pc.if_else(pc.is_valid(number), pc.binary_join_element_wise(code, unit, "//"), _NULL)
+    book.add(united, nothing, code)
+    return pc.coalesce(united, code), keep, number

@@ -1,0 +1,256 @@
+"""Gradients are complete, tables and commands tell the effects, small groups are hidden; mutants of all are caught."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.examples import trajectories
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.explain import Edit, Question, SubjectRecord, change, deletion, edited_risks, edits, subject_records
+from ehrsequencing.explain.attention import attention_weights
+from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort, hidden_counts
+from ehrsequencing.explain.edits import encode_copies
+from ehrsequencing.explain.gradients import Gradients, integrated_gradients
+from ehrsequencing.explain.tables import CHANGE, explain_subject
+from ehrsequencing.notebook.loaded import TrainedRun
+from ehrsequencing.predict import NewRecords
+from ehrsequencing.records.events import hash_u64
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.run import Run
+from helpers.command_line import ehrseq
+
+
+@pytest.fixture(scope="module")
+def people(runs: dict[str, Run], sim_data: Path) -> list[SubjectRecord]:
+    return list(subject_records(NewRecords(runs["network"], sim_data)))[:30]
+
+
+@pytest.fixture(scope="module")
+def record(people: list[SubjectRecord]) -> SubjectRecord:
+    return max(people, key=lambda record: len(record.prediction_us))
+
+
+# ---- gradients and attention -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])
+def test_integrated_gradients_are_complete(kind: str, runs: dict[str, Run], people: list[SubjectRecord]) -> None:
+    question, totals = Question.of(runs[kind]), []
+    for record in people[:5]:
+        found = integrated_gradients(question, record)
+        assert found.is_complete
+        assert sum(found.of_codes.values()) == pytest.approx(found.total, abs=1e-4)
+        assert found.is_part == (kind == "blend")
+        totals.append(abs(found.total))
+    assert max(totals) > 1e-3
+    visits = {visit for visit, _ in found.of_codes} - {None}
+    assert visits == set(range(int(record.visits_before[-1])))
+
+
+def test_incomplete_gradients_are_known_to_be() -> None:
+    assert not Gradients({}, total=0.5, gap=0.01, points=4, is_part=False).is_complete
+    assert Gradients({}, total=0.5, gap=0.005, points=4, is_part=False).is_complete
+
+
+def test_attention_stands_beside_as_a_weight_within_the_visit(runs: dict[str, Run], record: SubjectRecord) -> None:
+    table = explain_subject(Question.of(runs["network"]), record, kinds=["code in visit"])[1].to_pylist()
+    for visit in range(int(record.visits_before[-1])):
+        assert sum(row["attention"] for row in table if row["visit"] == visit) == pytest.approx(1, abs=1e-5)
+    kept = np.ones((1, len(record.record.events)), dtype=bool)
+    lines = encode_copies(runs["network"].vocabulary, record, kept, np.array([0])).timelines
+    assert attention_weights(runs["network"], lines).sum() == pytest.approx(record.n_visits, abs=1e-4)
+
+
+# ---- mutants: each is a way to explain wrongly, and each of these tests must catch it --------------------------------
+
+
+def mutant_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries keep the summaries of the whole record."""
+    encode = edits.encode_copies
+
+    def stale(vocabulary: Any, record: SubjectRecord, kept: Any, rows: Any) -> TaskRecords:
+        whole = encode(vocabulary, record, np.ones_like(kept), rows)
+        found = encode(vocabulary, record, kept, rows)
+        names = ("carry_offsets", "carry_codes", "carry_values")
+        vars(found.rows).update({name: getattr(whole.rows, name) for name in names})
+        return found
+
+    monkeypatch.setattr(edits, "encode_copies", stale)
+
+
+def mutant_of_the_last_visit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A code is struck in the last visit only."""
+    kept_rows = edits.kept_rows
+
+    def last_only(record: SubjectRecord, edit: Edit) -> Any:
+        visits = record.record.visits
+        earlier = visits.event[visits.visit < record.n_visits - 1]
+        kept = kept_rows(record, edit)
+        kept[earlier] = True
+        return kept
+
+    monkeypatch.setattr(edits, "kept_rows", last_only)
+
+
+def deleted_by_hand(run: Run, record: SubjectRecord, code: str) -> tuple[Any, Any]:
+    """Risks as of the last moment of a record without a code: by an edit, and of the record that never had the code."""
+    events, moment = record.record.events, int(record.prediction_us[-1]) + 1
+    asked = SubjectRecord.of_events(run, events, as_of_us=moment)
+    without = events.take(events.code != record.code_number[code])
+    alone = edited_risks(run, SubjectRecord.of_events(run, without, as_of_us=moment), [Edit()])
+    return edited_risks(run, asked, [Edit.of_code(code)])[0], alone[0]
+
+
+def marker_of(people: list[SubjectRecord]) -> SubjectRecord:
+    """A record with a numeric code at several visits, and never as the first or the last row of one."""
+    for record in people:
+        holders = [own for own in record.codes if "LAB//MARKER" in own]
+        if len(holders) > 2 and all("LAB//MARKER" not in (own[0], own[-1]) for own in holders):
+            return record
+    raise AssertionError
+
+
+def test_a_query_carries_the_summaries_of_the_edited_record(runs: dict[str, Run], people: list[SubjectRecord]) -> None:
+    record = marker_of(people)
+    for run in runs.values():
+        np.testing.assert_allclose(*deleted_by_hand(run, record, "LAB//MARKER"), atol=1e-6)
+
+
+@pytest.mark.parametrize("mutate", [mutant_of_summaries, mutant_of_the_last_visit])
+def test_a_wrong_deletion_is_caught(
+    mutate: Callable[[pytest.MonkeyPatch], None], runs: dict[str, Run], people: list[SubjectRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    mutate(monkeypatch)
+    found, truth = deleted_by_hand(runs["network"], marker_of(people), "LAB//MARKER")
+    assert np.abs(found - truth).max() > 1e-5
+
+
+def test_a_table_of_single_effects_does_not_add_up(runs: dict[str, Run], people: list[SubjectRecord]) -> None:
+    """The mutant of the table: each new code's own effect. Interactions make it miss; the Shapley rows do not."""
+    question, gaps = Question.of(runs["network"]), []
+    for record in [one for one in people if len(one.moments) > 1][:8]:
+        found = change(question, record)
+        visit = int(record.visits_before[-1]) - 1
+        single = {
+            e.code: e.effect for e in deletion(question, record, kinds=["code in visit"]).effects if e.visit == visit
+        }
+        gaps.append(abs(found.rows[0].change + sum(single.values()) - (found.now - found.before)))
+    assert max(gaps) > 1e-5
+
+
+# ---- cohort ----------------------------------------------------------------------------------------------------------
+
+
+def test_cohort_effects_are_means_among_carriers(runs: dict[str, Run], sim_data: Path) -> None:
+    question = Question.of(runs["network"])
+    found = explain_cohort(question, NewRecords(runs["network"], sim_data), subjects=40, bootstrap=50)
+    assert found.subjects == 40
+    rows = found.table.to_pylist()
+    (female,) = (row for row in rows if row["code"] == "SEX//F" and row["age"] == ALL_AGES)
+    everybody = {record.subject_id: record for record in subject_records(NewRecords(runs["network"], sim_data))}
+    ids = np.array(list(everybody))
+    chosen = ids[np.argsort(hash_u64(ids.astype(np.uint64)))[:40]]
+    asked = [Edit(), Edit.of_code("SEX//F")]
+    risks = [
+        edited_risks(runs["network"], everybody[who], asked, rows=[-1], horizons_days=[question.horizon_days or 0.0])
+        for who in chosen.tolist()
+        if "SEX//F" in everybody[who].static_codes
+    ]
+    effects = [float(risk[0, 0, 0, 0]) - float(risk[1, 0, 0, 0]) for risk in risks]
+    assert female["low"] <= female["change_in_risk"] <= female["high"]
+    assert int(female["carriers"]) == len(effects)
+    assert female["change_in_risk"] == pytest.approx(np.mean(effects), abs=1e-6)
+    for row in rows:  # nothing is told of few carriers
+        if not row["carriers"].isdigit():
+            assert row["change_in_risk"] is None
+        else:
+            assert int(row["carriers"]) >= 11
+
+
+def test_a_small_band_cannot_be_worked_out_from_the_others() -> None:
+    shown = hidden_counts(np.array(["65-79"] * 40 + ["80 and over"] * 3))
+    assert shown["80 and over"] == "<11"
+    assert (shown[ALL_AGES], shown["65-79"]) == ("43", "≥11")
+    assert hidden_counts(np.array(["65-79"] * 11 + ["80 and over"] * 3)) == {ALL_AGES: "14"}  # bounds would tell
+
+
+# ---- the report's patients -------------------------------------------------------------------------------------------
+
+
+def test_the_moves_of_the_reports_patients_add_up(runs: dict[str, Run], sim_prepared: Path) -> None:
+    run = runs["network"]
+    population = Population.of_split(Prepared(sim_prepared), run.task, "held_out")
+    risk = run.risk(population.records, horizons_days=run.task.horizons).astype(np.float64)
+    rows = trajectories(RunRisks(run), population, risk, run.task, wanted=2)
+    moves = [move for row in rows for move in row["moves"]]
+    assert moves
+    for row in rows:
+        for move in row["moves"]:
+            at = row["times_days"].index(move["day"])
+            assert at <= row["now"]
+            middle = len(run.task.horizons) // 2
+            assert move["after"] == pytest.approx(row["curves"]["outcome"][at][middle], abs=1e-4)
+            assert sum(part["change"] for part in move["parts"]) == pytest.approx(
+                move["after"] - move["before"], abs=1e-3
+            )
+
+
+# ---- command and Python ----------------------------------------------------------------------------------------------
+
+
+def test_the_command_explains_a_subject_and_a_cohort(
+    sim_run: Path, sim_data: Path, record: SubjectRecord, tmp_path: Path
+) -> None:
+    out = tmp_path / "why.csv"
+    done = ehrseq("explain", sim_run, sim_data, "--subject", record.subject_id, "--horizon", "1y", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "rows add up" in done.stdout
+    assert "association in the model" in done.stdout
+    assert all(
+        len(line) <= 100 for line in done.stdout.splitlines() if "/" not in line
+    )  # paths are as long as they are
+    table = pa.csv.read_csv(out).to_pylist()
+    assert {row["kind"] for row in table} == {"code", "visit", "code in visit", "pair", CHANGE}
+    cohort = tmp_path / "cohort.parquet"
+    told = json.loads(ehrseq("explain", sim_run, sim_data, "--subjects", 25, "--out", cohort, "--json").stdout)
+    assert told["result"]["subjects"] == 25
+    assert pq.read_table(cohort).num_rows
+    again = ehrseq("explain", sim_run, sim_data, "--subject", record.subject_id, "--out", cohort)
+    assert again.exit_code == 0, again.output  # ours: replaced
+
+
+def test_the_command_refuses_what_it_cannot_explain(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "notes.csv"
+    foreign.write_text("years,of,work\n")
+    for given in (
+        ["--subject", 10**9], ["--cause", "gout"], ["--horizon", "soon"], ["--horizon", "90y"], ["--out", foreign],
+        ["--out", tmp_path / "why.txt"],
+    ):  # fmt: skip
+        done = ehrseq("explain", sim_run, sim_data, *given)
+        assert done.exit_code == 2, done.output
+        assert str(10**9) not in done.output
+    assert foreign.read_text() == "years,of,work\n"
+
+
+def test_python_gives_a_frame(sim_run: Path, sim_data: Path, record: SubjectRecord) -> None:
+    run = TrainedRun(sim_run, frames="arrow")
+    table = run.explain(sim_data, subject=record.subject_id, horizon="1y", progress=False)
+    assert table.column_names[:3] == ["code", "visit", "time"]
+    sizes = np.abs(table["change_in_risk"].to_numpy())
+    assert (np.diff(sizes) <= 1e-12).all()
+    parts = run.explain(sim_data, subject=record.subject_id, kind=CHANGE, progress=False)
+    found = change(Question.of(run), record)
+    assert sum(parts["change_in_risk"].to_pylist()) == pytest.approx(found.now - found.before, abs=1e-6)
+    with pytest.raises(EhrseqError, match="no kind"):
+        run.explain(sim_data, subject=record.subject_id, kind="organ", progress=False)

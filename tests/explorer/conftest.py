@@ -1,0 +1,21 @@
+"""An explorer of the small simulated run, and its page."""
+
+from pathlib import Path
+
+import pytest
+
+from ehrsequencing.explorer import ExplorerSettings, page
+from ehrsequencing.explorer.collect import Explorer, collect
+from ehrsequencing.predict import NewRecords
+from ehrsequencing.run import Run
+
+
+@pytest.fixture(scope="session")
+def explorer(sim_run: Path, sim_data: Path) -> Explorer:
+    """Thirty patients, with every single removal at every prediction time."""
+    return collect(NewRecords(Run(sim_run), sim_data), ExplorerSettings(patients=30, fewest=3))
+
+
+@pytest.fixture(scope="session")
+def explorer_page(explorer: Explorer) -> str:
+    return page(explorer)

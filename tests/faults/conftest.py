@@ -1,0 +1,61 @@
+"""What the commands of the fault suite start from, and the shim, compiled once."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ehrsequencing.config import load_study, load_task
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.simulate import simulate
+from ehrsequencing.training.loop import Trainer
+from helpers.faults import driver
+from helpers.omop import SMALL, write_csv
+from helpers.simulate import busy_world
+
+Faults = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small OMOP database, 60 simulated subjects, their prepared set, and a run on it."""
+    folder = tmp_path_factory.mktemp("faults")
+    write_csv(SMALL, folder / "omop")
+    simulate(folder / "sim", subjects=60, seed=5, config=busy_world(outcome_per_year=0.3, truth_futures=4))
+    task = load_task(folder / "sim" / "task.yaml")
+    prepare(folder / "sim", folder / "prepared", study=load_study(None, []), tasks=[task])
+    Trainer(Prepared(folder / "prepared"), task.name, folder / "run", study=load_study(None, driver.TINY)).fit()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled shim."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs a C compiler and Linux")
+    source, library = Path(driver.__file__).with_name("shim.c"), tmp_path_factory.mktemp("shim") / "shim.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture(scope="session")
+def faults(inputs: Path, shim: Path) -> Faults:
+    """Runs the driver: commands with faults of one kind at drawn calls, or with `count=0` at every one."""
+
+    def run(kind: str, *commands: str, count: int, seed: int = 0) -> dict[str, Any]:
+        environment = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": os.pathsep.join(sys.path)}
+        words = [sys.executable, "-m", "helpers.faults.driver", inputs, kind, seed, count, *commands]
+        done = subprocess.run(
+            [*map(str, words)], env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        found: dict[str, Any] = driver.json.loads(done.stdout)
+        return found
+
+    return run

@@ -1,0 +1,191 @@
+"""Folders and files of strangers: nothing is executed, no memory is taken, and the answer is one clear error."""
+
+import ast
+import gzip
+import json
+import pickle
+import shutil
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.readers import csv_files
+from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines
+from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.run import Run
+from ehrsequencing.storage import read_json, save_manifest, sha256
+
+SOURCE = Path(__file__).parents[2] / "src" / "ehrsequencing"
+BANNED_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+BANNED_CALLS = {
+    "eval", "exec", "compile", "__import__", "torch.load", "torch.save", "yaml.unsafe_load", "yaml.full_load",
+    "joblib.load", "joblib.dump", "np.save", "pd.read_pickle", "os.system", "os.popen",
+}  # fmt: skip
+
+
+def banned(tree: ast.AST) -> list[str]:
+    """What could run code that a file holds, in a parsed source file."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names if name.name.split(".")[0] in BANNED_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in BANNED_MODULES:
+            found.append(str(node.module))
+        elif isinstance(node, ast.Call):
+            name, keywords = ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}
+            if name in BANNED_CALLS or keywords.get("shell") == "True" or keywords.get("allow_pickle") == "True":
+                found.append(name)
+            if name == "yaml.load" and keywords.get("Loader") != "_Strict":
+                found.append(name)
+            if name == "np.load" and keywords.get("allow_pickle", "False") != "False":
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.relative_to(SOURCE).as_posix())
+def test_no_file_of_the_package_can_run_what_it_reads(path: Path) -> None:
+    assert banned(ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("line", [
+    "import pickle", "from pickle import loads", "import torch; torch.load(p)", "eval(text)", "yaml.load(t)",
+    "yaml.load(t, Loader=yaml.Loader)", "np.load(p, allow_pickle=True)", "subprocess.run(c, shell=True)",
+])  # fmt: skip
+def test_the_ban_sees(line: str) -> None:
+    assert banned(ast.parse(line))
+
+
+# ---- model folders ---------------------------------------------------------------------------------------------------
+
+
+def tensors(header: bytes | dict[str, object], body: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+class Evil:
+    """Unpickled, it would write a file."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("/tmp/ehrseq-executed"),)
+
+
+BOMB = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+FILES: dict[str, tuple[str, bytes, str]] = {
+    "a header beyond the file": ("model.safetensors", struct.pack("<Q", 2**62) + b"{}", "not a safetensors"),
+    "a pickle": ("model.safetensors", pickle.dumps(Evil()), "not a safetensors"),
+    "an absurd shape": ("model.safetensors", tensors(
+        {"a": {"dtype": "F32", "shape": [2**40, 2**20], "data_offsets": [0, 4]}}, b"\0" * 4), "not a safetensors"),
+    "a deep header": ("model.safetensors", tensors(b"[" * 100_000), "not a safetensors"),
+    "deep JSON": ("config.json", b"[" * 100_000, "nested too deeply"),
+    "a deep vocabulary": ("vocabulary.json", b'{"a":' * 100_000, "nested too deeply"),
+    "an object of Python": ("config.yaml", b'!!python/object/apply:os.system ["touch /tmp/ehrseq-executed"]', "YAML"),
+    "a bomb of aliases": ("config.yaml", BOMB.encode(), "too large with its aliases"),
+}  # fmt: skip
+NUMBERS = {"dim": (10**9, "no possible model"), "vocab_size": (10**12, "expected float"), "layers": (10**7, "fewer")}
+
+
+def hostile(sim_run: Path, folder: Path, name: str, content: bytes) -> Path:
+    """A run whose owner has changed a file, and the manifest with it."""
+    run = Path(shutil.copytree(sim_run, folder / "run"))
+    (run / name).write_bytes(content)
+    manifest = read_json(run / MANIFEST)
+    manifest["files"][name] = sha256(run / name)
+    save_manifest(run, manifest)
+    return run
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_hostile_model_folder_is_refused(sim_run: Path, tmp_path: Path, kind: str) -> None:
+    name, content, says = FILES[kind]
+    with pytest.raises(EhrseqError, match=says):
+        Run(hostile(sim_run, tmp_path, name, content)).model  # noqa: B018
+    assert not Path("/tmp/ehrseq-executed").exists()
+
+
+@pytest.mark.parametrize("setting", NUMBERS)
+def test_an_absurd_size_takes_no_memory(sim_run: Path, tmp_path: Path, setting: str) -> None:
+    number, says = NUMBERS[setting]
+    config = json.dumps(read_json(sim_run / "config.json") | {setting: number, "heads": 1}).encode()
+    with pytest.raises(EhrseqError, match=says):
+        Run(hostile(sim_run, tmp_path, "config.json", config)).model  # noqa: B018
+
+
+def test_a_link_out_of_a_model_folder_is_refused(sim_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(sim_run, tmp_path / "run"))
+    shutil.move(run / "vocabulary.json", tmp_path / "elsewhere.json")
+    (run / "vocabulary.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(EhrseqError, match="names a file outside its folder"):
+        Run(run)
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", ["re:(a+)+$", "re:(a|aa)+$", "re:(.*a){20}$", "re:([a-z]+)*[0-9]"])
+def test_no_pattern_takes_long(pattern: str) -> None:
+    """Python's own engine needs years for the first one."""
+    started = time.process_time()
+    assert not CodeMatcher([pattern])("a" * 60 + "!")
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("pattern", ["re:(", r"re:(a)\1", "re:(?=a)b", "re:(a{1000}){1000}"])
+def test_a_pattern_that_cannot_be_matched_in_linear_time_is_refused(pattern: str) -> None:
+    with pytest.raises(EhrseqError, match="is not a regular expression"):
+        CodeMatcher([pattern])
+
+
+@pytest.mark.parametrize(("pattern", "yes", "no"), [
+    ("re:a|bc", ["a", "bc"], ["ac", "abc", "b"]), ("re:(?i)icd.*", ["ICD10//I50"], ["xICD"]),
+    (r"re:DX//\d{2}\.?", ["DX//12", "DX//12."], ["DX//123"]), ("re:é.", ["éa"], ["e"]), ("re:", [""], ["a"]),
+])  # fmt: skip
+def test_a_pattern_means_whole_codes(pattern: str, yes: list[str], no: list[str]) -> None:
+    matcher = CodeMatcher([pattern])
+    assert [matcher(code) for code in yes + no] == [True] * len(yes) + [False] * len(no)
+    assert matcher.mask(tuple(yes + no)).tolist() == [True] * len(yes) + [False] * len(no)
+
+
+def test_a_long_line_in_a_gzip_file_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "person.csv.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(6):
+            file.write(b"a" * BLOCK_BYTES)
+    with pytest.raises(EhrseqError, match="cannot be read as CSV"):
+        read_csv_lines(path)
+
+
+def test_a_gzip_file_that_expands_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "person.csv.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b"a,b\n" + b"1,2\n" * 1_000_000)
+    assert read_csv_lines(path).lines == 1_000_000  # small enough to be harmless
+    monkeypatch.setattr(csv_files, "HARMLESS_BYTES", 1_000_000)
+    with pytest.raises(EhrseqError, match=r"expands to more than \d+ times its size"):
+        read_csv_lines(path)
+
+
+@pytest.mark.parametrize("spoil", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("name", ["data", "metadata/subject_splits.parquet", "metadata/codes.parquet"])
+def test_data_that_ehrseq_wrote_is_read_as_it_was_written(
+    sim_data: Path, tmp_path: Path, name: str, spoil: str
+) -> None:
+    data = Path(shutil.copytree(sim_data, tmp_path / "data"))
+    path = next((data / name).rglob("*.parquet")) if name == "data" else data / name
+    content = bytearray(path.read_bytes())
+    if spoil == "remove":
+        path.unlink()
+    else:
+        content[len(content) // 3] ^= 16
+        path.write_bytes(content if spoil == "flip" else content[:-9])
+    with pytest.raises(EhrseqError, match=f"{path.name}: (has changed|a file is missing|cannot be read)"):
+        list(MedsReader(data))
+    if spoil == "flip" and name == "data":
+        (data / MANIFEST).unlink()  # who changed the data on purpose removes the manifest; Parquet may see nothing

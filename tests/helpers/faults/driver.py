@@ -1,0 +1,208 @@
+"""Runs commands of ehrseq in forked processes, each with one fault at one call that changes the disk (`shim.c`).
+
+`python -m helpers.faults.driver FOLDER KIND SEED COUNT COMMAND …` runs with the shim preloaded. For each command it
+makes a clean run, then COUNT runs with a fault at drawn calls (or all of them, with COUNT 0). After each fault it looks
+at what is left, runs the command again (training with --resume) and compares every byte. It prints one JSON object.
+A command may name a kind of its own, as in `train=full`.
+"""
+
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ehrsequencing.output_kinds import LOCK, MANIFEST
+
+TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
+OFTEN = ("training.checkpoint_steps=1", "training.checkpoint_seconds=0")  # a save at every step
+KINDS: dict[str, tuple[int, int]] = {  # name → error number (0: SIGKILL), how it lasts (`arm`)
+    "kill": (0, 0), "full": (errno.ENOSPC, 1), "broken": (errno.EIO, 0), "denied": (errno.EACCES, 0),
+    "read-only": (errno.EROFS, 2),
+}  # fmt: skip
+_TIMES = {"seconds", "subjects_per_second", "digest"}  # entries that tell how long something took, or hash those
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its words, what it adds to or makes below the folder, and whether it is resumed."""
+
+    words: Callable[[Path, Path], list[object]]  # of the inputs' and the output's folder
+    starts_from: str | None = None  # an input that is copied to be the output
+    resumes: bool = False
+
+
+COMMANDS: dict[str, Command] = {
+    "simulate": Command(lambda i, o: ["simulate", o / "x", "--subjects", 12, "truth_futures=4"]),
+    "import": Command(lambda i, o: ["import", "omop", i / "omop", o / "x"]),
+    "prepare": Command(lambda i, o: ["prepare", i / "sim", "--task", i / "sim" / "task.yaml", "--out", o / "x"]),
+    "replace": Command(  # an earlier prepared set, of other settings
+        lambda i, o: ["prepare", i / "sim", "--task", i / "sim" / "task.yaml", "--out", o / "x", "visits.by=day"],
+        starts_from="prepared",
+    ),
+    "train": Command(lambda i, o: ["train", i / "prepared", "--out", o / "x", "--resume", *TINY, *OFTEN], resumes=True),
+    "pretrain": Command(
+        lambda i, o: ["pretrain", i / "prepared", "--out", o / "x", "--resume", *TINY, *OFTEN], resumes=True
+    ),
+    "evaluate": Command(
+        lambda i, o: ["evaluate", o / "x", "--baselines", "none", "evaluation.bootstrap=0"], starts_from="run"
+    ),
+    "predict": Command(lambda i, o: ["predict", i / "run", i / "sim", "--at", "last", "--out", o / "x.parquet"]),
+}
+
+
+def main() -> None:
+    """Run all faults that the command line asks for."""
+    folder, kind, seed, count = Path(sys.argv[1]).resolve(), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    shim: Any = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    _import_everything()
+    found = {}
+    for word in sys.argv[5:]:
+        name, _, own = word.partition("=")
+        found[name] = _faults(shim, name, folder, own or kind, random.Random(f"{seed} {word}"), count)
+    print(json.dumps(found))
+
+
+def _import_everything() -> None:
+    """What commands import when they run, so that every fork has it."""
+    import ehrsequencing.audit.audit
+    import ehrsequencing.cli.app
+    import ehrsequencing.cli.report
+    import ehrsequencing.evaluation.external
+    import ehrsequencing.evaluation.repeated_splits
+    import ehrsequencing.pretraining.loop
+    import ehrsequencing.readers.omop.reader
+    import ehrsequencing.simulate
+    import ehrsequencing.training.search  # noqa: F401
+
+
+def _faults(shim: Any, name: str, folder: Path, kind: str, draw: random.Random, count: int) -> dict[str, Any]:
+    """A clean run, then one for each drawn call."""
+    command, out = COMMANDS[name], folder / "out"
+    _fresh(command, folder, out)
+    before = _content(out)
+    code, calls, text = _run(shim, command, folder, out, at=-1, kind=kind)
+    assert code == 0, text
+    wanted = _content(out)
+    places = list(range(calls)) if not count else sorted(draw.sample(range(calls), min(count, calls)))
+    problems: list[str] = []
+    for at in places:
+        _fresh(command, folder, out)
+        code, _, text = _run(shim, command, folder, out, at=at, kind=kind)
+        problems += [f"{name} {kind} at {at}: {what}" for what in _after(kind, code, text, out, before, wanted)]
+        code, _, text = _run(shim, command, folder, out, at=-1, kind=kind)
+        if code != 0:
+            problems.append(f"{name} {kind} at {at}: again: exit {code}: {text[-300:]}")
+        elif (again := _content(out)) != wanted:
+            problems.append(f"{name} {kind} at {at}: again: other content: {_differing(again, wanted)}")
+        elif left := _left(out):
+            problems.append(f"{name} {kind} at {at}: again: left {left}")
+        print(
+            f"{name} {kind} at {at} of {calls}: {len(problems)} problems", *problems[-1:], file=sys.stderr, flush=True
+        )
+    return {"calls": calls, "faults": len(places), "problems": problems}
+
+
+def _after(kind: str, code: int, text: str, out: Path, before: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """What is wrong right after a fault."""
+    if kind == "kill":
+        return [] if code == -signal.SIGKILL else [f"was not killed: exit {code}: {text[-200:]}"]
+    errors = [line for line in text.splitlines() if line.startswith("ehrseq: ")]
+    wrong = []
+    if code not in (0, 2) or "Traceback" in text or (code == 2 and len(errors) != 1):
+        wrong.append(f"exit {code}: {text[-300:]}")
+    if code == 0 and _content(out) != wanted:
+        wrong.append("exit 0 with other content")
+    if kind == "full" and (left := _left(out)):  # the others may hit the very call that removes one
+        wrong.append(f"left {left}")
+    if code == 2 and f"x/{MANIFEST}" in before and f"x/{MANIFEST}" not in _content(out):
+        wrong.append("the earlier folder is gone")
+    return wrong
+
+
+def _fresh(command: Command, folder: Path, out: Path) -> None:
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    if command.starts_from is not None:
+        shutil.copytree(folder / command.starts_from, out / "x")
+
+
+def _run(shim: Any, command: Command, folder: Path, out: Path, *, at: int, kind: str) -> tuple[int, int, str]:
+    """Run the command in a forked process; returns its exit code, how many calls it made, and what it printed."""
+    log = folder / "log"
+    child = os.fork()
+    if child == 0:
+        _be_the_command(shim, command.words(folder, out), out, log, at, kind)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    text = log.read_text(errors="replace")
+    calls = int(text.rpartition("calls=")[2] or 0) if "calls=" in text else 0
+    return code, calls, text
+
+
+def _be_the_command(shim: Any, words: list[object], out: Path, log: Path, at: int, kind: str) -> None:
+    from ehrsequencing.cli.app import app
+    from ehrsequencing.cli.console import run
+
+    code: object = 3
+    with open(log, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import torch
+
+    torch.set_num_threads(1)
+    sys.argv = ["ehrseq", *map(str, words)]
+    error, lasting = KINDS[kind]
+    shim.arm(os.fsencode(out), ctypes.c_long(at), error, lasting)
+    try:
+        run(app)
+        code = 0
+    except SystemExit as stop:
+        code = 0 if stop.code is None else stop.code
+    finally:
+        calls = shim.calls()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(1, f"\ncalls={calls}".encode())
+        os._exit(int(str(code)))
+
+
+def _content(out: Path) -> dict[str, Any]:
+    """Every file's digest, without what tells how long something took."""
+    found: dict[str, Any] = {}
+    for path in sorted(p for p in out.rglob("*") if p.is_file() and not p.name.startswith(".tmp-") and p.name != LOCK):
+        data: Any = path.read_bytes()
+        if path.suffix in (".json", ".jsonl"):
+            lines = data.splitlines() if path.suffix == ".jsonl" else [data]
+            data = json.dumps([_without_times(json.loads(line)) for line in lines], sort_keys=True).encode()
+        found[path.relative_to(out).as_posix()] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        timed = ("history.jsonl", "pretraining.json")
+        return {k: _without_times(v) for k, v in value.items() if k not in _TIMES and k not in timed}
+    return [_without_times(one) for one in value] if isinstance(value, list) else value
+
+
+def _left(out: Path) -> list[str]:
+    return [str(path.relative_to(out)) for path in out.rglob("*") if path.name.startswith(".tmp-") or path.name == LOCK]
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    main()
+    print(f"{time.monotonic() - started:.1f} s", file=sys.stderr)

@@ -1,0 +1,120 @@
+"""`prepare` on clusters: the same bytes as one process, a lost worker loses nothing, clear errors."""
+
+import importlib.util
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ehrsequencing.config import load_study
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.engines import Engine
+from ehrsequencing.records.prepared import prepare
+from helpers.meds import write_meds
+from helpers.shards import PARENTS, TASK, files, rows_of
+
+STUDY = load_study(None, ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_meds(tmp_path_factory.mktemp("engines") / "data", rows_of(60), shards=4, parents=PARENTS)
+
+
+@pytest.fixture(scope="module")
+def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("one") / "set"
+    prepare(data, out, study=STUDY, tasks=[TASK], processes=1)
+    return files(out)
+
+
+@pytest.fixture(scope="module")
+def dask() -> Any:
+    """A scheduler and two worker processes on loopback."""
+    distributed = pytest.importorskip("distributed", reason="needs the extra dask")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=":0",
+        silence_logs=50,
+    ) as cluster:  # fmt: skip
+        yield cluster
+
+
+def engine_of(cluster: Any) -> str:
+    return "dask://" + cluster.scheduler_address.removeprefix("tcp://")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_dask_makes_the_same_bytes(
+    data: Path, expected: dict[str, bytes], dask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a relative folder is the same folder for workers that run elsewhere
+    prepare(data, Path("set"), study=STUDY, tasks=[TASK], engine=engine_of(dask))
+    assert files(tmp_path / "set") == expected
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_an_error_of_a_worker_is_the_error_of_one_process(dask: Any, tmp_path: Path) -> None:
+    broken = write_meds(tmp_path / "data", rows_of(20), shards=3)
+    shard = sorted(broken.rglob("*.parquet"))[1]
+    shard.write_bytes(shard.read_bytes()[:-40])
+    told = []
+    for engine in ("processes", engine_of(dask)):
+        with pytest.raises(EhrseqError) as error:
+            prepare(broken, tmp_path / "set", study=STUDY, tasks=[TASK], engine=engine)
+        told.append(str(error.value))
+        assert not (tmp_path / "set").exists()
+    assert told[0] == told[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.5])
+def test_a_killed_worker_loses_nothing(data: Path, expected: dict[str, bytes], tmp_path: Path, seconds: float) -> None:
+    distributed = pytest.importorskip("distributed", reason="needs the extra dask")
+    kind = {"n_workers": 2, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": ":0"}
+    with distributed.LocalCluster(processes=True, silence_logs=50, **kind) as cluster:
+        killer = threading.Timer(seconds, os.kill, (cluster.workers[0].pid, signal.SIGKILL))
+        killer.start()
+        prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine=engine_of(cluster))
+        killer.join()
+    made = files(tmp_path / "set")
+    assert sorted(made) == sorted(expected)
+    assert [name for name in expected if made[name] != expected[name]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
+def test_ray_makes_the_same_bytes(data: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine="ray://local")
+    assert files(tmp_path / "set") == expected
+
+
+def test_a_cluster_that_does_not_answer_is_said(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="needs the extra dask")
+    monkeypatch.setattr("ehrsequencing.records.engines._WAIT_SECONDS", 1)
+    with pytest.raises(EhrseqError, match="no scheduler answers"):
+        prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine="dask://127.0.0.1:1")
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_package_that_is_not_installed_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("ray"):
+        monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(EhrseqError, match=r"needs ray.*ehrsequencing\[ray\]"):
+        prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine="ray://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("text", ["", "dask", "dask://", "spark://a:1", "dask://a b"])
+def test_anything_else_is_no_engine(text: str) -> None:
+    with pytest.raises(EhrseqError, match="is no engine"):
+        Engine.of(text)
+
+
+def test_addresses_are_those_of_the_packages() -> None:
+    assert Engine.of("processes") == Engine()
+    assert Engine.of("ray://10.0.0.7:10001").address == "ray://10.0.0.7:10001"
+    assert Engine.of("ray://local").address == "local"

@@ -1,0 +1,280 @@
+"""Hosts, origins, tokens, sizes and times; and errors that say nothing of what was sent."""
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.run import Run
+from ehrsequencing.serve.access import Access, access
+from ehrsequencing.serve.predictor import Predictor, Question
+from ehrsequencing.serve.problems import MEDIA_TYPE
+from helpers.command_line import ehrseq
+from helpers.serve import Client, Reply, running, small_limits
+
+TOKEN = "correct horse battery staple"
+PRIVATE = "ZEBRA-4711"
+HEAD = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+ROW = {"time": "2020-01-01T10:00:00", "code": "ENROLLMENT"}
+
+
+@pytest.fixture(scope="module")
+def guarded(sim_run: Path) -> Iterator[Client]:
+    """A server with a token and small limits."""
+    with running(Predictor(Run(sim_run), limits=small_limits()), Access(token=TOKEN)) as found:
+        yield found
+
+
+def bearer(token: str = TOKEN) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def is_problem(reply: Reply, status: int) -> bool:
+    """Whether an answer is a JSON problem with the status and the request's id."""
+    body = reply.json
+    own = body["request_id"] == reply.headers["x-request-id"]
+    return reply.status == body["status"] == status and own and reply.headers["content-type"] == MEDIA_TYPE
+
+
+# ---- who may ask -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:1", 200),
+        ("127.0.0.1:80", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example:80", 421),
+        ("", 421),
+        ("[::2]", 421),
+        ("[", 421),
+    ],
+)
+def test_only_own_host_names_are_answered(client: Client, host: str, status: int) -> None:
+    assert client.ask("GET", "/health", headers={"Host": host}).status == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://localhost:8000"}, 200),
+        ({"Origin": "https://127.0.0.1"}, 200),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "http://localhost/evil"}, 403),
+        ({"Origin": "localhost"}, 403),
+        ({"Origin": "file://localhost"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "none"}, 200),
+    ],
+)
+def test_pages_of_other_sites_are_refused(client: Client, headers: dict[str, str], status: int) -> None:
+    reply = client.ask("GET", "/health", headers=headers)
+    assert reply.status == status
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+NAMES = st.sampled_from(
+    ["127.0.0.1", "localhost", "[::1]", "evil", ".", ":", "80", "[", "]", "@", "/", "local", "host", ""]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(NAMES, max_size=4).map("".join))
+def test_no_host_but_the_listed_ones_is_known(host: str) -> None:
+    name = host if host.startswith("[") else host.split(":")[0]
+    name = name[: name.find("]") + 1] if host.startswith("[") else name
+    assert Access().knows_host(host) == (name in ("127.0.0.1", "localhost", "[::1]"))
+
+
+def test_every_path_but_health_needs_the_token(guarded: Client) -> None:
+    for path in ("/version", "/metrics", "/openapi.json", "/cds-services", "/nowhere"):
+        assert is_problem(guarded.ask("GET", path), 401)
+        assert guarded.ask("GET", path, headers=bearer()).status in (200, 404)
+    assert guarded.ask("GET", "/health").status == 200
+    assert guarded.ask("GET", "/version", headers={"Cookie": f'ehrseq_token="{TOKEN}"'}).status == 200
+    for wrong in ("", "x", TOKEN[:-1], TOKEN + "x", TOKEN.upper()):
+        assert guarded.ask("GET", "/version", headers=bearer(wrong)).status == 401
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text())
+def test_no_other_text_is_the_token(text: str) -> None:
+    assert Access(token=TOKEN).knows_token(text) == (text == TOKEN)
+
+
+def test_listening_beyond_this_machine_needs_a_token() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.4", "ehr.example"):
+        with pytest.raises(EhrseqError, match="without a token"):
+            access(host, token=None)
+        assert access(host, token=TOKEN).token == TOKEN
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"):
+        assert access(host, token=None).token is None
+    with pytest.raises(EhrseqError, match="shorter than 16"):
+        access("127.0.0.1", token="short")
+    assert access("127.0.0.1", token=None, names=["EHR.example:443"]).knows_host("ehr.example")
+
+
+def test_the_command_refuses_to_listen_to_all_without_a_token(sim_run: Path, sim_data: Path) -> None:
+    done = ehrseq("serve", str(sim_run), str(sim_data), "--host", "0.0.0.0", "--port", "0")
+    assert done.exit_code == 2
+    assert "EHRSEQ_TOKEN" in done.output
+
+
+# ---- how much ----------------------------------------------------------------------------------------------------
+
+
+def days(n: int) -> list[dict[str, Any]]:
+    return [{"time": f"20{k // 28:02}-01-{k % 28 + 1:02}", "code": "ENROLLMENT"} for k in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "where"),
+    [
+        ({"rows": days(51)}, 413, "rows"),
+        ({"rows": days(11)}, 413, "rows"),
+        ({"rows": days(10)}, 200, None),
+        ({"rows": days(3), "horizons_days": [1, 2, 3, 4, 5]}, 422, "horizons_days"),
+        ({"rows": days(3), "horizons_days": [1e9]}, 422, "horizons_days"),
+        ({"rows": days(2), "at": "2020-02-30"}, 422, "at"),
+        ({"rows": []}, 422, "body.rows"),
+        ({"rows": [ROW | {"subject_id": 1}, ROW | {"subject_id": 2}]}, 422, "rows"),
+        ({"rows": [{"time": None, "code": "SEX//M"}]}, 422, "rows"),
+        (b"[" * 900, 422, "body"),
+        (b"", 422, "body"),
+    ],
+)
+def test_limits_and_shapes(guarded: Client, body: Any, status: int, where: str | None) -> None:
+    reply = guarded.ask("POST", "/predict", body, bearer())
+    assert reply.status == status, reply.body
+    assert status == 200 or is_problem(reply, status)
+    assert where is None or reply.json["where"].startswith(where)
+
+
+def test_a_large_body_is_refused_before_it_is_read(guarded: Client) -> None:
+    assert is_problem(guarded.ask("POST", "/predict", b" " * 20_001, bearer()), 413)
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=5) as plain:  # only says that it is large
+        plain.sendall(f"{HEAD}Content-Length: 999999\r\n\r\n".encode())
+        assert b" 413 " in plain.recv(1000)
+
+
+def test_a_body_that_has_no_length_is_counted_and_a_slow_one_is_given_up(guarded: Client) -> None:
+    head = f"{HEAD}Transfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as plain:
+        plain.sendall(head.encode() + b"5000\r\n" + b" " * 0x5000 + b"\r\n")
+        assert b" 413 " in plain.recv(1000)
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as plain:
+        plain.sendall(head.encode() + b"2\r\n[1\r\n")
+        assert b" 408 " in plain.recv(1000)
+
+
+def test_too_many_waiting_requests_are_told_to_come_back(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = Predictor(Run(sim_run), limits=small_limits(waiting=1, seconds=1.0))
+    go, answer = threading.Event(), predictor.answer
+
+    def slow(questions: list[Question]) -> Any:
+        go.wait(20)
+        return answer(questions)
+
+    monkeypatch.setattr(predictor, "answer", slow)
+    with running(predictor) as client:
+        replies: list[Reply] = []
+
+        def ask_once() -> None:
+            replies.append(client.ask("POST", "/predict", {"rows": [ROW]}))
+
+        asks = [threading.Thread(target=ask_once) for _ in range(4)]
+        for ask in asks:
+            ask.start()
+            time.sleep(0.1)
+        for ask in asks:
+            ask.join()
+        assert client.ask("GET", "/health").status == 200  # the model is busy, the server is not
+        go.set()
+    assert [reply.status for reply in replies] == [503] * 4
+    assert {reply.json["detail"] for reply in replies} == {"the server is busy", "the answer took too long"}
+    assert "retry-after" in [name for reply in replies for name in reply.headers]
+
+
+# ---- what errors say ---------------------------------------------------------------------------------------------
+
+
+BAD: list[Any] = [
+    {"rows": [{"time": PRIVATE, "code": "A"}]},
+    {"rows": [{"code": {"a": PRIVATE}}]},
+    {"rows": [ROW], PRIVATE: 1},
+    {"rows": [ROW | {"numeric_value": PRIVATE}]},
+    {"rows": [ROW], "at": PRIVATE},
+    {"rows": [ROW | {"code": PRIVATE + "\n"}]},
+    {"rows": [ROW | {"code": PRIVATE + "\x00"}]},
+    {"rows": PRIVATE},
+    {"rows": [ROW | {"subject_id": PRIVATE}]},
+    {"rows": [ROW | {"time": f"2020-01-01T00:00:00Z{PRIVATE}"}]},
+    {"rows": [{"time": None, "code": PRIVATE}]},
+    json.dumps({"rows": [PRIVATE]}).encode()[:-3],
+    json.dumps(PRIVATE).encode(),
+    b'{"rows": [{"code": "\\ud800' + PRIVATE.encode() + b'"}]}',
+    {
+        "rows": [
+            ROW | {"code": "MEDS_BIRTH"},
+            ROW | {"code": "MEDS_BIRTH", "time": "1999-01-01"},
+            ROW | {"code": PRIVATE},
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize("body", BAD)
+def test_errors_hold_nothing_of_the_request(client: Client, body: Any, capfd: Any, caplog: Any) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for path in ("/predict", "/fhir", "/cds-services/ehrsequencing-risk"):
+            reply = client.ask("POST", path, body)
+            assert is_problem(reply, reply.status)
+            assert 400 <= reply.status < 500
+            assert PRIVATE not in reply.body.decode()
+    captured = capfd.readouterr()
+    assert PRIVATE not in captured.out + captured.err + caplog.text
+
+
+def test_an_unexpected_error_is_a_problem_too_and_logs_nothing(
+    sim_run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    predictor = Predictor(Run(sim_run))
+
+    def broken(questions: list[Question]) -> Any:
+        return [ValueError(f"of {PRIVATE}") for _ in questions]
+
+    monkeypatch.setattr(predictor, "answer", broken)
+    with running(predictor) as client:
+        reply = client.ask("POST", "/predict", {"rows": [ROW]})
+        assert is_problem(reply, 500)
+        assert client.ask("GET", "/health").status == 200
+    captured = capfd.readouterr()
+    assert PRIVATE not in reply.body.decode() + captured.out + captured.err
+
+
+def test_nothing_of_a_request_is_left_in_memory_or_on_disk(
+    sim_run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Codes are remembered for speed, so those that a request brings must be forgotten."""
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in sim_run.rglob("*")}
+    predictor = Predictor(Run(sim_run))
+    with running(predictor) as client:
+        assert client.ask("POST", "/predict", {"rows": [ROW, ROW | {"code": PRIVATE}]}).status == 200
+    assert "_ids_of" not in vars(predictor.run.vocabulary)
+    assert list(tmp_path.iterdir()) == []
+    assert {path: path.stat().st_mtime_ns for path in sim_run.rglob("*")} == before

@@ -1,0 +1,127 @@
+"""`POST /predict`: the answers of `ehrseq predict`, whatever the order of rows and whoever asks at the same time."""
+
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.predict import predict
+from helpers.serve import Client, curves
+
+Rows = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def expected(
+    sim_run: Path, sim_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, list[dict[str, Any]]]:
+    """What `ehrseq predict` says of each subject."""
+    out = tmp_path_factory.mktemp("predicted") / "risks.parquet"
+    predict(sim_run, sim_data, out)
+    found: Rows = {}
+    for row in pq.read_table(out).to_pylist():
+        found.setdefault(row["subject_id"], []).append(row)
+    return found
+
+
+def data_end(rows: Rows) -> str:
+    return max(row["time"] for own in rows.values() for row in own if row["time"])
+
+
+def risks_of(rows: list[dict[str, Any]], n_horizons: int) -> np.ndarray[Any, Any]:
+    """(R, causes, horizons) of a subject's rows of a file of predictions."""
+    times = list(dict.fromkeys(row["prediction_time"] for row in rows))
+    causes = list(dict.fromkeys(row["cause"] for row in rows))
+    found = {(row["prediction_time"], row["cause"], row["horizon_days"]): row["risk"] for row in rows}
+    days = sorted({row["horizon_days"] for row in rows})
+    assert len(days) == n_horizons
+    return np.array([[[found[t, c, d] for d in days] for c in causes] for t in times])
+
+
+def test_the_answers_are_those_of_predict(client: Client, sim_rows: Rows, expected: Rows) -> None:
+    until = data_end(sim_rows)
+    some = random.Random(0).sample(sorted(expected), 25)
+    assert max(len(sim_rows[s]) for s in some) > 50
+    for subject in some:
+        reply = client.ask("POST", "/predict", {"rows": sim_rows[subject], "at": "all", "until": until})
+        found = reply.json
+        assert reply.status == 200, found
+        times = list(dict.fromkeys(row["prediction_time"].isoformat() for row in expected[subject]))
+        assert [one["time"] for one in found["predictions"]] == times
+        np.testing.assert_allclose(curves(reply), risks_of(expected[subject], len(found["horizons_days"])), atol=1e-6)
+
+
+def test_the_order_of_rows_does_not_matter_and_the_last_time_is_the_last_of_all(client: Client, sim_rows: Rows) -> None:
+    rows = max(sim_rows.values(), key=len)
+    shuffled = random.Random(1).sample(rows, len(rows))
+    every = client.ask("POST", "/predict", {"rows": rows, "at": "all"})
+    last = client.ask("POST", "/predict", {"rows": shuffled})
+    assert len(every.json["predictions"]) > 5
+    np.testing.assert_allclose(curves(last)[0], curves(every)[-1], atol=1e-6)
+    assert last.json["record"]["rows"] == len(rows)
+
+
+def test_whoever_asks_at_the_same_time_changes_nothing(client: Client, sim_rows: Rows) -> None:
+    """Requests that wait together share a pass of the model; each keeps its own answer and its own error."""
+    some = sorted(sim_rows)[:16]
+    bodies: list[Any] = [{"rows": sim_rows[s], "horizons_days": [30 + k % 3]} for k, s in enumerate(some)]
+    bodies[7] = {"rows": [{"time": None, "code": "SEX//M"}]}
+    alone = [client.ask("POST", "/predict", body) for body in bodies]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda body: client.ask("POST", "/predict", body), bodies))
+    assert [r.status for r in together] == [r.status for r in alone]
+    assert together[7].status == 422
+    for one, other in zip(alone, together, strict=True):
+        if one.status == 200:
+            np.testing.assert_allclose(curves(one), curves(other), atol=1e-6)
+
+
+def test_a_moment_that_is_asked_for_sees_nothing_that_comes_later(client: Client, sim_rows: Rows) -> None:
+    rows = max(sim_rows.values(), key=len)
+    moments = client.ask("POST", "/predict", {"rows": rows, "at": "all"}).json["predictions"]
+    asked = datetime.fromisoformat(moments[len(moments) * 3 // 4]["time"]) + timedelta(days=1)
+    day = asked.date().isoformat()
+    known = [row for row in rows if row["time"] is None or row["time"] <= f"{day}T00:00:00"]
+    assert len(known) < len(rows)
+    whole = client.ask("POST", "/predict", {"rows": rows, "at": day})
+    cut = client.ask("POST", "/predict", {"rows": known, "at": day})
+    assert whole.json["predictions"][0]["time"] == f"{day}T00:00:00"
+    np.testing.assert_allclose(curves(whole), curves(cut), atol=1e-6)
+    fewer = [row for k, row in enumerate(known) if k % 2 or row["code"] == "ENROLLMENT"]
+    shorter = client.ask("POST", "/predict", {"rows": fewer, "at": day})
+    assert np.abs(curves(shorter) - curves(cut)).max() > 1e-5  # the comparison can fail
+
+
+def test_unknown_codes_are_counted_and_told(client: Client, sim_rows: Rows) -> None:
+    rows = [row for row in max(sim_rows.values(), key=len) if row["code"] != "END_OF_FOLLOWUP"][:12]
+    plain = client.ask("POST", "/predict", {"rows": rows}).json
+    assert plain["record"]["unknown_rows"] == 0
+    assert plain["warnings"] == []
+    strange = [{"time": "2100-01-01", "code": f"STRANGE//{k % 3}"} for k in range(40)]
+    found = client.ask("POST", "/predict", {"rows": rows + strange[:40:2]}).json
+    assert (found["record"]["unknown_rows"], found["record"]["unknown_codes"]) == (3, 3)  # 17 rows repeat others
+    assert found["record"]["fixes"]["duplicates"] == 17
+
+
+def test_a_record_without_a_prediction_time_is_told_why(client: Client, sim_rows: Rows) -> None:
+    rows = [row for row in max(sim_rows.values(), key=len) if row["code"] != "ENROLLMENT"]
+    reply = client.ask("POST", "/predict", {"rows": rows})
+    assert (reply.status, reply.json["predictions"]) == (200, [])
+    assert reply.json["why_none"] == "the subject is not one with an index"
+
+
+def test_version_health_and_metrics(client: Client, sim_rows: Rows) -> None:
+    rows = max(sim_rows.values(), key=len)
+    client.ask("POST", "/predict", {"rows": rows})
+    assert client.ask("GET", "/health").json == {"status": "ok"}
+    assert client.ask("GET", "/version").json["task"] == "simulated"
+    text = client.ask("GET", "/metrics").body.decode()
+    assert 'ehrseq_requests_total{method="POST",path="/predict",status="200"}' in text
+    labels = set(re.findall(r'[{,](\w+)="', text))
+    assert labels <= {"path", "method", "status", "le"}
