@@ -8,6 +8,7 @@ import pytest
 from ehrsequencing.predict import predict
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
+from ehrsequencing.storage import read_json
 
 MADE = sorted(path for path in (Path(__file__).parent / "compatibility").iterdir() if path.is_dir())
 
@@ -32,6 +33,13 @@ def test_an_earlier_prepared_set_is_that_of_its_run(made: Path) -> None:
     prepared = Run(made / "run").prepared(made / "prepared")
     assert isinstance(prepared, Prepared)
     assert sum(len(prepared.records(prepared.only_task(), split)) for split in ("train", "tuning", "held_out")) > 10
+
+
+def test_the_fixtures_name_no_machine() -> None:
+    for made in MADE:
+        for name in ("prepared", "run"):
+            paths = [v for v in read_json(made / name / "manifest.json").values() if str(v).startswith("/")]
+            assert [path for path in paths if not path.startswith("/made/")] == []
 
 
 def test_the_fixtures_are_small() -> None:

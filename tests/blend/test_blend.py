@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.audit import copies, model_checks
 from ehrsequencing.audit.data import AuditData
 from ehrsequencing.audit.stored_features import of_few_people
-from ehrsequencing.baselines import boosted, history, landmark_cox
+from ehrsequencing.baselines import boosted, history
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.history import FeatureSpec, history_features
@@ -46,19 +45,14 @@ from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_json, write_json, write_manifest
 from ehrsequencing.training.loop import Trainer
+from helpers.blends import quick_parts
 
 SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "training.blend_folds=2", "evaluation.bootstrap=0")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    """Few codes and few trees: what is tested here does not depend on them."""
-    quick = {"learning_rate": 0.3, "max_iter": 8, "n_iter_no_change": 3}
-    with pytest.MonkeyPatch.context() as patch:
-        for room in (boosted, landmark_cox):
-            patch.setattr(room, "fit_feature_spec", partial(history.fit_feature_spec, max_codes=12))
-        patch.setattr(boosted, "MOST_PAIRS", 4)
-        patch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))
+    with quick_parts():
         yield
 
 

@@ -2,26 +2,14 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.explain import Edit, SubjectRecord, change, deletion, edited_risks, subject_records
+from ehrsequencing.explain import Edit, SubjectRecord, change, deletion, edited_risks
 from ehrsequencing.explain.question import Question
-from ehrsequencing.predict import NewRecords
 from ehrsequencing.run import Run
-
-
-@pytest.fixture(scope="module")
-def people(runs: dict[str, Run], sim_data: Path) -> list[SubjectRecord]:
-    return list(subject_records(NewRecords(runs["network"], sim_data)))[:40]
-
-
-@pytest.fixture(scope="module")
-def record(people: list[SubjectRecord]) -> SubjectRecord:
-    return max(people, key=lambda record: len(record.prediction_us))
 
 
 @pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])

@@ -29,17 +29,6 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from helpers.command_line import ehrseq
 
-
-@pytest.fixture(scope="module")
-def people(runs: dict[str, Run], sim_data: Path) -> list[SubjectRecord]:
-    return list(subject_records(NewRecords(runs["network"], sim_data)))[:30]
-
-
-@pytest.fixture(scope="module")
-def record(people: list[SubjectRecord]) -> SubjectRecord:
-    return max(people, key=lambda record: len(record.prediction_us))
-
-
 # ---- gradients and attention -----------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,6 @@
 """The explorer's page in Chromium, opened as a file: controls, keys, policy, speed, accessibility, hostile data."""
 
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing.explorer import page as page_module  # the function: its globals are the module
 from ehrsequencing.explorer.collect import Explorer
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.patients import Patients
 from ehrsequencing.explorer.removals import single_removals
+from helpers.browser import a_browser, probed
 from helpers.explorer_page import read_page
 
-PROBE = "\nglobalThis.probe = { state, removedRisk, riskAt, selectPatient, selectTime, about, data };"
 GRAVE = ("serious", "critical")
 HOSTILE = (
     "</script><script>document.title='hit'</script>", "\"'><img src=x onerror=\"document.title='hit'\">",
@@ -27,15 +24,8 @@ HOSTILE = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for name in names if (found := shutil.which(name))), "")
-    if not path:
-        pytest.skip("needs a browser: apt-get install chromium")
-    with sync_api.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with a_browser() as opened:
         yield opened
-        opened.close()
 
 
 Opener = Callable[..., Any]
@@ -66,17 +56,6 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     assert [url for url in asked if not url.startswith("file://")] == []
     assert len(asked) == len(contexts)
     assert complaints == []
-
-
-@contextmanager
-def probed() -> Iterator[None]:
-    """Pages made inside have `globalThis.probe`, with which a test asks the page's own functions."""
-    source = page_module.__globals__["_source"]
-    page_module.__globals__["_source"] = lambda name: source(name) + (PROBE if name == "main.js" else "")
-    try:
-        yield
-    finally:
-        page_module.__globals__["_source"] = source
 
 
 def text_of(shown: Any, selector: str) -> str:
@@ -237,8 +216,8 @@ def test_ten_thousand_patients_are_fast(open_page: Opener, explorer: Explorer) -
     }
     told = ", ".join(f"{name} {np.median(times):.0f} (at most {max(times):.0f})" for name, times in took.items())
     print(f"CPU ms: loaded {loaded:.0f}, {told}")
-    assert loaded < 1500  # measured .8 s: docs/explorer.md
-    assert max(np.median(times) for times in took.values()) < 75
+    assert loaded < 1000
+    assert max(np.median(times) for times in took.values()) < 50
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from ehrsequencing.config import load_study, load_task
 from ehrsequencing.predict import predict
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
+from ehrsequencing.storage import read_json, save_manifest
 from ehrsequencing.training.loop import Trainer
 from helpers.simulate import busy_world
 
@@ -28,6 +29,13 @@ def main(folder: Path) -> None:
     prepare(data, folder / "prepared", study=load_study(None), tasks=[task])
     Trainer(Prepared(folder / "prepared"), task.name, folder / "run", study=load_study(None, SETTINGS)).fit()
     predict(folder / "run", data, folder / "risks.csv", at="last")
+    _name_no_machine(folder / "prepared", "data_path", "/made/data")
+    _name_no_machine(folder / "run", "prepared", "/made/prepared")
+
+
+def _name_no_machine(folder: Path, entry: str, path: str) -> None:
+    """Manifests name the folders that were read; those of the one who makes this do not belong into the repository."""
+    save_manifest(folder, {**read_json(folder / "manifest.json"), entry: path})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ehrsequencing.run import Run
 from ehrsequencing.serve.access import Access
 from ehrsequencing.serve.explorer_page import LivePage
 from ehrsequencing.serve.predictor import Predictor
+from helpers.browser import a_browser, probed
 from helpers.serve import Client, running
 
 TOKEN = "correct horse battery staple"
@@ -71,3 +73,70 @@ def test_edits_of_what_is_not_there_are_problems(page_client: Client, body: dict
     reply = page_client.ask("POST", "/edit", body, {"Authorization": f"Bearer {TOKEN}"})
     assert reply.status == 422
     assert reply.json["detail"]
+
+
+# ---- slow: the page in a browser -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shown(sim_run: Path, sim_data: Path) -> Iterator[tuple[Any, LivePage]]:
+    """The page in Chromium, from a running server without a token; it may ask nobody else, and complain of nothing."""
+    with probed():
+        live = LivePage.of(NewRecords(Run(sim_run), sim_data), what_if=False)
+    with running(Predictor(live.explorer.run), Access(), live) as client, a_browser() as browser:
+        opened, asked, complaints = browser.new_page(), list[str](), list[str]()
+        opened.on("request", lambda request: asked.append(request.url))
+        opened.on("console", lambda message: complaints.append(message.text))
+        opened.on("pageerror", lambda error: complaints.append(str(error)))
+        home = f"http://127.0.0.1:{client.port}/"
+        opened.goto(home)
+        opened.wait_for_selector("body[data-state=ready]", timeout=120_000)
+        yield opened, live
+        assert {url.removeprefix(home) for url in asked} <= {"", "edit", "favicon.ico"}
+        assert [text for text in complaints if "favicon" not in text] == []
+
+
+@pytest.mark.slow
+def test_a_person_strikes_two_codes_and_a_visit(shown: tuple[Any, LivePage]) -> None:
+    opened, _ = shown
+    opened.evaluate("probe.selectPatient(probe.data.visit_offsets.findIndex((v, k, all) => all[k + 1] - v > 2))")
+    told = []
+    for kind, row in (("codes", 0), ("codes", 1), ("visits", 0)):
+        opened.click(f"[data-kind={kind}]")
+        opened.click(f"#targets .strike >> nth={row}")
+        opened.wait_for_selector("#edit:has-text('instead of')")
+        told.append(opened.inner_text("#edit"))
+    assert len(set(told)) == 3
+    assert opened.locator("#edit s").inner_text().count(",") >= 2
+    assert opened.locator("#trajectory .edit-mark, #timeline .edit-mark").count() > 0
+
+
+@pytest.mark.slow
+def test_two_hundred_free_edits_in_the_page_are_exact_deletions(shown: tuple[Any, LivePage]) -> None:
+    """The answers that the page shows, for random sets of codes and visits, beside deletion in Python."""
+    opened, live = shown
+    chance, n_shown, worst, moved = np.random.default_rng(3), len(live.explorer.shown.names), 0.0, 0.0
+    for _ in range(200):
+        patient = int(chance.integers(len(live.records)))
+        record, own = live.records[patient], live.explorer.codes_of(patient)
+        codes = chance.choice(list(own), min(len(own), int(chance.integers(1, 4))), replace=False).tolist()
+        visits = chance.choice(
+            record.n_visits, min(record.n_visits - 1, int(chance.integers(3))), replace=False
+        ).tolist()
+        targets = [*codes, *(n_shown + visit for visit in visits)]
+        found = opened.evaluate(
+            """async ([patient, targets]) => {
+              probe.selectPatient(patient);
+              probe.state.struck = new Set(targets);
+              probe.refreshEdit();
+              while (!probe.live.risk && !probe.live.failed) await new Promise((done) => setTimeout(done, 5));
+              return probe.live.risk;
+            }""",
+            [patient, targets],
+        )
+        names = frozenset(name for code in codes for name in own[code])
+        plain, expected = edited_risks(live.explorer.run, record, [Edit(), Edit(codes=names, visits=frozenset(visits))])
+        worst = max(worst, float(np.abs(np.array(found) - expected).max()))
+        moved = max(moved, float(np.abs(plain - expected).max()))
+    assert moved > 1e-3
+    assert worst < 1e-6

@@ -89,7 +89,7 @@ function listen() {
   for (const id of ["low", "high"])
     byId(id).addEventListener("change", () => setBrush(Number(byId("low").value) / 100, Number(byId("high").value) / 100));
   byId("unbrush").addEventListener("click", () => setBrush(0, 1));
-  byId("list").addEventListener("scroll", () => requestAnimationFrame(drawList));
+  byId("list").addEventListener("scroll", () => requestAnimationFrame(() => drawList()));
   byId("time").addEventListener("input", (event) => selectTime(Number(event.target.value)));
   byId("more").addEventListener("click", () => { state.all = true; drawWhatIf(); });
   byId("undo").addEventListener("click", undo);

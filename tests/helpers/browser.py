@@ -1,0 +1,38 @@
+"""A headless Chromium, and pages of the explorer that a test may ask from inside."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ehrsequencing.explorer import page as page_module  # the function: its globals are the module
+
+NAMES = "state, live, removedRisk, riskAt, selectPatient, selectTime, refreshEdit, about, data"
+PROBE = f"\nglobalThis.probe = {{ {NAMES} }};"
+
+
+@contextmanager
+def a_browser() -> Iterator[Any]:
+    """Debian's Chromium under Playwright; the test skips where one of them is missing."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for name in names if (found := shutil.which(name))), "")
+    if not path:
+        pytest.skip("needs a browser: apt-get install chromium")
+    with sync_api.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def probed() -> Iterator[None]:
+    """Pages made inside have `globalThis.probe`, with which a test asks the page's own functions."""
+    source = page_module.__globals__["_source"]
+    page_module.__globals__["_source"] = lambda name: source(name) + (PROBE if name == "main.js" else "")
+    try:
+        yield
+    finally:
+        page_module.__globals__["_source"] = source
