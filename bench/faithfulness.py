@@ -60,6 +60,12 @@ class Other(Question):
         assert self.network is not None
         return RunAnswers.of(self.network, None, self.run.code_types)
 
+    @property
+    def edges_days(self) -> tuple[float, ...]:
+        """The grid of that network: other labels have other quantiles."""
+        assert self.network is not None
+        return self.network.config.edges_days
+
 
 def held_out(records: NewRecords, wanted: int) -> list[SubjectRecord]:
     """Held-out subjects that were asked at least twice, the first so many."""

@@ -18,7 +18,14 @@ from helpers.simulate import busy_world
 
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
+TINY = (
+    "model.dim=16",
+    "model.heads=2",
+    "model.layers=1",
+    "training.epochs=2",
+    "training.min_steps=4",
+    "evaluation.explained_subjects=0",
+)
 
 if "CI" not in os.environ:  # there Hypothesis takes its own profile; a busy machine must not fail a test by the clock
     settings.register_profile("no clock", deadline=None)

@@ -108,6 +108,7 @@ class NewRecords:
     """Records to predict for: surveyed in one pass, encoded in another.
 
     Attributes:
+        only: The subjects to answer for; None: all.
         subjects: How many there are in the shards encoded so far.
         moments: How many prediction times they have, late ones included.
         late: Moments after the data's end, which have no answer.
@@ -117,6 +118,7 @@ class NewRecords:
     data: Path
     facts: DataConfig | None = None
     progress: Progress | None = None
+    only: frozenset[int] | None = None
     subjects: int = field(default=0, init=False)
     moments: int = field(default=0, init=False)
     late: int = field(default=0, init=False)
@@ -135,7 +137,9 @@ class NewRecords:
 
     def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
         """Visits and prediction times that have an answer, shard by shard."""
-        for events in self.reader:
+        wanted = None if self.only is None else np.fromiter(self.only, np.int64, len(self.only))
+        for shard in self.reader:
+            events = shard if wanted is None else shard.take(np.isin(shard.subject_id, wanted))
             found = self.encoder.prediction_times(events, moment, end_us=self.end_us)
             self.subjects += len(found.record.subject_id)
             self.moments += len(found.cohort.rows)

@@ -60,6 +60,7 @@ class EvaluationConfig(Settings):
     trajectories: int | None = Field(
         None, ge=0
     )  # patients whose curves the report shows; null: 4 in simulated data, else 0
+    explained_subjects: int = Field(200, ge=0)  # whose codes' effects the report averages; 0: no such section
     decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # empty: chosen from the predicted risks
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
     # Number of settings tried before these, for the report (null: not provided). The boosted baseline tries as many.

@@ -54,6 +54,7 @@ def shared(result: Row) -> dict[str, Any]:
         "external": _external(m, shown),
         "recalibration": _recalibration(m.get("recalibration")),
         "blend": _blend(m.get("blend")),
+        "codes": _rounded(m.get("codes"), 4),
         "repeated_splits": _repeated(m.get("repeated_splits")),
         "history": [{k: v for k, v in row.items() if k != "subjects_per_second"} for row in m["history"]],
         "records_before": None,

@@ -21,6 +21,7 @@ from ehrsequencing.config import EvaluationConfig, format_days
 from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
+from ehrsequencing.evaluation.code_effects import code_effects
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
@@ -49,6 +50,7 @@ __all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 
 GRID_POINTS = 12  # of the integrated Brier score
 FEW_EVENTS = 50
+MOST_RESAMPLES = 200  # for the intervals of codes' effects
 SIMULATED_TRAJECTORIES = 4  # example curves of a simulation's subjects, unless the settings say how many
 Say = Callable[[str], None]
 
@@ -157,6 +159,7 @@ class Evaluation:
             "trajectories": self._trajectories(risks[self.ours]),
             "incidence": self._incidence(risks, comparisons),
             "tripod": read_tripod(self.settings.tripod),
+            "codes": self._codes(progress),
             "oracle": self._oracle(),
             "blend": tables.blend(self.run, self.likelihood_of_parts()),
         }  # fmt: skip
@@ -327,6 +330,14 @@ class Evaluation:
     def _trajectories(self, risk: Floats) -> list[dict[str, Any]]:
         wanted = self.wanted_trajectories()
         return trajectories(self.source, self.population, self._at_horizons(risk), self.task, wanted=wanted)
+
+    def _codes(self, progress: Say) -> dict[str, Any] | None:
+        """Effects of codes on the risk, where a run answers and the records are there."""
+        if self.run is None or not self.settings.explained_subjects:
+            return None
+        progress("codes that move the risk")
+        wanted, resamples = self.settings.explained_subjects, min(self.settings.bootstrap, MOST_RESAMPLES)
+        return code_effects(self.run, self.population, subjects=wanted, resamples=resamples)
 
     def _incidence(self, risks: Mapping[str, Floats], comparisons: list[Comparison]) -> list[dict[str, Any]]:
         """Observed and predicted curves at each landmark, up to the longest horizon that the follow-up reaches."""

@@ -84,12 +84,17 @@ class Question:
         """What answers: the network or the blend, recalibrated or not."""
         return self.run.recalibrated if self.recalibrated else self.run.answers
 
+    @property
+    def edges_days(self) -> tuple[float, ...]:
+        """Edges of the bins of the hazards that answer."""
+        return self.run.model.config.edges_days
+
     def answer(self, records: TaskRecords) -> Floats:
         """(R, 2) risk and log hazard at every prediction time; NaN where the run has no answer."""
         if self.horizon_days is None:
             risk = self.answers.risk(records, horizons_days=())[:, 0, 0].astype(np.float64)
             return np.stack([risk, np.log(-np.log1p(-risk))], axis=1)
-        edges, start = self.run.model.config.edges_days, start_days_of(self.run)
+        edges, start = self.edges_days, start_days_of(self.run)
         horizon, out = np.array([self.horizon_days]), np.empty((len(records), 2))
         days = exposure(edges, np.array([start]), horizon)[0]
         for rows, hazards in self.answers.hazards(records):

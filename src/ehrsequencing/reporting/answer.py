@@ -10,6 +10,7 @@ from typing import Any
 from ehrsequencing.evaluation.tripod import QUESTIONS
 from ehrsequencing.reporting import panels, tables, verdict
 from ehrsequencing.reporting.chart import Figure
+from ehrsequencing.reporting.codes import codes
 from ehrsequencing.reporting.figures import levels
 from ehrsequencing.reporting.incidence import incidence_of
 from ehrsequencing.reporting.scores import Scores, place_of
@@ -31,6 +32,7 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
         "audited": verdict.audit_case(m),
         "incidence": _main_incidence(m, scores, shown),
         "patients": two_patients(m),
+        "codes": codes(m),
         "main": main_figures(m, scores, shown),
         "forest": forest(scores, shown),
         "groups": subgroup_figures(m, scores, shown),

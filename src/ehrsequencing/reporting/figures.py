@@ -35,8 +35,9 @@ class Spread:
 
 
 def forest(
-    groups: Sequence[tuple[str, Sequence[Estimate]]], *, title: str, label: str, reference: float, floor: float
-) -> Figure:
+    groups: Sequence[tuple[str, Sequence[Estimate]]], *, title: str, label: str, reference: float, floor: float,
+    form: str = ".3f",
+) -> Figure:  # fmt: skip
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
     Args:
@@ -45,6 +46,7 @@ def forest(
         label: Name of the horizontal axis.
         reference: Value of the dashed line (no skill).
         floor: The axis starts no lower; an arrow marks what lies below.
+        form: How numbers are printed.
     """
     row, gap = 13.0, 11.0
     height = 48 + sum(row * len(rows) + gap for _, rows in groups)
@@ -54,14 +56,14 @@ def forest(
         for k, words in enumerate(name.split("\n")):
             chart.margin_text(4, y + row * len(rows) / 2 + 14 * (k - name.count("\n") / 2), words)
         for estimate in rows:
-            words = f"{estimate.name}: {with_interval(estimate.value, estimate.low, estimate.high, '.3f')}"
+            words = f"{estimate.name}: {with_interval(estimate.value, estimate.low, estimate.high, form)}"
             _draw_estimate(chart, estimate, y + row / 2, words, f"{estimate.name}: undefined", reference)
-            numbers = with_interval(estimate.value, estimate.low, estimate.high, ".3f")
+            numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
             chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row
         y += gap
         chart.rule(y - gap / 2)
-        told = (f"{e.name} {with_interval(e.value, e.low, e.high, '.3f')}" for e in rows)
+        told = (f"{e.name} {with_interval(e.value, e.low, e.high, form)}" for e in rows)
         chart.told.append(f"{name}: " + "; ".join(told))
     chart.columns = ("where", "model", label)
     return chart.svg(title)

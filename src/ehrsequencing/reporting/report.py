@@ -24,6 +24,7 @@ from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import panels, summary, tables
 from ehrsequencing.reporting.answer import answer, tripod
 from ehrsequencing.reporting.chart import swatch
+from ehrsequencing.reporting.codes import codes
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.wording import about, duration, from_landmark, listed, percent, rounded, size
 from ehrsequencing.storage import write_bytes
@@ -39,6 +40,7 @@ _LATER = (  # absent from older runs: the page then says that they were not comp
     "score",
     "incidence",
     "tripod",
+    "codes",
 )
 _NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no XML may hold these
 
@@ -170,6 +172,7 @@ def _details(m: dict[str, Any], scores: Scores, shown: Mapping[Any, str]) -> dic
         "repeated": tables.repeated(m, scores.models),
         "instability": tables.instability(m),
         "blend": tables.blend(m),
+        "codes": codes(m),
         "risks": by_cause(panels.risks(m, shown)),
         "trajectories": [panels.trajectory(m, t) for t in m["trajectories"] if t["times_days"]],
         "audit": m["audit"],

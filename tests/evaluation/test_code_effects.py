@@ -1,0 +1,103 @@
+"""Effects of codes for the report: those of the evaluated subjects alone, nothing that tells of few people."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ehrsequencing.disclosure.shared import shared
+from ehrsequencing.evaluation.code_effects import code_effects, rounded_share
+from ehrsequencing.evaluation.evaluate import Evaluation
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.explain import Question, deletion, subject_records
+from ehrsequencing.predict import Moment, NewRecords
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.report import render
+from ehrsequencing.run import Run
+from helpers.metrics_json import example
+
+FOUND = {
+    "cause": "death", "horizon_days": 365.25, "subjects": 200, "risk": 0.123,
+    "codes": [
+        {"code": "DX//<b>", "description": "Heart & failure", "share": 0.4, "effect": 0.03, "low": 0.02, "high": 0.04},
+        {"code": "RX//A", "description": None, "share": 1.0, "effect": -0.02, "low": -0.03, "high": -0.01},
+        {"code": "RX//B", "description": None, "share": 0.1, "effect": 0.01, "low": -0.01, "high": 0.03},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def population(sim_prepared: Path) -> Population:
+    store = Prepared(sim_prepared)
+    return Population.of_split(store, store.task(store.only_task()), "held_out")
+
+
+def test_the_answers_for_some_subjects_are_those_of_the_whole_data(sim_run: Path, sim_data: Path) -> None:
+    run = Run(sim_run)
+    whole = {one.subject_id: one for one in subject_records(NewRecords(run, sim_data))}
+    chosen = frozenset(sorted(whole)[3:40:4])
+    alone = {one.subject_id: one for one in subject_records(NewRecords(run, sim_data, only=chosen))}
+    assert set(alone) == chosen
+    for subject, one in alone.items():
+        np.testing.assert_array_equal(one.prediction_us, whole[subject].prediction_us)
+        assert one.codes == whole[subject].codes
+    times = NewRecords(run, sim_data, only=frozenset())
+    assert sum(len(rows) for _, rows in times.prediction_times(Moment("all"))) == 0
+
+
+def test_effects_are_means_over_evaluated_carriers(sim_run: Path, sim_data: Path, population: Population) -> None:
+    run = Run(sim_run)
+    found = code_effects(run, population, subjects=10_000, resamples=20)
+    assert found is not None
+    ids = population.records.timelines.subject_id
+    own = frozenset(ids[np.unique(population.records.rows.subject)].tolist())
+    people = list(subject_records(NewRecords(run, sim_data, only=own)))
+    question = Question.of(run)
+    effects = [{e.code: e.effect for e in deletion(question, one, kinds=["code"]).effects} for one in people]
+    assert len(found["codes"]) > 5
+    for row in found["codes"]:
+        carried = [own[row["code"]] for own in effects if row["code"] in own]
+        assert len(carried) >= 11
+        assert row["effect"] == pytest.approx(np.mean(carried), abs=1e-9)
+        assert row["share"] == rounded_share(len(carried), len(people))
+        assert row["low"] <= row["effect"] <= row["high"]
+    assert {row["share"] for row in found["codes"]} <= {0.0, 0.5, 1.0}, "50 subjects: steps of a half, 25 people"
+    sizes = [abs(row["effect"]) for row in found["codes"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_nothing_is_explained_without_the_records_or_where_nobody_asks(sim_run: Path, population: Population) -> None:
+    run = Run(sim_run)
+    assert code_effects(run, population, subjects=0, resamples=0) is None
+    for source in (None, Path("/nowhere")):
+        assert code_effects(run, replace(population, source=source), subjects=5, resamples=0) is None
+
+
+def test_the_evaluation_asks_as_many_as_its_settings_say(sim_run: Path, population: Population) -> None:
+    run = Run(sim_run)
+    for wanted in (0, 20):
+        settings = run.study.evaluation.model_copy(
+            update={"explained_subjects": wanted, "bootstrap": 0, "baselines": "none"}
+        )
+        found = Evaluation(run, population, prepared=run.prepared(), settings=settings)._codes(lambda _: None)
+        assert (found is None) == (wanted == 0)
+
+
+def test_the_shared_result_tells_no_count_and_four_decimals() -> None:
+    codes = [{**row, "effect": row["effect"] + 0.000123} for row in FOUND["codes"]]  # type: ignore[attr-defined,union-attr]
+    told = shared({**example(), "codes": {**FOUND, "codes": codes}})["codes"]
+    assert [row["effect"] for row in told["codes"]] == [0.0301, -0.0199, 0.0101]
+    assert all("carriers" not in row for row in told["codes"])
+
+
+def test_both_pages_name_the_codes() -> None:
+    metrics = {**example(), "codes": FOUND}
+    answer, details = render(metrics, "report.html"), render(metrics)
+    assert "raised most by Heart &amp; failure (+3.0)" in answer
+    assert "lowered most by RX//A (-2.0)" in answer
+    assert "RX//B" not in answer  # its interval holds 0
+    for words in ("DX//&lt;b&gt;", "nearly all", "+1.00 (-1.00 to +3.00)", "Attention weights"):
+        assert words in details
+    assert "The codes that move the risk" not in render(example(), "report.html")
+    assert "evaluation.explained_subjects" in render(example())
