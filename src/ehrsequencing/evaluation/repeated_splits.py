@@ -317,7 +317,8 @@ def one_split(
 
 def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: str) -> str:
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
-    asked = settings.model_dump(mode="json", exclude={"bootstrap", "trajectories", "recalibrate", "tripod"})
+    elsewhere = {"bootstrap", "trajectories", "recalibrate", "tripod", "explained_subjects"}
+    asked = settings.model_dump(mode="json", exclude=elsewhere)
     return digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
 
 
