@@ -23,7 +23,7 @@ test: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules src tests
 
 test-all: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" -m "not faults" src tests
+	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" -m "not faults" src tests
 
 # Kills, full disks and damaged files in great number, with what docs/reliability.md promises.
 test-faults: .venv/dev

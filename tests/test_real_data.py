@@ -102,6 +102,11 @@ def test_icu_patients_are_asked_once_at_the_index(real_data: Path, tmp_path: Pat
     assert len(set(cohort["subject_id"].to_pylist())) == len(cohort)
 
 
+@pytest.mark.parametrize(
+    "prepared",
+    ["pbc2", "mimic4_demo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("nafld", "physionet2012"))],
+    indirect=True,
+)
 def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path: Path) -> None:
     """Few steps of a tiny model: that it runs, not how good it is."""
     name = prepared.only_task()
