@@ -1,0 +1,45 @@
+"""The simulated set for all baselines, and an autouse fixture that makes them quick."""
+
+from pathlib import Path
+
+import pytest
+
+from ehrsequencing.baselines import boosted, forest
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+
+QUICK = ("test_baselines", "test_boosted", "test_landmark_cox", "test_trained_baselines")
+
+
+@pytest.fixture(scope="module")
+def prepared(sim_prepared: Path) -> Prepared:
+    return Prepared(sim_prepared)
+
+
+@pytest.fixture(scope="module")
+def task(prepared: Prepared) -> TaskConfig:
+    return prepared.task("simulated")
+
+
+@pytest.fixture(scope="module")
+def train(prepared: Prepared) -> TaskRecords:
+    return prepared.records("simulated", "train")
+
+
+@pytest.fixture(scope="module")
+def tuning(prepared: Prepared) -> TaskRecords:
+    return prepared.records("simulated", "tuning")
+
+
+@pytest.fixture(autouse=True)
+def _fast_boosting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pairs, few trees and larger steps: what is tested here does not depend on them."""
+    if request.path.stem not in QUICK:
+        return
+    quick = {"learning_rate": 0.3, "max_iter": 12, "n_iter_no_change": 3}
+    monkeypatch.setattr(boosted, "MOST_PAIRS", 5)
+    monkeypatch.setattr(forest, "TREES", 2)
+    monkeypatch.setattr(forest, "LEAVES", (60,))
+    monkeypatch.setattr(boosted, "UNWATCHED_TREES", 5)
+    monkeypatch.setattr(boosted, "TRIALS", tuple(trial | quick for trial in boosted.TRIALS))

@@ -1,0 +1,119 @@
+"""Landmark Cox, its design, and what blanking and drop-out do to it."""
+
+import numpy as np
+import pytest
+
+from ehrsequencing.baselines import landmark_cox
+from ehrsequencing.baselines.age_sex import AgeAndSex
+from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.censoring_cox import HistoryCensoring
+from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.baselines.marginal import MarginalIncidence
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.metrics.censoring import aalen_johansen, censoring_survival
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+from helpers.baselines import blanked, fit, given_to, with_rows
+
+
+@pytest.mark.parametrize("kind", [MarginalIncidence, AgeAndSex, LandmarkCox, BoostedVisits])
+def test_risks_given_survival_are_conditional_and_know_nothing_of_the_blanking(
+    kind: type,
+    prepared: Prepared,
+    task: TaskConfig,
+    train: TaskRecords,
+    tuning: TaskRecords,
+) -> None:
+    days, chosen, start = np.array([100.0, 200.0, 730.5]), np.arange(0, len(train), 7), 200.0
+    model = fit(kind, task, prepared, train, tuning)
+    plain, at_start = (model.risk(train, chosen, d) for d in (days, np.array([start])))
+    given = model.risk(train, chosen, days, start_days=start)
+    expected = (plain - at_start) / (1 - at_start.sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(given, np.where(days > start, expected, 0.0), atol=1e-12)
+
+    late, judges = blanked(train, start), blanked(tuning, start)
+    risk = fit(kind, task, prepared, late, judges).risk(late, chosen, days, start_days=start)
+    survivors = np.flatnonzero(np.asarray(train.rows.duration_days) > start)
+    duration = np.asarray(train.rows.duration_days)[survivors] - start
+    observed = aalen_johansen(duration, train.rows.cause[survivors].astype(np.int64), n_causes=2).at(530.5)
+    assert risk[:, 0, 2].mean() == pytest.approx(observed[0], abs=0.05)
+
+
+def test_landmark_cox_learns_what_the_record_says_and_keeps_to_its_cells(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits = train.timelines
+    static = np.isin(np.arange(len(visits)), visits.static_owner[visits.static_codes == visits.static_codes[0]])
+
+    def planted(split: TaskRecords, seed: int) -> TaskRecords:
+        """Only the code of a static group matters: four times the hazard."""
+        rng = np.random.default_rng(seed)
+        owner = np.repeat(np.arange(len(split.timelines)), np.diff(split.timelines.static_offsets))
+        has = np.isin(
+            split.rows.subject, owner[np.asarray(split.timelines.static_codes) == train.timelines.static_codes[0]]
+        )
+        event = rng.exponential(np.where(has, 250.0, 1000.0))
+        return with_rows(split, duration_days=np.minimum(event, 900.0), cause=(event < 900.0).astype(np.int8))
+
+    assert 0 < static.sum() < len(static)
+    made, judges = planted(train, 1), planted(tuning, 2)
+    model = LandmarkCox(given_to(task, prepared, made, judges))
+    risk = model.risk(made, np.arange(len(made)), np.array([300.0]))[:, 0, 0]
+    has = static[made.rows.subject]
+    assert risk[has].mean() == pytest.approx(1 - np.exp(-300 / 250), abs=0.08)
+    assert risk[~has].mean() == pytest.approx(1 - np.exp(-300 / 1000), abs=0.08)
+    assert model.fits[1] is None
+    monkeypatch.setattr(landmark_cox, "MOST_CELLS", 50 * (len(model.columns) + 1))
+    few = LandmarkCox(given_to(task, prepared, made, judges))
+    assert few.fits[0] is not None
+    assert len(few.fits[0].baseline.times_days) <= 50
+
+
+def test_a_linear_design_is_finite_never_extrapolates_and_is_fitted_on_training_rows_only(
+    prepared: Prepared, train: TaskRecords, tuning: TaskRecords
+) -> None:
+    columns = fit_feature_spec(train, prepared.vocabulary)
+
+    def features(split: TaskRecords) -> np.ndarray:
+        return history_features(split, prepared.vocabulary, chosen=np.arange(len(split)), columns=columns)
+
+    known = features(train)
+    design = LinearDesign.fit(known, columns, train.rows.subject, enough=5)
+    x, other = design(known), design(features(tuning))
+    assert np.isfinite(x).all()
+    assert np.isfinite(other).all()
+    assert (x.std(axis=0)[: len(design.used)] > 0).all()
+    assert (other >= x.min(axis=0) - 1e-9).all()
+    assert (other <= x.max(axis=0) + 1e-9).all()
+    unknown = design(np.full((1, known.shape[1]), np.nan, np.float32))[0]
+    np.testing.assert_allclose(unknown[: len(design.used)], design.fill)
+    marks = slice(len(design.used), len(design.used) + len(design.marked))
+    assert (unknown[marks] == 1).all()
+    assert len(np.unique(x[:, marks], axis=1).T) == len(design.marked)  # no mark twice
+    extreme = design(np.full((1, known.shape[1]), 1e9, np.float32))[0]
+    np.testing.assert_allclose(extreme[: len(design.used)], design.high)
+
+
+def test_censoring_by_history_follows_who_drops_out(
+    prepared: Prepared, task: TaskConfig, train: TaskRecords, tuning: TaskRecords
+) -> None:
+    def dropping(split: TaskRecords, seed: int) -> TaskRecords:
+        """Those over the median age leave four times as early."""
+        rng, age = np.random.default_rng(seed), np.asarray(split.rows.age_years)
+        old = age > np.median(np.asarray(train.rows.age_years))
+        left = rng.exponential(np.where(old, 200.0, 800.0))
+        event = rng.exponential(2000.0, len(age))
+        cause = np.where(event < left, 1, 0).astype(np.int8)
+        return with_rows(split, duration_days=np.minimum(event, left), cause=cause)
+
+    made, judges = dropping(train, 1), dropping(tuning, 2)
+    model = HistoryCensoring(given_to(task, prepared, made, judges))
+    for landmark in (0.0, None, 12345.0):  # the last: nobody is at risk there in training
+        rows = judges.rows
+        chosen = np.arange(len(rows)) if landmark != 0.0 else np.flatnonzero(rows.at_landmark(0.0))
+        g = model.of_rows(judges, chosen, landmark_days=landmark).before(200.0)
+        old = np.asarray(rows.age_years)[chosen] > np.median(np.asarray(train.rows.age_years))
+        assert g[old].mean() < g[~old].mean() - 0.12  # the ridge shrinks what few subjects say
+        km = censoring_survival(rows.duration_days[chosen], rows.cause[chosen]).before(200.0)
+        assert g.mean() == pytest.approx(float(km), abs=0.12)
