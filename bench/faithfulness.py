@@ -4,7 +4,8 @@ DATA is a simulated data set and RUN a run trained on it. At the last prediction
 
 - **Truth.** Each code's true contribution to the outcome's log hazard (`simulate/contributions.py`), beside what
   deletion says of the model's log cumulative hazard by 30 days. Pairs are struck as pairs, beside each half alone,
-  the interaction (sum of the halves − both), and a swap that turns a match into a mismatch or back.
+  the interaction (sum of the halves − both), and a swap that turns a match into a mismatch or back. "never" compares
+  with the other truth, in which the pair had never been written and older pairs would be one place newer.
 - **Curves.** Comprehensiveness: how far the risk moves when the most important codes are struck. Sufficiency: how far
   when they alone are kept. Codes are ranked by deletion, by integrated gradients, by attention, and at random.
 - **Agreement.** Spearman's correlation of the methods' sizes within each subject.
@@ -107,6 +108,7 @@ def effects(question: Question, people: list[SubjectRecord], truth: Contribution
             place += len(own)
             rows.append({
                 "mechanism": one.mechanism, "truth": one.log_hazard, "said": float(said[0]),
+                "never": one.log_hazard if one.never is None else one.never,
                 "half": float(np.mean(said[1:])) if len(said) > 1 else None,
                 "interaction": float(said[1:].sum() - said[0]) if len(said) > 1 else None,
                 **swapped(question, record, one, truth, float(log_hazard[0])),
@@ -142,8 +144,8 @@ def swapped(
 def correlations(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     """Pearson's correlation of what is said with the truth: of all, by mechanism, of half pairs, and of swaps."""
 
-    def r(chosen: list[dict[str, Any]], said: str = "said") -> float | None:
-        pairs = np.array([(row["truth"], row[said]) for row in chosen]).reshape(-1, 2)
+    def r(chosen: list[dict[str, Any]], said: str = "said", truth: str = "truth") -> float | None:
+        pairs = np.array([(row[truth], row[said]) for row in chosen]).reshape(-1, 2)
         varies = len(pairs) > 2 and bool((pairs.std(axis=0) > 1e-12).all())
         return float(np.corrcoef(pairs.T)[0, 1]) if varies else None
 
@@ -157,6 +159,8 @@ def correlations(rows: list[dict[str, Any]]) -> dict[str, float | None]:
         "pair, by striking one half": r(pairs, "half"),
         "pair, by interaction": r(pairs, "interaction"),
         "pair, by swapping one half": r(swaps),
+        "codes with an effect, never": r(known, truth="never"),
+        "pair, never": r(pairs, truth="never"),
     }
 
 

@@ -14,7 +14,7 @@ DAY_US = 86_400_000_000
 
 
 def test_contributions_add_up_to_the_mechanisms_of_the_truth(tmp_path: Path) -> None:
-    """Chronic conditions, the acute event and the marker; a pair's by a plain sum without it."""
+    """Chronic conditions, the acute event, the marker and the pairs."""
     config = SimulationConfig(truth_futures=4, order_visit_share=0.0, stay_visit_share=0.0)
     simulate(tmp_path / "sim", subjects=120, seed=3, config=config)
     truth, seen = Contributions(config), 0
@@ -36,14 +36,18 @@ def test_contributions_add_up_to_the_mechanisms_of_the_truth(tmp_path: Path) -> 
         found = truth.of(
             [[code for _, code, _ in own] for own in visits], [np.array([v for _, _, v in own]) for own in visits], days
         )
-        for name in ("chronic", "decay", "lab"):
+        for name in ("chronic", "decay", "lab", "pair"):
             own = sum(one.log_hazard for one in found if one.mechanism == name)
             assert own == pytest.approx(expected[name], abs=2e-3), name
         pairs = [one for one in found if one.mechanism == "pair"]
         assert len(pairs) == len(visits)
-        newest = pairs[-1]
-        sign = 1 if newest.codes[0][-2:] == newest.codes[1][-2:] else -1
-        assert np.sign(newest.log_hazard) == sign or len(pairs) > 1
+        for k, one in enumerate(pairs):  # had it never been written: the record without it, summed anew
+            others = [
+                pair for i, own in enumerate(visits) if i != k and (pair := pair_of([code for _, code, _ in own]))
+            ]
+            rest = truth.of([list(pair) for pair in others], [np.full(2, np.nan)] * len(others), days[: len(others)])
+            without = sum(own.log_hazard for own in rest)
+            assert one.never == pytest.approx(sum(own.log_hazard for own in pairs) - without, abs=1e-9)
         seen += 1
     assert seen > 50
 

@@ -1,8 +1,12 @@
 """What each code of a simulated record truly adds to the outcome's log hazard right after a prediction time.
 
-A contribution is the log hazard of the record minus that of the record without the code, by the formulas of
-`process.py`. Codes of a pair count together: a half whose other half is unknown says nothing, since matches and
-mismatches are equally likely, so that striking one half is as striking both.
+A contribution is the code's term in the log hazard of `process.py`. The terms of a mechanism add up to its row in
+`truth_mechanisms.parquet`. A pair's term is also what the best predictor loses that cannot read the pair: it knows that
+the visit had one, but not which, and matches and mismatches of mean hazard one are equally likely. So a half whose
+other half is unknown says nothing, and striking one half is as striking both.
+
+Had a pair never been written, the pairs before it would each be one place newer. That is another question, which
+`never` answers. Nobody who learns from records of a world where every visit has a pair can know that answer.
 """
 
 from collections.abc import Sequence
@@ -27,12 +31,14 @@ class Contribution:
         codes: The code, or both halves of a pair.
         visit: Number of the visit of a pair; None for codes that are struck wherever they are.
         log_hazard: The contribution.
+        never: The log hazard minus what it would be if the code had never been written; None: the contribution.
     """
 
     mechanism: str
     codes: tuple[str, ...]
     visit: int | None
     log_hazard: float
+    never: float | None = None
 
 
 class Contributions:
@@ -77,19 +83,21 @@ class Contributions:
         return found + self._pairs(codes)
 
     def _pairs(self, codes: Sequence[Sequence[str]]) -> list[Contribution]:
-        """Pairs, the oldest first; without one, those before it are one place newer."""
+        """Pairs, the oldest first."""
         pairs = [(v, pair) for v, own in enumerate(codes) if (pair := pair_of(own)) is not None]
         signs = np.array([1.0 if a[-2:] == b[-2:] else -1.0 for _, (a, b) in pairs])
-        whole = self._log_hazard(signs)
+        terms = self._terms(signs)
         return [
-            Contribution("pair", pair, visit, whole - self._log_hazard(np.delete(signs, k)))
+            Contribution(
+                "pair", pair, visit, float(terms[k]), never=float(terms.sum() - self._terms(np.delete(signs, k)).sum())
+            )
             for k, (visit, pair) in enumerate(pairs)
         ]
 
-    def _log_hazard(self, signs: Floats) -> float:
-        """Σ_m x_m s_m − log cosh x_m, with x_m = pair_effect · memory^m and m = 0 for the newest."""
+    def _terms(self, signs: Floats) -> Floats:
+        """(P,) x_m s_m − log cosh x_m, with x_m = pair_effect · memory^m and m = 0 for the newest."""
         size = self.config.pair_effect * self.config.pair_memory ** np.arange(len(signs), dtype=np.float64)[::-1]
-        return float(np.sum(size * signs - np.logaddexp(size, -size) + np.log(2.0)))
+        return np.asarray(size * signs - np.logaddexp(size, -size) + np.log(2.0))
 
     @staticmethod
     def _is_background(code: str) -> bool:
