@@ -11,7 +11,7 @@ import typer
 
 from ehrsequencing import __version__
 from ehrsequencing.cli.codes import codes
-from ehrsequencing.cli.console import bar, errors, finish, note, say, stages, training_bar, unfinished, warn
+from ehrsequencing.cli.console import bar, errors, finish, note, say, stages, warn
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.explain import explain
@@ -26,6 +26,7 @@ from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
 from ehrsequencing.cli.serve import serve
 from ehrsequencing.cli.study import study_app
+from ehrsequencing.cli.train import train
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
 
@@ -203,48 +204,7 @@ def prepare(
 app.command(example="ehrseq pretrain prepared --out pretrained --task death")(pretrain)
 
 
-@app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")
-def train(
-    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
-    overrides: Overrides = None,
-    task: Annotated[str | None, typer.Option("--task", help="Name of the task; the only one by default")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run")] = ...,  # type: ignore[assignment]
-    init: Annotated[
-        Path | None, typer.Option("--init", help="Start from this model: made by ehrseq pretrain or ehrseq train")
-    ] = None,
-    transfer: Annotated[str | None, typer.Option("--transfer", help="With --init: full, frozen or lora [full]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
-    config: Config = None,
-    debug: Debug = False,
-) -> None:
-    """Fit a model, with early stopping on the tuning split."""
-    with errors(debug):
-        keep_freed_memory()
-        study = _study(config, [*(overrides or ()), *([f"transfer.mode={transfer}"] if transfer else ())], "train")
-        if transfer is not None and init is None:
-            raise EhrseqError("--transfer needs --init", where="ehrseq train", fix="name the model to start from")
-        from ehrsequencing.blend.train import trainer_of
-        from ehrsequencing.cli.results import kept_epochs
-        from ehrsequencing.config import refuse_changes, refuse_other_task
-        from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.reporting.pretraining import transfer_lines
-        from ehrsequencing.training.pretrained import Pretrained
-
-        store = Prepared(prepared)
-        refuse_changes(study, store.study, "train", file=config, by=prepared)
-        if config is not None and study.task is not None:
-            refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
-            task = task or study.task.name
-        source = None if init is None else Pretrained(init)
-        trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source)
-        for line in transfer_lines(trainer.started_from):
-            say(line)
-        with unfinished(out), training_bar() as show:
-            trainer.fit(resume=resume, on_progress=show)
-        lines, facts = kept_epochs(out)
-        for line in lines:
-            say(line)
-        finish(wrote={"run": out}, then=["evaluate", out], result=facts)
+app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")(train)
 
 
 @app.command(example="ehrseq evaluate run --baselines fast evaluation.bootstrap=1000")
