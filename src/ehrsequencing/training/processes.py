@@ -22,7 +22,7 @@ from torch import Tensor
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.errors import EhrseqError
 
-DRIFT = 1e-3  # largest difference between two processes' weights; rounding on unlike machines stays far below
+DRIFT = 1e-4  # largest difference between the weights of two processes; rounding on unlike machines stays far below
 
 
 class LostContact(EhrseqError):
