@@ -5,7 +5,8 @@
     predicted_boolean_value                           whether that is at least one half
 
 The labels say who is asked and when; the records alone decide the risk. So the run's task is applied with these moments
-as its index times, and without its rule of who may enter.
+as its index times, and without its rule of who may enter. Each moment is asked about as an index or a landmark is, also
+where a visit ends at it.
 """
 
 from collections.abc import Callable

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ehrsequencing.run import Run
+from ehrsequencing.storage import read_manifest
 from ehrsequencing.training.processes import ALONE, Processes, balanced
 from helpers.together import VARIANTS, run_two, step_sums, steps, trainer
 
@@ -28,10 +27,9 @@ def two(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def gap(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Largest difference between tensors of the same names, relative to the largest of all where that is above 1."""
+    """Largest difference between tensors of the same names; of those above 1, as a share."""
     assert ours.keys() == theirs.keys()
-    largest = max(float(one.abs().max()) for name, one in theirs.items() if name not in ("loss", "rows"))
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours) / max(largest, 1.0)
+    return max(float(((ours[name] - theirs[name]).abs() / theirs[name].abs().clamp(min=1.0)).max()) for name in ours)
 
 
 def told(two: Path, rank: int) -> dict[str, Any]:
@@ -70,12 +68,13 @@ def test_weights_and_losses_are_those_of_one_process(two: Path, sim_prepared: Pa
     trainer(sim_prepared, tmp_path / "run", ALONE, *settings).fit()
     assert history(two / name) == pytest.approx(history(tmp_path / "run"), abs=TO)
     ours, theirs = (load_file(run / "model.safetensors") for run in (two / name, tmp_path / "run"))
-    torch.manual_seed(0)
-    untrained = trainer(sim_prepared, tmp_path / "new", ALONE).model.state_dict()
     if name != "members":
-        assert gap(dict(untrained), theirs) > 1e-2  # it has learned
-    assert gap(ours, theirs) < 2e-5  # Adam divides by the size of gradients: rounding of 1e-7 grows with the steps
-    assert Run(two / name).fingerprint == Run(tmp_path / "run").fingerprint
+        new = trainer(sim_prepared, tmp_path / "new", ALONE).model.state_dict()
+        assert gap(dict(new), theirs) > 1e-2  # it has learned
+    # Adam divides by the size of gradients: for the smallest ones of the second member that is noise by noise.
+    assert gap(ours, theirs) < (5e-6 if name == "members" else TO)
+    fingerprints = {read_manifest(run, what="a run")["fingerprint"] for run in (two / name, tmp_path / "run")}
+    assert len(fingerprints) == 1
     assert not list(two.rglob(".ehrseq-lock"))
 
 
