@@ -10,7 +10,6 @@ where a visit ends at it.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,6 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import PREDICTIONS, parquet_mark
 from ehrsequencing.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction_file import is_predictions
-from ehrsequencing.records.codes import read_parents
-from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.run import Run
@@ -90,10 +87,9 @@ def predict_labels(
     if cause is not None and cause not in asked.causes:
         raise EhrseqError(f"{cause!r} is no cause of the run", where="--cause", fix=f"use {', '.join(asked.causes)}")
     column = 0 if cause is None else asked.causes.index(cause)
+    run.task = at_labels(run.task, labels)  # the file of the run's own index may be gone
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
-    builder = CohortBuilder(at_labels(run.task, labels), parents=read_parents(data))
-    records.encoder = replace(records.encoder, builder=builder)
     count = 0
     with atomic_path(out) as temporary, pq.ParquetWriter(temporary, SCHEMA) as file:
         for risks in asked.answers(records, Moment("all"), say=lambda _: None):

@@ -57,6 +57,7 @@ def test_more_than_one_machine_without_an_address_is_one_line(sim_prepared: Path
     assert "MASTER_ADDR" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_process_does_not_load_what_several_need(sim_prepared: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from ehrsequencing.cli.app import app; "

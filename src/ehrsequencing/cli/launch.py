@@ -100,6 +100,7 @@ def environments(devices: int, nodes: int, environment: Mapping[str, str] = os.e
     shared = {
         "WORLD_SIZE": str(devices * nodes), "LOCAL_WORLD_SIZE": str(devices), "MASTER_ADDR": address,
         "MASTER_PORT": port, "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(threads)), LAUNCHED: "1",
+        "TORCH_CPP_LOG_LEVEL": environment.get("TORCH_CPP_LOG_LEVEL", "FATAL"),  # we tell who has ended, in one line
     }  # fmt: skip
     if nodes == 1 and sys.platform == "linux":
         shared["GLOO_SOCKET_IFNAME"] = environment.get("GLOO_SOCKET_IFNAME", "lo")
