@@ -59,6 +59,16 @@ class Stop:
             raise Stopped(number)
         self._number = number
 
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._number is not None
+
+    def join(self, others: bool) -> None:
+        """Stop as well, where another process that works together with this one was told to."""
+        if others and self._number is None:
+            self._number = int(signal.SIGTERM)
+
     def leave_if_asked(self, before: Callable[[], Any] = lambda: None) -> None:
         """Raise `Stopped` if a signal has come: a moment at which everything can be saved.
 

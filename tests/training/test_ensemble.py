@@ -19,7 +19,8 @@ from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_manifest
-from ehrsequencing.training.loop import Progress, Trainer, resampled
+from ehrsequencing.training.draws import resampled
+from ehrsequencing.training.loop import Progress, Trainer
 from helpers.models import make_model
 from helpers.strategies import VOCAB, pack, sample_records
 from helpers.training import Interrupted, kill_and_resume, losses, train, weights

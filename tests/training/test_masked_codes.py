@@ -285,7 +285,7 @@ def test_parts_of_a_step_add_up_and_its_pace_is_a_share_of_the_hazards() -> None
     for _ in range(2):
         torch.manual_seed(1)
         beside.backward(beside.loss(batch))
-    twice = [None if g is None else g.clone() for g in beside._gradients]
+    twice = [None if g is None else g.clone() for g in beside.gradients]
     torch.manual_seed(1)
     once = torch.autograd.grad(beside.loss(batch), beside.parameters, allow_unused=True)
     assert any(g is not None and bool(g.any()) for g in once)
@@ -300,7 +300,7 @@ def test_parts_of_a_step_add_up_and_its_pace_is_a_share_of_the_hazards() -> None
         float((a - b.detach()).abs().max()) for a, b in zip(before, model.visit_encoder.parameters(), strict=True)
     )
     assert moved == pytest.approx(0.25e-2, rel=0.01)  # Adam's first step
-    assert all(gradient is None for gradient in beside._gradients)
+    assert all(gradient is None for gradient in beside.gradients)
     assert all(p.grad is None for p in model.head.parameters())
 
 

@@ -30,8 +30,10 @@ from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_bytes
 from ehrsequencing.temporaries import remove_folder
 from ehrsequencing.training.adapt import adapted
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.run_folder import RunFolder, alone
 from ehrsequencing.training.search import Fits, Search
 
@@ -40,23 +42,34 @@ Show = Callable[[Progress], None]
 
 
 def trainer_of(
-    prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig, init: Pretrained | None = None
+    prepared: Prepared,
+    task_name: str,
+    out: Path,
+    *,
+    study: StudyConfig,
+    init: Pretrained | None = None,
+    processes: Processes = ALONE,
 ) -> Fits:
     """What trains a study: a network, with `training.blend` a blend, with `training.search` after a search.
 
     What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
 
     Raises:
-        EhrseqError: A search is to start from another model.
+        EhrseqError: A search is to start from another model, or several processes are to search or blend.
     """
+    alone = "training.search" if study.training.search > 1 else "training.blend" if study.training.blend else ""
+    if alone and processes.several:
+        fix = "leave out --devices and --nodes, or train the network alone"
+        raise EhrseqError("runs in one process only", where=alone, fix=fix)
     if study.training.search > 1:
         if init is not None:
             what, fix = "a search trains networks from new weights", "leave out training.search or --init"
             raise EhrseqError(what, where="training.search", fix=fix)
         return Search(prepared, task_name, out, study=study, make=trainer_of)
     study = adapted(study, prepared, task_name) if init is None else study
-    made = BlendTrainer if study.training.blend else Trainer
-    return made(prepared, task_name, out, study=study, init=init)
+    if study.training.blend:
+        return BlendTrainer(prepared, task_name, out, study=study, init=init)
+    return Trainer(prepared, task_name, out, study=study, init=init, processes=processes)
 
 
 def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:

@@ -11,7 +11,7 @@ import typer
 
 from ehrsequencing import __version__
 from ehrsequencing.cli.codes import codes
-from ehrsequencing.cli.console import bar, errors, finish, note, say, stages, training_bar, unfinished, warn
+from ehrsequencing.cli.console import bar, errors, finish, say, stages, warn
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.explain import explain
@@ -22,10 +22,12 @@ from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
 from ehrsequencing.cli.inputs import read_tasks as _tasks
 from ehrsequencing.cli.options import Config, DataFolder, Debug, MovedSet, NewFolder, Overrides, RunFolder, TaskFiles
+from ehrsequencing.cli.predict import predict
 from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
 from ehrsequencing.cli.serve import serve
 from ehrsequencing.cli.study import study_app
+from ehrsequencing.cli.train import train
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
 
@@ -203,48 +205,7 @@ def prepare(
 app.command(example="ehrseq pretrain prepared --out pretrained --task death")(pretrain)
 
 
-@app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")
-def train(
-    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
-    overrides: Overrides = None,
-    task: Annotated[str | None, typer.Option("--task", help="Name of the task; the only one by default")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run")] = ...,  # type: ignore[assignment]
-    init: Annotated[
-        Path | None, typer.Option("--init", help="Start from this model: made by ehrseq pretrain or ehrseq train")
-    ] = None,
-    transfer: Annotated[str | None, typer.Option("--transfer", help="With --init: full, frozen or lora [full]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
-    config: Config = None,
-    debug: Debug = False,
-) -> None:
-    """Fit a model, with early stopping on the tuning split."""
-    with errors(debug):
-        keep_freed_memory()
-        study = _study(config, [*(overrides or ()), *([f"transfer.mode={transfer}"] if transfer else ())], "train")
-        if transfer is not None and init is None:
-            raise EhrseqError("--transfer needs --init", where="ehrseq train", fix="name the model to start from")
-        from ehrsequencing.blend.train import trainer_of
-        from ehrsequencing.cli.results import kept_epochs
-        from ehrsequencing.config import refuse_changes, refuse_other_task
-        from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.reporting.pretraining import transfer_lines
-        from ehrsequencing.training.pretrained import Pretrained
-
-        store = Prepared(prepared)
-        refuse_changes(study, store.study, "train", file=config, by=prepared)
-        if config is not None and study.task is not None:
-            refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
-            task = task or study.task.name
-        source = None if init is None else Pretrained(init)
-        trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source)
-        for line in transfer_lines(trainer.started_from):
-            say(line)
-        with unfinished(out), training_bar() as show:
-            trainer.fit(resume=resume, on_progress=show)
-        lines, facts = kept_epochs(out)
-        for line in lines:
-            say(line)
-        finish(wrote={"run": out}, then=["evaluate", out], result=facts)
+app.command(example="ehrseq train prepared --out run model.size=small training.epochs=30")(train)
 
 
 @app.command(example="ehrseq evaluate run --baselines fast evaluation.bootstrap=1000")
@@ -321,61 +282,7 @@ def evaluate(
         )
 
 
-@app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")
-def predict(
-    run: RunFolder,
-    data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set, seen or not")],
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")] = Path(
-        "predictions.parquet"
-    ),
-    at: Annotated[str, typer.Option("--at", help="all prediction times, each subject's last, or a date")] = "all",
-    horizons: Annotated[str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")] = None,
-    recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
-    ] = False,
-    outcome: Annotated[
-        list[str] | None,
-        typer.Option("--outcome", help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated"),
-    ] = None,
-    top: Annotated[int | None, typer.Option("--top", help="So many most likely outcomes of each moment")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
-    config: Config = None,
-    debug: Debug = False,
-) -> None:
-    """Write risk curves for any MEDS data."""
-    with errors(debug):
-        from ehrsequencing.config import parse_days, refuse_changes
-        from ehrsequencing.predict import predict as write
-        from ehrsequencing.predict_outcomes import predict_outcomes
-
-        try:
-            days = [parse_days(text) for text in horizons.split(",")] if horizons else None
-        except ValueError as error:
-            raise EhrseqError(str(error), where="--horizons", fix="write them as 90d,2y") from error
-        notes: list[str] = []
-        study = _study(config, overrides, "predict")
-        refuse_changes(study, _run(run).study, "predict", file=config, by=run)
-        with bar("predicting") as tick:
-            if outcome or top is not None:
-                if recalibrate:
-                    what, fix = "--recalibrate is for the task's causes", "leave it out"
-                    raise EhrseqError(what, where="ehrseq predict", fix=fix)
-                write_to = partial(predict_outcomes, run, data, out, outcomes=outcome or (), top=top)
-            else:
-                write_to = partial(write, run, data, out, recalibrated=recalibrate)
-            write_to = partial(write_to, at=at, horizons_days=days, force=force)
-            count = write_to(facts=study.data, progress=tick, say=notes.append)
-        for text in notes:
-            warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
-        say(f"risks at {count:,} prediction times")
-        finish(
-            wrote={"predictions": out},
-            then=["score", out, data, "--task", "TASK.yaml"],
-            result={"prediction_times": count},
-        )
-
-
+app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")(predict)
 app.command(example="ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv")(explain)
 app.command(example="ehrseq explore run meds --out explorer.html")(explore)
 app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash')(score)

@@ -20,6 +20,8 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.signals import number_of, raise_at_signals
 
 __all__ = [
+    "BY_SIGNAL",
+    "as_parts",
     "bar",
     "current",
     "errors",
@@ -52,7 +54,7 @@ def errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(BY_SIGNAL + number) from error
     except Exception as error:
         line, code = _line_and_code(error)
-        current().error = _as_parts(error, line)
+        current().error = as_parts(error)[0]
         say(traceback.format_exc() if debug else line, err=True)
         raise typer.Exit(code) from error
 
@@ -82,13 +84,14 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
     return f"ehrseq: {' '.join(text.split())}", code
 
 
-def _as_parts(error: Exception, line: str) -> dict[str, str]:
-    """What, where and how to fix it, for `--json`."""
+def as_parts(error: Exception) -> tuple[dict[str, str], int]:
+    """What, where and how to fix it, for `--json`; and the exit code."""
+    line, code = _line_and_code(error)
     if isinstance(error, EhrseqError):
         parts = {"what": error.what, "where": error.where, "fix": error.fix}
     else:
         parts = {"what": line.removeprefix("ehrseq: "), "where": "", "fix": ""}
-    return {name: " ".join(plain(text).split()) for name, text in parts.items()}
+    return {name: " ".join(plain(text).split()) for name, text in parts.items()}, code
 
 
 def _name_setting(option: str) -> None:

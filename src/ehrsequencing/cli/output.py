@@ -86,7 +86,7 @@ def output_of(command: str, *, as_json: bool, quiet: bool) -> Iterator[Output]:
         raise
     finally:
         _open.pop()
-        if as_json and code is not None:
+        if output.json and code is not None:
             typer.echo(output.as_json(code))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ehrsequencing.cli.output import above_bar, current, plain, say
 
 if TYPE_CHECKING:
-    from ehrsequencing.training.loop import Progress
+    from ehrsequencing.training.progress import Progress
 
 BAR_AFTER, LINE_EVERY = 2.0, 15.0  # seconds
 

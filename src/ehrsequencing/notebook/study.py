@@ -24,8 +24,8 @@ from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.prepared import SECTIONS, Prepared
 from ehrsequencing.records.prepared import prepare as write_prepared
 from ehrsequencing.storage import digest, read_json, sha256
-from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.progress import Progress
 
 
 class PreparedData(Prepared):

@@ -47,10 +47,11 @@ from ehrsequencing.training.checkpoint import (
     saved_at_signals,
     unpack_tensors,
 )
+from ehrsequencing.training.draws import hash_seed
 from ehrsequencing.training.feed import Losses, feed
-from ehrsequencing.training.loop import Progress, hash_seed
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import DESCRIPTIONS_FILE, OBJECTIVES_FILE, RESULTS_FILE, subjects_digest
+from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.resolve import resolve_inputs
 from ehrsequencing.training.run_folder import RunFolder, alone, write_history
 

@@ -16,7 +16,7 @@ import pyarrow.csv as pv
 from meds.schema import LabelSchema
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Floats, Ints, spans
+from ehrsequencing.arrays import Bools, Floats, Ints, spans
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.files import parquet_files
 from ehrsequencing.records.parquet_rows import read_table
@@ -70,6 +70,48 @@ def read_index_times(path: Path, *, cohort_id: int | None = None) -> IndexTimes:
         raise EhrseqError("holds no row", where=str(path), fix="name a file with index times")
     pairs = np.unique(np.stack([ids, times]), axis=1)
     return IndexTimes(pairs[0], pairs[1])
+
+
+@dataclass(frozen=True)
+class BooleanLabels:
+    """Labels of yes or no, distinct, sorted by subject and time."""
+
+    subject_id: Ints  # (n,)
+    time_us: Ints  # (n,) microseconds since 1970
+    value: Bools  # (n,)
+
+    def find(self, subject_id: Ints, time_us: Ints) -> tuple[Ints, Bools]:
+        """The label of each of some moments.
+
+        Returns:
+            (m,) its position here, and (m,) whether there is one.
+        """
+        own = np.rec.fromarrays([self.subject_id, self.time_us])
+        asked = np.rec.fromarrays([subject_id, time_us])
+        place = np.minimum(np.searchsorted(own, asked), len(own) - 1)
+        return place, np.asarray(own[place] == asked)
+
+
+def read_boolean_labels(path: Path) -> BooleanLabels:
+    """Read a MEDS label file, or a folder of them: `subject_id`, `prediction_time` and `boolean_value`.
+
+    Raises:
+        EhrseqError: A column is missing or has gaps, or two labels of one subject and time contradict one another.
+    """
+    table, needed = _read(path), ("subject_id", "prediction_time", "boolean_value")
+    if absent := [name for name in needed if name not in table.column_names]:
+        fix = "name the labels of a MEDS task: subject_id, prediction_time, boolean_value"
+        raise EhrseqError(f"has no column {absent[0]}", where=str(path), fix=fix)
+    value = table["boolean_value"]
+    if not pa.types.is_boolean(value.type) or value.null_count or not len(value):
+        fix = "give every label true or false"
+        raise EhrseqError("boolean_value is not true or false in every row", where=str(path), fix=fix)
+    ids, times = _ids(table["subject_id"], path), _times(table["prediction_time"], path)
+    rows = np.unique(np.stack([ids, times, value.to_numpy().astype(np.int64)]), axis=1)
+    if len(rows[0]) > 1 and (np.diff(rows[:2]) == 0).all(axis=0).any():
+        what = "some subjects have two different labels at one time"
+        raise EhrseqError(what, where=str(path), fix="keep one of them")
+    return BooleanLabels(rows[0], rows[1], rows[2].astype(np.bool_))
 
 
 def _read(path: Path) -> pa.Table:

@@ -53,9 +53,9 @@ class Losses:
     def __init__(self, device: torch.device, *, scale: float, where: str) -> None:
         self.every = READ_STEPS if device.type == "cuda" else 1
         self.scale, self.where = scale, where
-        self._waiting: list[tuple[int, Tensor, int]] = []
+        self._waiting: list[tuple[int, Tensor, int | Tensor]] = []
 
-    def add(self, state: TrainingState, loss: Tensor, rows: int) -> None:
+    def add(self, state: TrainingState, loss: Tensor, rows: int | Tensor) -> None:
         """The loss of the step that was just finished, and of how many prediction times it is."""
         self._waiting.append((state.global_step, loss, rows))
         if len(self._waiting) >= self.every:
@@ -76,4 +76,4 @@ class Losses:
                 fix = "lower training.learning_rate or use training.precision=32"
                 raise EhrseqError(f"the loss is not finite at step {number}", where=self.where, fix=fix)
             state.loss_sum += value * self.scale
-            state.row_count += rows
+            state.row_count += int(rows)

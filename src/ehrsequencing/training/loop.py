@@ -9,7 +9,7 @@ order of subjects, so that an interrupted run continues to the same bits. The pa
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,18 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from ehrsequencing import __version__
 from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.loader import Step, SubjectLoader
-from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
+from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN, RUN_NEEDS
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE
+from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.signals import Stop
-from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_json, write_manifest, write_settings
-from ehrsequencing.temporaries import sweep_temporaries
+from ehrsequencing.storage import digest, read_json_lines, read_manifest
 from ehrsequencing.training.checkpoint import (
     ExponentialMovingAverage,
     TrainingState,
@@ -43,36 +40,23 @@ from ehrsequencing.training.checkpoint import (
     saved_at_signals,
     unpack_tensors,
 )
+from ehrsequencing.training.draws import hash_seed, resampled
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.progress import Progress as Progress
+from ehrsequencing.training.progress import of_epoch
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
+from ehrsequencing.training.run_files import write_run_files
 from ehrsequencing.training.run_folder import RunFolder, alone, write_history
+from ehrsequencing.training.together import Together
 from ehrsequencing.training.transfer import Transfer
+from ehrsequencing.training.tuning import mean_nll
 
-FILES = (CONFIG_FILE, WEIGHTS_FILE, "config.yaml", "history.jsonl", "vocabulary.json", "vocabulary.safetensors")
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a progress bar shows."""
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float  # mean training NLL of the epoch so far
-    tuning_nll: float | None  # of the last epoch that has ended
-    subjects_per_second: float
-    member: int = 1
-    members: int = 1
-    trial: int = 0  # of a search, from 1 on
-    trials: int = 0
-    ended: bool = False  # the epoch has ended, and the tuning NLL is its own
-    best: bool = False  # it is the best epoch so far
 
 
 class Trainer:
@@ -85,6 +69,7 @@ class Trainer:
         study: Settings; `model` and `training` are used. With `training.blend` this is the network of the blend.
         leave_out: Training subjects (numbers) that nothing is fitted to but the grid: a fold of the blend.
         init: A model to start from, used as `study.transfer` says.
+        processes: Those that train together; each has a trainer with the same arguments, and process 0 writes.
     """
 
     def __init__(
@@ -96,7 +81,9 @@ class Trainer:
         study: StudyConfig,
         leave_out: Ints | None = None,
         init: Pretrained | None = None,
+        processes: Processes = ALONE,
     ) -> None:
+        self.processes = processes
         self.prepared, self.task, self.out, self.leave_out = prepared, prepared.task(task_name), out, leave_out
         self.settings = study.training.model_copy(update={"blend": False, "search": 1})
         train, tuning = (prepared.outcome_records(task_name, split) for split in ("train", "tuning"))
@@ -142,7 +129,7 @@ class Trainer:
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
-        self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)
+        self.fabric = Fabric(accelerator="auto", devices=processes.devices, precision=precision)
         depth = None if self.init is None else self.init.depth
         optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth)
         self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
@@ -150,6 +137,10 @@ class Trainer:
         trains_codes = self.init is None or self.init.trains_codes
         if self.settings.masked_codes > 0 and trains_codes and isinstance(self.model, HierarchicalBEHRTForSurvival):
             self.masked_codes = BesideHazards(self.model, self.settings)
+        self.together = Together(
+            processes, self.fabric, model=self.model, loader=self.loader, masked_codes=self.masked_codes,
+            visits_per_step=self.visits_per_step, settings=self.settings,
+        )  # fmt: skip
         self.averaged, self.best = self.averaged.to(self.fabric.device), self.best.to(self.fabric.device)
         self.ema = ExponentialMovingAverage(
             self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
@@ -184,35 +175,72 @@ class Trainer:
         init = [] if self.init is None else ["init", self.init.fingerprint]
         return digest([config, settings, self.prepared.identity(self.task.name), *members, *without, *init])
 
-    @alone
     def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
-        """Train to the early stop and write the run."""
+        """Train to the early stop and write the run; with several processes, in all of them."""
+        if self.processes.is_first:
+            self._lead(resume=resume, on_progress=on_progress)
+        else:
+            self._follow()
+
+    def _follow(self) -> None:
+        """What the processes do that write nothing."""
+        if self.settings.members > 1:
+            for number in range(self.settings.members if self.processes.tell() else 0):
+                self._member(number).fit()
+        elif (told := self.processes.tell()) is not None:
+            self._train(self._begin_together(told), None, None)
+
+    @alone
+    def _lead(self, *, resume: bool, on_progress: Callable[[Progress], None] | None) -> None:
+        """What process 0 does."""
         folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
         checkpoints = folder.checkpoints
         if resume and (self.out / MANIFEST).is_file():
             folder.check_finished()
             folder.remove_checkpoints()
+            self.processes.tell(None)
             return
         folder.begin(resume=resume)
         if self.settings.members > 1:
-            self._fit_members(checkpoints, on_progress)
+            self.processes.tell(True)
+            self._fit_members(on_progress)
             folder.remove_checkpoints()
             return
         state = self._start(checkpoints, resume=resume)
+        if self.processes.several:
+            self._begin_together(self.processes.tell(asdict(state)))
+        self._train(state, checkpoints, on_progress)
+        facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
+        if self.settings.recalibration > 0 and self.config.head == "horizon":
+            facts |= self._recalibrate()
+        self.write_run(self.best.cpu(), state.history, facts)
+        folder.remove_checkpoints()
+
+    def _begin_together(self, told: dict[str, Any]) -> TrainingState:
+        """Take over where process 0 stands, with all its tensors."""
+        state = TrainingState(**told)
+        if state.fingerprint != self.fingerprint:
+            what, fix = "this process sees other data or settings than process 0", "use one shared file system"
+            raise EhrseqError(what, where=str(self.prepared.folder), fix=fix)
+        tensors = self.processes.tell_tensors(pack_tensors(self._models, self._optimizers))
+        if not self.processes.is_first:
+            unpack_tensors(tensors, self._models, self._optimizers)
+        return state
+
+    def _train(
+        self, state: TrainingState, checkpoints: Path | None, on_progress: Callable[[Progress], None] | None
+    ) -> None:
+        """Train from a state to the early stop; only with a folder for checkpoints is anything written."""
         with saved_at_signals(lambda: self._save(checkpoints, state)) as self._stop:
             while not state.finished:
                 started = time.monotonic()
                 seen = self._epoch(state, checkpoints, on_progress)
                 self._end_epoch(state, seconds=time.monotonic() - started, seen=seen)
                 self._save_when_due(checkpoints, state)
-                write_history(self.out, state.history)
+                if checkpoints is not None:
+                    write_history(self.out, state.history)
                 if on_progress is not None:
-                    on_progress(_of_epoch(state.history[-1], self.settings.epochs))
-        facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
-        if self.settings.recalibration > 0 and self.config.head == "horizon":
-            facts |= self._recalibrate()
-        self.write_run(self.best.cpu(), state.history, facts)
-        folder.remove_checkpoints()
+                    on_progress(of_epoch(state.history[-1], self.settings.epochs))
 
     def _recalibrate(self) -> dict[str, Any]:
         """Recalibrate the best model; the fitted numbers, and the tuning NLL after it."""
@@ -222,7 +250,7 @@ class Trainer:
         )  # fmt: skip
         return {"tuning_nll": self.tuning_nll(self.best), "recalibration": fitted.as_json(self.task.causes)}
 
-    def _fit_members(self, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> None:
+    def _fit_members(self, on_progress: Callable[[Progress], None] | None) -> None:
         """One member after another, each a run of its own in `checkpoints/member-…`; then all of them as one run.
 
         A finished member is kept, an interrupted one goes on from its own checkpoints.
@@ -230,13 +258,7 @@ class Trainer:
         count, history, facts = self.settings.members, [], []
         ensemble = Ensemble(self.config)
         for number, model in enumerate(ensemble.members):
-            settings = self.settings.model_copy(update={"seed": self.settings.seed + number, "members": 1})
-            single = self.config.model_copy(update={"members": 1})
-            study = self.study.model_copy(update={"training": settings, "model": single})
-            member = Trainer(
-                self.prepared, self.task.name, checkpoints / f"member-{number + 1:03d}", study=study,
-                leave_out=self.leave_out, init=None if self.init is None else self.init.source,
-            )  # fmt: skip
+            member = self._member(number)
 
             def show(progress: Progress, member: int = number + 1) -> None:
                 if on_progress is not None:
@@ -251,6 +273,16 @@ class Trainer:
         nll = self.tuning_nll(ensemble.to(self.fabric.device))
         self.write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll})
 
+    def _member(self, number: int) -> "Trainer":
+        """What trains one member of an ensemble, from 0 on."""
+        settings = self.settings.model_copy(update={"seed": self.settings.seed + number, "members": 1})
+        single = self.config.model_copy(update={"members": 1})
+        return Trainer(
+            self.prepared, self.task.name, self.out / "checkpoints" / f"member-{number + 1:03d}",
+            study=self.study.model_copy(update={"training": settings, "model": single}), leave_out=self.leave_out,
+            init=None if self.init is None else self.init.source, processes=self.processes,
+        )  # fmt: skip
+
     def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
         found = load_checkpoint(checkpoints, fingerprint=self.fingerprint) if resume else None
         if found is None:
@@ -260,12 +292,14 @@ class Trainer:
         state.finished = self._is_over(state)  # epochs and patience may have changed
         return state
 
-    def _save_when_due(self, checkpoints: Path, state: TrainingState) -> None:
+    def _save_when_due(self, checkpoints: Path | None, state: TrainingState) -> None:
         """Save a checkpoint, unless the last one is recent or the run is about to be written."""
         if not state.finished and time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
             self._save(checkpoints, state)
 
-    def _save(self, checkpoints: Path, state: TrainingState) -> None:
+    def _save(self, checkpoints: Path | None, state: TrainingState) -> None:
+        if checkpoints is None:
+            return
         save_checkpoint(checkpoints, state, pack_tensors(self._models, self._optimizers))
         self._saved_at = time.monotonic()
 
@@ -279,7 +313,9 @@ class Trainer:
         found: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
         return found if self.masked_codes is None else {**found, "masked_codes_optimizer": self.masked_codes.optimizer}
 
-    def _epoch(self, state: TrainingState, checkpoints: Path, on_progress: Callable[[Progress], None] | None) -> int:
+    def _epoch(
+        self, state: TrainingState, checkpoints: Path | None, on_progress: Callable[[Progress], None] | None
+    ) -> int:
         """The rest of an epoch; returns the number of subjects seen."""
         settings = self.settings
         steps = self.loader.shuffled(
@@ -296,8 +332,11 @@ class Trainer:
             rows += len(step.rows)
             if not step.is_last:
                 continue
+            summed, counted = torch.stack(parts).sum(), torch.tensor(rows)
+            if self.processes.several:
+                summed, counted = self.together.add_up(state, summed, rows, steps[state.step], self._stop)
             self._update(state)
-            losses.add(state, torch.stack(parts).sum(), rows)
+            losses.add(state, summed, counted)
             state.step, seen, parts, rows = state.step + 1, seen + len(steps[state.step]), [], 0
             if state.global_step % self.settings.checkpoint_steps == 0 and state.step < len(steps):
                 losses.read(state)
@@ -308,17 +347,23 @@ class Trainer:
                 on_progress(
                     Progress(state.epoch + 1, self.settings.epochs, state.step, len(steps), loss, tuning_nll, rate)
                 )
-            self._stop.leave_if_asked(partial(losses.read, state))
+            if not self.processes.several or self.together.all_leave:
+                self._stop.leave_if_asked(partial(losses.read, state))
         losses.read(state)
         return seen
 
     def _batches(self, steps: list[Any]) -> Iterator[Step]:
         for subjects in steps:
-            yield from self.loader.steps(subjects, visit_budget=self.settings.visit_budget)
+            mine = self.processes.share(subjects, self.loader.cost[subjects])
+            if len(mine):
+                yield from self.loader.steps(mine, visit_budget=self.settings.visit_budget)
+            else:
+                yield self.loader.collate(mine)  # fewer subjects than processes: a batch of nobody
 
     def _begin_step(self, state: TrainingState, *, total_steps: int) -> None:
         self.model.train()
-        torch.manual_seed(hash_seed(self.settings.seed, state.global_step))  # dropout depends on the step alone
+        # Dropout depends on the step alone; among several processes, also on which one this is.
+        torch.manual_seed(hash_seed(self.settings.seed, state.global_step, self.processes.rank))
         rate = learning_rate(self.settings, state.global_step, total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * (1.0 if self.init is None else self.init.share(group["depth"], state.epoch))
@@ -327,10 +372,12 @@ class Trainer:
 
     def _backward(self, step: Step) -> torch.Tensor:
         """Add the gradient of one batch; returns its summed NLL over `rows_per_step`."""
+        if not step.batch.n_subjects:
+            return torch.zeros((), device=self.fabric.device)
         with self.fabric.autocast():
             loss = self.model.loss(step.batch, divisor=self.rows_per_step)
         self.fabric.backward(loss)
-        if self.masked_codes is not None:
+        if self.masked_codes is not None and not self.processes.several:
             with self.fabric.autocast():
                 of_codes = self.masked_codes.loss(step.batch) / self.visits_per_step
             self.masked_codes.backward(of_codes)
@@ -349,7 +396,8 @@ class Trainer:
 
     def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
         """Evaluate the averaged weights on the tuning split; keep them if they are the best so far."""
-        nll = self.tuning_nll(self.averaged)
+        self.processes.keep_same([*self.model.parameters(), *self.averaged.parameters()])
+        nll = self.tuning_nll(self.averaged, self.processes)
         better = nll < state.best_nll - self.settings.min_gain
         if better:
             state.best_nll, state.best_epoch, state.stale_epochs = nll, state.epoch + 1, 0
@@ -367,20 +415,19 @@ class Trainer:
     def _is_over(self, state: TrainingState) -> bool:
         return state.epoch >= self.settings.epochs or (state.stale_epochs >= self.settings.patience and state.step == 0)
 
-    def tuning_nll(self, model: SurvivalModel) -> float:
-        """Mean NLL at the tuning split's prediction times, or at its landmarks alone (`early_stop`; `horizon` head)."""
+    def tuning_nll(self, model: SurvivalModel, processes: Processes = ALONE) -> float:
+        """Mean NLL at the tuning split's prediction times, or at its landmarks alone (`early_stop`; `horizon` head).
+
+        Args:
+            model: Whose.
+            processes: Each computes a part; all must call it.
+        """
         alone = self.settings.early_stop == "landmarks" and self.config.head == "horizon"
         chosen = self._landmark_rows() if alone else np.ones(len(self.tuning_rows), dtype=bool)
-        model.eval()
-        total, count = 0.0, 0
-        with torch.no_grad(), self.fabric.autocast():
-            steps = self.tuning.in_order(visit_budget=4 * self.settings.visit_budget)
-            for step in feed(steps, self.fabric.device):
-                nll = model.nll(step.batch).double().cpu().numpy()
-                here = chosen[step.rows]
-                total, count = total + float(nll[step.positions[here]].sum()), count + int(here.sum())
-                self._stop.leave_if_asked()
-        return total / max(count, 1)
+        budget = 4 * self.settings.visit_budget
+        return mean_nll(
+            model, self.tuning, chosen, visit_budget=budget, fabric=self.fabric, stop=self._stop, processes=processes
+        )
 
     def write_run(
         self, model: SurvivalModel, history: list[dict[str, Any]], facts: dict[str, Any], *, more: tuple[str, ...] = ()
@@ -393,42 +440,8 @@ class Trainer:
             facts: For the manifest.
             more: Files that are there already, and that prediction needs too.
         """
-        sweep_temporaries(self.out)
         if self.init is not None:
             model, own = self.init.finish(model, self.out)
             facts, more = {**facts, "init": self.started_from}, (*more, *own)
-        write_history(self.out, history)
-        model.save_pretrained(self.out)
-        self.prepared.vocabulary.save(self.out)
-        if self.config.outcomes:
-            write_json(self.out / OUTCOMES_FILE, {"codes": self.prepared.outcomes(self.task.name)})
-            more = (*more, OUTCOMES_FILE)
-        write_settings(self.out / "config.yaml", self.study)
-        manifest = self.prepared.manifest
-        write_manifest(self.out, {
-            **RUN.facts, "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
-            "task": self.task.name, "prepared": str(self.prepared.folder.resolve()), "data": manifest["data"],
-            "excluded": manifest["excluded"],
-            **self.prepared.identity(self.task.name),
-            "parameters": sum(p.numel() for p in model.parameters()), "seed": self.settings.seed,
-            "fingerprint": self.fingerprint, **facts,
-        }, files=[self.out / name for name in (*FILES, *more)], required=(*RUN_NEEDS, *more))  # fmt: skip
-
-
-def _of_epoch(row: dict[str, Any], epochs: int) -> Progress:
-    """The progress at the end of an epoch, from its row of the history."""
-    return Progress(
-        row["epoch"], epochs, row["steps"], row["steps"], row["train_nll"], row["tuning_nll"],
-        row["subjects_per_second"], ended=True, best=row["best"],
-    )  # fmt: skip
-
-
-def resampled(subjects: Ints, *, seed: int) -> Ints:
-    """As many subjects, drawn with replacement: some twice or more, about a third of them not at all."""
-    drawn: Ints = np.random.default_rng([seed, len(subjects)]).choice(subjects, len(subjects))
-    return drawn
-
-
-def hash_seed(seed: int, step: int) -> int:
-    """A well-mixed seed for one step."""
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        facts = {"seed": self.settings.seed, "fingerprint": self.fingerprint, **facts}
+        write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)

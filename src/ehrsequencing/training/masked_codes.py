@@ -1,5 +1,6 @@
 """The masked-code objective: predict a code of a visit from its other codes. Trained beside the hazards."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,15 @@ class MaskedVisits:
     """Visits that lack one of their codes, and what it was."""
 
     batch: VisitBatch  # M visits without the code, in all its copies, that was taken away
-    targets: Tensor  # (M,) token ids of what was taken
+    targets: Tensor  # (T,) token ids of what was taken, from these and from other processes' visits; T = M without them
+    own: Tensor | None = None  # (M,) which of the targets each visit's is; None: all, in order
+
+    def share(self, rank: int, count: int) -> "MaskedVisits":
+        """Every `count`-th of the visits, from number `rank` on; they are still compared with all targets."""
+        batch, own = self.batch, torch.arange(rank, self.batch.n_visits, count)
+        kept = torch.zeros(batch.n_visits, dtype=torch.bool)
+        kept[own] = True
+        return MaskedVisits(_only(batch, kept, batch.visit_offsets.diff()[own]), self.targets, own)
 
 
 class MaskedCodes(nn.Module):
@@ -44,9 +53,11 @@ class MaskedCodes(nn.Module):
     def forward(self, model: HierarchicalBEHRTForSurvival, batch: VisitBatch) -> Tensor:
         """Summed loss of the batch's masked visits; 0 where fewer than two visits can be masked."""
         masked = mask_codes(batch.host)
-        if masked is None:
-            return batch.age_years.new_zeros(())
-        device, visits = batch.codes.device, masked.batch
+        return batch.age_years.new_zeros(()) if masked is None else self.of(model, masked, batch.codes.device)
+
+    def of(self, model: HierarchicalBEHRTForSurvival, masked: MaskedVisits, device: torch.device) -> Tensor:
+        """Summed loss of at least one masked visit, computed on a device."""
+        visits = masked.batch
         visits = (visits.pin_memory() if device.type == "cuda" else visits).to(device, non_blocking=True)
         targets = to_device(masked.targets, device)
         u = model.visit_encoder(model.code_embedding(visits), visits)
@@ -54,9 +65,13 @@ class MaskedCodes(nn.Module):
         with torch.autocast(z.device.type, enabled=False):
             wide = torch.promote_types(z.dtype, torch.float32)
             scores = (z.to(wide) @ k.to(wide).T) * z.shape[1] ** -0.5
-            same = targets.unsqueeze(1) == targets  # its own code, taken from another visit, is not a wrong answer
-            scores = scores.masked_fill(same.fill_diagonal_(False), float("-inf"))
-            return F.cross_entropy(scores, torch.arange(len(targets), device=scores.device), reduction="sum")
+            mine = targets if masked.own is None else targets[to_device(masked.own, device)]
+            same = mine.unsqueeze(1) == targets  # its own code, taken from another visit, is not a wrong answer
+            rows = torch.arange(len(z), device=scores.device)
+            own = rows if masked.own is None else to_device(masked.own, device)
+            same[rows, own] = False
+            scores = scores.masked_fill(same, float("-inf"))
+            return F.cross_entropy(scores, own, reduction="sum")
 
 
 class BesideHazards:
@@ -77,20 +92,38 @@ class BesideHazards:
         trained = (model.code_embedding, model.visit_encoder, self.objective)
         self.parameters = [p for part in trained for p in part.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=settings.learning_rate, weight_decay=0.0, fused=True)
-        self._gradients: list[Tensor | None] = [None] * len(self.parameters)
+        self.gradients: list[Tensor | None] = [None] * len(self.parameters)  # of this step so far
 
     def loss(self, batch: VisitBatch) -> Tensor:
         """Summed loss of a batch's masked visits."""
         loss: Tensor = self.objective(self.model, batch)
         return loss
 
+    def share_of_step(self, batches: Iterable[VisitBatch], *, seed: int, rank: int, count: int) -> list[MaskedVisits]:
+        """One process's masked visits of a whole step: the codes are those that one process alone would take.
+
+        Args:
+            batches: Of the whole step, on the CPU.
+            seed: Of the step.
+            rank: Number of the process.
+            count: How many processes there are.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            found = [mask_codes(batch) for batch in batches]
+        return [masked.share(rank, count) for masked in found if masked is not None and masked.batch.n_visits > rank]
+
+    def loss_of(self, masked: MaskedVisits) -> Tensor:
+        """Summed loss of visits that are masked already."""
+        return self.objective.of(self.model, masked, next(self.model.parameters()).device)
+
     def backward(self, loss: Tensor) -> None:
         """Add a batch's gradient to those of this step; the hazards' gradients are left alone."""
         if not loss.requires_grad:  # nothing could be masked
             return
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        pairs = zip(self._gradients, found, strict=True)
-        self._gradients = [old if new is None else new if old is None else old + new for old, new in pairs]
+        pairs = zip(self.gradients, found, strict=True)
+        self.gradients = [old if new is None else new if old is None else old + new for old, new in pairs]
 
     def step(self, learning_rate: float) -> None:
         """One step along the gradients of all batches since the last one.
@@ -98,9 +131,9 @@ class BesideHazards:
         Args:
             learning_rate: Of the hazards' optimiser at this step.
         """
-        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient
-        self._gradients = [None] * len(self.parameters)
+        self.gradients = [None] * len(self.parameters)
         nn.utils.clip_grad_norm_(self.parameters, self.settings.clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate * self.settings.masked_codes
@@ -127,18 +160,21 @@ def mask_codes(batch: VisitBatch) -> MaskedVisits | None:
         some = chosen.nonzero().squeeze(1)
         chosen = torch.zeros_like(chosen)
         chosen[some[torch.randperm(len(some))[:MOST_VISITS]]] = True
-    n_visits = int(chosen.sum())
-    if n_visits < 2:
+    if int(chosen.sum()) < 2:
         return None
-    kept = left & chosen[batch.visit_of_code]
-    nothing = batch.age_years.new_zeros(n_visits)
-    visits = VisitBatch(
+    return MaskedVisits(_only(batch, chosen, n_left[chosen], left), target[chosen])
+
+
+def _only(batch: VisitBatch, chosen: Tensor, n_codes: Tensor, left: Tensor | None = None) -> VisitBatch:
+    """Visits as those of one subject, without ages: (N,) which, (M,) how many codes they keep, (K,) which codes."""
+    kept = chosen[batch.visit_of_code] if left is None else left & chosen[batch.visit_of_code]
+    nothing = batch.age_years.new_zeros(len(n_codes))
+    return VisitBatch(
         codes=batch.codes[kept],
-        visit_offsets=F.pad(n_left[chosen].cumsum(0), (1, 0)),
-        subject_offsets=torch.tensor([0, n_visits]),
+        visit_offsets=F.pad(n_codes.cumsum(0), (1, 0)),
+        subject_offsets=torch.tensor([0, len(n_codes)]),
         age_years=nothing,
         delta_days=nothing,
         values=None if batch.values is None else batch.values[kept],
         code_types=None if batch.code_types is None else batch.code_types[kept],
     )
-    return MaskedVisits(visits, target[chosen])

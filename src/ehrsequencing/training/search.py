@@ -16,7 +16,8 @@ from ehrsequencing.output_kinds import MANIFEST, RUN
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import digest, read_manifest, write_manifest
 from ehrsequencing.training.adapt import Changes, adapted, with_defaults
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.run_folder import RunFolder, alone
 
 Show = Callable[[Progress], None]

@@ -1,0 +1,210 @@
+"""`ehrseq train --devices N`: one process for each device, and one message where several fail.
+
+The command that a person types starts N copies of itself, which find one another through the environment variables of
+torchrun, and waits for them. A signal that it gets goes to all. When one copy fails, the others are ended. Under
+torchrun, which sets these variables itself, nothing is started here.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from ehrsequencing.cli.console import BY_SIGNAL, as_parts
+from ehrsequencing.cli.output import current
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.signals import number_of
+
+if TYPE_CHECKING:
+    from ehrsequencing.training.processes import Processes
+
+RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+PORT = 29_500  # of process 0, where several machines meet and MASTER_PORT is not set
+LAUNCHED = "EHRSEQ_LAUNCHED"  # set in the copies that this file starts
+GRACE_SECONDS = 10.0  # for the others to end by themselves once one has failed
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def launches(devices: int, nodes: int, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this command must start the processes: it is asked for several, and is none of them itself.
+
+    Raises:
+        EhrseqError: torchrun started another number of processes.
+    """
+    asked, is_one = devices * nodes, all(name in environment for name in RENDEZVOUS)
+    if is_one and asked > 1 and environment["WORLD_SIZE"] != str(asked):
+        what = f"asks for {asked} processes, but {environment['WORLD_SIZE']} were started"
+        raise EhrseqError(what, where="--devices and --nodes", fix="leave them out under torchrun")
+    return asked > 1 and not is_one
+
+
+def launch(devices: int, nodes: int) -> int:
+    """Run this machine's processes to their end.
+
+    Args:
+        devices: How many.
+        nodes: How many machines run this command; NODE_RANK (or SLURM_NODEID) tells which one this is.
+
+    Returns:
+        The exit code: that of the first process that failed, else 0.
+
+    Raises:
+        EhrseqError: The environment lacks what several machines need, or a process was killed.
+    """
+    command = [sys.executable, "-m", "ehrsequencing", *sys.argv[1:]]
+    copies: list[subprocess.Popen[bytes]] = []
+    with forwarded(copies) as told:
+        for variables in environments(devices, nodes):
+            # A session of its own: Ctrl-C in the terminal then reaches it once, from here.
+            copies.append(subprocess.Popen(
+                command, env={**os.environ, **variables}, stdin=subprocess.PIPE,
+                stdout=None if variables["RANK"] == "0" else subprocess.DEVNULL, start_new_session=True,
+            ))  # fmt: skip
+        failed = first_to_fail(copies)
+        end(copies, None if failed is None or told else GRACE_SECONDS)  # who was told to stop saves first
+    if failed is None:
+        return 0
+    code = copies[failed].returncode
+    if code < 0:
+        name = signal.Signals(-code).name
+        fix = "SIGKILL often means too little memory; repeat the command with --resume"
+        raise EhrseqError(f"process {failed} on this machine was ended by {name}", where="ehrseq train", fix=fix)
+    return code
+
+
+def environments(devices: int, nodes: int, environment: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
+    """The variables of torchrun for each process of this machine.
+
+    Raises:
+        EhrseqError: Several machines, and nothing says which one this is or where process 0 is.
+    """
+    node = environment.get("NODE_RANK", environment.get("SLURM_NODEID", "0" if nodes == 1 else ""))
+    address = "127.0.0.1" if nodes == 1 else environment.get("MASTER_ADDR", "")
+    if not (node.isascii() and node.isdigit() and int(node) < nodes) or not address:
+        what = f"{nodes} machines need NODE_RANK (0 to {nodes - 1}) and MASTER_ADDR (that of machine 0)"
+        raise EhrseqError(
+            what, where="--nodes", fix="set them on each machine, or use torchrun or Slurm: docs/scale.md"
+        )
+    port = str(free_port()) if nodes == 1 else environment.get("MASTER_PORT", str(PORT))
+    threads = max(1, len(os.sched_getaffinity(0)) // devices) if hasattr(os, "sched_getaffinity") else 1
+    shared = {
+        "WORLD_SIZE": str(devices * nodes), "LOCAL_WORLD_SIZE": str(devices), "MASTER_ADDR": address,
+        "MASTER_PORT": port, "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(threads)), LAUNCHED: "1",
+        "TORCH_CPP_LOG_LEVEL": environment.get("TORCH_CPP_LOG_LEVEL", "FATAL"),  # we tell who has ended, in one line
+    }  # fmt: skip
+    if nodes == 1 and sys.platform == "linux":
+        shared["GLOO_SOCKET_IFNAME"] = environment.get("GLOO_SOCKET_IFNAME", "lo")
+    first = int(node) * devices
+    return [{**shared, "RANK": str(first + place), "LOCAL_RANK": str(place)} for place in range(devices)]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def first_to_fail(copies: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Wait until one has failed, and tell which, or until all have ended well."""
+    while True:
+        codes = [copy.poll() for copy in copies]
+        failed = [place for place, code in enumerate(codes) if code]
+        if failed:
+            killed = [place for place in failed if (codes[place] or 0) < 0]  # the others only lost contact with it
+            return (killed or failed)[0]
+        if None not in codes:
+            return None
+        time.sleep(0.1)
+
+
+def end(copies: Sequence[subprocess.Popen[bytes]], seconds: float | None) -> None:
+    """Wait for processes to end by themselves, so long at most, and then kill them."""
+    until = None if seconds is None else time.monotonic() + seconds
+    for copy in copies:
+        try:
+            copy.wait(None if until is None else max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            copy.kill()
+            copy.wait()
+
+
+@contextmanager
+def forwarded(copies: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Send the signals that this process gets to all copies, which save and end; gives the list of these signals.
+
+    After the block, what is left is killed.
+    """
+    told: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        for copy in copies:
+            if copy.poll() is None:
+                copy.send_signal(number)
+
+    before = {number: signal.getsignal(number) for number in _FORWARDED}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, forward)
+    try:
+        yield told
+    finally:
+        end(copies, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---- inside one of the processes -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def one_of_several(environment: Mapping[str, str] = os.environ) -> Iterator["Processes | None"]:
+    """Join the other processes; None where the environment names none. Process 0 prints, and one reports an error."""
+    if environment.get("WORLD_SIZE", "1") == "1" or not all(name in environment for name in RENDEZVOUS):
+        yield None
+        return
+    from ehrsequencing.training.group import joined
+    from ehrsequencing.training.processes import LostContact
+
+    if LAUNCHED in environment:
+        threading.Thread(target=_stop_without_parent, daemon=True).start()
+    if environment["RANK"] != "0":
+        current().json, current().quiet = False, True
+    with joined(environment) as group:
+        try:
+            with ExitStack() as silence:
+                if not group.processes.is_first:
+                    nowhere = silence.enter_context(open(os.devnull, "w"))
+                    silence.enter_context(redirect_stdout(nowhere))
+                    silence.enter_context(redirect_stderr(nowhere))
+                yield group.processes
+        except KeyboardInterrupt as stop:  # all leave together, and process 0 says so
+            if group.processes.is_first:
+                raise
+            raise typer.Exit(BY_SIGNAL + number_of(stop)) from stop
+        except Exception as error:
+            parts, code = as_parts(error)
+            first = group.report(json.dumps(parts))
+            if first is None and not (isinstance(error, LostContact) and LAUNCHED in environment):
+                raise
+            current().error = json.loads(first) if first else parts
+            current().json &= first is not None  # the process that started this one knows how the other one ended
+            raise typer.Exit(code) from error
+
+
+def _stop_without_parent() -> None:
+    """Save and end when the process that started this one has ended: its end of the pipe is closed then."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

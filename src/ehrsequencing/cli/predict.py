@@ -1,0 +1,100 @@
+"""`ehrseq predict`."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ehrsequencing.cli.console import bar, errors, finish, note, say, warn
+from ehrsequencing.cli.inputs import open_run, read_study
+from ehrsequencing.cli.options import Config, Debug, Overrides, RunFolder
+from ehrsequencing.errors import EhrseqError
+
+
+def predict(
+    run: RunFolder,
+    data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set, seen or not")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")] = Path(
+        "predictions.parquet"
+    ),
+    at: Annotated[str, typer.Option("--at", help="all prediction times, each subject's last, or a date")] = "all",
+    horizons: Annotated[str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")] = None,
+    recalibrate: Annotated[
+        bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
+    ] = False,
+    outcome: Annotated[
+        list[str] | None,
+        typer.Option("--outcome", help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated"),
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", help="So many most likely outcomes of each moment")] = None,
+    style: Annotated[
+        str, typer.Option("--format", help="risks, or meds-dev: one risk for each of the --labels (docs/scale.md)")
+    ] = "risks",
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="With --format meds-dev: MEDS labels, a file or a folder")
+    ] = None,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="With --format meds-dev: which cause [the first]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Write risk curves for any MEDS data."""
+    with errors(debug):
+        from ehrsequencing.config import parse_days, refuse_changes
+        from ehrsequencing.predict import predict as write
+        from ehrsequencing.predict_labels import predict_labels
+        from ehrsequencing.predict_outcomes import predict_outcomes
+
+        try:
+            days = [parse_days(text) for text in horizons.split(",")] if horizons else None
+        except ValueError as error:
+            raise EhrseqError(str(error), where="--horizons", fix="write them as 90d,2y") from error
+        _require_fitting(
+            style, labels=labels, cause=cause, others=at != "all" or outcome is not None or top is not None
+        )
+        notes: list[str] = []
+        study = read_study(config, overrides, "predict")
+        refuse_changes(study, open_run(run).study, "predict", file=config, by=run)
+        write_to: Any
+        with bar("predicting") as tick:
+            if outcome or top is not None:
+                if recalibrate:
+                    what, fix = "--recalibrate is for the task's causes", "leave it out"
+                    raise EhrseqError(what, where="ehrseq predict", fix=fix)
+                write_to = partial(predict_outcomes, run, data, out, outcomes=outcome or (), top=top)
+            else:
+                write_to = partial(write, run, data, out, recalibrated=recalibrate)
+            if labels is not None:
+                write_to = partial(predict_labels, run, data, out, labels=labels, cause=cause, recalibrated=recalibrate)
+            else:
+                write_to = partial(write_to, at=at)
+            write_to = partial(write_to, horizons_days=days, force=force)
+            count = write_to(facts=study.data, progress=tick, say=notes.append)
+        for text in notes:
+            warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
+        say(f"risks at {count:,} prediction times")
+        finish(
+            wrote={"predictions": out},
+            then=["score", out, data, "--task", "TASK.yaml"]
+            if labels is None
+            else f"meds-evaluation-cli predictions_path={out} output_file=results.json",
+            result={"prediction_times": count},
+        )
+
+
+def _require_fitting(style: str, *, labels: Path | None, cause: str | None, others: bool) -> None:
+    """Refuse options of one format beside the other format."""
+    where = f"--format {style}"
+    if style not in ("risks", "meds-dev"):
+        raise EhrseqError(f"{style!r} is not a format", where="--format", fix="use risks or meds-dev")
+    if style == "risks" and (labels is not None or cause is not None):
+        raise EhrseqError("--labels and --cause need --format meds-dev", where="ehrseq predict", fix="add it")
+    if style == "meds-dev" and labels is None:
+        raise EhrseqError("needs the labels of the task", where=where, fix="name them with --labels")
+    if style == "meds-dev" and others:
+        what = "takes its moments from the labels, and one cause of the task"
+        raise EhrseqError(what, where=where, fix="leave out --at, --outcome and --top")

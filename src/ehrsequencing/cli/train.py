@@ -1,0 +1,65 @@
+"""`ehrseq train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ehrsequencing.cli.console import errors, finish, say, training_bar, unfinished
+from ehrsequencing.cli.inputs import read_study
+from ehrsequencing.cli.launch import launch, launches, one_of_several
+from ehrsequencing.cli.options import Config, Debug, Overrides
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.memory import keep_freed_memory
+
+
+def train(
+    prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
+    overrides: Overrides = None,
+    task: Annotated[str | None, typer.Option("--task", help="Name of the task; the only one by default")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run")] = ...,  # type: ignore[assignment]
+    init: Annotated[
+        Path | None, typer.Option("--init", help="Start from this model: made by ehrseq pretrain or ehrseq train")
+    ] = None,
+    transfer: Annotated[str | None, typer.Option("--transfer", help="With --init: full, frozen or lora [full]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
+    devices: Annotated[
+        int, typer.Option("--devices", min=1, help="Processes on this machine, one for each GPU or share of its cores")
+    ] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that run this command (docs/scale.md)")] = 1,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Fit a model, with early stopping on the tuning split."""
+    if launches(devices, nodes):
+        raise SystemExit(launch(devices, nodes))
+    with errors(debug), one_of_several() as processes:
+        keep_freed_memory()
+        study = read_study(config, [*(overrides or ()), *([f"transfer.mode={transfer}"] if transfer else ())], "train")
+        if transfer is not None and init is None:
+            raise EhrseqError("--transfer needs --init", where="ehrseq train", fix="name the model to start from")
+        from ehrsequencing.blend.train import trainer_of
+        from ehrsequencing.cli.results import kept_epochs
+        from ehrsequencing.config import refuse_changes, refuse_other_task
+        from ehrsequencing.records.prepared import Prepared
+        from ehrsequencing.reporting.pretraining import transfer_lines
+        from ehrsequencing.training.pretrained import Pretrained
+        from ehrsequencing.training.processes import ALONE
+
+        store = Prepared(prepared)
+        refuse_changes(study, store.study, "train", file=config, by=prepared)
+        if config is not None and study.task is not None:
+            refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
+            task = task or study.task.name
+        source, all_of_them = None if init is None else Pretrained(init), processes or ALONE
+        trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source, processes=all_of_them)
+        for line in transfer_lines(trainer.started_from):
+            say(line)
+        with unfinished(out), training_bar() as show:
+            trainer.fit(resume=resume, on_progress=show)
+        if not all_of_them.is_first:
+            return
+        lines, facts = kept_epochs(out)
+        for line in lines:
+            say(line)
+        finish(wrote={"run": out}, then=["evaluate", out], result=facts)

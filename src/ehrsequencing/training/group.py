@@ -1,0 +1,88 @@
+"""Joining the processes that train together: the environment variables of torchrun, and who reports an error."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.training.processes import Processes
+
+COME_TOGETHER = timedelta(minutes=15)  # until all processes have started
+WAIT = timedelta(hours=4)  # for one another: process 0 alone recalibrates and writes
+_REPORT = "ehrseq-report"  # key of the report of the first process that fails
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes, and the store through which they know who failed first."""
+
+    processes: Processes
+    store: Store
+
+    def report(self, text: str) -> str | None:
+        """Tell the others what went wrong here.
+
+        Returns:
+            None if nobody failed before: then this process prints. Else what the first one told; empty if it cannot
+            be asked any more, because process 0 has ended.
+        """
+        own = f"{self.processes.rank} {text}"
+        try:
+            first = self.store.compare_set(_REPORT, "", own).decode()
+        except RuntimeError:
+            return ""
+        return None if first == own else first.partition(" ")[2]
+
+
+@contextmanager
+def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Group]:
+    """Join the others, and part from them at the end of the block.
+
+    Args:
+        environment: Has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+
+    Raises:
+        EhrseqError: A variable is no number, there are fewer GPUs than processes, or not all processes came.
+    """
+    processes = Processes(*(number(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus and processes.local_rank >= gpus:
+        what = f"process {processes.rank} is number {processes.local_rank + 1} of its machine, which has {gpus} GPU(s)"
+        raise EhrseqError(what, where="--devices", fix="start one process for each GPU")
+    if gpus:
+        torch.cuda.set_device(processes.local_rank)
+    address, port = environment.get("MASTER_ADDR", ""), number(environment, "MASTER_PORT")
+    hosts = processes.is_first and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(address, port, processes.count, hosts, COME_TOGETHER)
+        own = PrefixStore(f"ehrseq-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "nccl" if gpus else "gloo"
+        dist.init_process_group(backend, store=own, rank=processes.rank, world_size=processes.count, timeout=WAIT)
+    except RuntimeError as error:
+        what = f"not all of the {processes.count} processes could be reached"
+        fix = "check that all machines run the command, and reach that address and port"
+        raise EhrseqError(what, where=f"MASTER_ADDR={address}, MASTER_PORT={port}", fix=fix) from error
+    try:
+        yield Group(processes, own)
+    finally:
+        dist.destroy_process_group()
+
+
+def number(environment: Mapping[str, str], name: str) -> int:
+    """An environment variable that must be a whole number.
+
+    Raises:
+        EhrseqError: It is not.
+    """
+    text = environment.get(name, "")
+    if not text.isascii() or not text.isdigit():
+        what = f"the environment variable {name} is {text!r} and not a number" if text else f"{name} is not set"
+        fix = "start the processes with --devices or with torchrun"
+        raise EhrseqError(what, where="environment", fix=fix)
+    return int(text)
