@@ -20,9 +20,10 @@ from meds import schema as meds
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.cleaning_rules import clean_rows, role_mask, usable_rows
+from ehrsequencing.readers.code_numbers import CodeNumbers
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import Role, rows_schema
-from ehrsequencing.records.events import hash_u64
+from ehrsequencing.records.events import DAY_US, hash_u64
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.splits import hash_splits
 from ehrsequencing.storage import write_json
@@ -53,6 +54,8 @@ class MedsWriter:
     def __init__(self, folder: Path, report: ImportReport, encounter: pa.DataType) -> None:
         self.folder, self.report, self.schema = folder, report, rows_schema(encounter)
         self.code_facts: Callable[[set[str]], Mapping[str, CodeFacts]] = lambda seen: {}
+        self._codes = CodeNumbers()
+        self._spilled = pa.schema([f.with_type(pa.int32()) if f.name == "code" else f for f in self.schema])
         self._spill = folder / "spill"
         self._spill.mkdir()
         self._waiting: list[pa.Table] = []
@@ -64,6 +67,8 @@ class MedsWriter:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
         rows = usable_rows(rows, self.schema, self.report)
         self._count_years(rows)
+        place = rows.schema.get_field_index("code")
+        rows = rows.set_column(place, self._spilled.field(place), self._codes.of(rows["code"]))
         self._waiting.append(rows)
         if sum(map(len, self._waiting)) >= FLUSH_ROWS:
             self._flush()
@@ -71,9 +76,13 @@ class MedsWriter:
     def _count_years(self, rows: pa.Table) -> None:
         times = rows["time"].filter(pa.array(~role_mask(rows, Role.PERSON, Role.STATIC))).drop_null()
         if len(times):
-            years = times.to_numpy().astype("datetime64[Y]").astype(np.int64) + 1970
-            found = np.bincount(years - years.min())
-            self._years.update({int(years.min()) + i: int(found[i]) for i in np.flatnonzero(found).tolist()})
+            days = times.cast(pa.int64()).to_numpy() // DAY_US
+            first = int(days.min())
+            found = np.bincount(days - first)
+            met = np.flatnonzero(found)
+            years = (met + first).astype("datetime64[D]").astype("datetime64[Y]").astype(np.int64) + 1970
+            for year, rows_of_day in zip(years.tolist(), found[met].tolist(), strict=True):
+                self._years[year] += rows_of_day
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -81,13 +90,13 @@ class MedsWriter:
         rows = pa.concat_tables(self._waiting).combine_chunks()
         self._waiting = []
         subject = rows["subject_id"].to_numpy()
-        bucket = (hash_u64(subject.view(np.uint64)) % np.uint64(BUCKETS)).astype(np.int64)
-        order = np.argsort(bucket, kind="stable")
+        bucket = (hash_u64(subject.view(np.uint64)) % np.uint64(BUCKETS)).astype(np.uint8)
+        order = np.argsort(bucket, kind="stable")  # of one byte: a radix sort
         rows, edges = rows.take(pa.array(order)), np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
         for number in np.flatnonzero(np.diff(edges)).tolist():
             part = rows.slice(edges[number], edges[number + 1] - edges[number])
             if number not in self._open:
-                self._open[number] = pa.ipc.new_stream(str(self._spill / f"{number}.arrow"), self.schema)
+                self._open[number] = pa.ipc.new_stream(str(self._spill / f"{number}.arrow"), self._spilled)
             self._open[number].write_table(part)
             self._bucket_rows[number] += len(part)
 
@@ -103,8 +112,9 @@ class MedsWriter:
         seen: set[str] = set()
         splits: list[pa.Table] = []
         row_counts, open_after_us = self.report.row_counts, _open_after_us(self._years)
+        codes = self._codes.texts
         for shard, group in enumerate(self._groups()):
-            rows = pa.concat_tables([self._read(number) for number in group])
+            rows = self._with_codes(pa.concat_tables([self._read(number) for number in group]), codes)
             made = clean_rows(rows, self.report.counts, row_counts, open_after_us=open_after_us)
             seen.update(pc.unique(made["code"]).to_pylist())
             splits.append(self._write_shard(made, shard))
@@ -134,6 +144,11 @@ class MedsWriter:
     def _read(self, number: int) -> pa.Table:
         with pa.OSFile(str(self._spill / f"{number}.arrow")) as file:
             return pa.ipc.open_stream(file).read_all()
+
+    def _with_codes(self, rows: pa.Table, codes: pa.Array) -> pa.Table:
+        place = rows.schema.get_field_index("code")
+        numbers = rows["code"].combine_chunks()
+        return rows.set_column(place, "code", pa.DictionaryArray.from_arrays(numbers, codes))
 
     def _write_shard(self, made: pa.Table, shard: int) -> pa.Table:
         """Write cleaned rows to their splits; returns the split of each subject."""

@@ -1,6 +1,7 @@
 """The columns and roles of a reader's rows, before the cleaning rules turn them into MEDS rows."""
 
 from enum import IntEnum
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +31,7 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
             "role": pa.int8(),
             "time": pa.timestamp("us"),
             "end": pa.timestamp("us"),
-            "code": pa.string(),
+            "code": pa.string(),  # or a dictionary of texts, where the reader has one
             "numeric_value": pa.float32(),
             "text_value": pa.large_string(),
             "encounter_id": encounter,
@@ -39,6 +40,13 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
     )
 
 
-def clean_codes(code: pa.ChunkedArray) -> pa.ChunkedArray:
+def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """A column as places among its distinct values; one that is of a dictionary stays as it is."""
+    if not pa.types.is_dictionary(column.type):
+        return column.combine_chunks().dictionary_encode()
+    return column.unify_dictionaries().combine_chunks()
+
+
+def clean_codes(code: pa.ChunkedArray | pa.Array) -> Any:
     """Codes without line breaks, NULs, runs of blanks and outer blanks, which MEDS readers refuse."""
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(code, r"[\s\x00]+", " "))
