@@ -1,5 +1,6 @@
 """The cleaning rules: a reader's rows → MEDS rows. `import_report.RULES` says what each rule does."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,8 +20,8 @@ OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
 _SPANS = (Role.VISIT, Role.SPAN)
 
 
-def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
-    """The rows that have a subject and, where their role needs them, a code and a time; the others are counted.
+def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tuple[pa.Table, Bools]:
+    """Which rows have a subject and, where their role needs them, a code and a time; the others are counted.
 
     Args:
         rows: Rows of a reader; an absent column of the schema is null. Codes may be of a dictionary.
@@ -28,7 +29,7 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.T
         report: Where dropped rows are counted.
 
     Returns:
-        The rows with all columns of the schema; codes are of a dictionary.
+        All rows with all columns of the schema, their codes clean and of a dictionary, and (n,) which are usable.
     """
     given, counts = set(rows.column_names), report.counts
     code = encoded(rows["code"]) if "code" in given else encoded(pa.chunked_array([pa.nulls(len(rows), pa.string())]))
@@ -57,7 +58,7 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.T
         left &= ~bad
         if lost.any():  # a source row that made several rows is lost when all of them are
             report.row_counts.drop(name, source[lost & ~among(source, distinct(source[left]))])
-    return rows if left.all() else rows.filter(pa.array(left))
+    return rows, left
 
 
 def _nulls(column: pa.ChunkedArray) -> Bools:
@@ -69,7 +70,7 @@ class _Rows:
     """Rows of known persons, as plain columns."""
 
     table: pa.Table
-    subject_ids: Ints  # (s,) sorted
+    subject_ids: Ints  # (s,) sorted, by group first where there are groups
     subject: Ints  # (n,) place among `subject_ids`
     role: Ints  # (n,)
     time_us: Ints  # (n,) `NO_TIME` for null
@@ -101,6 +102,19 @@ class _Made:
 def clean_rows(
     rows: pa.Table, counts: RuleCounts, row_counts: RowCounts | None = None, *, open_after_us: int | None = None
 ) -> pa.Table:
+    """As `cleaned`, with codes as text."""
+    made = cleaned(rows, counts, row_counts, open_after_us=open_after_us)
+    return made.set_column(2, "code", made["code"].cast(pa.string()))
+
+
+def cleaned(
+    rows: pa.Table,
+    counts: RuleCounts,
+    row_counts: RowCounts | None = None,
+    *,
+    open_after_us: int | None = None,
+    group: Callable[[Ints], Ints] | None = None,
+) -> pa.Table:
     """Turn the rows of some subjects into MEDS rows.
 
     Args:
@@ -109,12 +123,14 @@ def clean_rows(
         counts: Where the use of each rule is counted.
         row_counts: Where each row, by its `source`, is counted as kept or dropped.
         open_after_us: An end after this time means "not ended yet".
+        group: Of subject ids the number of their group; subjects are then sorted by group first.
 
     Returns:
-        subject_id, time, code, numeric_value, text_value, encounter_id; sorted by subject, time (static rows first),
-        code, value, text and encounter, so that the result does not depend on the order of the rows.
+        subject_id, time, code (of a dictionary that holds the codes of these rows, sorted), numeric_value, text_value,
+        encounter_id; sorted by subject, time (static rows first), code, value, text and encounter, so that the result
+        does not depend on the order of the rows.
     """
-    known = _without_open_ends(_plain(_known_persons(rows, counts)), counts, open_after_us)
+    known = _without_open_ends(_plain(_known_persons(rows, counts, group)), counts, open_after_us)
     visit = _visit_of(known, counts)
     made = _joined([make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, counts)])
     made = _without_nobody(known, made, counts)
@@ -132,12 +148,13 @@ def clean_rows(
     return pa.table({
         "subject_id": known.subject_ids[known.subject[row]],
         "time": _timestamps(made.time_us[order]),
-        "code": names.take(pa.array(code_rank[order])),
-        "numeric_value": value.take(row), "text_value": _taken(text, row), "encounter_id": encounter.take(row),
+        "code": pa.DictionaryArray.from_arrays(pa.array(code_rank[order].astype(np.int32)), names),
+        "numeric_value": taken(value, row), "text_value": taken(text, row), "encounter_id": taken(encounter, row),
     })  # fmt: skip
 
 
-def _taken(column: pa.Array, row: Ints) -> pa.Array:
+def taken(column: pa.Array, row: Ints) -> pa.Array:
+    """Some rows of a column, in the order given; quick for one without any value."""
     return pa.nulls(len(row), column.type) if column.null_count == len(column) else column.take(pa.array(row))
 
 
@@ -185,7 +202,9 @@ def _count_rows(given: pa.Table, known: _Rows, made: Ints, row_counts: RowCounts
     row_counts.keep(kept)
 
 
-def _known_persons(rows: pa.Table, counts: RuleCounts) -> tuple[pa.Table, Ints, Ints]:
+def _known_persons(
+    rows: pa.Table, counts: RuleCounts, group: Callable[[Ints], Ints] | None
+) -> tuple[pa.Table, Ints, Ints]:
     """The rows of persons who have a row with that role, their sorted ids, and (n,) each row's place among these."""
     subjects = encoded(rows["subject_id"])
     ids, number = subjects.dictionary.to_numpy(), subjects.indices.to_numpy()
@@ -196,7 +215,7 @@ def _known_persons(rows: pa.Table, counts: RuleCounts) -> tuple[pa.Table, Ints, 
         known = is_known[number]
         counts["unknown_person"] += int((~known).sum())
         rows, number = rows.filter(pa.array(known)), number[known]
-    order = np.argsort(ids[is_known])
+    order = np.lexsort((ids[is_known], *([] if group is None else [group(ids[is_known])])))
     rank = np.zeros(len(ids), dtype=np.int64)
     rank[np.flatnonzero(is_known)[order]] = np.arange(len(order))
     return rows, ids[is_known][order], rank[number]

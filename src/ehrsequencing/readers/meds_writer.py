@@ -7,9 +7,9 @@ Then each bucket is cleaned, sorted, and written to the splits of its subjects.
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from meds import schema as meds
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.cleaning_rules import clean_rows, role_mask, usable_rows
+from ehrsequencing.readers.cleaning_rules import NO_TIME, cleaned, micros, role_mask, taken, usable_rows
 from ehrsequencing.readers.code_numbers import CodeNumbers
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import Role, rows_schema
@@ -35,8 +36,7 @@ OPEN_YEAR = 2050  # an end before this year is never taken for "not ended yet"
 YEAR_GAP = 10  # dates after so many years without a row are taken for wrong
 
 
-@dataclass(frozen=True)
-class CodeFacts:
+class CodeFacts(NamedTuple):
     """A code's entry in `codes.parquet`."""
 
     description: str | None = None
@@ -58,25 +58,26 @@ class MedsWriter:
         self._spilled = pa.schema([f.with_type(pa.int32()) if f.name == "code" else f for f in self.schema])
         self._spill = folder / "spill"
         self._spill.mkdir()
-        self._waiting: list[pa.Table] = []
+        self._waiting: list[tuple[pa.Table, Bools]] = []  # rows, and which of them are usable
         self._bucket_rows = np.zeros(BUCKETS, dtype=np.int64)
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
         self._years: Counter[int] = Counter()  # rows by year, without births
 
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
-        rows = usable_rows(rows, self.schema, self.report)
-        self._count_years(rows)
+        rows, usable = usable_rows(rows, self.schema, self.report)
+        self._count_years(rows, usable)
         place = rows.schema.get_field_index("code")
         rows = rows.set_column(place, self._spilled.field(place), self._codes.of(rows["code"]))
-        self._waiting.append(rows)
-        if sum(map(len, self._waiting)) >= FLUSH_ROWS:
+        self._waiting.append((rows, usable))
+        if sum(len(rows) for rows, _ in self._waiting) >= FLUSH_ROWS:
             self._flush()
 
-    def _count_years(self, rows: pa.Table) -> None:
-        times = rows["time"].filter(pa.array(~role_mask(rows, Role.PERSON, Role.STATIC))).drop_null()
-        if len(times):
-            days = times.cast(pa.int64()).to_numpy() // DAY_US
+    def _count_years(self, rows: pa.Table, usable: Bools) -> None:
+        time_us = micros(rows["time"])[usable & ~role_mask(rows, Role.PERSON, Role.STATIC)]
+        time_us = time_us[time_us != NO_TIME]
+        if len(time_us):
+            days = time_us // DAY_US
             first = int(days.min())
             found = np.bincount(days - first)
             met = np.flatnonzero(found)
@@ -87,12 +88,16 @@ class MedsWriter:
     def _flush(self) -> None:
         if not self._waiting:
             return
-        rows = pa.concat_tables(self._waiting).combine_chunks()
+        rows = pa.concat_tables([rows for rows, _ in self._waiting])
+        usable = np.concatenate([usable for _, usable in self._waiting])
         self._waiting = []
-        subject = rows["subject_id"].to_numpy()
+        subject = pc.fill_null(rows["subject_id"], 0).to_numpy()
         bucket = (hash_u64(subject.view(np.uint64)) % np.uint64(BUCKETS)).astype(np.uint8)
+        bucket[~usable] = BUCKETS
         order = np.argsort(bucket, kind="stable")  # of one byte: a radix sort
-        rows, edges = rows.take(pa.array(order)), np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
+        edges = np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
+        order = order[: edges[-1]]
+        rows = pa.table([taken(column.combine_chunks(), order) for column in rows.columns], schema=self._spilled)
         for number in np.flatnonzero(np.diff(edges)).tolist():
             part = rows.slice(edges[number], edges[number + 1] - edges[number])
             if number not in self._open:
@@ -115,8 +120,8 @@ class MedsWriter:
         codes = self._codes.texts
         for shard, group in enumerate(self._groups()):
             rows = self._with_codes(pa.concat_tables([self._read(number) for number in group]), codes)
-            made = clean_rows(rows, self.report.counts, row_counts, open_after_us=open_after_us)
-            seen.update(pc.unique(made["code"]).to_pylist())
+            made = cleaned(rows, self.report.counts, row_counts, open_after_us=open_after_us, group=_split_of)
+            seen.update(made["code"].chunk(0).dictionary.to_pylist())
             splits.append(self._write_shard(made, shard))
         shutil.rmtree(self._spill)
         for table_counts in row_counts.tables.values():
@@ -151,12 +156,16 @@ class MedsWriter:
         return rows.set_column(place, "code", pa.DictionaryArray.from_arrays(numbers, codes))
 
     def _write_shard(self, made: pa.Table, shard: int) -> pa.Table:
-        """Write cleaned rows to their splits; returns the split of each subject."""
-        ids = np.unique(made["subject_id"].to_numpy())
-        split, row_split = (hash_splits(x, SplitsConfig()) for x in (ids, made["subject_id"].to_numpy()))
+        """Write cleaned rows, which come split by split, to their files; returns the split of each subject."""
+        subject = made["subject_id"].to_numpy()
+        first = np.flatnonzero(np.r_[True, subject[1:] != subject[:-1]][: len(subject)])
+        ids = subject[first]
+        split = _split_of(ids)
+        edges = np.r_[first, len(subject)][np.searchsorted(split, np.arange(len(SPLITS) + 1))]
         for number, name in enumerate(SPLITS):
-            part = made.filter(pa.array(row_split == number))
+            part = made.slice(edges[number], edges[number + 1] - edges[number])
             if len(part):
+                part = part.set_column(2, "code", part["code"].cast(pa.string()))
                 _write(self.folder / "data" / name / f"{shard}.parquet", meds.DataSchema.align(part))
                 self.report.shards += 1
         self.report.rows += len(made)
@@ -164,11 +173,12 @@ class MedsWriter:
 
     def _write_codes(self, facts: Mapping[str, CodeFacts], seen: set[str]) -> None:
         codes = sorted({*facts, *seen})
-        known = [facts.get(code, CodeFacts()) for code in codes]
+        nothing = CodeFacts()
+        known = [facts.get(code, nothing) for code in codes]
         columns = {
             "code": codes,
             "description": [fact.description for fact in known],
-            "parent_codes": [list(fact.parents) or None for fact in known],
+            "parent_codes": [fact.parents or None for fact in known],
         }
         _write(self.folder / meds.code_metadata_filepath, pa.table(columns, schema=meds.CodeMetadataSchema.schema()))
         self.report.codes = len(seen)
@@ -184,6 +194,11 @@ class MedsWriter:
         meds.DatasetMetadataSchema.validate(card)
         write_json(self.folder / meds.dataset_metadata_filepath, card)
         write_json(self.folder / "metadata" / REPORT, self.report.as_json())
+
+
+def _split_of(subject_id: Ints) -> Ints:
+    """(n,) the number of each subject's split."""
+    return hash_splits(subject_id, SplitsConfig()).astype(np.int64)
 
 
 def _open_after_us(years: Mapping[int, int]) -> int | None:
