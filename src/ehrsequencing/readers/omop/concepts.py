@@ -8,7 +8,12 @@ from ehrsequencing.arrays import Ints
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
 from ehrsequencing.readers.meds_writer import CodeFacts
 from ehrsequencing.readers.omop.source import Source
-from ehrsequencing.readers.omop.tables import ancestor_rows, concept_rows, relationship_rows
+from ehrsequencing.readers.omop.tables import (
+    ancestor_rows,
+    concept_rows,
+    relationship_kinds,
+    relationship_rows,
+)
 from ehrsequencing.readers.rows import clean_codes
 
 # Concepts that every OMOP database uses, even without a row in its table concept: code and description.
@@ -114,7 +119,7 @@ class Concepts:
     def _edges(self) -> tuple[Ints, Ints]:
         """(m,) children and (m,) parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts."""
         ancestors = self._source.tables.get("concept_ancestor", [])
-        kinds = ("Maps to",) if ancestors else ("Is a", "Maps to")
+        kinds = relationship_kinds(bool(ancestors))
         found = [(part, ancestor_rows(part.table)) for part in ancestors]
         relationships = self._source.tables.get("concept_relationship", [])
         found += [(part, relationship_rows(part.table, kinds)) for part in relationships]

@@ -9,6 +9,7 @@ from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
 from ehrsequencing.readers.omop.concepts import Concepts
 from ehrsequencing.readers.omop.source import Part, Source, open_source
+from ehrsequencing.readers.omop.sql import source_sql
 from ehrsequencing.readers.omop.survey import survey, survey_lines
 from ehrsequencing.readers.omop.tables import (
     EVENT_TABLES,
@@ -16,10 +17,7 @@ from ehrsequencing.readers.omop.tables import (
     VOCABULARY_TABLES,
     EventTable,
     date_stems,
-    death_rows,
-    event_rows,
-    period_rows,
-    person_rows,
+    rows_of,
 )
 from ehrsequencing.readers.omop.url import local_path
 from ehrsequencing.readers.parsing import dates_us
@@ -35,6 +33,7 @@ _NULL = pa.scalar(None, pa.string())
     "omop",
     help="OMOP CDM 5.3 or 5.4, from files or from a live database.",
     source="Folder of CSV, CSV.gz or Parquet tables, or postgres://… or duckdb://FILE",
+    sql=source_sql,
 )
 def import_omop(source: str, job: Import) -> None:
     """Read a folder with one file per table, or a URL that Ibis can open; see `Reader` and `open_source`."""
@@ -70,12 +69,7 @@ def _read(source: Source, counts: TableCounts, writer: MedsWriter, concepts: Con
     spec = EVENT_TABLES.get(name)
     for part in parts:
         counts.begin(part.file)
-        if spec is not None:
-            expression = event_rows(part.table, spec, dates)
-        else:
-            make = {"person": person_rows, "observation_period": period_rows, "death": death_rows}
-            expression = make[name](part.table, dates)
-        for batch in source.stream(expression, part):
+        for batch in source.stream(rows_of(part.table, name, dates), part):
             batch = batch.append_column("source", pa.array(counts.take(len(batch))))
             if spec is not None:
                 writer.add(_events(batch, spec, concepts, job))
