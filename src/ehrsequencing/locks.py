@@ -67,6 +67,32 @@ def locked(folder: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
         _remove_empty(made)
 
 
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Claim a piece of work that several processes share, by locking a file of its own while the block runs.
+
+    The system releases the claim when the process ends, however it ends. On a file system without locks every claim
+    succeeds, so that work may be done twice.
+
+    Args:
+        path: The file; its folder is there. It is removed when the block ends.
+
+    Yields:
+        Whether the claim is ours; False while another process holds it.
+    """
+    descriptor, is_mine = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), False
+    try:
+        is_mine = _lock(descriptor) and _is_same(descriptor, path)
+        if is_mine:
+            _write_holder(descriptor)
+        yield is_mine
+    finally:
+        if is_mine:
+            _release(path, descriptor)
+        else:
+            os.close(descriptor)
+
+
 def _acquire(target: Path, folder: Path, made: list[Path], until: float) -> int:
     """The descriptor of the locked file; folders that had to be made are added to `made`."""
     path = target / LOCK

@@ -336,7 +336,7 @@ def test_mutants_of_the_rules_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     for check, name, mutant in (
         (dates, "_end_of_day", lambda time_us, counts=None: time_us),
         (days, "_end_of_day", lambda time_us, counts=None: time_us),
-        (order, "_sorted", lambda made: made),
+        (order, "ordered_rows", lambda keys: np.arange(len(keys.row))),
     ):
         check()
         with monkeypatch.context() as patch:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from ehrsequencing.config import load_study
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records import engines
 from ehrsequencing.records.engines import Engine
 from ehrsequencing.records.prepared import prepare
 from helpers.meds import write_meds
@@ -118,3 +120,17 @@ def test_addresses_are_those_of_the_packages() -> None:
     assert Engine.of("processes") == Engine()
     assert Engine.of("ray://10.0.0.7:10001").address == "ray://10.0.0.7:10001"
     assert Engine.of("ray://local").address == "local"
+
+
+def test_an_import_error_of_the_work_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only connecting may ask for the extra."""
+    monkeypatch.setitem(engines._CONNECT, "dask", lambda address: nullcontext())
+    with pytest.raises(ImportError, match="of the work"), Engine.of("dask://127.0.0.1:1").connected():
+        raise ImportError("of the work")
+
+    def absent(address: str) -> Any:
+        raise ImportError("of the package")
+
+    monkeypatch.setitem(engines._CONNECT, "dask", absent)
+    with pytest.raises(EhrseqError, match="needs distributed"), Engine.of("dask://127.0.0.1:1").connected():
+        pass

@@ -171,6 +171,9 @@ def prepare(
     engine: Annotated[
         str, typer.Option("--engine", help="Where shards are worked on: dask://HOST:PORT or ray://HOST:PORT")
     ] = "processes",
+    worker: Annotated[
+        str | None, typer.Option("--worker", help="Be worker i of n, as 1/8: many processes make one set together")
+    ] = None,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -181,10 +184,20 @@ def prepare(
         from ehrsequencing.records.check_text import fix_lines
         from ehrsequencing.records.prepared import Prepared
         from ehrsequencing.records.prepared import prepare as make
+        from ehrsequencing.records.worker import prepare_as_worker as work
+        from ehrsequencing.records.worker import share_of
 
         study = _study(config, overrides, "prepare")
+        tasks = _tasks(task, study)
         with bar("preparing") as tick:
-            make(data, out, study=study, tasks=_tasks(task, study), progress=tick, engine=engine)
+            if worker is not None:
+                finished = work(data, out, share_of(worker, engine), study=study, tasks=tasks, progress=tick)
+            else:
+                make(data, out, study=study, tasks=tasks, progress=tick, engine=engine)
+        if worker is not None and not finished:
+            say(f"worker {worker}: no work is left; {out} is complete, or another worker puts it together")
+            finish(wrote={}, then="when all workers have ended, see OUT; if it is missing, start a worker again")
+            return
         prepared = Prepared(out, verify=False)
         for line in fix_lines(prepared.manifest["fixes"]):
             say(line)

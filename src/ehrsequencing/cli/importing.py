@@ -16,6 +16,7 @@ from ehrsequencing.cli.options import Debug
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
+    from ehrsequencing.config import ImportConfig
     from ehrsequencing.readers.import_report import ImportReport
     from ehrsequencing.readers.registry import Reader
 
@@ -70,6 +71,29 @@ def _command(reader: "Reader") -> Any:
                 report = _import(reader, source, out, overrides or [], map)
                 finish(wrote={"data": out}, then=["check", out], result=report.as_json())
 
+    elif reader.sql is not None:
+        statements = reader.sql
+
+        @app.command(reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds")
+        def import_tables(
+            source: Annotated[str, typer.Argument(help=reader.source)],
+            out: Out,
+            overrides: Overrides = None,
+            show_sql: Annotated[
+                bool, typer.Option("--show-sql", help="Print the SQL that would read SOURCE, and do nothing else")
+            ] = False,
+            debug: Debug = False,
+        ) -> None:
+            with errors(debug):
+                if show_sql:
+                    _settings(overrides or [], out)
+                    sql = statements(source)
+                    say("\n\n".join(sql))
+                    finish(wrote={}, then=None, result={"sql": sql})
+                    return
+                report = _import(reader, source, out, overrides or [])
+                finish(wrote={"data": out}, then=["check", out], result=report.as_json())
+
     else:
 
         @app.command(reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds")
@@ -90,12 +114,9 @@ def _import(
     reader: "Reader", source: str, out: Path, overrides: list[str], table_map: Path | None = None
 ) -> "ImportReport":
     """Import a source and print the report."""
-    from ehrsequencing.config import load_import
-
-    settings = load_import(overrides)
+    settings = _settings(overrides, out)
     if table_map is not None:
         settings = settings.model_copy(update={"map": table_map})
-    _refuse_database(out)
     with bar("importing") as tick:
         report = reader(source, out, settings=settings, progress=tick)
     for line in report.lines():
@@ -103,6 +124,14 @@ def _import(
     for line in report.warnings():
         warn(line)
     return report
+
+
+def _settings(overrides: list[str], out: Path) -> "ImportConfig":
+    """The settings, read after a look at the output's name."""
+    from ehrsequencing.config import load_import
+
+    _refuse_database(out)
+    return load_import(overrides)
 
 
 def _refuse_database(out: Path) -> None:

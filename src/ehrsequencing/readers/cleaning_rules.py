@@ -1,91 +1,194 @@
 """The cleaning rules: a reader's rows → MEDS rows. `import_report.RULES` says what each rule does."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.readers.import_report import ImportReport, RowCounts, RuleCounts, among, distinct
-from ehrsequencing.readers.rows import Role, clean_codes
-from ehrsequencing.records.events import DAY_US, SECOND_US
+from ehrsequencing.readers.row_order import Keys, ordered_rows
+from ehrsequencing.readers.rows import Role, clean_codes, encoded
+from ehrsequencing.records.events import BIRTH, DAY_US, SECOND_US
 
 NO_TIME = np.iinfo(np.int64).min
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
 OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
+_SPANS = (Role.VISIT, Role.SPAN)
 
 
-def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> pa.Table:
-    """The rows that have a subject and, where their role needs them, a code and a time; the others are counted.
+def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tuple[pa.Table, Bools]:
+    """Which rows have a subject and, where their role needs them, a code and a time; the others are counted.
 
     Args:
-        rows: Rows of a reader; an absent column of the schema is null.
+        rows: Rows of a reader; an absent column of the schema is null. Codes may be of a dictionary.
         schema: `rows_schema` of the reader.
         report: Where dropped rows are counted.
+
+    Returns:
+        All rows with all columns of the schema, their codes clean and of a dictionary, and (n,) which are usable.
     """
-    given = set(rows.column_names)
+    given, counts = set(rows.column_names), report.counts
+    code = encoded(rows["code"]) if "code" in given else encoded(pa.chunked_array([pa.nulls(len(rows), pa.string())]))
+    number = pc.fill_null(code.indices, -1).to_numpy(zero_copy_only=False)
+    clean = clean_codes(code.dictionary)
+    fixed = np.r_[np.asarray(pc.not_equal(clean, code.dictionary)), False]  # the last is for a code of null: number -1
+    blank = np.r_[np.asarray(pc.equal(clean, "")), True]
+    counts["fixed_code"] += int(fixed[number].sum()) if fixed.any() else 0
     columns = [
-        rows[f.name].cast(f.type, safe=False) if f.name in given else pa.nulls(len(rows), f.type) for f in schema
-    ]
-    rows, counts = pa.table(columns, schema=schema), report.counts
-    clean = clean_codes(rows["code"])
-    counts["fixed_code"] += pc.sum(pc.not_equal(clean, rows["code"])).as_py() or 0
-    rows = rows.set_column(rows.schema.get_field_index("code"), "code", clean)
+        pa.DictionaryArray.from_arrays(code.indices, clean) if field.name == "code"
+        else rows[field.name].cast(field.type, safe=False) if field.name in given
+        else pa.nulls(len(rows), field.type)
+        for field in schema
+    ]  # fmt: skip
+    rows = pa.table(columns, names=schema.names)
     needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON)
     needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC)
-    bare = np.asarray(pc.fill_null(pc.equal(rows["code"], ""), True))
     left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
     for name, bad in (
-        ("no_person", np.asarray(rows["subject_id"].is_null())),
-        ("no_code", bare & needs_code),
-        ("no_time", np.asarray(rows["time"].is_null()) & needs_time),
+        ("no_person", _nulls(rows["subject_id"])),
+        ("no_code", blank[number] & needs_code),
+        ("no_time", _nulls(rows["time"]) & needs_time),
     ):
         lost = left & bad
         counts[name] += int(lost.sum())
         left &= ~bad
         if lost.any():  # a source row that made several rows is lost when all of them are
             report.row_counts.drop(name, source[lost & ~among(source, distinct(source[left]))])
-    return rows if left.all() else rows.filter(pa.array(left))
+    return rows, left
+
+
+def _nulls(column: pa.ChunkedArray) -> Bools:
+    return np.asarray(column.is_null()) if column.null_count else np.zeros(len(column), dtype=bool)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of known persons, as plain columns."""
+
+    table: pa.Table
+    subject_ids: Ints  # (s,) sorted, by group first where there are groups
+    subject: Ints  # (n,) place among `subject_ids`
+    role: Ints  # (n,)
+    time_us: Ints  # (n,) `NO_TIME` for null
+    end_us: Ints  # (n,)
+    code: Ints  # (n,) place among `codes`, -1 for null
+    codes: pa.Array  # those of the rows, then of the periods' starts and ends, and of the ends of visits and stays
+    period: tuple[int, int]  # places of the codes of the periods' starts and ends
+    end_code: Ints  # place of a visit's code → place of its end's code
+    source: Ints  # (n,)
+
+    def of_role(self, *roles: Role) -> Bools:
+        """(n,) which rows have one of these roles."""
+        return _among_roles(self.role, roles)
+
+    def column(self, name: str) -> pa.Array:
+        """(n,) a column of the table."""
+        return self.table[name].combine_chunks()
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """Rows of the output: which row each was made of, its time, and its code."""
+
+    row: Ints
+    time_us: Ints
+    code: Ints
 
 
 def clean_rows(
     rows: pa.Table, counts: RuleCounts, row_counts: RowCounts | None = None, *, open_after_us: int | None = None
 ) -> pa.Table:
+    """As `cleaned`, with codes as text."""
+    made = cleaned(rows, counts, row_counts, open_after_us=open_after_us)
+    return made.set_column(2, "code", made["code"].cast(pa.string()))
+
+
+def cleaned(
+    rows: pa.Table,
+    counts: RuleCounts,
+    row_counts: RowCounts | None = None,
+    *,
+    open_after_us: int | None = None,
+    group: Callable[[Ints], Ints] | None = None,
+) -> pa.Table:
     """Turn the rows of some subjects into MEDS rows.
 
     Args:
-        rows: All rows of these subjects, in any order, with the columns of `rows_schema`. Rows that need a time have
-            one, all have a subject, and all but `OBSERVED` and `PERSON` have a code.
+        rows: All rows of these subjects, in any order, with the columns of `rows_schema`; codes may be of a dictionary.
+            Rows that need a time have one, all have a subject, and all but `OBSERVED` and `PERSON` have a code.
         counts: Where the use of each rule is counted.
         row_counts: Where each row, by its `source`, is counted as kept or dropped.
         open_after_us: An end after this time means "not ended yet".
+        group: Of subject ids the number of their group; subjects are then sorted by group first.
 
     Returns:
-        subject_id, time, code, numeric_value, text_value, encounter_id; sorted by subject, time (static rows first),
-        code, value, text and encounter, so that the result does not depend on the order of the rows.
+        subject_id, time, code (of a dictionary that holds the codes of these rows, sorted), numeric_value, text_value,
+        encounter_id; sorted by subject, time (static rows first), code, value, text and encounter, so that the result
+        does not depend on the order of the rows.
     """
-    known = _without_open_ends(_without_encounters(_known_persons(rows, counts)), counts, open_after_us)
-    made = pa.concat_tables([make(known, counts) for make in (_births, _deaths, _periods, _events)])
-    made = _without_duplicates(_without_nobody(made, counts), counts)
+    known = _without_open_ends(_plain(_known_persons(rows, counts, group)), counts, open_after_us)
+    visit = _visit_of(known, counts)
+    made = _joined([make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, counts)])
+    made = _without_nobody(known, made, counts)
+    encounter = known.column("encounter_id")
+    encounter = pc.if_else(pa.array(visit >= 0), encounter, pa.scalar(None, encounter.type))
+    names, code_rank = _used_codes(known.codes, made.code)
+    value, text = known.column("numeric_value"), known.column("text_value")
+    order = ordered_rows(
+        Keys(known.subject[made.row], made.time_us, code_rank, value, text, encounter, known.source, made.row)
+    )
+    counts["duplicates"] += len(made.row) - len(order)
+    row = made.row[order]
     if row_counts is not None:
-        _count_rows(rows, known, made, row_counts)
-    return _sorted(made.drop_columns("source"))
+        _count_rows(rows, known, row, row_counts)
+    return pa.table({
+        "subject_id": known.subject_ids[known.subject[row]],
+        "time": _timestamps(made.time_us[order]),
+        "code": pa.DictionaryArray.from_arrays(pa.array(code_rank[order].astype(np.int32)), names),
+        "numeric_value": taken(value, row), "text_value": taken(text, row), "encounter_id": taken(encounter, row),
+    })  # fmt: skip
 
 
-def _count_rows(given: pa.Table, known: pa.Table, made: pa.Table, row_counts: RowCounts) -> None:
-    """Count which rows made a row of the output, and why the others did not."""
-    kept = distinct(made["source"].to_numpy())
-    lost = given["source"].to_numpy()
-    row_counts.drop("unknown_person", lost[~among(lost, distinct(known["source"].to_numpy()))])
-    left = known.filter(pa.array(~among(known["source"].to_numpy(), kept)))
-    source = left["source"].to_numpy()
-    person = role_mask(left, Role.PERSON)
+def taken(column: pa.Array, row: Ints) -> pa.Array:
+    """Some rows of a column, in the order given; quick for one without any value."""
+    return pa.nulls(len(row), column.type) if column.null_count == len(column) else column.take(pa.array(row))
+
+
+def _used_codes(codes: pa.Array, number: Ints) -> tuple[pa.Array, Ints]:
+    """The sorted distinct codes that are used, and (n,) the place of each row's code among them."""
+    used = np.flatnonzero(np.bincount(number, minlength=len(codes)))
+    texts = codes.take(pa.array(used))
+    names = pc.unique(texts)
+    names = names.take(pc.sort_indices(names))
+    rank = np.zeros(len(codes), dtype=np.int64)
+    rank[used] = pc.index_in(texts, names).to_numpy()
+    return names, rank[number]
+
+
+def _count_rows(given: pa.Table, known: _Rows, made: Ints, row_counts: RowCounts) -> None:
+    """Count which rows made a row of the output (`made`: their places), and why the others did not."""
+    used = np.zeros(len(known.source), dtype=bool)
+    used[made] = True
+    kept = distinct(known.source[used])
+    if len(known.source) < len(given):
+        lost = given["source"].to_numpy()
+        row_counts.drop("unknown_person", lost[~among(lost, distinct(known.source))])
+    left = np.flatnonzero(~used)
+    left = left[~among(known.source[left], kept)]
+    source, role = known.source[left], known.role[left]
+    present = np.zeros(len(known.subject_ids), dtype=bool)
+    present[known.subject[made]] = True
+    person = role == Role.PERSON
     reasons = {
-        "nobody": ~among(left["subject_id"].to_numpy(), distinct(made["subject_id"].to_numpy())),
-        "kept": person & np.asarray(left["time"].is_null()),  # no row, but the subject is in the output
+        "nobody": ~present[known.subject[left]],
+        "kept": person & (known.time_us[left] == NO_TIME),  # no row, but the subject is in the output
         "two_births": person,
-        "two_deaths": role_mask(left, Role.DEATH),
-        "overlapping_periods": role_mask(left, Role.OBSERVED),
+        "two_deaths": role == Role.DEATH,
+        "overlapping_periods": role == Role.OBSERVED,
         "duplicates": np.ones(len(left), dtype=bool),
     }
     counted = np.zeros(len(left), dtype=bool)
@@ -93,35 +196,64 @@ def _count_rows(given: pa.Table, known: pa.Table, made: pa.Table, row_counts: Ro
         sources = distinct(source[mask & ~counted])
         counted |= among(source, sources)
         if reason == "kept":
-            kept = np.concatenate([kept, sources])
+            row_counts.keep(sources)
         else:
             row_counts.drop(reason, sources)
     row_counts.keep(kept)
 
 
-def _without_open_ends(rows: pa.Table, counts: RuleCounts, open_after_us: int | None) -> pa.Table:
+def _known_persons(
+    rows: pa.Table, counts: RuleCounts, group: Callable[[Ints], Ints] | None
+) -> tuple[pa.Table, Ints, Ints]:
+    """The rows of persons who have a row with that role, their sorted ids, and (n,) each row's place among these."""
+    subjects = encoded(rows["subject_id"])
+    ids, number = subjects.dictionary.to_numpy(), subjects.indices.to_numpy()
+    is_known = np.zeros(len(ids), dtype=bool)
+    is_known[number[role_mask(rows, Role.PERSON)]] = True
+    counts["negative_ids"] += int((ids[is_known] < 0).sum())
+    if not is_known.all():
+        known = is_known[number]
+        counts["unknown_person"] += int((~known).sum())
+        rows, number = rows.filter(pa.array(known)), number[known]
+    order = np.lexsort((ids[is_known], *([] if group is None else [group(ids[is_known])])))
+    rank = np.zeros(len(ids), dtype=np.int64)
+    rank[np.flatnonzero(is_known)[order]] = np.arange(len(order))
+    return rows, ids[is_known][order], rank[number]
+
+
+def _plain(known: tuple[pa.Table, Ints, Ints]) -> _Rows:
+    table, subject_ids, subject = known
+    code, role = encoded(table["code"]), table["role"].to_numpy()
+    number = pc.fill_null(code.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    n = len(code.dictionary)
+    ending = np.unique(number[_among_roles(role, _SPANS)])
+    ends = pc.binary_join_element_wise(code.dictionary.take(pa.array(ending)), pa.scalar(END_SUFFIX, pa.string()), "")
+    codes = pa.concat_arrays([code.dictionary, pa.array([PERIOD_START, PERIOD_END]), ends])
+    end_code = np.zeros(n, dtype=np.int64)
+    end_code[ending] = n + 2 + np.arange(len(ending))
+    time_us, end_us, source = micros(table["time"]), micros(table["end"]), table["source"].to_numpy()
+    return _Rows(table, subject_ids, subject, role, time_us, end_us, number, codes, (n, n + 1), end_code, source)
+
+
+def _without_open_ends(rows: _Rows, counts: RuleCounts, open_after_us: int | None) -> _Rows:
     """Remove ends after `open_after_us`, which mean "not ended yet"."""
-    end_us = micros(rows["end"])
-    is_open = end_us > (OPEN if open_after_us is None else open_after_us)
+    is_open = rows.end_us > (OPEN if open_after_us is None else open_after_us)
     if not is_open.any():
         return rows
     counts["open_end"] += int(is_open.sum())
-    no_end = np.where(role_mask(rows, Role.OBSERVED), OPEN, NO_TIME)
-    ends = _timestamps(np.where(is_open, no_end, end_us))
-    return rows.set_column(rows.schema.get_field_index("end"), "end", ends)
-
-
-def _without_encounters(rows: pa.Table) -> pa.Table:
-    """Births, deaths and observation periods belong to no encounter, so that rows which differ in it only are equal."""
-    outside = pa.array(role_mask(rows, Role.PERSON, Role.DEATH, Role.OBSERVED))
-    place = rows.schema.get_field_index("encounter_id")
-    none = pa.scalar(None, rows.schema.field(place).type)
-    return rows.set_column(place, "encounter_id", pc.if_else(outside, none, rows["encounter_id"]))
+    no_end = np.where(rows.of_role(Role.OBSERVED), OPEN, NO_TIME)
+    return replace(rows, end_us=np.where(is_open, no_end, rows.end_us))
 
 
 def role_mask(rows: pa.Table, *roles: Role) -> Bools:
     """(n,) which rows have one of these roles."""
-    return np.isin(rows["role"].to_numpy(), [int(role) for role in roles])
+    return _among_roles(rows["role"].to_numpy(), roles)
+
+
+def _among_roles(role: Ints, roles: tuple[Role, ...]) -> Bools:
+    wanted = np.zeros(len(Role), dtype=bool)
+    wanted[[int(one) for one in roles]] = True
+    return wanted[role]
 
 
 def micros(column: pa.ChunkedArray) -> Ints:
@@ -133,47 +265,36 @@ def _timestamps(us: Ints) -> pa.Array:
     return pa.array(us, mask=us == NO_TIME).cast(pa.timestamp("us"))
 
 
-def _made(rows: pa.Table, time_us: Ints, code: pa.ChunkedArray | pa.Array | None = None) -> pa.Table:
-    """MEDS rows of a reader's rows, at other times and, if given, with other codes."""
-    made = rows.select(["subject_id", "code", "numeric_value", "text_value", "encounter_id", "source"])
-    made = made if code is None else made.set_column(1, "code", code)
-    return made.add_column(1, "time", _timestamps(time_us))
+def _joined(parts: list[_Made]) -> _Made:
+    return _Made(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "time_us", "code")))
 
 
-def _known_persons(rows: pa.Table, counts: RuleCounts) -> pa.Table:
-    subject = rows["subject_id"].to_numpy()
-    persons = np.unique(subject[role_mask(rows, Role.PERSON)])
-    known = np.isin(subject, persons)
-    counts["unknown_person"] += int((~known).sum())
-    counts["negative_ids"] += int((persons < 0).sum())
-    return rows.filter(pa.array(known))
-
-
-def _earliest(rows: pa.Table) -> tuple[pa.Table, Ints, int]:
-    """Each subject's row with the earliest time, those times, and how many subjects had several different times."""
-    subject, time_us = rows["subject_id"].to_numpy(), micros(rows["time"])
+def _earliest(subject: Ints, time_us: Ints) -> tuple[Ints, int]:
+    """Of each subject the row with the earliest time, and how many subjects had several different times."""
     order = np.lexsort((time_us, subject))
     subject, time_us = subject[order], time_us[order]
     first = np.r_[True, subject[1:] != subject[:-1]] if len(subject) else np.zeros(0, bool)
     differs = ~first
     differs[1:] &= time_us[1:] != time_us[:-1]
-    return rows.take(pa.array(order[first])), time_us[first], len(np.unique(subject[differs]))
+    return order[first], len(np.unique(subject[differs]))
 
 
-def _births(rows: pa.Table, counts: RuleCounts) -> pa.Table:
-    persons = rows.filter(pa.array(role_mask(rows, Role.PERSON)))
-    born, time_us, several = _earliest(persons.filter(pc.is_valid(persons["time"])))
+def _births(rows: _Rows, counts: RuleCounts) -> _Made:
+    persons = rows.of_role(Role.PERSON)
+    dated = np.flatnonzero(persons & (rows.time_us != NO_TIME))
+    first, several = _earliest(rows.subject[dated], rows.time_us[dated])
     counts["two_births"] += several
-    counts["no_birth"] += len(pc.unique(persons["subject_id"])) - len(born)
-    return _made(born, time_us)
+    counts["no_birth"] += len(np.unique(rows.subject[persons])) - len(first)
+    born = dated[first]
+    return _Made(born, rows.time_us[born], rows.code[born])
 
 
-def _deaths(rows: pa.Table, counts: RuleCounts) -> pa.Table:
-    deaths = rows.filter(pa.array(role_mask(rows, Role.DEATH)))
-    time_us = _end_of_day(micros(deaths["time"]), counts)
-    deaths, time_us, several = _earliest(deaths.set_column(2, "time", _timestamps(time_us)))
+def _deaths(rows: _Rows, counts: RuleCounts) -> _Made:
+    deaths = np.flatnonzero(rows.of_role(Role.DEATH))
+    time_us = _end_of_day(rows.time_us[deaths], counts)
+    first, several = _earliest(rows.subject[deaths], time_us)
     counts["two_deaths"] += several
-    return _made(deaths, time_us)
+    return _Made(deaths[first], time_us[first], rows.code[deaths[first]])
 
 
 def _end_of_day(time_us: Ints, counts: RuleCounts | None = None) -> Ints:
@@ -184,17 +305,17 @@ def _end_of_day(time_us: Ints, counts: RuleCounts | None = None) -> Ints:
     return np.where(bare, time_us + DAY_US - SECOND_US, time_us)
 
 
-def _periods(rows: pa.Table, counts: RuleCounts) -> pa.Table:
+def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
     """Start and end of each observation period; periods that overlap or touch (less than a day apart) become one.
 
     A period that has not ended has only a start.
     """
-    periods = rows.filter(pa.array(role_mask(rows, Role.OBSERVED)))
-    start, end = micros(periods["time"]), micros(periods["end"])
+    periods = np.flatnonzero(rows.of_role(Role.OBSERVED))
+    start, end = rows.time_us[periods], rows.end_us[periods]
     backwards = (end != NO_TIME) & (_end_of_day(end) < start)
     counts["end_before_start"] += int(backwards.sum())
     end = np.where(backwards | (end == NO_TIME), start, end)
-    subject = periods["subject_id"].to_numpy()
+    subject = rows.subject[periods]
     order = np.lexsort((end, start, subject))
     subject, start, end = subject[order], start[order], _end_of_day(end)[order]
     opens = np.ones(len(start), dtype=bool)
@@ -209,61 +330,70 @@ def _periods(rows: pa.Table, counts: RuleCounts) -> pa.Table:
     counts["overlapping_periods"] += int((~opens).sum())
     closes = np.r_[opens[1:], True] if len(opens) else opens
     ended = end[closes] < OPEN
-    code = pa.array([PERIOD_START] * int(opens.sum()) + [PERIOD_END] * int(ended.sum()), pa.string())
-    chosen = periods.take(pa.array(np.r_[order[opens], order[opens][ended]]))
-    return _made(chosen, np.r_[start[opens], end[closes][ended]], code)
+    code = np.repeat(rows.period, [opens.sum(), ended.sum()])
+    chosen = periods[np.r_[order[opens], order[opens][ended]]]
+    return _Made(chosen, np.r_[start[opens], end[closes][ended]], code)
 
 
-def _events(rows: pa.Table, counts: RuleCounts) -> pa.Table:
+def _events(rows: _Rows, visit: Ints, counts: RuleCounts) -> _Made:
     """Events, static rows, and the starts and ends of visits and other spans."""
-    rows = rows.filter(pa.array(role_mask(rows, Role.EVENT, Role.STATIC, Role.VISIT, Role.SPAN)))
-    span = role_mask(rows, Role.VISIT, Role.SPAN)
-    visit, key = _visit_of(rows, counts)
-    rows = rows.set_column(rows.schema.get_field_index("encounter_id"), "encounter_id", key)
-    time_us = np.where(role_mask(rows, Role.STATIC), NO_TIME, micros(rows["time"]))
-    moved = _end_of_day(time_us)
-    loose = (moved != time_us) & ~span
-    counts["date_only"] += int(loose.sum())
-    visit_start, visit_end = _visit_spans(rows, visit)
-    inside = loose & (visit >= 0)
-    at = visit[inside]
-    covers = (visit_start[at] < time_us[inside] + DAY_US) & (visit_end[at] >= time_us[inside])
+    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.STATIC, *_SPANS))
+    role, visit = rows.role[every], visit[every]
+    span = _among_roles(role, _SPANS)
+    time_us = np.where(role == Role.STATIC, NO_TIME, rows.time_us[every])
+    midnight = (time_us % DAY_US == 0) & (time_us != NO_TIME) & ~span
+    loose = np.flatnonzero(midnight)
+    counts["date_only"] += len(loose)
+    moved = _end_of_day(time_us[loose])
+    visit_start, visit_end = _visit_spans(rows, every, visit)
+    inside = visit[loose] >= 0
+    at, bare = visit[loose][inside], time_us[loose][inside]
+    covers = (visit_start[at] < bare + DAY_US) & (visit_end[at] >= bare)
     moved[inside] = np.where(covers, np.minimum(moved[inside], visit_end[at]), moved[inside])
-    time_us = np.where(loose, moved, time_us)
-    end_us = np.where(span, _end_of_day(micros(rows["end"])), NO_TIME)
-    backwards = (end_us != NO_TIME) & (end_us < time_us)
+    time_us[loose] = moved
+    spans = np.flatnonzero(span)
+    end_us = _end_of_day(rows.end_us[every[spans]])
+    backwards = (end_us != NO_TIME) & (end_us < time_us[spans])
     counts["end_before_start"] += int(backwards.sum())
     ended = (end_us != NO_TIME) & ~backwards
-    ends = rows.filter(pa.array(ended))
-    end_code = pc.binary_join_element_wise(ends["code"], pa.scalar(END_SUFFIX, pa.string()), "")
-    return pa.concat_tables([_made(rows, time_us), _made(ends, end_us[ended], end_code)])
+    starts, ends = _Made(every, time_us, rows.code[every]), every[spans[ended]]
+    return _joined([starts, _Made(ends, end_us[ended], rows.end_code[rows.code[ends]])])
 
 
-def _visit_of(rows: pa.Table, counts: RuleCounts) -> tuple[Ints, pa.ChunkedArray]:
-    """Number of each row's visit (-1 without one), and its `encounter_id` (null where that person has no such visit).
+def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
+    """(n,) number of each row's visit, -1 without an `encounter_id`, or where that person has no such visit.
 
-    Two persons may use the same `encounter_id`.
+    Births, deaths and observation periods belong to no visit, so that rows which differ in it only are equal. Two
+    persons may use the same `encounter_id`.
     """
-    name = rows["encounter_id"].combine_chunks().dictionary_encode()
-    name = name.combine_chunks() if isinstance(name, pa.ChunkedArray) else name
-    number = np.asarray(pc.fill_null(name.indices, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
-    _, subject = np.unique(rows["subject_id"].to_numpy(), return_inverse=True)
-    pair = np.where(number >= 0, subject * (len(name.dictionary) + 1) + number, -1)
-    visits = np.unique(pair[role_mask(rows, Role.VISIT) & (pair >= 0)])
-    position = np.searchsorted(visits, pair)
-    position[position == len(visits)] = 0
-    found = (pair >= 0) & (visits[position] == pair) if len(visits) else np.zeros(len(pair), dtype=bool)
-    counts["dangling_encounter"] += int(((pair >= 0) & ~found).sum())
-    kept = pc.if_else(pa.array(found), rows["encounter_id"], pa.scalar(None, rows["encounter_id"].type))
-    return np.where(found, position, -1), kept
+    outside = rows.of_role(Role.PERSON, Role.DEATH, Role.OBSERVED)
+    name = encoded(rows.table["encounter_id"])
+    number = pc.fill_null(name.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    number[outside] = -1
+    is_visit = rows.of_role(Role.VISIT) & (number >= 0)
+    width = len(name.dictionary) + 1
+    visits = np.unique(rows.subject[is_visit] + number[is_visit] * len(rows.subject_ids))
+    if not len(visits):
+        found = np.full(len(number), -1)
+    else:
+        owners = len(rows.subject_ids)
+        first = np.searchsorted(visits, np.arange(width) * owners)  # the visits of each name stand together
+        at = np.minimum(first[number], len(visits) - 1)
+        key = rows.subject + number * owners
+        several = (np.diff(first) > 1)[number]
+        if several.any():
+            at[several] = np.minimum(np.searchsorted(visits, key[several]), len(visits) - 1)
+        found = np.where((number >= 0) & (visits[at] == key), at, -1)
+    counts["dangling_encounter"] += int(((number >= 0) & (found < 0)).sum())
+    return found
 
 
-def _visit_spans(rows: pa.Table, visit: Ints) -> tuple[Ints, Ints]:
+def _visit_spans(rows: _Rows, every: Ints, visit: Ints) -> tuple[Ints, Ints]:
     """Start and end of each visit; without a valid end, the end of the day on which it starts."""
     n = int(visit.max(initial=-1)) + 1
-    is_visit = role_mask(rows, Role.VISIT) & (visit >= 0)
-    at, start_us = visit[is_visit], micros(rows["time"])[is_visit]
-    end_us = _end_of_day(micros(rows["end"])[is_visit])
+    chosen = (rows.role[every] == Role.VISIT) & (visit >= 0)
+    at, start_us = visit[chosen], rows.time_us[every[chosen]]
+    end_us = _end_of_day(rows.end_us[every[chosen]])
     end_us = np.where(end_us < start_us, _end_of_day(start_us - start_us % DAY_US), end_us)
     start, end = np.full(n, np.iinfo(np.int64).max), np.full(n, NO_TIME)
     np.minimum.at(start, at, start_us)
@@ -271,23 +401,15 @@ def _visit_spans(rows: pa.Table, visit: Ints) -> tuple[Ints, Ints]:
     return start, end
 
 
-def _without_nobody(made: pa.Table, counts: RuleCounts) -> pa.Table:
+def _without_nobody(rows: _Rows, made: _Made, counts: RuleCounts) -> _Made:
     """Drop subjects with nothing but a birth and static rows, as MEDS readers do."""
-    subject = made["subject_id"].to_numpy()
-    timed = np.asarray(pc.is_valid(made["time"])) & ~np.asarray(pc.equal(made["code"], "MEDS_BIRTH"))
-    keep = np.isin(subject, np.unique(subject[timed]))
-    counts["nobody"] += len(np.unique(subject[~keep]))
-    return made.filter(pa.array(keep))
-
-
-def _sorted(made: pa.Table) -> pa.Table:
-    columns = ("subject_id", "time_us", "code", "numeric_value", "text_value", "encounter_id")
-    keyed = made.append_column("time_us", pa.array(micros(made["time"])))  # so that rows without a time come first
-    return made.take(pc.sort_indices(keyed, sort_keys=[(name, "ascending") for name in columns]))
-
-
-def _without_duplicates(made: pa.Table, counts: RuleCounts) -> pa.Table:
-    keys = [name for name in made.column_names if name != "source"]
-    distinct = made.group_by(keys, use_threads=False).aggregate([("source", "min")])
-    counts["duplicates"] += len(made) - len(distinct)
-    return distinct.rename_columns({"source_min": "source"}).select(made.column_names)
+    subject = rows.subject[made.row]
+    is_birth = np.asarray(pc.equal(rows.codes, BIRTH))
+    timed, met = (np.zeros(len(rows.subject_ids), dtype=bool) for _ in range(2))
+    timed[subject[(made.time_us != NO_TIME) & ~is_birth[made.code]]] = True
+    met[subject] = True
+    counts["nobody"] += int((met & ~timed).sum())
+    if timed[met].all():
+        return made
+    keep = timed[subject]
+    return _Made(made.row[keep], made.time_us[keep], made.code[keep])

@@ -7,9 +7,9 @@ Then each bucket is cleaned, sorted, and written to the splits of its subjects.
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from meds import schema as meds
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.cleaning_rules import clean_rows, role_mask, usable_rows
+from ehrsequencing.readers.cleaning_rules import NO_TIME, cleaned, micros, role_mask, taken, usable_rows
+from ehrsequencing.readers.code_numbers import CodeNumbers
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.rows import Role, rows_schema
-from ehrsequencing.records.events import hash_u64
+from ehrsequencing.records.events import DAY_US, hash_u64
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.splits import hash_splits
 from ehrsequencing.storage import write_json
@@ -34,8 +36,7 @@ OPEN_YEAR = 2050  # an end before this year is never taken for "not ended yet"
 YEAR_GAP = 10  # dates after so many years without a row are taken for wrong
 
 
-@dataclass(frozen=True)
-class CodeFacts:
+class CodeFacts(NamedTuple):
     """A code's entry in `codes.parquet`."""
 
     description: str | None = None
@@ -53,41 +54,54 @@ class MedsWriter:
     def __init__(self, folder: Path, report: ImportReport, encounter: pa.DataType) -> None:
         self.folder, self.report, self.schema = folder, report, rows_schema(encounter)
         self.code_facts: Callable[[set[str]], Mapping[str, CodeFacts]] = lambda seen: {}
+        self._codes = CodeNumbers()
+        self._spilled = pa.schema([f.with_type(pa.int32()) if f.name == "code" else f for f in self.schema])
         self._spill = folder / "spill"
         self._spill.mkdir()
-        self._waiting: list[pa.Table] = []
+        self._waiting: list[tuple[pa.Table, Bools]] = []  # rows, and which of them are usable
         self._bucket_rows = np.zeros(BUCKETS, dtype=np.int64)
         self._open: dict[int, pa.RecordBatchFileWriter] = {}
         self._years: Counter[int] = Counter()  # rows by year, without births
 
     def add(self, rows: pa.Table) -> None:
         """Take rows with the columns of `rows_schema`; an absent column is null."""
-        rows = usable_rows(rows, self.schema, self.report)
-        self._count_years(rows)
-        self._waiting.append(rows)
-        if sum(map(len, self._waiting)) >= FLUSH_ROWS:
+        rows, usable = usable_rows(rows, self.schema, self.report)
+        self._count_years(rows, usable)
+        place = rows.schema.get_field_index("code")
+        rows = rows.set_column(place, self._spilled.field(place), self._codes.of(rows["code"]))
+        self._waiting.append((rows, usable))
+        if sum(len(rows) for rows, _ in self._waiting) >= FLUSH_ROWS:
             self._flush()
 
-    def _count_years(self, rows: pa.Table) -> None:
-        times = rows["time"].filter(pa.array(~role_mask(rows, Role.PERSON, Role.STATIC))).drop_null()
-        if len(times):
-            years = times.to_numpy().astype("datetime64[Y]").astype(np.int64) + 1970
-            found = np.bincount(years - years.min())
-            self._years.update({int(years.min()) + i: int(found[i]) for i in np.flatnonzero(found).tolist()})
+    def _count_years(self, rows: pa.Table, usable: Bools) -> None:
+        time_us = micros(rows["time"])[usable & ~role_mask(rows, Role.PERSON, Role.STATIC)]
+        time_us = time_us[time_us != NO_TIME]
+        if len(time_us):
+            days = time_us // DAY_US
+            first = int(days.min())
+            found = np.bincount(days - first)
+            met = np.flatnonzero(found)
+            years = (met + first).astype("datetime64[D]").astype("datetime64[Y]").astype(np.int64) + 1970
+            for year, rows_of_day in zip(years.tolist(), found[met].tolist(), strict=True):
+                self._years[year] += rows_of_day
 
     def _flush(self) -> None:
         if not self._waiting:
             return
-        rows = pa.concat_tables(self._waiting).combine_chunks()
+        rows = pa.concat_tables([rows for rows, _ in self._waiting])
+        usable = np.concatenate([usable for _, usable in self._waiting])
         self._waiting = []
-        subject = rows["subject_id"].to_numpy()
-        bucket = (hash_u64(subject.view(np.uint64)) % np.uint64(BUCKETS)).astype(np.int64)
-        order = np.argsort(bucket, kind="stable")
-        rows, edges = rows.take(pa.array(order)), np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
+        subject = pc.fill_null(rows["subject_id"], 0).to_numpy()
+        bucket = (hash_u64(subject.view(np.uint64)) % np.uint64(BUCKETS)).astype(np.uint8)
+        bucket[~usable] = BUCKETS
+        order = np.argsort(bucket, kind="stable")  # of one byte: a radix sort
+        edges = np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
+        order = order[: edges[-1]]
+        rows = pa.table([taken(column.combine_chunks(), order) for column in rows.columns], schema=self._spilled)
         for number in np.flatnonzero(np.diff(edges)).tolist():
             part = rows.slice(edges[number], edges[number + 1] - edges[number])
             if number not in self._open:
-                self._open[number] = pa.ipc.new_stream(str(self._spill / f"{number}.arrow"), self.schema)
+                self._open[number] = pa.ipc.new_stream(str(self._spill / f"{number}.arrow"), self._spilled)
             self._open[number].write_table(part)
             self._bucket_rows[number] += len(part)
 
@@ -103,10 +117,11 @@ class MedsWriter:
         seen: set[str] = set()
         splits: list[pa.Table] = []
         row_counts, open_after_us = self.report.row_counts, _open_after_us(self._years)
+        codes = self._codes.texts
         for shard, group in enumerate(self._groups()):
-            rows = pa.concat_tables([self._read(number) for number in group])
-            made = clean_rows(rows, self.report.counts, row_counts, open_after_us=open_after_us)
-            seen.update(pc.unique(made["code"]).to_pylist())
+            rows = self._with_codes(pa.concat_tables([self._read(number) for number in group]), codes)
+            made = cleaned(rows, self.report.counts, row_counts, open_after_us=open_after_us, group=_split_of)
+            seen.update(made["code"].chunk(0).dictionary.to_pylist())
             splits.append(self._write_shard(made, shard))
         shutil.rmtree(self._spill)
         for table_counts in row_counts.tables.values():
@@ -135,13 +150,22 @@ class MedsWriter:
         with pa.OSFile(str(self._spill / f"{number}.arrow")) as file:
             return pa.ipc.open_stream(file).read_all()
 
+    def _with_codes(self, rows: pa.Table, codes: pa.Array) -> pa.Table:
+        place = rows.schema.get_field_index("code")
+        numbers = rows["code"].combine_chunks()
+        return rows.set_column(place, "code", pa.DictionaryArray.from_arrays(numbers, codes))
+
     def _write_shard(self, made: pa.Table, shard: int) -> pa.Table:
-        """Write cleaned rows to their splits; returns the split of each subject."""
-        ids = np.unique(made["subject_id"].to_numpy())
-        split, row_split = (hash_splits(x, SplitsConfig()) for x in (ids, made["subject_id"].to_numpy()))
+        """Write cleaned rows, which come split by split, to their files; returns the split of each subject."""
+        subject = made["subject_id"].to_numpy()
+        first = np.flatnonzero(np.r_[True, subject[1:] != subject[:-1]][: len(subject)])
+        ids = subject[first]
+        split = _split_of(ids)
+        edges = np.r_[first, len(subject)][np.searchsorted(split, np.arange(len(SPLITS) + 1))]
         for number, name in enumerate(SPLITS):
-            part = made.filter(pa.array(row_split == number))
+            part = made.slice(edges[number], edges[number + 1] - edges[number])
             if len(part):
+                part = part.set_column(2, "code", part["code"].cast(pa.string()))
                 _write(self.folder / "data" / name / f"{shard}.parquet", meds.DataSchema.align(part))
                 self.report.shards += 1
         self.report.rows += len(made)
@@ -149,11 +173,12 @@ class MedsWriter:
 
     def _write_codes(self, facts: Mapping[str, CodeFacts], seen: set[str]) -> None:
         codes = sorted({*facts, *seen})
-        known = [facts.get(code, CodeFacts()) for code in codes]
+        nothing = CodeFacts()
+        known = [facts.get(code, nothing) for code in codes]
         columns = {
             "code": codes,
             "description": [fact.description for fact in known],
-            "parent_codes": [list(fact.parents) or None for fact in known],
+            "parent_codes": [fact.parents or None for fact in known],
         }
         _write(self.folder / meds.code_metadata_filepath, pa.table(columns, schema=meds.CodeMetadataSchema.schema()))
         self.report.codes = len(seen)
@@ -169,6 +194,11 @@ class MedsWriter:
         meds.DatasetMetadataSchema.validate(card)
         write_json(self.folder / meds.dataset_metadata_filepath, card)
         write_json(self.folder / "metadata" / REPORT, self.report.as_json())
+
+
+def _split_of(subject_id: Ints) -> Ints:
+    """(n,) the number of each subject's split."""
+    return hash_splits(subject_id, SplitsConfig()).astype(np.int64)
 
 
 def _open_after_us(years: Mapping[int, int]) -> int | None:

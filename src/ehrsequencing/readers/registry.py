@@ -104,6 +104,7 @@ class Reader:
     source: str  # what SOURCE may be, for `--help`
     read: Callable[[str, Import], None]  # reads SOURCE and writes its rows through an `Import`
     needs_map: bool = False  # whether the command has the option `--map`
+    sql: Callable[[str], list[str]] | None = None  # the statements that reading SOURCE sends: the option `--show-sql`
 
     def __call__(
         self, source: str | Path, out: Path, *, settings: ImportConfig | None = None, progress: Progress | None = None
@@ -132,12 +133,17 @@ _READERS: dict[str, Reader] = {}
 
 
 def reader(
-    name: str, *, help: str, source: str, needs_map: bool = False
+    name: str,
+    *,
+    help: str,
+    source: str,
+    needs_map: bool = False,
+    sql: Callable[[str], list[str]] | None = None,
 ) -> Callable[[Callable[[str, Import], None]], Reader]:
     """Decorate the function of a format: register it, and make it a `Reader`; see there for the arguments."""
 
     def register(read: Callable[[str, Import], None]) -> Reader:
-        _READERS[name] = Reader(name, help, source, read, needs_map)
+        _READERS[name] = Reader(name, help, source, read, needs_map, sql)
         return _READERS[name]
 
     return register

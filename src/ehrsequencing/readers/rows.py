@@ -1,9 +1,16 @@
 """The columns and roles of a reader's rows, before the cleaning rules turn them into MEDS rows."""
 
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from ehrsequencing.arrays import Ints, Ints32
+
+_MANY = 1 << 62  # combinations that a number of 8 bytes can tell apart
 
 
 class Role(IntEnum):
@@ -30,7 +37,7 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
             "role": pa.int8(),
             "time": pa.timestamp("us"),
             "end": pa.timestamp("us"),
-            "code": pa.string(),
+            "code": pa.string(),  # or a dictionary of texts, where the reader has one
             "numeric_value": pa.float32(),
             "text_value": pa.large_string(),
             "encounter_id": encounter,
@@ -39,6 +46,49 @@ def rows_schema(encounter: pa.DataType) -> pa.Schema:
     )
 
 
-def clean_codes(code: pa.ChunkedArray) -> pa.ChunkedArray:
+def encoded(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """A column as places among its distinct values; one that is of a dictionary stays as it is."""
+    if not pa.types.is_dictionary(column.type):
+        return column.combine_chunks().dictionary_encode()
+    return column.unify_dictionaries().combine_chunks()
+
+
+def combinations(columns: Mapping[str, pa.ChunkedArray]) -> tuple[pa.Table, Ints32]:
+    """The distinct combinations of the values of some columns, and (n,) the place of each row's combination.
+
+    >>> few, place = combinations({"a": pa.chunked_array([[1, 1, None]]), "b": pa.chunked_array([["x", "x", "y"]])})
+    >>> few.to_pylist(), place.tolist()
+    ([{'a': 1, 'b': 'x'}, {'a': None, 'b': 'y'}], [0, 0, 1])
+    """
+    parts: dict[str, tuple[pa.Array, Ints]] = {}
+    key, kinds = np.zeros(0, dtype=np.int64), 1
+    for name, column in columns.items():
+        values = encoded(column)
+        number = pc.fill_null(values.indices, len(values.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
+        size = len(values.dictionary) + 1
+        if parts and kinds > _MANY // size:
+            key, kinds = _renumbered(key)
+        key, kinds = (key * size + number if parts else number), kinds * size
+        parts[name] = values.dictionary, number
+    if len(parts) == 1 and not values.indices.null_count:
+        return pa.table({name: pa.chunked_array([values.dictionary])}), values.indices.to_numpy()
+    place = pa.array(key).dictionary_encode()
+    first = np.full(len(place.dictionary), len(key))
+    at = place.indices.to_numpy()
+    first[at[::-1]] = np.arange(len(key))[::-1]  # the last write is the first row
+    few = {}
+    for name, (values, number) in parts.items():
+        wanted = number[first]
+        few[name] = pa.chunked_array([values.take(pa.array(wanted, mask=wanted == len(values)))])
+    return pa.table(few), at
+
+
+def _renumbered(key: Ints) -> tuple[Ints, int]:
+    """(n,) the keys as places among the distinct ones, and how many these are."""
+    places = pa.array(key).dictionary_encode()
+    return places.indices.to_numpy().astype(np.int64), len(places.dictionary)
+
+
+def clean_codes(code: pa.ChunkedArray | pa.Array) -> Any:
     """Codes without line breaks, NULs, runs of blanks and outer blanks, which MEDS readers refuse."""
     return pc.utf8_trim_whitespace(pc.replace_substring_regex(code, r"[\s\x00]+", " "))

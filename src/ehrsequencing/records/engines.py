@@ -6,7 +6,7 @@ written where the work is done.
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,13 +62,13 @@ class Engine:
         Raises:
             EhrseqError: The package is not installed, or the cluster does not answer.
         """
-        try:
-            connect = _CONNECT[self.kind]
-            with connect(self.address):
-                yield
-        except ImportError as error:
-            fix = f"pip install 'ehrsequencing[{self.kind}]'"
-            raise EhrseqError(f"needs {_PACKAGES[self.kind]}", where=f"--engine {self.kind}", fix=fix) from error
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(_CONNECT[self.kind](self.address))
+            except ImportError as error:
+                fix = f"pip install 'ehrsequencing[{self.kind}]'"
+                raise EhrseqError(f"needs {_PACKAGES[self.kind]}", where=f"--engine {self.kind}", fix=fix) from error
+            yield
 
     def unreachable(self) -> EhrseqError:
         """The error of a cluster that does not answer."""

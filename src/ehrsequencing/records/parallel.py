@@ -164,6 +164,10 @@ class Workers:
         """Whether the calls run in this process, one after another."""
         return self.processes == 1 and not self.engine.is_cluster
 
+    def kept_path(self, number: int) -> Path:
+        """Where the first pass keeps the rows of a shard."""
+        return self.work.folder / KEPT / f"{number}.rows"
+
     def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item; results come in the items' order.
 

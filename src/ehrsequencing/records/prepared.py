@@ -14,7 +14,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from ehrsequencing.records.parallel import CODES, KEPT, EncodedShard, ShardWork,
 from ehrsequencing.records.row_store import KeptRows, keep, ranges
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.store import ArrayAppender, open_arrays, write_cohort
-from ehrsequencing.records.survey import Part, Progress, Steps, survey
+from ehrsequencing.records.survey import Part, Progress, Steps, Survey, survey
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import (
@@ -89,61 +89,101 @@ def prepare(
     where = Engine.of(engine)
     if where.is_cluster:  # its machines have other working folders
         data, out = data.resolve(), out.resolve()
-    names = [task.name for task in tasks]
-    if len(set(names)) < len(names):
-        raise EhrseqError("two tasks have the same name", where=", ".join(names), fix="rename one")
-    reader, parents = MedsReader(data, study.data, study.visits), read_parents(data)
-    excluded = excluded_codes(study, tasks, parents)
-    lookup = split_lookup(data, study=study, tasks=tasks, excluded=excluded, parents=parents)
-    builders = [CohortBuilder(task, parents=parents) for task in tasks]
-    n_ranges = 1 + count_rows(reader.shards) // _RANGE_ROWS
-    tick = Steps(reader, n_ranges, progress)
+    job = PrepareJob(data, study, tasks, progress)
     with complete_folder(out, PREPARED) as folder:
-        work = ShardWork(reader, lookup, study, builders, excluded, parents, folder)
-        workers = Workers(work, count_processes(reader.shards, processes), where)
-        found = survey(reader, lambda: _FitAndKeep(workers), tick)
-        fit, dataset_end_us = found.part.fit, reader.end_us(found.days)
-        for builder in builders:
-            builder.require_known([*fit.number, *parents], suggest=[*fit.common_codes(), *parents])
+        workers = Workers(job.work(folder), count_processes(job.reader.shards, processes), where)
+        job.write(folder, workers, job.fit(folder, workers), content=content)
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What the first pass found; the vocabulary is in the folder, too."""
+
+    found: Survey["_FitAndKeep"]
+    dataset_end_us: int
+    vocabulary: Vocabulary
+    known: float | None  # share of the training rows with a token of their own
+    fixes: Counter[str]
+
+
+class PrepareJob:
+    """The steps of one `prepare`: what goes in, the first pass, the second pass.
+
+    Raises:
+        EhrseqError: Data or task cannot be used.
+    """
+
+    def __init__(
+        self, data: Path, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None = None
+    ) -> None:
+        names = [task.name for task in tasks]
+        if len(set(names)) < len(names):
+            raise EhrseqError("two tasks have the same name", where=", ".join(names), fix="rename one")
+        self.data, self.study, self.tasks = data, study, tasks
+        self.reader, self.parents = MedsReader(data, study.data, study.visits), read_parents(data)
+        self.excluded = excluded_codes(study, tasks, self.parents)
+        self.lookup = split_lookup(data, study=study, tasks=tasks, excluded=self.excluded, parents=self.parents)
+        self.builders = [CohortBuilder(task, parents=self.parents) for task in tasks]
+        self.n_ranges = 1 + count_rows(self.reader.shards) // _RANGE_ROWS
+        self.tick = Steps(self.reader, self.n_ranges, progress)
+
+    def work(self, folder: Path) -> ShardWork:
+        """The work on one shard; `folder` gets vocabulary and codes."""
+        return ShardWork(self.reader, self.lookup, self.study, self.builders, self.excluded, self.parents, folder)
+
+    def fit(self, folder: Path, workers: Workers) -> Fitted:
+        """The first pass: where the data ends, and the vocabulary of the training subjects."""
+        reader = self.reader
+        found = survey(reader, lambda: _FitAndKeep(workers), self.tick)
+        fit = found.part.fit
+        for builder in self.builders:
+            builder.require_known([*fit.number, *self.parents], suggest=[*fit.common_codes(), *self.parents])
         vocabulary = fit.finish()
         known = fit.known_share(vocabulary)
         fixes = Counter(reader.fixes)
-        fixes["absent_split"] = lookup.absent(found.subject_id)
-        for builder in builders:
+        fixes["absent_split"] = self.lookup.absent(found.subject_id)
+        for builder in self.builders:
             builder.require_subjects(found.subject_id)
         vocabulary.save(folder)
         write_json(folder / KEPT / CODES, list(fit.number))
-        items = ((shards, dataset_end_us) for shards in ranges(found.part.kept, n_ranges))
-        done = 0
+        return Fitted(found, reader.end_us(found.days), vocabulary, known, fixes)
+
+    def items(self, fitted: Fitted) -> Iterator[tuple[list[KeptRows], int]]:
+        """The pieces of the second pass: ranges of subjects."""
+        return ((shards, fitted.dataset_end_us) for shards in ranges(fitted.found.part.kept, self.n_ranges))
+
+    def write(self, folder: Path, workers: Workers, fitted: Fitted, *, content: str | None = None) -> None:
+        """The second pass, and all files."""
+        fit, fixes, done = fitted.found.part.fit, fitted.fixes, 0
         with ExitStack() as stack:
-            writers = _Writers(folder, tasks, stack)
-            for done, pieces in enumerate(workers.in_order(ShardWork.encode, items), start=1):  # noqa: B007
+            writers = _Writers(folder, self.tasks, stack)
+            for done, pieces in enumerate(workers.in_order(ShardWork.encode, self.items(fitted)), start=1):  # noqa: B007
                 for piece in pieces:
                     writers.add(piece, fixes)
-                tick()
-        for _ in range(done, n_ranges):
-            tick()
-        for task in tasks:
+                self.tick()
+        for _ in range(done, self.n_ranges):
+            self.tick()
+        for task in self.tasks:
             if task.outcomes is not None:
-                choose_outcomes(
-                    folder / "tasks" / task.name, folder / KEPT / OUTCOMES / task.name, task, list(fit.number), parents
-                )
+                task_folder, events = folder / "tasks" / task.name, folder / KEPT / OUTCOMES / task.name
+                choose_outcomes(task_folder, events, task, list(fit.number), self.parents)
         shutil.rmtree(folder / KEPT)
-        write_settings(folder / "config.yaml", study, only=SECTIONS)
-        for task, tally in zip(tasks, writers.tallies, strict=True):
+        write_settings(folder / "config.yaml", self.study, only=SECTIONS)
+        for task, tally in zip(self.tasks, writers.tallies, strict=True):
             task_folder = folder / "tasks" / task.name
             write_settings(task_folder / "task.yaml", task)
             write_cohort(folder, task.name)
             write_json(task_folder / "attrition.json", tally.as_json())
+        late = self.reader.late
         write_manifest(folder, {
-            **PREPARED.facts, "version": __version__, "data": data_name(data),
-            "data_path": str(data.resolve()), "subjects": len(found.subject_id),
-            "dataset_end_us": dataset_end_us, "late_rows": asdict(reader.late) if reader.late else None,
-            "vocabulary": vocabulary.digest, "tasks": names,
-            "known_training_rows": known,
-            "splits": split_source(data, study.splits),
-            "config": digest(study.model_dump(mode="json", include=SECTIONS)),
-            "excluded": list(excluded.patterns), "fixes": {name: count for name, count in fixes.items() if count},
+            **PREPARED.facts, "version": __version__, "data": data_name(self.data),
+            "data_path": str(self.data.resolve()), "subjects": len(fitted.found.subject_id),
+            "dataset_end_us": fitted.dataset_end_us, "late_rows": asdict(late) if late else None,
+            "vocabulary": fitted.vocabulary.digest, "tasks": [task.name for task in self.tasks],
+            "known_training_rows": fitted.known,
+            "splits": split_source(self.data, self.study.splits),
+            "config": digest(self.study.model_dump(mode="json", include=SECTIONS)),
+            "excluded": list(self.excluded.patterns), "fixes": {name: count for name, count in fixes.items() if count},
             **({} if content is None else {"content": content}),
         })  # fmt: skip
 
@@ -169,20 +209,17 @@ class _FitAndKeep(Part):
         rows.number_codes(self.fit.numbers(codes))
         self.kept.append(rows)
 
-    def _path(self, number: int) -> Path:
-        return self.work.folder / KEPT / f"{number}.rows"
-
     def add(self, events: Events) -> None:
         """Add the next shard."""
         self.training.add(events)
-        self._keep(keep(events, self._path(len(self.kept))), events.codes)
+        self._keep(keep(events, self.workers.kept_path(len(self.kept))), events.codes)
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
         if self.workers.are_here:
             yield from super().shards(reader)
             return
-        items = ((path, self._path(number), reader.late) for number, path in enumerate(reader.shards))
+        items = ((path, self.workers.kept_path(number), reader.late) for number, path in enumerate(reader.shards))
         for shard in self.workers.in_order(ShardWork.fit, items):
             self.fit.merge(shard.part)
             reader.fixes.merge(shard.fixes)

@@ -27,5 +27,5 @@ def read_bundle(bundle: Any) -> tuple[pa.Table, ImportReport]:
     blocks = Blocks(report, book, finder(dict(named for r in resources for named in named_in(r))))
     blocks.begin(None)
     schema = rows_schema(pa.string())
-    rows = usable_rows(blocks.rows(resources), schema, report)
-    return clean_rows(rows, report.counts, report.row_counts), report
+    rows, usable = usable_rows(blocks.rows(resources), schema, report)
+    return clean_rows(rows.filter(pa.array(usable)), report.counts, report.row_counts), report

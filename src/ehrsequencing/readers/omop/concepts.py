@@ -8,7 +8,12 @@ from ehrsequencing.arrays import Ints
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
 from ehrsequencing.readers.meds_writer import CodeFacts
 from ehrsequencing.readers.omop.source import Source
-from ehrsequencing.readers.omop.tables import ancestor_rows, concept_rows, relationship_rows
+from ehrsequencing.readers.omop.tables import (
+    ancestor_rows,
+    concept_rows,
+    relationship_kinds,
+    relationship_rows,
+)
 from ehrsequencing.readers.rows import clean_codes
 
 # Concepts that every OMOP database uses, even without a row in its table concept: code and description.
@@ -80,19 +85,21 @@ class Concepts:
     def facts(self, seen: set[str]) -> dict[str, CodeFacts]:
         """Descriptions and parents of the codes in `seen` and of all their ancestors."""
         parents = self._parents()
-        ids = np.array(
-            sorted({*self._used.tolist(), *parents, *(up for ups in parents.values() for up in ups)}), np.int64
+        ids = np.unique(
+            np.r_[self._used, [n for child, ups in parents.items() for n in (child, *ups)]].astype(np.int64)
         )
         code_of = dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True)) if len(ids) else {}
         described = self._descriptions(ids)
         facts: dict[str, CodeFacts] = {}
+        nothing = CodeFacts()
         for number, code in code_of.items():
-            above = sorted({code_of[up] for up in parents.get(number, ())} - {code})
-            before = facts.get(code, CodeFacts())
-            ups = tuple(sorted({*before.parents, *above}))
+            before = facts.get(code, nothing)
+            above = {code_of[up] for up in parents.get(number, ())} - {code}
+            ups = tuple(sorted(above.union(before.parents))) if above else before.parents
             facts[code] = CodeFacts(before.description or described.get(number), ups)
-        for code in seen & set(self._bases):
-            facts[code] = CodeFacts(facts.get(self._bases[code], CodeFacts()).description, (self._bases[code],))
+        for code in seen & self._bases.keys():
+            base = self._bases[code]
+            facts[code] = CodeFacts(facts.get(base, nothing).description, (base,))
         return facts
 
     def _parents(self) -> dict[int, list[int]]:
@@ -112,7 +119,7 @@ class Concepts:
     def _edges(self) -> tuple[Ints, Ints]:
         """(m,) children and (m,) parents: by concept_ancestor, else by 'Is a'; and from source to standard concepts."""
         ancestors = self._source.tables.get("concept_ancestor", [])
-        kinds = ("Maps to",) if ancestors else ("Is a", "Maps to")
+        kinds = relationship_kinds(bool(ancestors))
         found = [(part, ancestor_rows(part.table)) for part in ancestors]
         relationships = self._source.tables.get("concept_relationship", [])
         found += [(part, relationship_rows(part.table, kinds)) for part in relationships]

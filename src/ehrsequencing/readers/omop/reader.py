@@ -9,6 +9,7 @@ from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
 from ehrsequencing.readers.omop.concepts import Concepts
 from ehrsequencing.readers.omop.source import Part, Source, open_source
+from ehrsequencing.readers.omop.sql import source_sql
 from ehrsequencing.readers.omop.survey import survey, survey_lines
 from ehrsequencing.readers.omop.tables import (
     EVENT_TABLES,
@@ -16,15 +17,12 @@ from ehrsequencing.readers.omop.tables import (
     VOCABULARY_TABLES,
     EventTable,
     date_stems,
-    death_rows,
-    event_rows,
-    period_rows,
-    person_rows,
+    rows_of,
 )
 from ehrsequencing.readers.omop.url import local_path
 from ehrsequencing.readers.parsing import dates_us
 from ehrsequencing.readers.registry import Import, reader
-from ehrsequencing.readers.rows import Role
+from ehrsequencing.readers.rows import Role, combinations
 from ehrsequencing.records.events import BIRTH, DEATH
 
 _BIRTH = ("birth_datetime", "year_of_birth")
@@ -35,6 +33,7 @@ _NULL = pa.scalar(None, pa.string())
     "omop",
     help="OMOP CDM 5.3 or 5.4, from files or from a live database.",
     source="Folder of CSV, CSV.gz or Parquet tables, or postgres://… or duckdb://FILE",
+    sql=source_sql,
 )
 def import_omop(source: str, job: Import) -> None:
     """Read a folder with one file per table, or a URL that Ibis can open; see `Reader` and `open_source`."""
@@ -70,12 +69,7 @@ def _read(source: Source, counts: TableCounts, writer: MedsWriter, concepts: Con
     spec = EVENT_TABLES.get(name)
     for part in parts:
         counts.begin(part.file)
-        if spec is not None:
-            expression = event_rows(part.table, spec, dates)
-        else:
-            make = {"person": person_rows, "observation_period": period_rows, "death": death_rows}
-            expression = make[name](part.table, dates)
-        for batch in source.stream(expression, part):
+        for batch in source.stream(rows_of(part.table, name, dates), part):
             batch = batch.append_column("source", pa.array(counts.take(len(batch))))
             if spec is not None:
                 writer.add(_events(batch, spec, concepts, job))
@@ -118,24 +112,35 @@ def _ints(column: pa.ChunkedArray, missing: int) -> Ints:
 
 
 def _events(batch: pa.Table, spec: EventTable, concepts: Concepts, job: Import) -> pa.Table:
-    """Rows of an event table with their codes: VOCABULARY//CODE, with //UNIT or //VALUE where there is one."""
-    unmapped = pc.equal(batch["concept_id"], 0)
-    job.report.counts["unmapped"] += pc.sum(unmapped).as_py() or 0
-    code = pc.if_else(unmapped, f"OMOP//0//{spec.domain}", concepts.codes(batch["concept_id"]))
+    """Rows of an event table with their codes: VOCABULARY//CODE, with //UNIT or //VALUE where there is one.
+
+    Codes are made once for each combination of concept, unit and value, of which there are few.
+    """
+    keys = {"concept_id": batch["concept_id"]}
+    if spec.valued:
+        keys |= {name: batch[name] for name in ("unit_id", "unit", "value_id")}
+        keys["numbered"] = pc.is_valid(batch["number"])
+    few, place = combinations(keys)
+    unmapped = pc.equal(few["concept_id"], 0)
+    is_unmapped = np.asarray(unmapped)[place]
+    job.report.counts["unmapped"] += int(is_unmapped.sum())
+    code = pc.if_else(unmapped, f"OMOP//0//{spec.domain}", concepts.codes(few["concept_id"]))
     rows = batch.select(["subject_id", "time", "end", "encounter_id", "source"])
     if spec.valued:
-        number = pc.if_else(unmapped, pa.scalar(None, pa.float64()), batch["number"])
-        text = _without_blanks(batch["text_value"])
-        suffix = pc.if_else(number.is_valid(), _units(batch, concepts), _values(batch, concepts))
+        suffix = pc.if_else(few["numbered"], _units(few, concepts), _values(few, concepts))
         code = concepts.derived(code, pc.if_else(unmapped, _NULL, suffix))
-        rows = rows.append_column("numeric_value", number).append_column("text_value", text)
+        number = pc.if_else(pa.array(is_unmapped), pa.scalar(None, pa.float64()), batch["number"])
+        rows = rows.append_column("numeric_value", number)
+        rows = rows.append_column("text_value", _without_blanks(batch["text_value"]))
     if spec.end:
         concepts.with_end(code)
-    return _with_role(rows, spec.role, code)
+    return _with_role(rows, spec.role, pa.DictionaryArray.from_arrays(pa.array(place), code.combine_chunks()))
 
 
 def _without_blanks(text: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts, null where they are blank."""
+    if text.null_count == len(text):
+        return text
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(pc.fill_null(text, "")), ""), _NULL, text)
 
 

@@ -14,7 +14,7 @@ from ehrsequencing.readers.omop.headers import renamed_columns
 from ehrsequencing.readers.omop.tables import TABLES
 from ehrsequencing.readers.omop.url import connect, looks_like_database, public_name
 
-BATCH_ROWS = 100_000
+BATCH_ROWS = 500_000
 MEMORY = "1GB"  # limit of embedded DuckDB, beyond which it uses the disk
 ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}  # files of custom concepts
 _KNOWN_TABLES = {*TABLES, *ALIASES}

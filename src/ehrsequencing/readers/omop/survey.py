@@ -32,11 +32,11 @@ def survey(source: Source, counts: TableCounts, job: Import) -> dict[str, DateCo
     name = counts.name
     for part in source.tables[name]:
         check_columns(part.table, name, where=part.where)
-        row = source.one_row(_aggregate(part, name), part)
+        row = source.one_row(survey_counts(part, name), part)
         _count_lines(source, part, int(row["rows"]), counts, job.report)
         if name == "person" and row.get("names"):
             _refuse_names(source, part, int(row["names"]))
-        for column in _texts(part, name):
+        for column in text_dates(part, name):
             found = DateCounts(**{key: int(row[f"{column} {key}"] or 0) for key in _COUNTS})
             totals[column] = totals.get(column, DateCounts()) + found
     dates = job.date_columns(totals, counts, where=source.tables[name][0].where)
@@ -59,20 +59,20 @@ def survey_lines(source: Source, counts: TableCounts, report: ImportReport) -> N
     counts.check()
 
 
-def _texts(part: Part, name: str) -> list[str]:
+def text_dates(part: Part, name: str) -> list[str]:
     """The columns with dates written as text."""
     there = [column for column in date_columns(name) if column in part.table.columns]
     return [column for column in there if part.table[column].type().is_string()]
 
 
-def _aggregate(part: Part, name: str) -> Any:
-    """Counts of rows, of person ids that are not whole numbers, and of cells in each order of dates."""
+def survey_counts(part: Part, name: str) -> Any:
+    """Counts of rows, of person ids that are no whole numbers, and of cells in each order of dates: an expression."""
     table = part.table
     found = {"rows": table.count()}
     person = table["person_id"]
     if person.type().is_string():
         found["names"] = (~person.re_search(_WHOLE)).sum()
-    for column in _texts(part, name):
+    for column in text_dates(part, name):
         text = (table[column].strip() == "").ifelse(None, table[column])
         iso = text.like(ISO_LIKE)
         other = iso.ifelse(None, text)  # the slow patterns see only the other cells

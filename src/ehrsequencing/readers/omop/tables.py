@@ -180,6 +180,14 @@ def death_rows(table: Any, dates: Dates) -> Any:
     return table.select(subject_id=typed(table, "person_id", "int64"), time=moment(table, "death", dates))
 
 
+def rows_of(table: Any, name: str, dates: Dates) -> Any:
+    """The rows of a table of persons' records."""
+    if name in EVENT_TABLES:
+        return event_rows(table, EVENT_TABLES[name], dates)
+    make = {"person": person_rows, "observation_period": period_rows, "death": death_rows}
+    return make[name](table, dates)
+
+
 def concept_rows(table: Any) -> Any:
     """Concepts with the columns of their codes and names."""
     text = {name: typed(table, name, "string") for name in ("vocabulary_id", "concept_code", "concept_name")}
@@ -195,6 +203,11 @@ def ancestor_rows(table: Any) -> Any:
         levels=levels,
     )
     return rows.filter(rows.levels == 1).select("child", "parent")
+
+
+def relationship_kinds(with_ancestors: bool) -> tuple[str, ...]:
+    """Which rows of concept_relationship tell parents: `Is a` only where there is no concept_ancestor."""
+    return ("Maps to",) if with_ancestors else ("Is a", "Maps to")
 
 
 def relationship_rows(table: Any, kinds: tuple[str, ...]) -> Any:
