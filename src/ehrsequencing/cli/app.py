@@ -11,7 +11,7 @@ import typer
 
 from ehrsequencing import __version__
 from ehrsequencing.cli.codes import codes
-from ehrsequencing.cli.console import bar, errors, finish, note, say, stages, training_bar, unfinished, warn
+from ehrsequencing.cli.console import bar, errors, finish, say, stages, training_bar, unfinished, warn
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.explain import explain
@@ -21,7 +21,19 @@ from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
 from ehrsequencing.cli.inputs import read_tasks as _tasks
-from ehrsequencing.cli.options import Config, DataFolder, Debug, MovedSet, NewFolder, Overrides, RunFolder, TaskFiles
+from ehrsequencing.cli.inputs import trusted
+from ehrsequencing.cli.options import (
+    Config,
+    DataFolder,
+    Debug,
+    MovedSet,
+    NewFolder,
+    Overrides,
+    RunFolder,
+    TaskFiles,
+    Untrusted,
+)
+from ehrsequencing.cli.predict import predict
 from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
 from ehrsequencing.cli.serve import serve
@@ -128,6 +140,10 @@ def check(
     overrides: Overrides = None,
     task: TaskFiles = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write what was found to this file (JSON)")] = None,
+    untrusted: Untrusted = False,
+    copy: Annotated[
+        Path | None, typer.Option("--copy", help="With --untrusted: keep the plain copy here, to prepare from")
+    ] = None,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -144,20 +160,23 @@ def check(
         study = _study(config, overrides, "check")
         if out is not None:
             refuse_foreign_file(out, lambda path: is_json_of(path, CHECK))
-        with bar("checking") as tick:
-            found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
+        if copy is not None and not untrusted:
+            raise EhrseqError("--copy needs --untrusted", where="ehrseq check", fix="add --untrusted")
+        with trusted(data, study, untrusted=untrusted, keep=copy) as records, bar("checking") as tick:
+            found = check_data(records, study=study, tasks=_tasks(task, study), progress=tick)
+        data = copy or data
         if out is not None:
             write_json(out, {**CHECK.facts, **found.as_json()})
         if text := format_check(found):
             say(text)
         if found.refused:
-            finish(wrote={"check": out}, then=None, result=found.as_json())
+            finish(wrote={"check": out, "copy": copy}, then=None, result=found.as_json())
             raise found.refused[0]
         given = [word for path in task or () for word in ("--task", path)]
         named = given or ([] if study.task else ["--task", "TASK.yaml"])
         settings = [*(["--config", config] if config else []), *(overrides or ())]
         then = ["prepare", data, *named, "--out", "prepared", *settings]
-        finish(wrote={"check": out}, then=then, result=found.as_json())
+        finish(wrote={"check": out, "copy": copy}, then=then, result=found.as_json())
 
 
 @app.command(example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day")
@@ -321,61 +340,7 @@ def evaluate(
         )
 
 
-@app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")
-def predict(
-    run: RunFolder,
-    data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set, seen or not")],
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")] = Path(
-        "predictions.parquet"
-    ),
-    at: Annotated[str, typer.Option("--at", help="all prediction times, each subject's last, or a date")] = "all",
-    horizons: Annotated[str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")] = None,
-    recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
-    ] = False,
-    outcome: Annotated[
-        list[str] | None,
-        typer.Option("--outcome", help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated"),
-    ] = None,
-    top: Annotated[int | None, typer.Option("--top", help="So many most likely outcomes of each moment")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
-    config: Config = None,
-    debug: Debug = False,
-) -> None:
-    """Write risk curves for any MEDS data."""
-    with errors(debug):
-        from ehrsequencing.config import parse_days, refuse_changes
-        from ehrsequencing.predict import predict as write
-        from ehrsequencing.predict_outcomes import predict_outcomes
-
-        try:
-            days = [parse_days(text) for text in horizons.split(",")] if horizons else None
-        except ValueError as error:
-            raise EhrseqError(str(error), where="--horizons", fix="write them as 90d,2y") from error
-        notes: list[str] = []
-        study = _study(config, overrides, "predict")
-        refuse_changes(study, _run(run).study, "predict", file=config, by=run)
-        with bar("predicting") as tick:
-            if outcome or top is not None:
-                if recalibrate:
-                    what, fix = "--recalibrate is for the task's causes", "leave it out"
-                    raise EhrseqError(what, where="ehrseq predict", fix=fix)
-                write_to = partial(predict_outcomes, run, data, out, outcomes=outcome or (), top=top)
-            else:
-                write_to = partial(write, run, data, out, recalibrated=recalibrate)
-            write_to = partial(write_to, at=at, horizons_days=days, force=force)
-            count = write_to(facts=study.data, progress=tick, say=notes.append)
-        for text in notes:
-            warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
-        say(f"risks at {count:,} prediction times")
-        finish(
-            wrote={"predictions": out},
-            then=["score", out, data, "--task", "TASK.yaml"],
-            result={"prediction_times": count},
-        )
-
-
+app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")(predict)
 app.command(example="ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv")(explain)
 app.command(example="ehrseq explore run meds --out explorer.html")(explore)
 app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash')(score)
@@ -384,7 +349,7 @@ app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on l
 app.command(example="ehrseq serve run meds --port 8000")(serve)
 
 
-app.command(example="ehrseq export run --format torch --out exported")(export)
+app.command(example="ehrseq export run --format share --out shared")(export)
 
 
 @app.command(example="ehrseq report run --tripod tripod.yaml")

@@ -12,11 +12,10 @@ from typer.core import TyperGroup
 
 from ehrsequencing.cli.console import bar, errors, finish, say, warn
 from ehrsequencing.cli.conventions import CommandLine
-from ehrsequencing.cli.options import Debug
+from ehrsequencing.cli.options import Debug, Untrusted
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
-    from ehrsequencing.readers.import_report import ImportReport
     from ehrsequencing.readers.registry import Reader
 
 Out = Annotated[Path, typer.Argument(help="Folder to make; an earlier import there is replaced")]
@@ -64,11 +63,12 @@ def _command(reader: "Reader") -> Any:
             out: Out,
             overrides: Overrides = None,
             map: Annotated[Path | None, typer.Option(help="YAML file that says what the columns mean")] = None,
+            untrusted: Untrusted = False,
             debug: Debug = False,
         ) -> None:
             with errors(debug):
-                report = _import(reader, source, out, overrides or [], map)
-                finish(wrote={"data": out}, then=["check", out], result=report.as_json())
+                result = _import(reader, source, out, overrides or [], map, untrusted=untrusted)
+                finish(wrote={"data": out}, then=["check", out], result=result)
 
     else:
 
@@ -77,32 +77,45 @@ def _command(reader: "Reader") -> Any:
             source: Annotated[str, typer.Argument(help=reader.source)],
             out: Out,
             overrides: Overrides = None,
+            untrusted: Untrusted = False,
             debug: Debug = False,
         ) -> None:
             with errors(debug):
-                report = _import(reader, source, out, overrides or [])
-                finish(wrote={"data": out}, then=["check", out], result=report.as_json())
+                result = _import(reader, source, out, overrides or [], untrusted=untrusted)
+                finish(wrote={"data": out}, then=["check", out], result=result)
 
     return typer.main.get_command(app)
 
 
 def _import(
-    reader: "Reader", source: str, out: Path, overrides: list[str], table_map: Path | None = None
-) -> "ImportReport":
-    """Import a source and print the report."""
-    from ehrsequencing.config import load_import
+    reader: "Reader",
+    source: str,
+    out: Path,
+    overrides: list[str],
+    table_map: Path | None = None,
+    *,
+    untrusted: bool = False,
+) -> dict[str, Any]:
+    """Import a source, print the report and return it as JSON; with `untrusted` a limited child process does it."""
+    from ehrsequencing.readers.report_of_import import import_source
 
-    settings = load_import(overrides)
-    if table_map is not None:
-        settings = settings.model_copy(update={"map": table_map})
     _refuse_database(out)
-    with bar("importing") as tick:
-        report = reader(source, out, settings=settings, progress=tick)
-    for line in report.lines():
+    given: dict[str, Any] = {"format_": reader.name, "source": source, "out": str(out), "overrides": overrides}
+    given |= {"table_map": None if table_map is None else str(table_map)}
+    if untrusted:
+        from ehrsequencing.limited import Limits, in_limited_child
+
+        with bar("importing"):
+            found = in_limited_child(f"{import_source.__module__}:import_source", given, where=source, limits=Limits())
+    else:
+        with bar("importing") as tick:
+            found = import_source(**given, progress=tick)
+    for line in found["lines"]:
         say(line)
-    for line in report.warnings():
+    for line in found["warnings"]:
         warn(line)
-    return report
+    result: dict[str, Any] = found["result"]
+    return result
 
 
 def _refuse_database(out: Path) -> None:

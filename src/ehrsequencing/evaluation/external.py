@@ -33,7 +33,7 @@ from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.survey import CodeSubjects, survey
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, joined
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.run import Run
+from ehrsequencing.run import Run, refuse_shared
 from ehrsequencing.storage import complete_folder, refuse_overlap, write_manifest
 
 SPLIT = "external"
@@ -149,6 +149,8 @@ def validate(
     if store is None and settings.recalibrate:
         fix = "name it with --prepared, or leave out --recalibrate"
         raise EhrseqError("the prepared set has moved: its tuning split is needed", where=str(own), fix=fix)
+    if out is None:
+        refuse_shared(run_folder, run.manifest)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
     refuse_overlap(folder, data)
