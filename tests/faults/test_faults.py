@@ -4,10 +4,8 @@ After each fault the command runs again, and every byte is compared with a run w
 of these.
 """
 
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import HISTORY
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
-from helpers.faults.driver import COMMANDS, TINY
-from helpers.storage import everything, in_a_process
+from helpers.faults.driver import COMMANDS
+from helpers.storage import in_a_process
 
 Faults = Callable[..., dict[str, Any]]
 EVERY = tuple(COMMANDS)
@@ -99,18 +97,3 @@ def test_no_file_can_be_changed_in_silence(tmp_path: Path, kind: str, name: str)
 
 def places(length: int) -> list[int]:
     return sorted({min(9, length - 1), length // 2, max(length - 3, 0)})
-
-
-@pytest.mark.faults
-@pytest.mark.slow
-def test_the_seed_of_hashes_changes_no_byte(inputs: Path, tmp_path: Path) -> None:
-    made = []
-    for seed in ("0", "1"):
-        for words in (
-            ("prepare", inputs / "sim", "--task", inputs / "sim" / "task.yaml", "--out", tmp_path / "set"),
-            ("train", tmp_path / "set", "--out", tmp_path / seed, *TINY),
-        ):
-            env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
-            subprocess.run([sys.executable, "-m", "ehrsequencing", *map(str, words), "-q"], env=env, check=True)
-        made.append((everything(tmp_path / "set"), (tmp_path / seed / "model.safetensors").read_bytes()))
-    assert made[0] == made[1]

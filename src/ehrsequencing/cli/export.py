@@ -73,6 +73,5 @@ def _to_share(run: Path, out: Path, *, prepared: Path | None, license_id: str | 
     say(f"{changed}; people who have one get another risk" if found.codes or found.numbers else same)
     say(f"read {out / CARD} before you give the folder away")
     told = {"removed_codes": found.codes, "removed_numbers": found.numbers, "files": found.files}
-    return {
-        "wrote": {"shared": out}, "then": ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"], "result": told,
-    }  # fmt: skip
+    then = ["predict", out, "DATA", "--at", "last", "--out", "risks.csv"]
+    return {"wrote": {"shared": out}, "then": then, "result": told}

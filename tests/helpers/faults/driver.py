@@ -2,7 +2,8 @@
 
 `python -m helpers.faults.driver FOLDER KIND SEED COUNT COMMAND …` runs with the shim preloaded. For each command it
 makes a clean run, then COUNT runs with a fault at drawn calls (or all of them, with COUNT 0). After each fault it looks
-at what is left, runs the command again (training with --resume) and compares every byte. It prints one JSON object.
+at what is left, runs the command again (training with --resume) and compares every byte. It prints one JSON object,
+also with how many faults left an unfinished file behind, and the processor time.
 A command may name a kind of its own, as in `train=full`.
 """
 
@@ -12,6 +13,7 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -95,10 +97,12 @@ def _faults(shim: Any, name: str, folder: Path, kind: str, draw: random.Random, 
     wanted = _content(out)
     places = list(range(calls)) if not count else sorted(draw.sample(range(calls), min(count, calls)))
     problems: list[str] = []
+    inside = 0
     for at in places:
         _fresh(command, folder, out)
         code, _, text = _run(shim, command, folder, out, at=at, kind=kind)
         problems += [f"{name} {kind} at {at}: {what}" for what in _after(kind, code, text, out, before, wanted)]
+        inside += bool(_left(out))
         code, _, text = _run(shim, command, folder, out, at=-1, kind=kind)
         if code != 0:
             problems.append(f"{name} {kind} at {at}: again: exit {code}: {text[-300:]}")
@@ -109,7 +113,9 @@ def _faults(shim: Any, name: str, folder: Path, kind: str, draw: random.Random, 
         print(
             f"{name} {kind} at {at} of {calls}: {len(problems)} problems", *problems[-1:], file=sys.stderr, flush=True
         )
-    return {"calls": calls, "faults": len(places), "problems": problems}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = round(used.ru_utime + used.ru_stime, 1)
+    return {"calls": calls, "faults": len(places), "inside": inside, "cpu_seconds": cpu, "problems": problems}
 
 
 def _after(kind: str, code: int, text: str, out: Path, before: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
