@@ -14,7 +14,7 @@ import yaml
 import ehrsequencing as eh
 from ehrsequencing.config import load_study
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.export.anonymous import count_carriers, rare_parts, without
+from ehrsequencing.export.anonymous import count_carriers, forget_rare, rare_parts, without
 from ehrsequencing.export.model_card import rounded
 from ehrsequencing.export.samples import own_risk, sample_questions
 from ehrsequencing.export.share import CARD, share_run
@@ -125,7 +125,7 @@ def test_weights_of_rare_codes_are_forgotten(shared: Path, sim_run: Path, rare_c
     assert (after.table.weight[kept] == before.table.weight[kept]).all()
 
 
-def test_numbers_of_few_people_have_no_effect(sim_prepared: Path) -> None:
+def test_numbers_of_few_people_have_no_effect(sim_prepared: Path, sim_run: Path) -> None:
     """A code that 40 people have and 8 of them with a number, in a vocabulary of its own."""
     prepared = Prepared(sim_prepared)
     vocabulary = prepared.vocabulary
@@ -142,6 +142,11 @@ def test_numbers_of_few_people_have_no_effect(sim_prepared: Path) -> None:
     assert not (vocabulary.knots[row] == 0).all()
     other = vocabulary.scale[vocabulary.index["LAB//OTHER"]]
     assert (cleaned.knots[other] == vocabulary.knots[other]).all()
+    model = Run(sim_run).model
+    forget_rare(model, vocabulary, rare)
+    weights = model.code_embedding.value_table.weight.view(len(vocabulary), 3, -1)
+    assert (weights[marker] == 0).all()
+    assert (weights[vocabulary.index["LAB//OTHER"]] != 0).any()
 
 
 def test_a_type_of_few_people_loses_its_name(sim_prepared: Path) -> None:
@@ -205,6 +210,8 @@ def test_it_loads_everywhere_and_nothing_is_added(shared: Path, sim_data: Path, 
     for words in (("evaluate", shared), ("audit", shared), ("evaluate", shared, "--data", sim_data)):
         done = ehrseq(*words)
         assert done.exit_code == 2, done.output
+    with pytest.raises(EhrseqError, match="nothing is added"):
+        add_to_run(shared, "notes.json", lambda path: path.write_text("{}"))
     assert {path.name for path in shared.iterdir()} == {*RUN_NEEDS, MANIFEST, CARD}
 
 

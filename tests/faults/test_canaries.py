@@ -67,6 +67,7 @@ def test_the_canaries_are_in_the_data(data: Path) -> None:
     assert BIRTH in [row["time"] for row in own]
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_no_command_tells_a_canary(data: Path, tmp_path: Path) -> None:
     """What is printed, and every file of a run: results, report, history, weights, vocabulary, checkpoints."""

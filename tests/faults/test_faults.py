@@ -21,38 +21,53 @@ from helpers.storage import in_a_process
 
 Faults = Callable[..., dict[str, Any]]
 EVERY = tuple(COMMANDS)
+FEWEST = {name: {"explore": 4, "share": 30}.get(name, 50) for name in EVERY}  # calls that each makes at least
 
 
-def judge(found: dict[str, Any], *, least: int) -> None:
+Keep = Callable[[str, object], None]
+
+
+def judge(found: dict[str, Any], *, least: int, kind: str, keep: Keep) -> None:
+    """No problem at all, and so many faults at least; `keep` keeps the figures for the end of the run."""
     assert [problem for one in found.values() for problem in one["problems"]] == []
     assert sum(one["faults"] for one in found.values()) >= least, found
-    print({name: f"{one['faults']} of {one['calls']} calls" for name, one in found.items()})
+    for name, one in found.items():
+        keep("fault", {"kind": kind, "command": name, **{key: one[key] for key in FIGURES}})
 
 
-def test_a_kill(faults: Faults) -> None:
-    judge(faults("kill", "train", count=1), least=1)
+FIGURES = ("faults", "calls", "inside", "cpu_seconds")
 
 
-@pytest.mark.faults
-@pytest.mark.slow
-@pytest.mark.parametrize("command", EVERY)
-def test_a_killed_command_ends_in_the_same_bytes_when_it_runs_again(faults: Faults, command: str) -> None:
-    judge(faults("kill", command, count=15), least=15)
+def test_a_kill(faults: Faults, record_property: Keep) -> None:
+    judge(faults("kill", "train", count=1), least=1, kind="kill", keep=record_property)
 
 
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.parametrize("command", EVERY)
-def test_a_disk_that_fills_at_any_call_leaves_the_earlier_state(faults: Faults, command: str) -> None:
-    judge(faults("full", command, count=0), least=50)
+def test_a_killed_command_ends_in_the_same_bytes_when_it_runs_again(
+    faults: Faults, command: str, record_property: Keep
+) -> None:
+    judge(faults("kill", command, count=15), least=min(15, FEWEST[command]), kind="kill", keep=record_property)
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.parametrize("command", EVERY)
+def test_a_disk_that_fills_at_any_call_leaves_the_earlier_state(
+    faults: Faults, command: str, record_property: Keep
+) -> None:
+    judge(faults("full", command, count=0), least=FEWEST[command], kind="full", keep=record_property)
 
 
 @pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["broken", "denied", "read-only"])
 @pytest.mark.parametrize("command", EVERY)
-def test_a_disk_that_refuses_a_call_is_one_clear_error(faults: Faults, command: str, kind: str) -> None:
-    judge(faults(kind, command, count=20), least=20)
+def test_a_disk_that_refuses_a_call_is_one_clear_error(
+    faults: Faults, command: str, kind: str, record_property: Keep
+) -> None:
+    judge(faults(kind, command, count=20), least=min(20, FEWEST[command]), kind=kind, keep=record_property)
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
