@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-faults notebooks mutants check bench bench-real bench-encoders bench-oracle docs clean
+.PHONY: demo test test-all test-faults soak notebooks mutants check bench bench-real bench-encoders bench-oracle docs clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -28,6 +28,10 @@ test-all: .venv/dev
 # Kills, full disks and damaged files in great number, with what docs/reliability.md promises.
 test-faults: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rP -m "faults or not slow" tests/faults tests/test_storage.py tests/test_locks.py tests/test_manifests.py tests/test_run_files.py
+
+# An hour of training, predicting and serving: memory and descriptors must be flat (make soak SECONDS_OF_SOAK=300 for a look).
+soak: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python bench/soak.py $(or $(SECONDS_OF_SOAK),3600)
 
 # The notebooks of examples/, on few patients.
 notebooks: .venv/dev

@@ -45,6 +45,7 @@ PREPARED = Kind("prepared", "a prepared data set", ("config.yaml", *_VOCABULARY)
 IMPORTED = Kind("imported data set", "an imported data set", (_SPLITS, _CARD))
 SIMULATION = Kind("simulation", "a simulated data set", (_SPLITS, _CARD, "task.yaml"))
 RUN = Kind("run", "a run", RUN_NEEDS)
+SHARED_RUN = Kind("shared run", "a shared model", RUN_NEEDS)
 UNFINISHED_RUN = Kind("unfinished run", "an unfinished run")
 PRETRAINED = Kind("pretraining", "a pretrained model", RUN_NEEDS)
 UNFINISHED_PRETRAINING = Kind("unfinished pretraining", "an unfinished pretraining")
@@ -52,6 +53,7 @@ CHECKPOINT = Kind("checkpoint", "a checkpoint", ("state.json", "state.safetensor
 EXTERNAL = Kind("external validation", "an external validation", ("metrics.json",))
 SCORE = Kind("score", "a score of predictions", ("metrics.json",))
 EXPORT = Kind("export", "an exported program")
+PLAIN_COPY = Kind("plain copy", "a plain copy of a data set")
 CHECK = Kind("check", "a report of ehrseq check")
 PREDICTIONS = Kind("predictions", "predictions")
 EXPLORER = Kind("explorer", "an explorer")
@@ -61,7 +63,7 @@ STUDY_SITE = Kind("study site", "a site's results of a study")
 STUDY = Kind("study", "a merged study")
 KINDS = (
     *(PREPARED, IMPORTED, SIMULATION, RUN, UNFINISHED_RUN, PRETRAINED, UNFINISHED_PRETRAINING, CHECKPOINT, EXTERNAL),
-    *(SCORE, EXPORT, CHECK, PREDICTIONS, EXPLORER, EXPLANATION, STUDY_PACK, STUDY_SITE, STUDY),
+    *(SHARED_RUN, PLAIN_COPY, SCORE, EXPORT, CHECK, PREDICTIONS, EXPLORER, EXPLANATION, STUDY_PACK, STUDY_SITE, STUDY),
 )
 
 

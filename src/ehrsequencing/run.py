@@ -3,7 +3,7 @@
 A run folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.locks import locked
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.output_kinds import MANIFEST, RUN, SHARED_RUN
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcome_files import OUTCOMES_FILE, read_outcomes
 from ehrsequencing.records.prepared import Prepared
@@ -55,7 +55,7 @@ class Run:
         folder = Path(folder)
         self.folder = folder
         self.manifest = read_manifest(folder, what="a finished run")
-        if self.manifest.get("kind") != "run":
+        if self.manifest.get("kind") not in (RUN.name, SHARED_RUN.name):
             raise EhrseqError("is not a run", where=str(folder), fix="name a folder that ehrseq train made")
         require_facts(folder, self.manifest, _FACTS)
         required = set(self.manifest.get("required", self.manifest["files"]))
@@ -71,6 +71,11 @@ class Run:
                 "the vocabulary is not the one that the model was trained with", where=str(folder), fix=fix
             )
         self.task: TaskConfig = self.study.task
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is what `ehrseq export --format share` made of a run."""
+        return bool(self.manifest["kind"] == SHARED_RUN.name)
 
     @property
     def fingerprint(self) -> str:
@@ -202,12 +207,24 @@ def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
     with locked(folder, wait_seconds=_PATIENCE):
         require_room(folder, name)
         manifest = read_json(folder / MANIFEST)
+        refuse_shared(folder, manifest)
         others = {listed: known for listed, known in manifest.pop("files").items() if listed != name}
         unsure = {*manifest.pop("writing", []), name}  # of a killed command: it may have written them, so they are ours
         save_manifest(folder, {**manifest, "writing": sorted(unsure), "files": others})
         write(folder / name)
         left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
         save_manifest(folder, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
+
+
+def refuse_shared(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse to add a file to what `ehrseq export --format share` made: it would go out with it.
+
+    Raises:
+        EhrseqError: The folder is such a copy.
+    """
+    if manifest.get("kind") == SHARED_RUN.name:
+        fix = "use the run that it was made of; ehrseq evaluate --data also takes --out"
+        raise EhrseqError("is a shared copy of a run, to which nothing is added", where=str(folder), fix=fix)
 
 
 def require_room(folder: Path, *names: str) -> None:
@@ -217,6 +234,7 @@ def require_room(folder: Path, *names: str) -> None:
         EhrseqError: There is one.
     """
     manifest = read_json(folder / MANIFEST)
+    refuse_shared(folder, manifest)
     ours = {*manifest["files"], *manifest.get("writing", [])}
     for name in names:
         refuse_foreign_file(folder / name, lambda path: path.name in ours)

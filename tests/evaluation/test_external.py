@@ -122,6 +122,19 @@ def test_encoding_is_that_of_the_prepared_set(run: Path, held_out: Path, sim_pre
     assert not np.array_equal(found.timelines.codes, tampered)
 
 
+def test_arrays_on_disk_are_those_in_memory(run: Path, held_out: Path, tmp_path: Path) -> None:
+    """Subjects stand in another order in the shards; the files may be removed while they are mapped."""
+    memory = read_external(Run(run), held_out).population
+    found = read_external(Run(run), held_out, spool=tmp_path / "spool").population
+    assert (tmp_path / "spool" / "by-id").is_dir(), "nothing had to be put in order"
+    assert isinstance(found.records.timelines.codes.base, np.memmap)
+    shutil.rmtree(tmp_path / "spool")
+    assert found.attrition == memory.attrition
+    for here, there in ((found.records.timelines, memory.records.timelines), (found.records.rows, memory.records.rows)):
+        for field in fields(here):
+            np.testing.assert_array_equal(getattr(here, field.name), getattr(there, field.name), err_msg=field.name)
+
+
 def test_joined_offsets_go_on(run: Path, held_out: Path) -> None:
     found = read_external(Run(run), held_out).population.records
     twice = joined([found.timelines, found.timelines])

@@ -21,6 +21,26 @@ from helpers.simulate import busy_world
 Faults = Callable[..., dict[str, Any]]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The figures of docs/reliability.md: faults by kind and command, and how many left an unfinished file."""
+    found = [
+        told
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        for name, told in getattr(report, "user_properties", ())
+        if name == "fault"
+    ]
+    if not found:
+        return
+    terminalreporter.section("faults at calls that change the disk")
+    for kind in dict.fromkeys(str(one["kind"]) for one in found):
+        own = [one for one in found if one["kind"] == kind]
+        by = ", ".join(f"{one['command']} {one['faults']} of {one['calls']}" for one in own)
+        total, inside, cpu = (sum(one[name] for one in own) for name in ("faults", "inside", "cpu_seconds"))
+        line = f"{kind}: {total} ({inside} left an unfinished file; {cpu:.0f} s of processor time): {by}"
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small OMOP database, 60 simulated subjects, their prepared set, and a run on it."""

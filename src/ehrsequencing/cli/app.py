@@ -21,7 +21,18 @@ from ehrsequencing.cli.importing import import_app
 from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
 from ehrsequencing.cli.inputs import read_tasks as _tasks
-from ehrsequencing.cli.options import Config, DataFolder, Debug, MovedSet, NewFolder, Overrides, RunFolder, TaskFiles
+from ehrsequencing.cli.inputs import trusted
+from ehrsequencing.cli.options import (
+    Config,
+    DataFolder,
+    Debug,
+    MovedSet,
+    NewFolder,
+    Overrides,
+    RunFolder,
+    TaskFiles,
+    Untrusted,
+)
 from ehrsequencing.cli.predict import predict
 from ehrsequencing.cli.pretrain import pretrain
 from ehrsequencing.cli.score import score
@@ -130,6 +141,10 @@ def check(
     overrides: Overrides = None,
     task: TaskFiles = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write what was found to this file (JSON)")] = None,
+    untrusted: Untrusted = False,
+    copy: Annotated[
+        Path | None, typer.Option("--copy", help="With --untrusted: keep the plain copy here, to prepare from")
+    ] = None,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -146,20 +161,23 @@ def check(
         study = _study(config, overrides, "check")
         if out is not None:
             refuse_foreign_file(out, lambda path: is_json_of(path, CHECK))
-        with bar("checking") as tick:
-            found = check_data(data, study=study, tasks=_tasks(task, study), progress=tick)
+        if copy is not None and not untrusted:
+            raise EhrseqError("--copy needs --untrusted", where="ehrseq check", fix="add --untrusted")
+        with trusted(data, study, untrusted=untrusted, keep=copy) as records, bar("checking") as tick:
+            found = check_data(records, study=study, tasks=_tasks(task, study), progress=tick)
+        data = copy or data
         if out is not None:
             write_json(out, {**CHECK.facts, **found.as_json()})
         if text := format_check(found):
             say(text)
         if found.refused:
-            finish(wrote={"check": out}, then=None, result=found.as_json())
+            finish(wrote={"check": out, "copy": copy}, then=None, result=found.as_json())
             raise found.refused[0]
         given = [word for path in task or () for word in ("--task", path)]
         named = given or ([] if study.task else ["--task", "TASK.yaml"])
         settings = [*(["--config", config] if config else []), *(overrides or ())]
         then = ["prepare", data, *named, "--out", "prepared", *settings]
-        finish(wrote={"check": out}, then=then, result=found.as_json())
+        finish(wrote={"check": out, "copy": copy}, then=then, result=found.as_json())
 
 
 @app.command(example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day")
@@ -304,7 +322,7 @@ app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on l
 app.command(example="ehrseq serve run meds --port 8000")(serve)
 
 
-app.command(example="ehrseq export run --format torch --out exported")(export)
+app.command(example="ehrseq export run --format share --out shared")(export)
 
 
 @app.command(example="ehrseq report run --tripod tripod.yaml")

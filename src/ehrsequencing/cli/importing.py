@@ -12,12 +12,11 @@ from typer.core import TyperGroup
 
 from ehrsequencing.cli.console import bar, errors, finish, say, warn
 from ehrsequencing.cli.conventions import CommandLine
-from ehrsequencing.cli.options import Debug
+from ehrsequencing.cli.options import Debug, Untrusted
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
     from ehrsequencing.config import ImportConfig
-    from ehrsequencing.readers.import_report import ImportReport
     from ehrsequencing.readers.registry import Reader
 
 Out = Annotated[Path, typer.Argument(help="Folder to make; an earlier import there is replaced")]
@@ -65,11 +64,12 @@ def _command(reader: "Reader") -> Any:
             out: Out,
             overrides: Overrides = None,
             map: Annotated[Path | None, typer.Option(help="YAML file that says what the columns mean")] = None,
+            untrusted: Untrusted = False,
             debug: Debug = False,
         ) -> None:
             with errors(debug):
-                report = _import(reader, source, out, overrides or [], map)
-                finish(wrote={"data": out}, then=["check", out], result=report.as_json())
+                result = _import(reader, source, out, overrides or [], map, untrusted=untrusted)
+                finish(wrote={"data": out}, then=["check", out], result=result)
 
     elif reader.sql is not None:
         statements = reader.sql
@@ -82,6 +82,7 @@ def _command(reader: "Reader") -> Any:
             show_sql: Annotated[
                 bool, typer.Option("--show-sql", help="Print the SQL that would read SOURCE, and do nothing else")
             ] = False,
+            untrusted: Untrusted = False,
             debug: Debug = False,
         ) -> None:
             with errors(debug):
@@ -91,8 +92,8 @@ def _command(reader: "Reader") -> Any:
                     say("\n\n".join(sql))
                     finish(wrote={}, then=None, result={"sql": sql})
                     return
-                report = _import(reader, source, out, overrides or [])
-                finish(wrote={"data": out}, then=["check", out], result=report.as_json())
+                result = _import(reader, source, out, overrides or [], untrusted=untrusted)
+                finish(wrote={"data": out}, then=["check", out], result=result)
 
     else:
 
@@ -101,29 +102,45 @@ def _command(reader: "Reader") -> Any:
             source: Annotated[str, typer.Argument(help=reader.source)],
             out: Out,
             overrides: Overrides = None,
+            untrusted: Untrusted = False,
             debug: Debug = False,
         ) -> None:
             with errors(debug):
-                report = _import(reader, source, out, overrides or [])
-                finish(wrote={"data": out}, then=["check", out], result=report.as_json())
+                result = _import(reader, source, out, overrides or [], untrusted=untrusted)
+                finish(wrote={"data": out}, then=["check", out], result=result)
 
     return typer.main.get_command(app)
 
 
 def _import(
-    reader: "Reader", source: str, out: Path, overrides: list[str], table_map: Path | None = None
-) -> "ImportReport":
-    """Import a source and print the report."""
-    settings = _settings(overrides, out)
-    if table_map is not None:
-        settings = settings.model_copy(update={"map": table_map})
-    with bar("importing") as tick:
-        report = reader(source, out, settings=settings, progress=tick)
-    for line in report.lines():
+    reader: "Reader",
+    source: str,
+    out: Path,
+    overrides: list[str],
+    table_map: Path | None = None,
+    *,
+    untrusted: bool = False,
+) -> dict[str, Any]:
+    """Import a source, print the report and return it as JSON; with `untrusted` a limited child process does it."""
+    from ehrsequencing.readers.report_of_import import import_source
+
+    _refuse_database(out)
+    given: dict[str, Any] = {"format_": reader.name, "source": source, "out": str(out), "overrides": overrides}
+    given |= {"table_map": None if table_map is None else str(table_map)}
+    if untrusted:
+        from ehrsequencing.limited import Limits, in_limited_child
+
+        with bar("importing"):
+            found = in_limited_child(f"{import_source.__module__}:import_source", given, where=source, limits=Limits())
+    else:
+        with bar("importing") as tick:
+            found = import_source(**given, progress=tick)
+    for line in found["lines"]:
         say(line)
-    for line in report.warnings():
+    for line in found["warnings"]:
         warn(line)
-    return report
+    result: dict[str, Any] = found["result"]
+    return result
 
 
 def _settings(overrides: list[str], out: Path) -> "ImportConfig":

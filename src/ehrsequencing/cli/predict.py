@@ -1,4 +1,4 @@
-"""`ehrseq predict`."""
+"""`ehrseq predict RUN DATA`: risk curves for any MEDS data."""
 
 from functools import partial
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from ehrsequencing.cli.console import bar, errors, finish, note, say, warn
-from ehrsequencing.cli.inputs import open_run, read_study
-from ehrsequencing.cli.options import Config, Debug, Overrides, RunFolder
+from ehrsequencing.cli.inputs import open_run, read_study, trusted
+from ehrsequencing.cli.options import Config, Debug, Overrides, RunFolder, Untrusted
 from ehrsequencing.errors import EhrseqError
 
 
@@ -39,6 +39,7 @@ def predict(
         str | None, typer.Option("--cause", help="With --format meds-dev: which cause [the first]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
+    untrusted: Untrusted = False,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -58,18 +59,22 @@ def predict(
         )
         notes: list[str] = []
         study = read_study(config, overrides, "predict")
-        refuse_changes(study, open_run(run).study, "predict", file=config, by=run)
+        made = open_run(run).study
+        refuse_changes(study, made, "predict", file=config, by=run)
+        asked = study.model_copy(update={"visits": made.visits})
         write_to: Any
-        with bar("predicting") as tick:
+        with trusted(data, asked, untrusted=untrusted) as records, bar("predicting") as tick:
             if outcome or top is not None:
                 if recalibrate:
                     what, fix = "--recalibrate is for the task's causes", "leave it out"
                     raise EhrseqError(what, where="ehrseq predict", fix=fix)
-                write_to = partial(predict_outcomes, run, data, out, outcomes=outcome or (), top=top)
+                write_to = partial(predict_outcomes, run, records, out, outcomes=outcome or (), top=top)
             else:
-                write_to = partial(write, run, data, out, recalibrated=recalibrate)
+                write_to = partial(write, run, records, out, recalibrated=recalibrate)
             if labels is not None:
-                write_to = partial(predict_labels, run, data, out, labels=labels, cause=cause, recalibrated=recalibrate)
+                write_to = partial(
+                    predict_labels, run, records, out, labels=labels, cause=cause, recalibrated=recalibrate
+                )
             else:
                 write_to = partial(write_to, at=at)
             write_to = partial(write_to, horizons_days=days, force=force)

@@ -5,7 +5,9 @@ fitted on the run's own training subjects.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,16 @@ from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, data_name
 from ehrsequencing.records.record import Record, make_record
+from ehrsequencing.records.store import ArrayAppender, open_arrays
 from ehrsequencing.records.survey import CodeSubjects, survey
-from ehrsequencing.records.timelines import TaskRecords, TaskRows, joined
+from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, joined
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.run import Run
+from ehrsequencing.run import Run, refuse_shared
 from ehrsequencing.storage import complete_folder, refuse_overlap, write_manifest
 
 SPLIT = "external"
+_SPOOL = ".arrays"  # in the folder that is being made: encoded records
+_CHUNK = 5_000  # subjects put in order at a time
 MOST_CODES = 15
 MUCH_UNKNOWN = 0.1  # above the share in training: worth a warning
 
@@ -52,14 +57,20 @@ class External:
 
 
 def read_external(
-    run: Run, data: Path, *, facts: DataConfig | None = None, progress: Callable[[str], None] = lambda _: None
+    run: Run,
+    data: Path,
+    *,
+    facts: DataConfig | None = None,
+    spool: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> External:
-    """Encode and label other MEDS data for a run; held in memory.
+    """Encode and label other MEDS data for a run.
 
     Args:
         run: The trained run.
         data: Folder of the data set.
         facts: What its files do not tell (its date of extraction).
+        spool: Folder for the arrays, which are then mapped from its files; default: they are held in memory.
         progress: Called with the name of each stage.
 
     Raises:
@@ -76,19 +87,46 @@ def read_external(
         fix = "map its codes to those of the data that the run was trained on"
         raise EhrseqError(what, where=str(data), fix=fix)
     end_us, builder, tally = reader.end_us(found.days), CohortBuilder(task, parents=parents), Tally(task)
-    visits, rows = [], []
-    for events in reader:
-        record = make_record(events, excluded=excluded, settings=run.study.visits)
-        visits.append(encode_timelines(record, run.vocabulary)[0])
-        rows.append(_labelled(record, builder, tally, run.vocabulary, end_us))
-    records = TaskRecords(joined(visits), joined(rows))
-    order = np.argsort(records.timelines.subject_id, kind="stable")  # does not depend on how shards were cut
+
+    def parts() -> Iterator[TaskRecords]:
+        for events in reader:
+            record = make_record(events, excluded=excluded, settings=run.study.visits)
+            visits = encode_timelines(record, run.vocabulary)[0]
+            yield TaskRecords(visits, _labelled(record, builder, tally, run.vocabulary, end_us))
+
+    records = _in_memory(parts()) if spool is None else _on_disk(parts(), spool)
     counts = tally.as_json()
     attrition = {**counts, "splits": {SPLIT: counts["splits"]["train"]}}  # where the tally put everybody
-    population = Population(
-        split=SPLIT, data=data_name(data), records=records.take(order), attrition=attrition, source=data
-    )
+    population = Population(split=SPLIT, data=data_name(data), records=records, attrition=attrition, source=data)
     return External(population, unknown, unmatched, late=reader.late)
+
+
+def _in_memory(parts: Iterator[TaskRecords]) -> TaskRecords:
+    """All subjects, in the order of their ids, which does not depend on how shards were cut."""
+    every = list(parts)
+    records = TaskRecords(joined([part.timelines for part in every]), joined([part.rows for part in every]))
+    del every
+    return records.take(np.argsort(records.timelines.subject_id, kind="stable"))
+
+
+def _on_disk(parts: Iterable[TaskRecords], spool: Path) -> TaskRecords:
+    """The same, mapped from files, which may be removed while they are mapped."""
+    records = _written(parts, spool / "by-shard")
+    ids = records.timelines.subject_id
+    if (ids[1:] > ids[:-1]).all():
+        return records
+    order = np.argsort(ids, kind="stable")
+    some = (records.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
+    return _written(some, spool / "by-id")
+
+
+def _written(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
+    with ExitStack() as stack:
+        appender = ArrayAppender(stack)
+        for part in parts:
+            appender.append(folder / "visits", part.timelines)
+            appender.append(folder / "rows", part.rows)
+    return TaskRecords(open_arrays(Timelines, folder / "visits"), open_arrays(TaskRows, folder / "rows"))
 
 
 def _labelled(record: Record, builder: CohortBuilder, tally: Tally, vocabulary: Vocabulary, end_us: int) -> TaskRows:
@@ -149,11 +187,15 @@ def validate(
     if store is None and settings.recalibrate:
         fix = "name it with --prepared, or leave out --recalibrate"
         raise EhrseqError("the prepared set has moved: its tuning split is needed", where=str(own), fix=fix)
+    if out is None:
+        refuse_shared(run_folder, run.manifest)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
     refuse_overlap(folder, data)
     with complete_folder(folder, EXTERNAL) as temporary:
-        found = read_external(run, data, facts=facts, progress=progress)
+        spool = temporary / _SPOOL
+        found = read_external(run, data, facts=facts, spool=spool, progress=progress)
+        shutil.rmtree(spool)  # the arrays stay mapped
         evaluation = Evaluation(run, found.population, prepared=store, settings=settings)
         summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
         result = evaluation.result(progress=progress)

@@ -12,7 +12,7 @@ import numpy as np
 from ehrsequencing.arrays import Ints
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import IMPORTED, MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.output_kinds import IMPORTED, MANIFEST, PLAIN_COPY, SIMULATION, is_json_of
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.events import DAY_US, Events, parse_date_us
 from ehrsequencing.records.files import listed, parquet_files
@@ -66,7 +66,7 @@ def _own_manifest(data: Path) -> dict[str, Any]:
     Raises:
         EhrseqError: The manifest is damaged, or a file of the data set is missing or has changed.
     """
-    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION)):
+    if not any(is_json_of(data / MANIFEST, kind) for kind in (IMPORTED, SIMULATION, PLAIN_COPY)):
         return {"files": {}}
     manifest = read_manifest(data, what="a MEDS data set", verify=False)
     for name in manifest["files"]:

@@ -10,7 +10,7 @@ from ehrsequencing.arrays import Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.build import load_model
-from ehrsequencing.output_kinds import PRETRAINED, RUN
+from ehrsequencing.output_kinds import PRETRAINED, RUN, SHARED_RUN
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.storage import digest, read_json, read_manifest
@@ -34,7 +34,7 @@ class Pretrained:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = read_manifest(folder, what="a pretrained model or a finished run")
-        self.is_run = self.manifest.get("kind") == RUN.name
+        self.is_run = self.manifest.get("kind") in (RUN.name, SHARED_RUN.name)
         if not self.is_run and self.manifest.get("kind") != PRETRAINED.name:
             fix = "name a folder that ehrseq pretrain or ehrseq train made"
             raise EhrseqError("holds no model to start from", where=str(folder), fix=fix)

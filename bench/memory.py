@@ -1,0 +1,119 @@
+"""Memory of every command against the number of subjects: `python bench/memory.py OUT [--subjects 10000 100000]`.
+
+A small simulation is repeated under other ids until there are enough subjects, 2,000 in each shard. Each command runs
+in a process of its own. "Own" is its memory without the pages of mapped files, which the system takes back when it
+needs them. The last column is how much more each further subject takes: a command that streams has next to nothing.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.simulate import SimulationConfig, simulate
+
+BLOCK = 2_000  # simulated subjects, and subjects of a shard
+SMALL = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.subjects_per_step=null")
+
+
+def repeated(source: Path, out: Path, *, times: int) -> Path:
+    """A data set with the subjects of another one so many times, each time under new ids, in shards of its own."""
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(source, out, ignore=shutil.ignore_patterns(MANIFEST, "data", "truth*"))
+    splits = pq.read_table(source / "metadata" / "subject_splits.parquet")
+    step = pc.max(splits["subject_id"]).as_py() + 1
+    pq.write_table(
+        pa.concat_tables(_moved(splits, k * step) for k in range(times)), out / "metadata" / "subject_splits.parquet"
+    )
+    for path in sorted((source / "data").rglob("*.parquet")):
+        table, folder = pq.read_table(path), out / path.parent.relative_to(source)
+        folder.mkdir(parents=True, exist_ok=True)
+        for k in range(times):
+            pq.write_table(_moved(table, k * step), folder / f"{k:05d}-{path.name}")
+    return out
+
+
+def _moved(table: pa.Table, by: int) -> pa.Table:
+    place = table.schema.get_field_index("subject_id")
+    moved = pc.add(table["subject_id"], pa.scalar(by, pa.int64()))
+    return table.set_column(place, table.schema.field(place), moved)
+
+
+def measure(words: Sequence[object]) -> dict[str, float]:
+    """Run a command of ehrseq: seconds, and MiB at most, with and without mapped files."""
+    started, own, resident = time.monotonic(), 0, 0
+    child = subprocess.Popen([sys.executable, "-m", "ehrsequencing", *map(str, words), "-q"])
+    while child.poll() is None:
+        try:
+            text = Path(f"/proc/{child.pid}/status").read_text(encoding="ascii")
+        except OSError:
+            break
+        facts = dict(line.split(":", 1) for line in text.splitlines())
+        own = max(own, int(facts.get("RssAnon", "0 kB").split()[0]))
+        resident = max(resident, int(facts.get("VmHWM", "0 kB").split()[0]))
+        time.sleep(0.02)
+    if child.wait():
+        raise SystemExit(f"ehrseq {words[0]} ended with {child.returncode}")
+    return {"own_mib": own / 1024, "peak_mib": resident / 1024, "seconds": time.monotonic() - started}
+
+
+def commands(data: Path, folder: Path) -> dict[str, list[object]]:
+    """The commands that are measured, in the order in which they need one another."""
+    prepared, run = folder / "prepared", folder / "run"
+    few = ("evaluation.bootstrap=20", "--baselines", "none")
+    return {
+        "prepare": ["prepare", data, "--task", data / "task.yaml", "--out", prepared],
+        "train, one epoch": ["train", prepared, "--out", run, *SMALL],
+        "predict --at last": ["predict", run, data, "--at", "last", "--out", folder / "risks.parquet"],
+        "evaluate": ["evaluate", run, *few],
+        "evaluate --data": ["evaluate", run, "--data", data, "--out", folder / "external", *few],
+    }
+
+
+def main() -> None:
+    """Measure, print a table, and write the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--subjects", type=int, nargs="+", default=[10_000, 100_000])
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    source = given.out / "block"
+    if not source.is_dir():
+        simulate(source, subjects=BLOCK, seed=0, config=SimulationConfig(truth_futures=4))
+    found: dict[str, dict[int, Any]] = {}
+    for subjects in given.subjects:
+        folder = given.out / str(subjects)
+        data = repeated(source, folder / "data", times=max(1, subjects // BLOCK))
+        for name, words in commands(data, folder).items():
+            if name == "train, one epoch":
+                shutil.rmtree(folder / "run", ignore_errors=True)
+            found.setdefault(name, {})[subjects] = measure(words)
+            print(f"{subjects:,} subjects, {name}: {found[name][subjects]}", file=sys.stderr, flush=True)
+    (given.out / "memory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    print(table(found, given.subjects))
+
+
+def table(found: dict[str, dict[int, Any]], sizes: Sequence[int]) -> str:
+    """Own memory by command and number of subjects, as Markdown."""
+    lines = [f"| own MiB | {' | '.join(f'{size:,}' for size in sizes)} | bytes for each further subject |"]
+    lines.append("|---|" + "---:|" * (len(sizes) + 1))
+    for name, by in found.items():
+        cells = [f"{by[size]['own_mib']:,.0f} ({by[size]['peak_mib']:,.0f})" for size in sizes if size in by]
+        first, last = by[min(by)], by[max(by)]
+        more = (last["own_mib"] - first["own_mib"]) * 2**20 / max(max(by) - min(by), 1)
+        lines.append(f"| {name} | {' | '.join(cells)} | {more:,.0f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The same seed gives the same bytes: for any seed of hashes, order and cut of shards, number of processes.
+
+The number of threads is one. Another number, or another kind of processor, may change the last digits.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.output_kinds import MANIFEST
+from helpers.faults.driver import TINY
+from helpers.storage import everything
+
+PREPARE = """
+import sys
+from pathlib import Path
+from ehrsequencing.config import load_study, load_task
+from ehrsequencing.records.prepared import prepare
+data, out, processes = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+if __name__ == "__main__":
+    prepare(data, out, study=load_study(None, []), tasks=[load_task(data / "task.yaml")], processes=processes)
+"""
+FIRST = ("0", 1, "as it is")
+OTHERS = [("1", 1, "as it is"), ("random", 2, "reversed"), ("random", 3, "in fives"), ("7", 2, "shuffled")]
+
+
+def recut(data: Path, how: str) -> None:
+    """Other names, sizes and orders of shards; each subject's rows stay in one file and in their order."""
+    for split in sorted((data / "data").iterdir()):
+        table = pa.concat_tables(pq.read_table(path) for path in sorted(split.glob("*.parquet")))
+        subject = table["subject_id"].to_numpy()
+        every = np.unique(subject)
+        if how == "as it is":
+            continue
+        pieces = {"reversed": every[::-1], "in fives": every, "shuffled": np.random.default_rng(3).permutation(every)}
+        for path in split.glob("*.parquet"):
+            path.unlink()
+        for number, ids in enumerate(np.array_split(pieces[how], 5 if how == "in fives" else 2)):
+            rows = np.concatenate([np.flatnonzero(subject == one) for one in ids.tolist()])
+            pq.write_table(table.take(rows), split / f"{'zyxwv'[number]}.parquet")
+
+
+def made(data: Path, folder: Path, *, seed: str, processes: int) -> tuple[object, bytes]:
+    """The bytes of a prepared set and of weights, made by other processes."""
+    env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = folder / "prepare.py"  # a file, so that its processes can import it
+    script.write_text(PREPARE)
+    subprocess.run([sys.executable, script, data, folder / "set", str(processes)], env=env, check=True)
+    words = ("train", folder / "set", "--out", folder / "run", *TINY, "-q")
+    subprocess.run([sys.executable, "-m", "ehrsequencing", *map(str, words)], env=env, check=True)
+    found = everything(folder / "set"), (folder / "run" / "model.safetensors").read_bytes()
+    shutil.rmtree(folder / "set")
+    shutil.rmtree(folder / "run")
+    return found
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+def test_neither_hashes_nor_shards_nor_processes_change_a_byte(inputs: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(inputs / "sim", tmp_path / "data"))
+    (data / MANIFEST).unlink()  # the shards are cut anew on purpose
+    first = made(data, tmp_path, seed=FIRST[0], processes=FIRST[1])
+    assert len(first[1]) > 10_000
+    for seed, processes, how in OTHERS:
+        recut(data, how)
+        again = made(data, tmp_path, seed=seed, processes=processes)
+        assert again[0] == first[0], (seed, processes, how)
+        assert again[1] == first[1], (seed, processes, how)
+    print(f"same bytes of prepared set and weights: {[FIRST, *OTHERS]}")
