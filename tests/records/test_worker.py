@@ -21,7 +21,8 @@ from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, us, write_meds
 from helpers.shards import PARENTS, TASK, files, rows_of
 
-STUDY = load_study(None, ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"])
+SETTINGS = ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"]
+STUDY = load_study(None, SETTINGS)
 # A worker in a process of its own: PAUSE seconds in each piece, which is announced by a file.
 CHILD = """
 import sys, time
@@ -29,7 +30,9 @@ from pathlib import Path
 sys.path[:0] = {tests!r}
 import ehrsequencing.records.prepared
 from ehrsequencing.records.parallel import ShardWork
-from test_worker import STUDY, TASK
+from ehrsequencing.config import load_study
+from helpers.shards import TASK
+STUDY = load_study(None, {settings!r})
 from ehrsequencing.records.worker import Share, prepare_as_worker
 ehrsequencing.records.prepared._RANGE_ROWS = 200
 data, out, share, pause, method = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[5]
@@ -65,8 +68,7 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def child(data: Path, out: Path, share: str, *, pause: float = 0.0, method: str = "encode") -> subprocess.Popen[str]:
-    here = Path(__file__).parent
-    code = CHILD.format(tests=[str(here), str(here.parent)])
+    code = CHILD.format(tests=[str(Path(__file__).parent.parent)], settings=SETTINGS)
     words = [sys.executable, "-c", code, str(data), str(out), share, str(pause), method]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
@@ -164,6 +166,13 @@ def test_other_data_or_settings_are_refused(data: Path, tmp_path: Path, monkeypa
         with pytest.raises(EhrseqError, match="unfinished work on other data, tasks or settings"):
             work(source, out, study=study)
     assert files(tmp_path / "set.work") == before
+    shard = next(iter(sorted((data / "data").rglob("*.parquet"))))
+    times = shard.stat()
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns + 1))  # written again, under the same name
+    with pytest.raises(EhrseqError, match="unfinished work on other data"):
+        work(data, out)
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    work(data, out)
 
 
 def test_a_folder_of_somebody_else_is_refused(data: Path, tmp_path: Path) -> None:
@@ -206,3 +215,14 @@ def test_a_result_that_was_not_written_in_one_step_would_be_noticed(
     with pytest.raises(KeyboardInterrupt):
         work(data, out)
     assert list((tmp_path / "set.work" / "results").iterdir()) == []
+
+
+def test_the_command_says_who_put_the_set_together(data: Path, tmp_path: Path) -> None:
+    words = ("prepare", data, "--out", tmp_path / "set", "--worker", "1/1")
+    first, second = ehrseq(*words), ehrseq(*words)
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert "ehrseq train" in first.stdout
+    assert "no work is left" in second.stdout
+    both = ehrseq(*words, "--engine", "ray://local")
+    assert both.exit_code == 2
+    assert "cannot go with --engine" in both.stderr
