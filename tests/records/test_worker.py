@@ -211,7 +211,7 @@ def test_a_result_that_was_not_written_in_one_step_would_be_noticed(
     def die(value: Any) -> bytes:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shared_work.pickle, "dumps", die)
+    monkeypatch.setattr(shared_work, "to_bytes", die)
     with pytest.raises(KeyboardInterrupt):
         work(data, out)
     assert list((tmp_path / "set.work" / "results").iterdir()) == []

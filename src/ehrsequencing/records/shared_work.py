@@ -1,12 +1,11 @@
 """The folder that several workers of one `prepare` share: claims and results of pieces of work, and what they are for.
 
 A result is written in one step, under the name of its piece, so that a worker which dies leaves none or a whole one.
-A claim is a locked file (`locks.claimed`), which the system releases when its process ends. Results are pickles, which
-can run code: the folder must belong to this user, and nobody else may be able to write or read it.
+A claim is a locked file (`locks.claimed`), which the system releases when its process ends. Results hold rows of
+patients: the folder must belong to this user, and nobody else may be able to write or read it.
 """
 
 import os
-import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.locks import claimed, locked
 from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.records.plain_results import from_bytes, to_bytes
 from ehrsequencing.storage import read_json, sha256, write_bytes, write_json
 from ehrsequencing.temporaries import is_temporary
 
@@ -79,11 +79,12 @@ class SharedWork:
 
     def save(self, piece: str, result: Any) -> None:
         """Store the result of a piece."""
-        write_bytes(self.folder / "results" / piece, pickle.dumps(result), owner_only=True)
+        write_bytes(self.folder / "results" / piece, to_bytes(result), owner_only=True)
 
     def load(self, piece: str) -> Any:
         """The result of a piece that is done."""
-        return pickle.loads((self.folder / "results" / piece).read_bytes())
+        path = self.folder / "results" / piece
+        return from_bytes(path.read_bytes(), where=str(path))
 
     def finish(self) -> None:
         """Note that the output is complete, and remove what is no longer needed."""

@@ -1,0 +1,122 @@
+"""Results of `prepare`'s pieces of work as files: arrays and JSON in an NPZ, so that to read one runs no code.
+
+`joblib` sends the same results between processes as pickles. A file may have been changed by somebody else, so that
+it holds plain values only: the classes that it may name are listed here, and are filled without being called.
+"""
+
+import io
+import json
+import zipfile
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.records.attrition import Tally
+from ehrsequencing.records.data_end import DayCounts
+from ehrsequencing.records.fixes import FixLog
+from ehrsequencing.records.parallel import EncodedShard, FittedShard
+from ehrsequencing.records.row_store import KeptRows
+from ehrsequencing.records.timelines import OutcomeEvents, TaskRows, Timelines
+from ehrsequencing.records.vocabulary_fit import FitPart
+
+_CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        *(FittedShard, KeptRows, DayCounts, FitPart),
+        *(EncodedShard, Timelines, TaskRows, Tally, OutcomeEvents, TaskConfig),
+    )
+}
+_CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_MAPPINGS: dict[str, type] = {"dict": dict, "Counter": Counter}
+_PLAIN = (type(None), bool, int, float, str)
+_JSON = "json"
+_DAMAGE = (
+    *(ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, EOFError, RecursionError),
+    *(zipfile.BadZipFile, zlib.error, NotImplementedError),
+)
+
+
+def to_bytes(result: Any) -> bytes:
+    """A result as the content of an NPZ file.
+
+    Raises:
+        TypeError: It holds something that is not listed here.
+    """
+    arrays = list[NDArray[Any]]()
+    text = json.dumps(_plain(result, arrays))
+    out = io.BytesIO()
+    named = {str(number): array for number, array in enumerate(arrays)}
+    np.savez(out, allow_pickle=False, **{_JSON: np.frombuffer(text.encode(), dtype=np.uint8)}, **named)
+    return out.getvalue()
+
+
+def from_bytes(content: bytes, *, where: str) -> Any:
+    """The result again.
+
+    Args:
+        content: What `to_bytes` returned.
+        where: The file, for the message.
+
+    Raises:
+        EhrseqError: The content is damaged, or names what is not listed here.
+    """
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            text = json.loads(found[_JSON].tobytes())
+            return _restored(text, [found[str(number)] for number in range(len(found.files) - 1)])
+    except _DAMAGE as error:
+        raise EhrseqError("is damaged", where=where, fix="remove it; a worker makes it again") from error
+
+
+def _plain(value: Any, arrays: list[NDArray[Any]]) -> Any:
+    """JSON with a tag for each thing that JSON does not have."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        arrays.append(np.asarray(value))  # not a memory map
+        return {"array": len(arrays) - 1}
+    if isinstance(value, np.generic):
+        arrays.append(np.asarray(value))
+        return {"number": len(arrays) - 1}
+    if isinstance(value, Path):
+        return {"path": str(value)}
+    if kind.__name__ in _CONTAINERS and kind is _CONTAINERS[kind.__name__]:
+        return {kind.__name__: [_plain(one, arrays) for one in value]}
+    if isinstance(value, FixLog):
+        return {"fixes": [_plain(dict(value), arrays), _plain(value.places, arrays)]}
+    if kind.__name__ in _MAPPINGS and kind is _MAPPINGS[kind.__name__]:
+        return {kind.__name__: [[_plain(key, arrays), _plain(one, arrays)] for key, one in value.items()]}
+    if _CLASSES.get(kind.__name__) is not kind:
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be stored")
+    content = value.model_dump(mode="json") if isinstance(value, BaseModel) else _plain(vars(value), arrays)
+    return {"class": kind.__name__, "content": content}
+
+
+def _restored(value: Any, arrays: list[NDArray[Any]]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "class" in value:
+        cls: Any = _CLASSES[value["class"]]
+        if issubclass(cls, BaseModel):
+            return cls.model_validate(value["content"])
+        made = object.__new__(cls)
+        made.__dict__.update(_restored(value["content"], arrays))
+        return made
+    ((kind, content),) = value.items()
+    if kind in ("array", "number"):
+        return arrays[content] if kind == "array" else arrays[content][()]
+    if kind == "path":
+        return Path(content)
+    if kind == "fixes":
+        return FixLog(*(_restored(one, arrays) for one in content))
+    if kind in _CONTAINERS:
+        return _CONTAINERS[kind](_restored(one, arrays) for one in content)
+    return _MAPPINGS[kind]({_restored(key, arrays): _restored(one, arrays) for key, one in content})
