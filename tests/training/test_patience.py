@@ -21,7 +21,7 @@ def test_patience_starts_when_the_warm_up_is_over(
 ) -> None:
     """With a tuning NLL that only rises, epoch 1 is the best; two stale epochs, those of the warm-up aside, end it."""
     rising = itertools.count()
-    monkeypatch.setattr(Trainer, "tuning_nll", lambda self, model: float(next(rising)))
+    monkeypatch.setattr(Trainer, "tuning_nll", lambda self, model, *processes: float(next(rising)))
     store = Prepared(sim_prepared)
     sample = Trainer(store, "simulated", tmp_path / "sample", study=load_study(None, list(TINY)))
     steps = len(sample.loader.shuffled(0, seed=0, visit_budget=sample.budget))
@@ -49,7 +49,7 @@ def test_of_equal_epochs_the_earlier_is_kept(
     best: int,
 ) -> None:
     given = iter(nlls)
-    monkeypatch.setattr(Trainer, "tuning_nll", lambda self, model: next(given))
+    monkeypatch.setattr(Trainer, "tuning_nll", lambda self, model, *processes: next(given))
     settings = [*TINY, f"training.epochs={len(nlls)}", f"training.min_gain={min_gain}", "training.recalibration=0"]
     Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, settings)).fit()
     rows = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
