@@ -207,7 +207,6 @@ def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
     with locked(folder, wait_seconds=_PATIENCE):
         require_room(folder, name)
         manifest = read_json(folder / MANIFEST)
-        refuse_shared(folder, manifest)
         others = {listed: known for listed, known in manifest.pop("files").items() if listed != name}
         unsure = {*manifest.pop("writing", []), name}  # of a killed command: it may have written them, so they are ours
         save_manifest(folder, {**manifest, "writing": sorted(unsure), "files": others})
