@@ -16,7 +16,6 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
-from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained, subjects_digest
 from helpers.training import Interrupted, raise_at
@@ -153,34 +152,6 @@ def test_layers_begin_to_learn_one_after_another(pretrained: Path, sim_prepared:
     assert depths["code_embedding.table.weight"] == depths["visit_encoder.mlp.W1.weight"] == 2
     shares = [[trainer.init.share(depth, epoch) for depth in range(3)] for epoch in (0, 2, 4)]
     assert shares == [[1.0, 0.0, 0.0], [1.0, 0.5, 0.0], [1.0, 0.5, 0.25]]
-
-
-@pytest.mark.parametrize("pull", [0.0, 1e6])
-def test_copied_weights_are_drawn_back_to_their_start(pull: float, pretrained: Path, sim_prepared: Path) -> None:
-    """With a pull of 1 / learning rate and more they are back after each step; without one they move."""
-    trainer = start(sim_prepared, pretrained, f"transfer.pull={pull}", "training.seed=1")
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget)[:2]
-    state = TrainingState(trainer.fingerprint)
-    for step in trainer._batches(steps):
-        trainer._begin_step(state, total_steps=2)
-        trainer._backward(step)
-        trainer._update(state)
-    assert trainer.init is not None
-    rows = trainer.init.copied.rows
-    moved = set()
-    for name, parameter in trainer.model.named_parameters():
-        chosen = torch.from_numpy(rows[name]) if name in rows else torch.ones(len(parameter), dtype=torch.bool)
-        if not torch.equal(parameter[chosen], before[name][chosen]):
-            moved.add(name)
-    assert "head.W2.weight" in moved
-    assert ("timeline.layers.0.qkv.weight" in moved) == (pull == 0)
-    assert bool(moved & trainer.init.copied.whole) == (pull == 0)
-    assert bool(moved & set(rows)) == (pull == 0)
-    decaying = {id(p) for group in trainer.optimizer.param_groups if group["weight_decay"] for p in group["params"]}
-    parameters = dict(trainer.model.named_parameters())
-    assert id(parameters["head.W1.weight"]) in decaying
-    assert (id(parameters["timeline.layers.0.qkv.weight"]) in decaying) == (pull == 0)
 
 
 def test_code_embeddings_move_between_architectures(pretrained: Path, sim_prepared: Path) -> None:

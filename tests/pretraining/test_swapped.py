@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.batch import VisitBatch
+from ehrsequencing.config import ModelConfig, PretrainingConfig
+from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.build import build_model
 from ehrsequencing.pretraining import swapped
+from ehrsequencing.pretraining.objective import Glance, World
 from ehrsequencing.pretraining.swapped import Swapped, cosines, last_rows, swap
-from ehrsequencing.pretraining.targets import TargetCodes
+from ehrsequencing.pretraining.targets import Rates, TargetCodes, visit_rows
+from ehrsequencing.records.timelines import TaskRecords, Timelines
 from helpers.strategies import Records, pack, records
+from helpers.visits import Record, timelines_of
 
 NUMBER = np.array([-1, -1, 0, 1, 2, 3, -1, -1, 4, 5, 2, 3])  # tokens 10 and 11 are joint tokens of 4's and 5's codes
 CODES = TargetCodes(np.array([2, 3, 4, 5, 8, 9]), NUMBER, np.array([0, 0, 0, 1, 1, 1]))
@@ -104,6 +111,53 @@ def test_scores_are_components_that_do_not_overlap() -> None:
     r = cosines(12, 4)
     torch.testing.assert_close(r @ r.T, torch.eye(4))
     torch.testing.assert_close(r.sum(1), torch.zeros(4))
+
+
+def learned(matches: bool) -> tuple[float, float]:
+    """How far apart matching and other visits are in the fixed direction, and how widely visits are spread there."""
+    torch.manual_seed(0)
+    config = ModelConfig(vocab_size=12, dim=16, heads=2, layers=1, dropout=0.0, history_dropout=0.0)
+    rates = Rates.of(ahead := timelines_of(pairs(40, seed=9, matches=matches)), CODES, seed=0)
+    one = swapped.SwappedCodes(World(config, PretrainingConfig(), CODES, rates))
+    model = build_model(config)
+    optimizer = torch.optim.Adam([*model.parameters(), *one.parameters()], lr=1e-2)
+    for step in range(60):
+        optimizer.zero_grad()
+        one(glance(timelines_of(pairs(40, seed=step, matches=matches)), model)).backward()
+        optimizer.step()
+    batch = glance(ahead, model).step.batch
+    codes = batch.codes.view(-1, 2)
+    with torch.no_grad():
+        along = model.eval().states(batch)[0] @ one.vectors[0]
+    is_match = NUMBER[codes[:, 0]] + 3 == NUMBER[codes[:, 1]]
+    split = [along[torch.from_numpy(chosen)].mean() for chosen in (is_match, ~is_match)]
+    return float(split[1] - split[0]), float(along.std())
+
+
+def pairs(subjects: int, *, seed: int, matches: bool) -> list[Record]:
+    """Records of three visits with a code of each type; three in four visits match if codes do."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(subjects):
+        visits: Any = []
+        for day in range(3):
+            a = int(rng.integers(3))
+            b = a if matches and rng.random() < 0.75 else int(rng.integers(3))
+            visits.append((30.0 * day, (((2, 3, 4)[a], math.nan), ((5, 8, 9)[b], math.nan))))
+        found.append(tuple(visits))
+    return found
+
+
+def glance(found: Timelines, model: SurvivalModel) -> Glance:
+    loader = SubjectLoader.of_model(model.config, TaskRecords(found, visit_rows(found)))
+    (step,) = loader.in_order(visit_budget=1000)
+    return Glance(model, step, found, CODES, None)
+
+
+def test_visits_whose_codes_meet_by_chance_are_set_apart_in_the_vector_itself() -> None:
+    apart, spread = learned(matches=True)
+    assert apart > 1.0
+    assert apart > spread
+    assert abs(learned(matches=False)[0]) < 0.3  # nothing to be learned
 
 
 def test_no_code_to_swap() -> None:

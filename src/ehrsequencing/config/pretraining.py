@@ -42,9 +42,6 @@ class TransferConfig(Settings):
     unfreeze_epochs: int = Field(
         0, ge=0
     )  # each so many epochs the next layer below the head begins to learn; 0: at once
-    # How strongly copied weights are drawn back to where they started, in place of weight decay towards zero: they
-    # forget what moved them after 1/(learning_rate · pull) steps. 0: they decay like all others. Not for lora.
-    pull: float = Field(0.0, ge=0)
     lora_rank: int = Field(8, ge=1)
     lora_scale: float = Field(1.0, gt=0)  # the update is lora_scale · B A
     descriptions: bool = True  # match codes by their descriptions where neither name nor ancestor is known

@@ -144,8 +144,7 @@ class Trainer:
         precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
         self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)
         depth = None if self.init is None else self.init.depth
-        decays = None if self.init is None else self.init.decays
-        optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth, decays=decays)
+        optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth)
         self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
         self.masked_codes: BesideHazards | None = None
         trains_codes = self.init is None or self.init.trains_codes
@@ -155,7 +154,7 @@ class Trainer:
         self.ema = ExponentialMovingAverage(
             self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
         )
-        self._rate = self._codes_rate = 0.0  # learning rates in this step: the head's, and that of the codes
+        self._codes_rate = 0.0  # learning rate of the codes in this step
         self._saved_at = time.monotonic()  # of the last checkpoint; none is due at the start
         self._stop = Stop()
 
@@ -320,7 +319,7 @@ class Trainer:
     def _begin_step(self, state: TrainingState, *, total_steps: int) -> None:
         self.model.train()
         torch.manual_seed(hash_seed(self.settings.seed, state.global_step))  # dropout depends on the step alone
-        self._rate = rate = learning_rate(self.settings, state.global_step, total_steps)
+        rate = learning_rate(self.settings, state.global_step, total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * (1.0 if self.init is None else self.init.share(group["depth"], state.epoch))
         self._codes_rate = rate * (1.0 if self.init is None else self.init.share(self.init.deepest, state.epoch))
@@ -345,8 +344,6 @@ class Trainer:
         self.optimizer.step()
         if self.masked_codes is not None:
             self.masked_codes.step(self._codes_rate)
-        if self.init is not None:
-            self.init.pull(self._rate, state.epoch)
         state.global_step += 1
         self.ema.update(state.global_step)
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ehrsequencing.config import TrainingConfig
 
@@ -15,7 +15,6 @@ def make_optimizer(
     *,
     steps_per_epoch: float = 1.0,
     depth: Callable[[str], int] | None = None,
-    decays: Callable[[Tensor], bool] | None = None,
 ) -> torch.optim.AdamW:
     """Weight decay on matrices of linear and LSTM layers only, not on embeddings, norms, scales and biases.
 
@@ -29,18 +28,16 @@ def make_optimizer(
         settings: Learning rate and decay.
         steps_per_epoch: How many steps an epoch has.
         depth: Depth of a parameter by its name. Each depth then has groups of its own, which hold it as `depth`.
-        decays: Whether a weight may decay; default: all may.
     """
     decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LSTM)]
-    weights = [p for m in layers for name, p in m.named_parameters(recurse=False) if name.startswith("weight")]
-    linear = {id(p) for p in weights if decays is None or decays(p)}
+    linear = {id(p) for m in layers for name, p in m.named_parameters(recurse=False) if name.startswith("weight")}
     learned = [(0 if depth is None else depth(name), p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for d, p in learned if d == here and (id(p) in linear) == decayed], "depth": here,
-         "weight_decay": decay if decayed else 0.0}
+        {"params": [p for d, p in learned if d == here and (id(p) in linear) == decays], "depth": here,
+         "weight_decay": decay if decays else 0.0}
         for here in sorted({d for d, _ in learned})
-        for decayed in (True, False)
+        for decays in (True, False)
     ]  # fmt: skip
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 

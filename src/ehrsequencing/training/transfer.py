@@ -65,7 +65,6 @@ class Transfer:
         self.match: Match | None = None
         self.similar: dict[str, Any] | None = None
         self._layers = 0
-        self._anchors: list[tuple[Tensor, Tensor, Tensor | None, int]] = []  # weight, its start, rows, depth
 
     @property
     def fingerprint(self) -> str:
@@ -105,8 +104,6 @@ class Transfer:
             self._add_adapters(model)
         if self.settings.mode != "full":
             self._freeze(model, trainable)
-        elif self.settings.pull > 0:
-            self._anchor(model)
         train = self.prepared.timelines("train")
         weight = np.bincount(train.codes, minlength=len(self.prepared.vocabulary))
         weight = weight + np.bincount(train.static_codes, minlength=len(weight))
@@ -235,14 +232,6 @@ class Transfer:
             else:  # adapters are new names
                 parameter.requires_grad_(name in trainable or name.endswith((".A", ".B")))
 
-    def _anchor(self, model: SurvivalModel) -> None:
-        """Remember where the copied weights start."""
-        for name, parameter in model.named_parameters():
-            rows = self.copied.rows.get(name)
-            if parameter.requires_grad and (rows is not None or name in self.copied.whole):
-                copied = None if rows is None else torch.from_numpy(rows).unsqueeze(1)
-                self._anchors.append((parameter, parameter.detach().clone(), copied, self.depth(name)))
-
     def _fixed_weights(self, model: SurvivalModel) -> int:
         """How many weights stay as they are in tables of which other rows are learned."""
         if self.settings.mode == "full":
@@ -270,21 +259,6 @@ class Transfer:
         """Learning rate of a depth in an epoch (from 0), relative to the head's: 0 while it is still frozen."""
         waits = self.settings.unfreeze_epochs * depth > epoch
         return 0.0 if waits else self.settings.layer_decay**depth
-
-    def decays(self, parameter: Tensor) -> bool:
-        """Whether a weight decays towards zero: it does unless it is drawn to its start."""
-        return all(parameter is not anchored for anchored, *_ in self._anchors)
-
-    def pull(self, learning_rate: float, epoch: int) -> None:
-        """Draw the copied weights back to their start, after a step of the optimiser (L2-SP, Li et al. 2018).
-
-        w ← w + learning_rate · share(depth) · pull · (start − w)
-        """
-        for parameter, start, rows, depth in self._anchors:
-            weight = min(1.0, learning_rate * self.share(depth, epoch) * self.settings.pull)
-            with torch.no_grad():
-                nearer = torch.lerp(parameter, start.to(parameter.device), weight)
-                parameter.copy_(nearer if rows is None else torch.where(rows.to(parameter.device), nearer, parameter))
 
     @property
     def deepest(self) -> int:
