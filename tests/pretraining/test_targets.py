@@ -13,7 +13,7 @@ from ehrsequencing.records.timelines import TaskRecords
 from helpers.visits import Record, timelines_of
 
 NUMBER = np.array([-1, -1, 0, 1, 2, -1, 1])  # of tokens 0 … 6: 5 is excluded, 6 is a joint token of 3's code
-CODES = TargetCodes(np.array([2, 3, 4]), NUMBER)
+CODES = TargetCodes(np.array([2, 3, 4]), NUMBER, np.zeros(3, dtype=np.int64))
 RANKS = st.sampled_from([math.nan, -1.5, 0.25, 1.0])
 VISITS = st.lists(st.tuples(st.integers(1, 6), RANKS), max_size=4).map(tuple)
 

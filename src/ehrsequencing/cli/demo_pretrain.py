@@ -15,11 +15,14 @@ from ehrsequencing.training.pretrained import Pretrained
 
 LABELLED = 1_000  # training subjects with labels; all of the demo's records are pretrained on
 RESULT = "pretraining-gain.json"
-_MODEL = ("model.size=small", "model.dim=32", "model.layers=1", "training.learning_rate=1e-3")
-_PRETRAINING = (*_MODEL, "pretraining.objectives=[masked_codes]", "training.epochs=12")
+_MODEL = ("model.size=small", "model.dim=32", "model.layers=1")
+_PRETRAINING = (
+    *(*_MODEL, "pretraining.objectives=[masked_codes, swapped_codes]"),
+    *("training.learning_rate=2e-3", "training.epochs=20"),
+)
 # Both trainings have the same settings, so that only the start differs: what is given is no default of few events.
 _SAME = ("model.dropout=0", "model.code_dropout=0", "model.wide_head=false", "model.age_polynomial=false")
-_TRAINING = (*_MODEL, *_SAME, "training.warmup_steps=20")
+_TRAINING = (*_MODEL, *_SAME, "training.learning_rate=1e-3", "training.warmup_steps=20")
 
 
 def run_pretraining_demo(

@@ -87,7 +87,7 @@ class Pretrainer:
             raise EhrseqError(
                 f"{', '.join(blind)} would see what it should guess",
                 where="model.attention=bidirectional",
-                fix="pretrain with masked_codes alone, or with model.attention=causal",
+                fix="pretrain with masked_codes and swapped_codes, or with model.attention=causal",
             )
         self.excluded: Excluded | None = None
         if task_name is not None and study.pretraining.exclude == "related":

@@ -24,6 +24,7 @@ class TargetCodes:
 
     tokens: Ints  # (C,) their token ids, rising
     number: Ints  # (V,) 0 … C-1 for a target's token and the joint tokens of its values, -1 for all others
+    kind: Ints  # (C,) number of the code's type (its MEDS prefix)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,7 +48,7 @@ class TargetCodes:
         bins = vocabulary.settings.bins if vocabulary.settings.mode == "bins" else 0
         for first in summaries[summaries >= 0].tolist():  # a summary and its bins say nothing of the visit itself
             of_bins[first : first + 1 + bins] = -1
-        return cls(np.flatnonzero(is_code), of_bins)
+        return cls(np.flatnonzero(is_code), of_bins, vocabulary.code_types[is_code])
 
 
 @dataclass(frozen=True)
