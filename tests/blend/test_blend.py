@@ -13,7 +13,6 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from conftest import TINY
 from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.audit import copies, model_checks
 from ehrsequencing.audit.data import AuditData
@@ -46,6 +45,7 @@ from ehrsequencing.run import Run
 from ehrsequencing.storage import read_json, write_json, write_manifest
 from ehrsequencing.training.loop import Trainer
 from helpers.blends import quick_parts
+from helpers.settings import TINY
 
 SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "training.blend_folds=2", "evaluation.bootstrap=0")
 

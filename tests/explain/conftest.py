@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import TINY
 from ehrsequencing.blend.train import trainer_of
 from ehrsequencing.config import load_study
 from ehrsequencing.explain import SubjectRecord, subject_records
@@ -12,6 +11,7 @@ from ehrsequencing.predict import NewRecords
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
 from helpers.blends import quick_parts
+from helpers.settings import TINY
 
 
 @pytest.fixture(scope="session")
