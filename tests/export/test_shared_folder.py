@@ -28,6 +28,21 @@ from ehrsequencing.storage import read_json, save_manifest, sha256
 from ehrsequencing.training.pretrained import Pretrained
 from helpers.command_line import ehrseq
 
+RESULTS = ("metrics", "metrics-individual", "report", "report-details", "outcomes", "audit", "recalibration")
+
+
+@pytest.fixture(scope="module")
+def sim_run(sim_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy as training left it: other tests may have evaluated theirs."""
+    run = Path(shutil.copytree(sim_run, tmp_path_factory.mktemp("as_trained") / "run"))
+    manifest = read_json(run / MANIFEST)
+    for name in sorted(set(manifest["files"]) - set(manifest["required"])):
+        if name.partition(".")[0] in RESULTS:
+            del manifest["files"][name]
+            (run / name).unlink()
+    save_manifest(run, manifest)
+    return run
+
 
 @pytest.fixture(scope="module")
 def shared(sim_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -38,5 +38,5 @@ def visit_head_rows(run: Run, records: TaskRecords) -> dict[str, Any]:
         tables.metric_row(OURS, None, name, value, cause=run.task.causes[0], subjects=subjects, events=events)
         for name, value in values.items()
     ]
-    nobody: dict[str, Any] = {"models": [OURS], "strongest": None, "baselines": [], "metrics": metrics}
+    nobody: dict[str, Any] = {"models": [OURS], "strongest": None, "baselines": [], "metrics": metrics, "codes": None}
     return {**{name: [] for name in _EMPTY}, **nobody}

@@ -185,7 +185,7 @@ def _metrics(run: Run) -> dict[str, Any] | None:
     if SHARED not in run.manifest["files"] or SHARED in run.altered:
         return None
     found: dict[str, Any] = read_json(run.folder / SHARED)
-    return found
+    return found if {"data", "metrics"} <= found.keys() else None
 
 
 def _facts(run: Run, rare: Rare, people: int | str | None, license_id: str | None) -> Facts:

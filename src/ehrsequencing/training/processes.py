@@ -190,7 +190,7 @@ def balanced(cost: Ints, count: int) -> Ints:
         (n,) the share of each item.
 
     >>> balanced(np.array([5, 1, 9, 4]), 2).tolist()
-    [1, 1, 0, 1]
+    [1, 0, 0, 1]
     """
     share, load = np.zeros(len(cost), dtype=np.int64), np.zeros(count)
     for item in np.argsort(-cost, kind="stable").tolist():
