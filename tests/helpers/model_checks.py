@@ -66,7 +66,7 @@ def answers(model: SurvivalModel, subjects: Records) -> list[Tensor]:
 
 def vars_of(batch: VisitBatch, model: SurvivalModel) -> dict[str, Tensor]:
     """The batch's inputs (no labels), in the model's precision."""
-    dtype = code_table(model).dtype
+    dtype = next(model.parameters()).dtype
     names = "codes visit_offsets subject_offsets age_years delta_days static_codes static_offsets values is_query"
     tensors = {name: getattr(batch, name) for name in (*names.split(), "code_types")}
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
@@ -235,6 +235,17 @@ def check_queries(model: SurvivalModel, subjects: Records) -> None:
             same(twice[place + 1], asked[place], 1e-11, "a query before a query")
             (later,) = answers(model, [replace(subject, visits=(*visits[:place], first, second, *visits[place:]))])
             same(later[place], asked[place], 1e-11, "a query after a query")
+
+
+def check_rows(model: SurvivalModel, subjects: Records) -> None:
+    """Logits of some rows, in any order, are those of the whole batch, whichever others are asked."""
+    packed = pack(subjects)
+    batch = VisitBatch(**vars_of(packed, model))
+    whole, generator = model(batch), torch.Generator().manual_seed(5)
+    for count in {0, 1, batch.n_visits // 2, batch.n_visits}:
+        rows = torch.randperm(batch.n_visits, generator=generator)[:count]
+        found = model.logits_at(batch, rows)
+        torch.testing.assert_close(found, whole[rows], rtol=1e-11, atol=1e-11, equal_nan=True)
 
 
 def check_query_sees_the_past(model: SurvivalModel) -> None:

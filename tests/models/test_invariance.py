@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ehrsequencing.models.ensemble import Ensemble
+from ehrsequencing.training.recalibration import Recalibrated
 from helpers.model_checks import (
     FEW,
     any_model,
@@ -18,6 +20,7 @@ from helpers.model_checks import (
     check_prefix,
     check_queries,
     check_query_sees_the_past,
+    check_rows,
     every_model,
 )
 from helpers.models import ENCODERS, MODELS, make_model
@@ -49,6 +52,28 @@ def test_order_of_codes_counts_where_they_have_a_place(encoder: str) -> None:
 def test_order_of_codes_counts_in_the_flat_model(position: str) -> None:
     check_code_order_counts(make_model(architecture="flat", position=position))
     check_code_order(make_model(architecture="flat", position="none"), sample_records())  # the places alone tell
+
+
+# ---- some rows alone ------------------------------------------------------------------------------------------------
+
+VARIANTS: list[dict[str, object]] = [
+    *MODELS.values(), {"head": "visit"}, {"layers": 1}, {"attention": "bidirectional"}, {"max_visits": 1},
+]  # fmt: skip
+
+
+@FEW
+@given(records(), st.sampled_from(VARIANTS))
+def test_rows_alone(subjects: Records, settings: dict[str, object]) -> None:
+    check_rows(make_model(**settings), subjects)
+
+
+def test_rows_alone_of_an_ensemble_and_recalibrated() -> None:
+    members = [make_model(seed=seed) for seed in range(2)]
+    ensemble = Ensemble(members[0].config.model_copy(update={"members": 2})).double().eval()
+    for own, member in zip(ensemble.members, members, strict=True):
+        own.load_state_dict(member.state_dict())
+    check_rows(ensemble, sample_records())
+    check_rows(Recalibrated(ensemble, [0.3, -0.2], [0.9, 1.2]), sample_records())
 
 
 # ---- what shares the batch -------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, heads: int) -> Ten
         if isinstance(plan, RaggedPlan):
             return _ragged(q, k, v, plan, heads=heads)
         if not plan.blocks:
-            return v
+            return q  # no rows
         query_slots = [block.groups * block.query_length for block in plan.blocks]
         key_slots = [block.groups * block.key_length for block in plan.blocks]
         queries = _cut(q, plan.query_rows, query_slots, heads=heads)

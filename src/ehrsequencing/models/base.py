@@ -66,9 +66,15 @@ class SurvivalModel(nn.Module):
         return logits
 
     def _logits(self, z: Tensor, batch: VisitBatch, *, wide: Tensor | None) -> Tensor:
-        logits = self.hazard_logits(z, wide=wide)
-        if self.config.head == "visit":  # no interval follows a query
-            logits = logits.masked_fill(batch.is_query, float("nan"))
+        return self._without_queries(self.hazard_logits(z, wide=wide), batch.is_query)
+
+    def _without_queries(self, logits: Tensor, is_query: Tensor) -> Tensor:
+        """Logits, NaN where a row is a query and the head is `visit`: no interval follows a query."""
+        return logits.masked_fill(is_query, float("nan")) if self.config.head == "visit" else logits
+
+    def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
+        """Logits of some rows (R,) of the batch. A subclass may save work where few are asked."""
+        logits: Tensor = self(batch).index_select(0, rows)
         return logits
 
     def recalibrate(self, intercept: Tensor, slope: Tensor) -> None:

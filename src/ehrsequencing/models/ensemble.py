@@ -1,7 +1,8 @@
 """Several models as one: the mean of their hazards."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -48,9 +49,14 @@ class Ensemble(SurvivalModel):
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits of the mean hazard: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head."""
-        return mean_hazard_logits(
-            torch.stack([member(batch) for member in self.members]), is_probability=self.config.head == "visit"
-        )
+        return self._mean([member(batch) for member in self.members])
+
+    def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
+        """Logits of the mean hazard of some rows (R,)."""
+        return self._mean([cast(SurvivalModel, member).logits_at(batch, rows) for member in self.members])
+
+    def _mean(self, logits: Sequence[Tensor]) -> Tensor:
+        return mean_hazard_logits(torch.stack(list(logits)), is_probability=self.config.head == "visit")
 
 
 def mean_hazard_logits(logits: Tensor, *, is_probability: bool = False) -> Tensor:

@@ -8,6 +8,7 @@ from ehrsequencing.config.parts import architecture, timeline
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, VisitTimeEmbedding
 from ehrsequencing.models.segments import gather_rows
+from ehrsequencing.models.timeline import TransformerTimeline
 from ehrsequencing.models.visit_encoder import VisitEncoder
 
 
@@ -40,11 +41,25 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         x, z = self.states(batch)
         return self._logits(z, batch, wide=x)  # hazards          module 5
 
-    def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:  # K codes, N visits, S subjects, all packed
+    def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """What enters the timeline and what leaves it, (N, d) each."""
+        x = self._inputs(batch)
+        z = self.timeline(x, batch)  # (N, d)           module 4: causal transformer | lstm
+        return x, z
+
+    def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
+        """Logits of some rows (R,); where few are asked, the timeline's last layer computes no others."""
+        if not isinstance(self.timeline, TransformerTimeline):
+            return super().logits_at(batch, rows)
+        x = self._inputs(batch)
+        z = self.timeline.at_rows(x, batch, rows)
+        logits = self.hazard_logits(z, wide=x.index_select(0, rows))
+        return self._without_queries(logits, batch.is_query[rows])
+
+    def _inputs(self, batch: VisitBatch) -> Tensor:  # K codes, N visits, S subjects, all packed
+        """(N, d) what enters the timeline."""
         e = self.code_embedding(batch)  # K vectors of d   module 1
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
         u = self.visit_encoder(e, batch) + static  # (N, d)           module 2: mean | attention | transformer | …
-        x = self.visit_time_embedding(u, batch)  # (N, d)           module 3: visit index + age + time gap
-        z = self.timeline(x, batch)  # (N, d)           module 4: causal transformer | lstm
-        return x, z
+        x: Tensor = self.visit_time_embedding(u, batch)  # (N, d)           module 3: visit index + age + time gap
+        return x

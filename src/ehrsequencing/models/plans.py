@@ -58,6 +58,29 @@ class _Blocks:
         self.key_rows.append(key_rows)
         self.n_slots += len(query_rows)
 
+    def add_each(self, asks: Tensor, own_row: Tensor, seen: Tensor, *, real_rows: Tensor, before: Tensor) -> None:
+        """Each of some rows against itself (first key) and the last real visits before it.
+
+        Args:
+            asks: (R,) the plan's number of each row.
+            own_row: (R,) its packed row.
+            seen: (R,) how many real visits it sees.
+            real_rows: The packed rows of all real visits.
+            before: (R,) where the visits that it sees end (exclusive) among `real_rows`.
+        """
+        order = seen.argsort(stable=True)
+        lengths = seen[order] + 1
+        groups = _similar_lengths(lengths.tolist())
+        group, place = _padded_places(lengths, groups)
+        real = place < lengths[group]
+        nth = (before[order] - lengths)[group] + place  # among real_rows: the last `seen` before it
+        keys = own_row[order][group]
+        visits = real & (place > 0)
+        keys[visits] = real_rows[nth[visits]]
+        for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
+            self.add_block(size, 1, length, mask=mask)
+        self.add_rows(asks[order], keys, answers=torch.ones(len(order), dtype=torch.bool))
+
     def plan(self) -> AttentionPlan:
         """Everything collected."""
         query_rows = torch.cat([*self.query_rows, torch.zeros(0, dtype=torch.int64)])
@@ -86,6 +109,22 @@ def visits_plan(batch: VisitBatch, *, window: int, bidirectional: bool = False) 
     builder.add_chunks()
     builder.add_queries()
     return builder.plan().to(batch.codes.device)
+
+
+def rows_plan(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPlan:
+    """Causal attention of some rows alone (R,), each a query to itself and to the visits that it sees.
+
+    The plan's queries are numbered from 0 to R − 1, its keys are rows of the batch. Always in dense blocks.
+    """
+    asked, batch = rows.cpu(), batch.host
+    subjects = _SubjectRows(batch)
+    seen = batch.visits_before[asked]
+    builder = _Blocks(len(asked))
+    builder.add_each(
+        torch.arange(len(asked)), asked, seen.clamp(max=window - 1),
+        real_rows=subjects.real_rows, before=subjects.first[batch.subject_of_visit[asked]] + seen,
+    )  # fmt: skip
+    return builder.plan().to(rows.device)
 
 
 def _ragged_visits(batch: VisitBatch, window: int, bidirectional: bool) -> RaggedPlan:
@@ -158,21 +197,9 @@ class _VisitsPlan(_Blocks):
         self.add_rows(query_rows, key_rows, answers=(asked <= last).flatten())
 
     def add_queries(self) -> None:
-        """Each query against itself (first key) and the real visits that it sees."""
-        query_row = self.subjects.query_row
-        seen = self.subjects.seen.clamp(max=self.window - 1)
-        order = seen.argsort(stable=True)
-        lengths = seen[order] + 1
-        groups = _similar_lengths(lengths.tolist())
-        group, place = _padded_places(lengths, groups)
-        real = place < lengths[group]
-        nth = (self.subjects.before[order] - lengths)[group] + place  # among real_rows: the last `seen` before it
-        keys = query_row[order][group]
-        visits = real & (place > 0)
-        keys[visits] = self.real_rows[nth[visits]]
-        for (size, length), mask in zip(groups, _key_masks(real, groups), strict=True):
-            self.add_block(size, 1, length, mask=mask)
-        self.add_rows(query_row[order], keys, answers=torch.ones(len(order), dtype=torch.bool))
+        """Each query against itself and the real visits that it sees."""
+        row, seen = self.subjects.query_row, self.subjects.seen.clamp(max=self.window - 1)
+        self.add_each(row, row, seen, real_rows=self.real_rows, before=self.subjects.before)
 
 
 class _SubjectRows:

@@ -36,6 +36,20 @@ class TransformerTimeline(nn.Module):
         z: Tensor = self.norm(x)
         return z
 
+    def at_rows(self, x: Tensor, batch: VisitBatch, rows: Tensor) -> Tensor:
+        """(R, d) states of some rows (R,): the last layer computes no others."""
+        if self.bidirectional or plans.is_ragged(x.device):
+            every: Tensor = self(x, batch)
+            return every.index_select(0, rows)
+        turn = rotation(batch, head_dim=self.head_dim, dtype=x.dtype) if self.rotary else None
+        *before, last = self.layers
+        if before:
+            plan = plans.visits_plan(batch, window=self.window)
+            for layer in before:
+                x = layer(x, plan, turn)
+        z: Tensor = self.norm(last(x, plans.rows_plan(batch, rows, window=self.window), turn, rows=rows))
+        return z
+
 
 @timeline("lstm", defaults={"history_dropout": 0.0}, has_window=False)
 class LSTMTimeline(nn.Module):

@@ -19,14 +19,16 @@ from torch import Tensor, nn
 from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.segments import to_device
 from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.training.feed import feed
 
 FEWEST = 10  # subjects with the event, below which a cause is left as it is
 MOST_ROWS = 200_000  # prediction times: of a larger tuning split every second subject is taken, or every third …
 _STEPS = 100
+FEW_ROWS = 0.25  # share of a batch's rows up to which a model computes only those that are asked for
 _FLAT = 1e-9  # of the greatest curvature
 
 
@@ -96,6 +98,10 @@ class Recalibrated(SurvivalModel):
         """(N, causes, bins) log-hazards per day."""
         logits: Tensor = self.model(batch)
         return self.intercept + self.slope * logits
+
+    def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
+        """Log-hazards of some rows (R,)."""
+        return self.intercept + self.slope * self.model.logits_at(batch, rows)
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------
@@ -281,5 +287,14 @@ def log_hazards(
     with torch.no_grad():
         for step in feed(loader.in_order(visit_budget=visit_budget, subjects=subjects), device):
             row.append(step.rows)
-            eta.append(model(step.batch).float().cpu().numpy()[step.positions])
+            eta.append(_logits(model, step).float().cpu().numpy())
     return np.concatenate(row), np.concatenate(eta)
+
+
+def _logits(model: SurvivalModel, step: Step) -> Tensor:
+    """Logits of a step's prediction times."""
+    rows = to_device(torch.from_numpy(step.positions), step.batch.codes.device)
+    if len(rows) <= FEW_ROWS * step.batch.n_visits:
+        return model.logits_at(step.batch, rows)
+    logits: Tensor = model(step.batch).index_select(0, rows)
+    return logits

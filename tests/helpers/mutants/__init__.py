@@ -44,6 +44,7 @@ from helpers.model_checks import (
     check_prefix,
     check_queries,
     check_query_sees_the_past,
+    check_rows,
 )
 from helpers.models import MODELS, make_model
 from helpers.strategies import sample_records
@@ -107,6 +108,7 @@ CHECKS: dict[str, Check] = {
     "query sees the past": lambda: check_query_sees_the_past(make_model()),
     "query sees the past: lstm": lambda: check_query_sees_the_past(make_model(**LSTM)),
     "query sees the past: flat": lambda: check_query_sees_the_past(make_model(**FLAT)),
+    "rows": on_sample(check_rows, max_visits=3),
     "window": check_window,
     "reach": check_reach,
     "visits plan": lambda: check_visits_plan(SAMPLE, 3, bidirectional=False),

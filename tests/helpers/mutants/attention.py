@@ -114,6 +114,21 @@ def the_window_is_one_too_long(patch: Patch) -> None:
     setting(patch, "visits_plan", "window", lambda window: window + 1)
 
 
+@mutant("rows")
+def the_window_of_single_rows_is_one_too_long(patch: Patch) -> None:
+    setting(patch, "rows_plan", "window", lambda window: window + 1)
+
+
+@mutant("rows")
+def a_single_row_sees_the_visits_one_place_later(patch: Patch) -> None:
+    right = plans._Blocks.add_each
+
+    def late(self: plans._Blocks, *args: Tensor, real_rows: Tensor, before: Tensor) -> None:
+        right(self, *args, real_rows=real_rows, before=(before + 1).clamp(max=len(real_rows)))
+
+    patch.setattr(plans._Blocks, "add_each", late)
+
+
 @mutant("reference: short window", "window", "visits plan")
 def the_window_is_one_too_short(patch: Patch) -> None:
     setting(patch, "visits_plan", "window", lambda window: window - 1)
