@@ -14,7 +14,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from ehrsequencing.predict import NewRecords
 from ehrsequencing.run import Run
+from ehrsequencing.serve.explorer_page import LivePage
 from ehrsequencing.serve.predictor import Predictor
 from helpers.serve import Client, running
 
@@ -22,8 +24,10 @@ CHECKS = [not_a_server_error, content_type_conformance, response_schema_conforma
 
 
 @pytest.fixture(scope="module")
-def open_client(sim_run: Path) -> Iterator[Client]:
-    with running(Predictor(Run(sim_run))) as found:
+def open_client(sim_run: Path, sim_data: Path) -> Iterator[Client]:
+    """A server with the explorer's page, whose free edits are part of the API."""
+    live = LivePage.of(NewRecords(Run(sim_run), sim_data), what_if=False)
+    with running(Predictor(live.explorer.run), live=live) as found:
         yield found
 
 
@@ -31,7 +35,7 @@ def check(client: Client, requests: int) -> None:
     """Send so many requests, spread over all operations, and check every answer."""
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{client.port}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
-    assert {operation.path for operation in operations} >= {"/predict", "/fhir", "/cds-services", "/version"}
+    assert {operation.path for operation in operations} >= {"/predict", "/fhir", "/edit", "/cds-services", "/version"}
     posts = [operation for operation in operations if operation.method.upper() == "POST"]
     each = requests // (len(posts) * 2)
     for operation in operations:
