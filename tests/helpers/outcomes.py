@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.evaluation.outcome_table import _Rows
+from ehrsequencing.evaluation.outcome_table import OutcomeRows
 from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.prepared import Prepared
@@ -74,4 +74,4 @@ def loops(run: Run, records: TaskRecords, number: int) -> list[Person]:
 
 def control_rows(run: Run, prepared: Prepared, *, seed: int) -> set[int]:
     """The rows at which controls are asked about: random ones, so they cannot be found by a loop."""
-    return set(_Rows(run, prepared, "train", EvaluationConfig(bootstrap=0, seed=seed)).control_rows.tolist())
+    return set(OutcomeRows(run, prepared, "train", EvaluationConfig(bootstrap=0, seed=seed)).control_rows.tolist())

@@ -64,7 +64,7 @@ def evaluate_outcomes(
         `outcomes`: one entry each for those with 50 events or more, the best AUC first; `pooled`: the others together;
         `summary`; and what the numbers are of.
     """
-    rows = _Rows(run, prepared, split, settings)
+    rows = OutcomeRows(run, prepared, split, settings)
     found, rare = list[dict[str, Any]](), _Pool()
     for done, one in enumerate(rows.outcomes(), start=1):
         if one.events >= FEWEST_EVENTS:
@@ -98,7 +98,7 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class OneOutcome:
     """One outcome: estimates of the whole (first entry) and of every resample."""
 
     number: int
@@ -109,6 +109,7 @@ class _Outcome:
     expected: Floats
 
     def numbers(self) -> dict[str, Any]:
+        """AUC, C and O/E, each with its interval."""
         oe = _ratio(self.observed, self.expected)
         c = self.c if self.c is not None else np.full(len(oe), np.nan)
         return {"auc": _estimate(self.auc.mean), "c": _estimate(c), "oe": _estimate(oe)}
@@ -121,7 +122,7 @@ class _Pool:
         self.count = self.events = 0
         self.sums: list[Floats] = []
 
-    def add(self, one: _Outcome) -> None:
+    def add(self, one: OneOutcome) -> None:
         """Add an outcome."""
         new = [one.auc.won, one.auc.cases.sum(axis=0), one.observed, one.expected]
         self.sums = [a + b for a, b in zip(self.sums, new, strict=True)] if self.sums else new
@@ -136,8 +137,8 @@ class _Pool:
         return {"outcomes": self.count, "events": shareable_count(self.events), "auc": auc, "oe": oe}
 
 
-class _Rows:
-    """The rows of a split, the model's states there, and which rows each number is computed on."""
+class OutcomeRows:
+    """The prediction times of a split, and which of them each number of an outcome is computed on."""
 
     def __init__(self, run: Run, prepared: Prepared, split: str, settings: EvaluationConfig) -> None:
         self.run, self.model = run, run.model
@@ -171,7 +172,7 @@ class _Rows:
         """Rows of all landmarks, one landmark after another."""
         return np.concatenate(self.landmarks)
 
-    def outcomes(self) -> Iterator[_Outcome]:
+    def outcomes(self) -> Iterator[OneOutcome]:
         """One outcome after another; hazards of a few exist at once."""
         states, causes = states_of_rows(self.model, self.records, code_types=self.run.code_types)
         n_outcomes = len(self.run.outcomes)
@@ -203,7 +204,7 @@ class _Rows:
             chosen = states[torch.from_numpy(self.at_landmarks)]
             return self.model.outcomes.log_hazards(chosen, torch.from_numpy(codes)).exp()
 
-    def _outcome(self, number: int, risk: Floats32, hazards: torch.Tensor) -> _Outcome:
+    def _outcome(self, number: int, risk: Floats32, hazards: torch.Tensor) -> OneOutcome:
         listed = slice(self.bounds[number], self.bounds[number + 1])
         row, days = self.listed_row[listed], self.listed_days[listed]
         stop, is_event = np.array(self.rows.duration_days), np.zeros(len(self.rows), dtype=bool)
@@ -217,11 +218,20 @@ class _Rows:
         per_subject = self.weights[:, self.subject[at]]
         events = len(np.unique(self.subject[at][seen]))
         c = self._c(risk[:, 1], stop, is_event) if events >= FEWEST_EVENTS else None
-        auc = self._auc(row, days, risk[:, 0])
-        return _Outcome(number, events, auc, c, per_subject @ seen.astype(np.float64), per_subject @ expected)
+        auc = self.auc(number, risk[:, 0])
+        return OneOutcome(number, events, auc, c, per_subject @ seen.astype(np.float64), per_subject @ expected)
 
-    def _auc(self, row: Ints, days: Floats, risk: Floats32) -> StratifiedAuc:
-        """Cases at their last prediction time well before the event, controls at one a stratum."""
+    def auc(self, number: int, score: Floats32) -> StratifiedAuc:
+        """AUC within sex and age of anybody's scores.
+
+        Cases are at their last prediction time well before the event, controls at one prediction time a stratum.
+
+        Args:
+            number: Of the outcome.
+            score: (R,) at every prediction time; greater means sooner.
+        """
+        listed = slice(self.bounds[number], self.bounds[number + 1])
+        row, days = self.listed_row[listed], self.listed_days[listed]
         has_pair = np.zeros(self.weights.shape[1], dtype=bool)
         has_pair[self.subject[row]] = True
         first = np.flatnonzero(np.r_[True, np.diff(self.subject[row]) != 0]) if len(row) else np.zeros(0, np.int64)
@@ -236,11 +246,11 @@ class _Rows:
         )
         case = case[case >= row]  # the subject's first prediction time may be too near to the event
         control = self.control_rows[~has_pair[self.subject[self.control_rows]]]
-        return stratified_auc(self._strata(case, risk), self._strata(control, risk), self.weights)
+        return stratified_auc(self._strata(case, score), self._strata(control, score), self.weights)
 
-    def _strata(self, rows: Ints, risk: Floats32) -> StratifiedRows:
+    def _strata(self, rows: Ints, score: Floats32) -> StratifiedRows:
         rows = rows[self.stratum[rows] >= 0]
-        return StratifiedRows(risk[rows].astype(np.float64), self.stratum[rows], self.subject[rows])
+        return StratifiedRows(score[rows].astype(np.float64), self.stratum[rows], self.subject[rows])
 
     def _c(self, risk: Floats32, stop: Floats, is_event: Bools) -> Floats:
         """(1 + resamples,) Wolbers' C of each landmark, averaged with its events as weights."""

@@ -199,8 +199,8 @@ def kept_rows(record: SubjectRecord, edit: Edit) -> Bools:
         raise EhrseqError(
             "an edit names a code that the record does not have", where="edits", fix="name codes of the record"
         )
-    if edit.codes:
-        kept[np.isin(events.code, [number[code] for code in edit.codes])] = False
+    for code in edit.codes:
+        kept[events.code == number[code]] = False
     for visit in edit.visits:
         kept[visits.event[bounds[visit] : bounds[visit + 1]]] = False
     for visit, code in edit.code_at:
