@@ -8,13 +8,9 @@ that is there already is used again; `--clean` removes each size's files after i
 
 import argparse
 import json
-import os
-import platform
 import resource
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +20,7 @@ import pyarrow.parquet as pq
 from joblib.externals.loky import get_reusable_executor
 from numpy.typing import NDArray
 
-from ehrsequencing import __version__
+from _cpu import cpu_of, made_once, versions
 from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.storage import write_json
@@ -93,9 +89,10 @@ def make_shard(subject_id: NDArray[np.int64], seed: int, names: list[str], share
 
 def make_data(folder: Path, events: int) -> int:
     """Write a data set of about so many events; returns how many it has."""
-    marker = folder / "events.json"
-    if marker.is_file():
-        return int(json.loads(marker.read_text())["events"])
+    return made_once(folder, "events", lambda: _write_data(folder, events))
+
+
+def _write_data(folder: Path, events: int) -> int:
     names, shares = code_table()
     subjects = max(events // EVENTS_PER_SUBJECT, 1)
     shards = -(-subjects * EVENTS_PER_SUBJECT * 11 // 10 // SHARD_ROWS)  # a tenth of room: no shard over the limit
@@ -106,7 +103,6 @@ def make_data(folder: Path, events: int) -> int:
         table = make_shard(np.sort(part), events + number, names, shares)
         pq.write_table(table, folder / "data" / f"{number:04d}.parquet")
         total += len(table)
-    marker.write_text(json.dumps({"events": total}))
     return total
 
 
@@ -115,14 +111,8 @@ def make_data(folder: Path, events: int) -> int:
 
 def measure(data: Path, out: Path, processes: int, settings: list[str]) -> Row:
     """Prepare in a child process; its CPU seconds (those of its own children included), wall seconds and peak RSS."""
-    command = [sys.executable, str(Path(__file__).resolve()), str(out), "--prepare", str(data)]
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([*command, "--processes", str(processes), *settings], check=True, stdout=subprocess.PIPE)
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    peak = json.loads((out.parent / f"{out.name}.json").read_text())
-    return {
-        "user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime, "wall_s": wall, **peak
-    }  # fmt: skip
+    _, used = cpu_of(__file__, out, "--prepare", data, "--processes", processes, *settings)
+    return {**used, **json.loads((out.parent / f"{out.name}.json").read_text())}
 
 
 def prepare_here(data: Path, out: Path, processes: int, settings: list[str]) -> None:
@@ -177,12 +167,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         for folder in [data] * given.clean + [out] * (not given.keep):
             shutil.rmtree(folder)
-    machine = {
-        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-        "python": platform.python_version(), "numpy": np.__version__, "pyarrow": pa.__version__,
-        "ehrsequencing": __version__,
-    }  # fmt: skip
-    write_json(given.out / "ingest.json", {"versions": machine, "settings": given.settings, "rows": rows})
+    write_json(given.out / "ingest.json", {"versions": versions(), "settings": given.settings, "rows": rows})
     print(table(rows))
 
 

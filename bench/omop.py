@@ -8,13 +8,9 @@ already is used again; `--clean` removes each size's files after it was measured
 
 import argparse
 import json
-import os
-import platform
 import resource
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from _cpu import cpu_of, made_once, versions
 from ehrsequencing.readers.omop import import_omop
 from ehrsequencing.storage import write_json
 
@@ -169,16 +166,15 @@ def make_concepts(folder: Path) -> None:
 
 def make_data(folder: Path, rows: int) -> int:
     """Write a database with about so many rows of persons' tables; returns how many it has."""
-    marker = folder / "rows.json"
-    if marker.is_file():
-        return int(json.loads(marker.read_text())["rows"])
-    folder.mkdir(parents=True, exist_ok=True)
+    return made_once(folder, "rows", lambda: _write_data(folder, rows))
+
+
+def _write_data(folder: Path, rows: int) -> int:
     persons = max(rows // ROWS_PER_PERSON, 1)
     ids = np.random.default_rng(rows).permutation(persons).astype(np.int64) + 1
     parts = np.array_split(ids, -(-persons // CHUNK_PERSONS))
     total = sum(make_chunk(folder, number, part) for number, part in enumerate(parts))
     make_concepts(folder)
-    marker.write_text(json.dumps({"rows": total}))
     return total
 
 
@@ -187,12 +183,8 @@ def make_data(folder: Path, rows: int) -> int:
 
 def measure(data: Path, out: Path) -> Row:
     """Import in a child process; its CPU seconds, wall seconds and peak memory."""
-    command = [sys.executable, str(Path(__file__).resolve()), str(out), "--import-from", str(data)]
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = {"user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime}
-    return {**used, "wall_s": wall, **json.loads(found.stdout)}
+    printed, used = cpu_of(__file__, out, "--import-from", data)
+    return {**used, **json.loads(printed)}
 
 
 def import_here(data: Path, out: Path) -> None:
@@ -235,11 +227,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         for folder in [data] * given.clean + [out] * (not given.keep):
             shutil.rmtree(folder)
-    machine = {
-        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-        "python": platform.python_version(), "numpy": np.__version__, "pyarrow": pa.__version__,
-    }  # fmt: skip
-    write_json(given.out / "omop.json", {"versions": machine, "rows": rows})
+    write_json(given.out / "omop.json", {"versions": versions(), "rows": rows})
     print(table(rows))
 
 

@@ -14,14 +14,12 @@ from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training.loop import Trainer
-from helpers.settings import TINY
+from helpers.settings import EXAMPLES, TINY
 from helpers.simulate import busy_world
 
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-# Where a test does not say itself how many examples it draws. `make test-all` draws more. A busy machine must not fail
-# a test by the clock, and in CI Hypothesis draws the same examples every time.
-EXAMPLES = int(os.environ.get("EXAMPLES", "50"))
+# A busy machine must not fail a test by the clock, and in CI Hypothesis draws the same examples every time.
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, derandomize="CI" in os.environ)
 settings.load_profile("ours")
 

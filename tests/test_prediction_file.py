@@ -79,7 +79,7 @@ def in_file(path: Path, judged: Population, task: TaskConfig, column: str = "ris
 
 def judged_risks(run: Run, judged: Population) -> Array:
     """What every metric of `evaluate` is computed from."""
-    settings = EvaluationConfig(baselines="none", bootstrap=0)
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
     evaluation = Evaluation(run, judged, prepared=None, settings=settings)
     return evaluation._at_horizons(evaluation._risks(lambda _: None)[OURS])
 
@@ -155,7 +155,7 @@ def test_recalibrated_risks_are_those_that_evaluate_reports(
 ) -> None:
     """Their observed/expected at the first landmark is the report's; members are recalibrated as well."""
     folder = shutil.copytree(runs(name), tmp_path / "run")
-    settings = EvaluationConfig(baselines="none", bootstrap=0, recalibrate=True)
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, recalibrate=True)
     told = evaluate(folder, prepared=store, settings=settings)["recalibration"]["after"]
     run, out = Run(folder), tmp_path / "p.parquet"
     predict(folder, sim_data, out, recalibrated=True)

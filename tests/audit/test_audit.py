@@ -340,7 +340,7 @@ def test_the_run_stays_valid_and_the_audit_is_of_this_very_run(run: Path, tmp_pa
 
 @pytest.mark.slow
 def test_the_report_shows_the_audit_or_says_that_there_is_none(run: Path) -> None:
-    metrics = evaluate(run, settings=EvaluationConfig(baselines="none", bootstrap=0))
+    metrics = evaluate(run, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0))
     page = render(metrics)
     assert "ehrseq audit RUN" in page
     assert "no leak" not in page
@@ -365,7 +365,7 @@ def test_the_audit_draws_the_report_again(run: Path, tmp_path: Path) -> None:
     bare = shutil.copytree(run, tmp_path / "bare")
     assert "report.html" not in ehrseq("audit", bare, "--subjects", 5).stdout  # there is none, and none is made
     assert not (bare / "report.html").exists()
-    metrics = evaluate(run, settings=EvaluationConfig(baselines="none", bootstrap=0))
+    metrics = evaluate(run, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0))
     report_evaluation(run, metrics)
     before = (run / "report-details.html").read_text()
     assert "NOT RUN" in before

@@ -285,7 +285,9 @@ def test_members_and_recalibration_reach_the_risks_through_the_blend(
     assert abs(alone.mean() / 2 - gap) > 1e-3 * gap  # the mutant: the network's spread
 
     folder = shutil.copytree(run, tmp_path / "run")
-    told = evaluate(folder, settings=EvaluationConfig(baselines="none", bootstrap=0, recalibrate=True))["recalibration"]
+    told = evaluate(
+        folder, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, recalibrate=True)
+    )["recalibration"]
     a, b = ([told["fitted"][name][key] for name in pair.task.causes] for key in ("intercept", "slope"))
     assert abs(a[0]) + abs(b[0] - 1) > 1e-3
     corrected = Run(folder).recalibrated.risk(records, horizons_days=days)
@@ -304,7 +306,7 @@ def test_evaluate_judges_the_blend_and_not_its_network(
 ) -> None:
     """Every row of `evaluate` is that of the risks which `predict` writes, and none that of the network alone."""
     shutil.copytree(run, tmp_path / "run")
-    settings = EvaluationConfig(baselines="none", bootstrap=0)
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
     result = evaluate(tmp_path / "run", settings=settings)
     assert result["models"] == [OURS, NETWORK, "boosted visits", "landmark Cox"]  # each part has a row, fitted or not
     assert set(result["blend"]["tuning_nll"]) == set(result["models"][1:])

@@ -132,7 +132,7 @@ def test_from_records_to_a_report(sim_data: Path, tmp_path: Path) -> None:
     tiny = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1")
     done = ehrseq("train", prepared, "--task", "simulated", "--out", run, *tiny)
     assert done.exit_code == 0, done.stderr
-    done = ehrseq("evaluate", run, "evaluation.bootstrap=20")
+    done = ehrseq("evaluate", run, "evaluation.bootstrap=20", "evaluation.explained_subjects=20")
     assert done.exit_code == 0, done.stderr
     assert "report.html" in done.stdout
     metrics = json.loads((run / "metrics.json").read_text())

@@ -12,7 +12,8 @@ import pytest
 from ehrsequencing.cli import demo, demo_pretrain
 from ehrsequencing.errors import EhrseqError
 
-TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10")
+TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10",
+        "evaluation.explained_subjects=20")  # fmt: skip
 STAGES = ("1/6", "2/6", "3/6", "4/6", "5/6", "6/6")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.disclosure.shared import shared
-from ehrsequencing.evaluation.code_effects import code_effects, rounded_share
+from ehrsequencing.evaluation.code_effects import CHANGED, GONE, RARE, code_effects, rounded_share
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, deletion, subject_records
@@ -18,7 +18,7 @@ from ehrsequencing.run import Run
 from helpers.metrics_json import example
 
 FOUND = {
-    "cause": "death", "horizon_days": 365.25, "subjects": 200, "risk": 0.123,
+    "cause": "death", "horizon_days": 365.25, "subjects": 200, "risk": 0.123, "reason": None,
     "codes": [
         {"code": "DX//<b>", "description": "Heart & failure", "share": 0.4, "effect": 0.03, "low": 0.02, "high": 0.04},
         {"code": "RX//A", "description": None, "share": 1.0, "effect": -0.02, "low": -0.03, "high": -0.01},
@@ -71,7 +71,31 @@ def test_nothing_is_explained_without_the_records_or_where_nobody_asks(sim_run: 
     run = Run(sim_run)
     assert code_effects(run, population, subjects=0, resamples=0) is None
     for source in (None, Path("/nowhere")):
-        assert code_effects(run, replace(population, source=source), subjects=5, resamples=0) is None
+        found = code_effects(run, replace(population, source=source), subjects=5, resamples=0)
+        assert found == {"codes": [], "reason": GONE}
+
+
+def test_the_pages_give_the_reason_where_records_changed_since(
+    sim_run: Path, population: Population, tmp_path: Path
+) -> None:
+    run = Run(sim_run)
+    (tmp_path / "data").mkdir()  # its shards were deleted
+    found = code_effects(run, replace(population, source=tmp_path / "data"), subjects=5, resamples=0)
+    assert found == {"codes": [], "reason": CHANGED}
+    metrics = {**example(), "codes": found}
+    assert "The records changed after the run was prepared" in render(metrics)
+    assert "The codes that move the risk" not in render(metrics, "report.html")
+    assert shared(metrics)["codes"]["reason"] == CHANGED
+    assert "evaluation.explained_subjects" not in render(metrics), "the settings are not to blame"
+
+
+def test_the_page_says_where_no_code_has_eleven_carriers(sim_run: Path, population: Population) -> None:
+    """With ten subjects no code has 11 carriers. The page says so."""
+    found = code_effects(Run(sim_run), population, subjects=10, resamples=0)
+    assert found is not None
+    assert found["codes"] == []
+    assert found["reason"] == RARE
+    assert f"Not measured. {RARE}" in render({**example(), "codes": found})
 
 
 def test_the_evaluation_asks_as_many_as_its_settings_say(sim_run: Path, population: Population) -> None:

@@ -40,8 +40,8 @@ from ehrsequencing.training.loop import Trainer
 from helpers.evaluation import split
 from helpers.metric_table import metric_table
 
-QUICK = EvaluationConfig(baselines="none", bootstrap=20)
-PLAIN = EvaluationConfig(baselines="none", bootstrap=0)
+QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
+PLAIN = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def cheap_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metrics_json_holds_what_the_report_is_promised(sim_run: Path, cheap_baselines: None) -> None:
-    result = evaluate(sim_run, settings=EvaluationConfig(baselines="fast", bootstrap=10))
+    result = evaluate(sim_run, settings=EvaluationConfig(explained_subjects=20, baselines="fast", bootstrap=10))
     json.dumps(result, allow_nan=False)
     causes, horizons, landmarks = result["causes"], result["horizons_days"], result["landmarks_days"]
     assert result["external"] is result["recalibration"] is result["repeated_splits"] is result["instability"] is None
@@ -172,7 +172,7 @@ def test_other_data_is_judged_as_the_split_is(run: Run, prepared: Prepared) -> N
     outside = replace(
         inside, split="external", attrition={**inside.attrition, "splits": {"external": inside.counts}}, source=None
     )
-    settings = EvaluationConfig(baselines="none", bootstrap=20)
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
     own = Evaluation(run, replace(inside, source=None), prepared=prepared, settings=settings).result()
     foreign = Evaluation(run, outside, prepared=None, settings=settings).result()
     for name in ("metrics", "decision", "smooth_calibration", "subgroups", "censoring", "follow_up", "attrition"):
@@ -218,7 +218,7 @@ def test_censoring_weights_of_the_training_subjects_at_risk(run: Run, prepared: 
 
 
 def test_cox_censoring_goes_through(run: Run, prepared: Prepared) -> None:
-    settings = EvaluationConfig(baselines="none", bootstrap=3, censoring="cox")
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=3, censoring="cox")
     judged = Population.of_split(prepared, run.task, "held_out")
     result = Evaluation(run, judged, prepared=prepared, settings=settings).result()
     plain = Evaluation(run, judged, prepared=prepared, settings=PLAIN).result()
@@ -249,7 +249,7 @@ def test_risks_are_given_no_event_in_the_blanking_period(
     judged = Population.of_split(store, run.task, "held_out")
     assert (np.asarray(judged.records.rows.duration_days) > 60).all()
     found = Evaluation(
-        run, judged, prepared=store, settings=EvaluationConfig(baselines="fast", bootstrap=0)
+        run, judged, prepared=store, settings=EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
     ).metric_rows()
     at = judged.records.rows.at_landmark(0.0)
     horizons = run.task.horizons

@@ -19,7 +19,7 @@ from ehrsequencing.run import Run, add_to_run
 from ehrsequencing.training.loop import Trainer
 from helpers.metric_table import metric_table
 
-QUICK = EvaluationConfig(baselines="none", bootstrap=20)
+QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
 
 
 def true_nll(data: Path, prepared: Prepared) -> np.ndarray:

@@ -23,7 +23,7 @@ from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 from helpers.command_line import ehrseq, refused
 
-QUICK = EvaluationConfig(baselines="none", bootstrap=20)
+QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)
 Change = Callable[[pa.Table], pa.Table]
 
 
@@ -83,7 +83,7 @@ def test_the_held_out_subjects_as_other_data_give_the_same_numbers(
     run: Path, held_out: Path, sim_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ehrsequencing.baselines.boosted.MOST_CELLS", 500_000)  # quick boosting
-    settings = EvaluationConfig(baselines="fast", bootstrap=20, tuning_trials=1)
+    settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=20, tuning_trials=1)
     inside = evaluate(run, settings=settings)
     outside, folder = validate(run, held_out, settings=settings)
     assert folder == run / "external-a-hospital-elsewhere"
@@ -213,7 +213,7 @@ def test_without_the_prepared_set_there_are_words_and_no_baselines(
     prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[sim_task])
     Trainer(Prepared(tmp_path / "set"), "simulated", tmp_path / "run", study=tiny_study).fit()
     shutil.rmtree(tmp_path / "set")
-    settings = EvaluationConfig(baselines="fast", bootstrap=0)
+    settings = EvaluationConfig(explained_subjects=0, baselines="fast", bootstrap=0)
     result, _ = validate(tmp_path / "run", held_out, settings=settings)
     assert result["models"] == ["ehrsequencing"]
     assert result["external"]["baselines"].startswith("none")

@@ -145,7 +145,7 @@ def own_task_run(sim_data: Path, tmp_path_factory: pytest.TempPathFactory, tiny_
 
 @pytest.fixture(scope="module")
 def own_task_result(own_task_run: Path) -> dict[str, Any]:
-    return evaluate(own_task_run, settings=EvaluationConfig(baselines="none", bootstrap=40))
+    return evaluate(own_task_run, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=40))
 
 
 def test_the_truth_stands_beside_the_run(own_task_result: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ def faults(run: Path) -> list[str]:
     Slope and O/E of each cause and place, over all horizons together, within two standard errors of 1 (horizons share
     their subjects: their mean is at worst as uncertain as one of them), and the best NLL.
     """
-    result = evaluate(run, settings=EvaluationConfig(baselines="none", bootstrap=100))
+    result = evaluate(run, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=100))
     found = []
     cells: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
     for row in result["metrics"]:
@@ -273,7 +273,8 @@ def test_a_model_that_is_the_truth_has_no_error(own_task_run: Path, monkeypatch:
         return truth.risk(horizons_days)
 
     monkeypatch.setattr(RunRisks, "from_zero", true_risk)
-    oracle = evaluate(own_task_run, settings=EvaluationConfig(baselines="none", bootstrap=0))["oracle"]
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+    oracle = evaluate(own_task_run, settings=settings)["oracle"]
     assert all(row["rmse"] < 1e-12 and row["slope"] == pytest.approx(1.0) for row in oracle["risks"])
     assert all(value < 1e-6 for value in oracle["hazard_rmse_per_year"].values())
     assert all(row["share"] == pytest.approx(1.0) for row in oracle["mechanisms"])

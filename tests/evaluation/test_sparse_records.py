@@ -17,7 +17,8 @@ horizons: [90d, 1y]
 landmarks: [0d]
 """
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
-THOROUGH = ("--baselines", "all", "evaluation.censoring=cox", "evaluation.bootstrap=10")
+QUICK = ("evaluation.bootstrap=10", "evaluation.explained_subjects=20")
+THOROUGH = ("--baselines", "all", "evaluation.censoring=cox", *QUICK)
 
 
 def sparse_records(*, births: bool, visits: int, content: bool) -> tuple[list[Row], dict[int, str]]:
@@ -44,10 +45,14 @@ def sparse_records(*, births: bool, visits: int, content: bool) -> tuple[list[Ro
 
 @pytest.mark.parametrize(
     ("births", "visits", "content"),
-    [(False, 2, True), (True, 1, True), (False, 1, False)],
-    ids=["no births", "one visit each", "no births, one visit, one code, no sex"],
+    [
+        pytest.param(False, 2, True, marks=pytest.mark.slow, id="no births"),
+        pytest.param(True, 1, True, marks=pytest.mark.slow, id="one visit each"),
+        pytest.param(False, 1, False, id="no births, one visit, one code, no sex"),
+    ],
 )
 def test_records_that_say_little_are_evaluated(births: bool, visits: int, content: bool, tmp_path: Path) -> None:
+    """The slow cases lack one thing each; the quick one shows that records which lack all of them are evaluated."""
     rows, splits = sparse_records(births=births, visits=visits, content=content)
     data, prepared, run = write_meds(tmp_path / "meds", rows, splits=splits), tmp_path / "set", tmp_path / "run"
     (tmp_path / "task.yaml").write_text(TASK)
@@ -55,7 +60,7 @@ def test_records_that_say_little_are_evaluated(births: bool, visits: int, conten
         ("prepare", data, "--out", prepared, "--task", tmp_path / "task.yaml"),
         ("train", prepared, "--out", run, *TINY),
         ("evaluate", run, *THOROUGH),
-        ("evaluate", run, "--data", data, "--baselines", "fast", "evaluation.bootstrap=10"),
+        ("evaluate", run, "--data", data, "--baselines", "fast", *QUICK),
     ):
         done = ehrseq(*arguments)
         assert done.exit_code == 0, (arguments[0], done.output, done.exception)

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import ehrsequencing as eh
 from ehrsequencing.config import DataConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.explorer import ExplorerSettings, explore, page
+from ehrsequencing.explorer import ExplorerSettings, page, write_page
 from ehrsequencing.explorer.codes import RARE
 from ehrsequencing.explorer.collect import Explorer, collect
 from ehrsequencing.predict import Asked, Moment, NewRecords
@@ -304,16 +305,16 @@ def test_hostile_names_stay_text(explorer: Explorer) -> None:
 
 
 def test_only_an_explorer_is_replaced(explorer: Explorer, sim_data: Path, tmp_path: Path) -> None:
-    records, out = NewRecords(explorer.run, sim_data), tmp_path / "explorer.html"
-    settings = ExplorerSettings(patients=5, what_if=False)
+    out = tmp_path / "explorer.html"
     out.write_text("<p>mine</p>")
     with pytest.raises(EhrseqError, match="ehrseq did not write it"):
-        explore(records, out, settings)
+        write_page(explorer, out)
     assert out.read_text() == "<p>mine</p>"
     out.unlink()
-    explore(records, out, settings)
+    write_page(explorer, out)
     before = out.read_text()
-    explore(records, out, settings)
+    fewer = collect(NewRecords(explorer.run, sim_data), ExplorerSettings(patients=5, what_if=False))
+    write_page(fewer, out)
     assert out.read_text() != before
     assert out.stat().st_mode & 0o077 == 0  # patients: for the owner only
 
@@ -328,6 +329,16 @@ def test_the_command_writes_the_page(sim_run: Path, sim_data: Path, tmp_path: Pa
     assert told["wrote"] == {"explorer": str(out)}
     assert told["result"]["patients"] == 6
     assert told["result"]["what_if"] == len(read_page(out.read_text()).removals["target"])
+
+
+def test_no_page_goes_into_the_run_or_the_records(sim_run: Path, sim_data: Path) -> None:
+    for folder in (sim_run, sim_data):
+        out = folder / "explorer.html"
+        done = ehrseq("explore", str(sim_run), str(sim_data), "--out", str(out))
+        assert "overlaps the input" in done.stderr
+        with pytest.raises(EhrseqError, match="overlaps the input"):
+            eh.load(sim_run).explore(sim_data, out, progress=False)
+        assert not out.exists()
 
 
 @pytest.mark.parametrize("wrong", [{"patients": 0}, {"fewest": 0}, {"megabytes": 0.0}])

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,14 @@ def task(**changes: Any) -> TaskConfig:
 
 def hospital_rows(*, subjects: int = 240, seed: int = 0) -> list[Row]:
     """Visits of several hours, labs, rare codes; the outcome falls on days with visits, and records go on after END."""
-    rng, rows = np.random.default_rng(seed), []
+    return list(_drawn_rows(subjects, seed))
+
+
+@cache
+def _drawn_rows(subjects: int, seed: int) -> tuple[Row, ...]:
+    rng, rows = np.random.default_rng(seed), list[Row]()
     for subject in range(FIRST_ID, FIRST_ID + subjects):
-        start = us("2010-01-01") + int(rng.integers(0, 900)) * DAY_US
+        first, start = len(rows), us("2010-01-01") + int(rng.integers(0, 900)) * DAY_US
         rows += [Row(subject, start - int(rng.uniform(30, 80) * YEAR_US), "MEDS_BIRTH")]
         rows += [Row(subject, None, str(rng.choice(["SEX//F", "SEX//M"])))]
         rows += [Row(subject, start + 8 * HOUR_US, "INDEX"), Row(subject, start + 9 * HOUR_US, "DX//0")]
@@ -56,9 +62,10 @@ def hospital_rows(*, subjects: int = 240, seed: int = 0) -> list[Row]:
             rows.append(Row(subject, start + relapse * DAY_US + 11 * HOUR_US, "DX//RELAPSE"))
         rows.append(Row(subject, start + end * DAY_US, "END"))
         if death < 2400:
-            rows = [r for r in rows if r.subject != subject or r.time is None or r.time < start + death * DAY_US]
+            ends = start + death * DAY_US
+            rows[first:] = [row for row in rows[first:] if row.time is None or row.time < ends]
             rows.append(Row(subject, start + death * DAY_US, "MEDS_DEATH"))
-    return rows
+    return tuple(rows)
 
 
 def hospital_splits(rows: list[Row]) -> dict[int, str]:

@@ -13,6 +13,7 @@ from ehrsequencing.batch import VisitBatch
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from helpers.models import MODELS, code_table, code_table_name
+from helpers.settings import examples
 from helpers.strategies import NAN, NUMBERS, VOCAB, Padded, Records, Subject, Visit, pack, pad, sample_records
 from reference.flat import flat_logits
 from reference.likelihood import reference_nll
@@ -53,7 +54,7 @@ def check_equals_reference(
         assert error <= tolerance * scale, f"{name}: {error} beside {scale}"
 
 
-FEW = settings(max_examples=30, deadline=None)
+FEW = settings(max_examples=examples(60), deadline=None)
 any_model = st.sampled_from(list(MODELS))
 every_model = pytest.mark.parametrize("kind", MODELS)
 

@@ -1,4 +1,8 @@
-"""Settings of runs that train in seconds."""
+"""Settings of runs that train in seconds, and how many examples tests draw."""
+
+import os
+
+EXAMPLES = int(os.environ.get("EXAMPLES", "50"))  # where a test does not say itself; `make test-all` draws 200
 
 TINY = (
     "model.dim=16",
@@ -8,3 +12,8 @@ TINY = (
     "training.min_steps=4",
     "evaluation.explained_subjects=0",
 )
+
+
+def examples(number: int) -> int:
+    """How many examples a slow check draws: so many in `make test-all`, a quarter of them in `make test`."""
+    return max(number * EXAMPLES // 200, 1)

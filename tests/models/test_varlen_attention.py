@@ -338,9 +338,16 @@ def test_a_broken_plan_is_caught(name: str, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("head", ["horizon", "visit"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [
+        *((kind, "horizon") for kind in MODELS),
+        ("query", "visit"),
+        *(pytest.param(kind, "visit", marks=pytest.mark.slow) for kind in MODELS if kind != "query"),
+    ],
+)
 def test_no_step_waits(kind: str, head: str, ragged: bool, monkeypatch: Patch) -> None:
+    """Slow: the other head below every kind. The quick ones show every kind, and that head below one of them."""
     history = {} if kind == "lstm" else {"history_dropout": 0.1}
     model = make_model(**MODELS[kind], head=head, dropout=0.1, code_dropout=0.1, **history)
     check_no_wait(model, pack(SAMPLE, visit_labels=head == "visit", dtype=torch.float32), monkeypatch, ragged=ragged)

@@ -226,7 +226,9 @@ def test_the_adversary_finds_what_is_left_open(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_real_evaluation_gives_no_count_away(sim_run: Path) -> None:
-    metrics = evaluate(sim_run, settings=EvaluationConfig(baselines="none", bootstrap=10, subgroups=("sex",)))
+    metrics = evaluate(
+        sim_run, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=10, subgroups=("sex",))
+    )
     page = render(metrics)
     assert adversary(metrics, page) == []
     assert "too few events" in page
@@ -294,7 +296,7 @@ def test_single_people_are_drawn_by_default_for_simulations_only(sim_run: Path, 
     for source, asked, count in (
         (simulated.source, None, 4), (simulated.source, 0, 0), (None, None, 0), (tmp_path, None, 0), (tmp_path, 2, 2)
     ):  # fmt: skip
-        settings = EvaluationConfig(baselines="none", trajectories=asked)
+        settings = EvaluationConfig(explained_subjects=0, baselines="none", trajectories=asked)
         evaluation = Evaluation(run, replace(simulated, source=source), prepared=store, settings=settings)
         assert evaluation.wanted_trajectories() == count
         assert evaluation.context.frame()["data"]["simulated"] == (source == simulated.source)

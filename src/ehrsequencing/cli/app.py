@@ -11,7 +11,7 @@ import typer
 
 from ehrsequencing import __version__
 from ehrsequencing.cli.codes import codes
-from ehrsequencing.cli.console import bar, errors, finish, say, stages, warn
+from ehrsequencing.cli.console import bar, finish, say, stages, warn
 from ehrsequencing.cli.console import run as run_app
 from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.explain import explain
@@ -25,7 +25,6 @@ from ehrsequencing.cli.inputs import trusted
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
-    Debug,
     MovedSet,
     NewFolder,
     Overrides,
@@ -76,27 +75,25 @@ def demo(
     pretrain: Annotated[
         bool, typer.Option("--pretrain", help="Instead, show what pretraining gains where few patients have labels")
     ] = False,
-    debug: Debug = False,
 ) -> None:
     """Simulate records, train on them, evaluate, and write the report."""
-    with errors(debug):
-        keep_freed_memory()
-        from ehrsequencing.cli.demo import run_demo
-        from ehrsequencing.cli.results import main_results
+    keep_freed_memory()
+    from ehrsequencing.cli.demo import run_demo
+    from ehrsequencing.cli.results import main_results
 
-        run, data = out / "run", out / "data"
-        if pretrain:
-            found = run_demo(out, subjects=subjects, seed=seed, pretrain=True)
-            run = out / "few-labels-pretrained"
-            wrote = {"pretrained": out / "pretrained", "run": run}
-            finish(wrote=wrote, then=["evaluate", run], result=found)
-            return
-        run_demo(out, subjects=subjects, seed=seed)
-        finish(
-            wrote={"data": data, "run": run, "report": run / "report.html"},
-            then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
-            result=main_results(run),
-        )
+    run, data = out / "run", out / "data"
+    if pretrain:
+        found = run_demo(out, subjects=subjects, seed=seed, pretrain=True)
+        run = out / "few-labels-pretrained"
+        wrote = {"pretrained": out / "pretrained", "run": run}
+        finish(wrote=wrote, then=["evaluate", run], result=found)
+        return
+    run_demo(out, subjects=subjects, seed=seed)
+    finish(
+        wrote={"data": data, "run": run, "report": run / "report.html"},
+        then=["predict", run, data, "--at", "last", "--out", out / "predictions.parquet"],
+        result=main_results(run),
+    )
 
 
 @app.command(example="ehrseq simulate sim --subjects 4000 --seed 0")
@@ -107,29 +104,27 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Seed")] = 0,
     truth: Annotated[str, typer.Option(help="Whose truth to compute: held_out or all")] = "held_out",
     config: Config = None,
-    debug: Debug = False,
 ) -> None:
     """Write a simulated MEDS data set with its true risks and its task.
 
     Settings are those of the simulator, as in pairs=12.
     """
-    with errors(debug):
-        from ehrsequencing.config import read_settings, validated
-        from ehrsequencing.simulate import SimulationConfig
-        from ehrsequencing.simulate import simulate as write
+    from ehrsequencing.config import read_settings, validated
+    from ehrsequencing.simulate import SimulationConfig
+    from ehrsequencing.simulate import simulate as write
 
-        if truth not in ("held_out", "all"):
-            raise EhrseqError(f"{truth!r} is not a choice", where="--truth", fix="use held_out or all")
-        simulation = validated(SimulationConfig, read_settings(config, overrides or ()), where="settings")
-        with bar("simulating") as tick:
-            write(out, subjects=subjects, seed=seed, truth=truth, config=simulation, progress=tick)  # type: ignore[arg-type]
-        task = out / "task.yaml"
-        say(f"{subjects:,} simulated subjects, with their true risks")
-        finish(
-            wrote={"data": out, "task": task},
-            then=["prepare", out, "--task", task, "--out", f"{out}-prepared"],
-            result={"subjects": subjects, "seed": seed},
-        )
+    if truth not in ("held_out", "all"):
+        raise EhrseqError(f"{truth!r} is not a choice", where="--truth", fix="use held_out or all")
+    simulation = validated(SimulationConfig, read_settings(config, overrides or ()), where="settings")
+    with bar("simulating") as tick:
+        write(out, subjects=subjects, seed=seed, truth=truth, config=simulation, progress=tick)  # type: ignore[arg-type]
+    task = out / "task.yaml"
+    say(f"{subjects:,} simulated subjects, with their true risks")
+    finish(
+        wrote={"data": out, "task": task},
+        then=["prepare", out, "--task", task, "--out", f"{out}-prepared"],
+        result={"subjects": subjects, "seed": seed},
+    )
 
 
 app.command(example='ehrseq codes meds "diabetes"')(codes)
@@ -146,38 +141,36 @@ def check(
         Path | None, typer.Option("--copy", help="With --untrusted: keep the plain copy here, to prepare from")
     ] = None,
     config: Config = None,
-    debug: Debug = False,
 ) -> None:
     """Report problems in the data, the automatic fixes, and the cohort's attrition.
 
     Exits with 2 only if prepare would refuse the data.
     """
-    with errors(debug):
-        from ehrsequencing.output_kinds import CHECK, is_json_of
-        from ehrsequencing.records.check import check_data
-        from ehrsequencing.records.check_text import format_check
-        from ehrsequencing.storage import refuse_foreign_file, write_json
+    from ehrsequencing.output_kinds import CHECK, is_json_of
+    from ehrsequencing.records.check import check_data
+    from ehrsequencing.records.check_text import format_check
+    from ehrsequencing.storage import refuse_foreign_file, write_json
 
-        study = _study(config, overrides, "check")
-        if out is not None:
-            refuse_foreign_file(out, lambda path: is_json_of(path, CHECK))
-        if copy is not None and not untrusted:
-            raise EhrseqError("--copy needs --untrusted", where="ehrseq check", fix="add --untrusted")
-        with trusted(data, study, untrusted=untrusted, keep=copy) as records, bar("checking") as tick:
-            found = check_data(records, study=study, tasks=_tasks(task, study), progress=tick)
-        data = copy or data
-        if out is not None:
-            write_json(out, {**CHECK.facts, **found.as_json()})
-        if text := format_check(found):
-            say(text)
-        if found.refused:
-            finish(wrote={"check": out, "copy": copy}, then=None, result=found.as_json())
-            raise found.refused[0]
-        given = [word for path in task or () for word in ("--task", path)]
-        named = given or ([] if study.task else ["--task", "TASK.yaml"])
-        settings = [*(["--config", config] if config else []), *(overrides or ())]
-        then = ["prepare", data, *named, "--out", "prepared", *settings]
-        finish(wrote={"check": out, "copy": copy}, then=then, result=found.as_json())
+    study = _study(config, overrides, "check")
+    if out is not None:
+        refuse_foreign_file(out, lambda path: is_json_of(path, CHECK))
+    if copy is not None and not untrusted:
+        raise EhrseqError("--copy needs --untrusted", where="ehrseq check", fix="add --untrusted")
+    with trusted(data, study, untrusted=untrusted, keep=copy) as records, bar("checking") as tick:
+        found = check_data(records, study=study, tasks=_tasks(task, study), progress=tick)
+    data = copy or data
+    if out is not None:
+        write_json(out, {**CHECK.facts, **found.as_json()})
+    if text := format_check(found):
+        say(text)
+    if found.refused:
+        finish(wrote={"check": out, "copy": copy}, then=None, result=found.as_json())
+        raise found.refused[0]
+    given = [word for path in task or () for word in ("--task", path)]
+    named = given or ([] if study.task else ["--task", "TASK.yaml"])
+    settings = [*(["--config", config] if config else []), *(overrides or ())]
+    then = ["prepare", data, *named, "--out", "prepared", *settings]
+    finish(wrote={"check": out, "copy": copy}, then=then, result=found.as_json())
 
 
 @app.command(example="ehrseq prepare meds --task task.yaml --out prepared visits.by=day")
@@ -193,44 +186,42 @@ def prepare(
         str | None, typer.Option("--worker", help="Be worker i of n, as 1/8: many processes make one set together")
     ] = None,
     config: Config = None,
-    debug: Debug = False,
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
-    with errors(debug):
-        from ehrsequencing.records.attrition import attrition_lines, task_warnings
-        from ehrsequencing.records.check import vocabulary_warnings
-        from ehrsequencing.records.check_text import fix_lines
-        from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.records.prepared import prepare as make
-        from ehrsequencing.records.worker import prepare_as_worker as work
-        from ehrsequencing.records.worker import share_of
+    from ehrsequencing.records.attrition import attrition_lines, task_warnings
+    from ehrsequencing.records.check import vocabulary_warnings
+    from ehrsequencing.records.check_text import fix_lines
+    from ehrsequencing.records.prepared import Prepared
+    from ehrsequencing.records.prepared import prepare as make
+    from ehrsequencing.records.worker import prepare_as_worker as work
+    from ehrsequencing.records.worker import share_of
 
-        study = _study(config, overrides, "prepare")
-        tasks = _tasks(task, study)
-        with bar("preparing") as tick:
-            if worker is not None:
-                finished = work(data, out, share_of(worker, engine), study=study, tasks=tasks, progress=tick)
-            else:
-                make(data, out, study=study, tasks=tasks, progress=tick, engine=engine)
-        if worker is not None and not finished:
-            say(f"worker {worker}: no work is left; {out} is complete, or another worker puts it together")
-            finish(wrote={}, then="when all workers have ended, see OUT; if it is missing, start a worker again")
-            return
-        prepared = Prepared(out, verify=False)
-        for line in fix_lines(prepared.manifest["fixes"]):
-            say(line)
-        say(f"{prepared.manifest['subjects']:,} subjects, {len(prepared.vocabulary):,} tokens")
-        known = prepared.manifest["known_training_rows"]
-        for text in vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects):
+    study = _study(config, overrides, "prepare")
+    tasks = _tasks(task, study)
+    with bar("preparing") as tick:
+        if worker is not None:
+            finished = work(data, out, share_of(worker, engine), study=study, tasks=tasks, progress=tick)
+        else:
+            make(data, out, study=study, tasks=tasks, progress=tick, engine=engine)
+    if worker is not None and not finished:
+        say(f"worker {worker}: no work is left; {out} is complete, or another worker puts it together")
+        finish(wrote={}, then="when all workers have ended, see OUT; if it is missing, start a worker again")
+        return
+    prepared = Prepared(out, verify=False)
+    for line in fix_lines(prepared.manifest["fixes"]):
+        say(line)
+    say(f"{prepared.manifest['subjects']:,} subjects, {len(prepared.vocabulary):,} tokens")
+    known = prepared.manifest["known_training_rows"]
+    for text in vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects):
+        warn(text)
+    attrition = {name: prepared.attrition(name) for name in prepared.tasks}
+    for name, counts in attrition.items():
+        say("\n".join(attrition_lines(prepared.task(name), counts, warnings=())))
+        for text in task_warnings(prepared.task(name), counts):
             warn(text)
-        attrition = {name: prepared.attrition(name) for name in prepared.tasks}
-        for name, counts in attrition.items():
-            say("\n".join(attrition_lines(prepared.task(name), counts, warnings=())))
-            for text in task_warnings(prepared.task(name), counts):
-                warn(text)
-        one = [] if len(attrition) == 1 else ["--task", next(iter(attrition), "TASK")]
-        facts = {"subjects": prepared.manifest["subjects"], "tokens": len(prepared.vocabulary), "tasks": attrition}
-        finish(wrote={"prepared": out}, then=["train", out, *one, "--out", "run"], result=facts)
+    one = [] if len(attrition) == 1 else ["--task", next(iter(attrition), "TASK")]
+    facts = {"subjects": prepared.manifest["subjects"], "tokens": len(prepared.vocabulary), "tasks": attrition}
+    finish(wrote={"prepared": out}, then=["train", out, *one, "--out", "run"], result=facts)
 
 
 app.command(example="ehrseq pretrain prepared --out pretrained --task death")(pretrain)
@@ -259,58 +250,56 @@ def evaluate(
     ] = None,
     split_seed: Annotated[int, typer.Option("--split-seed", help="Seed of the first of the --splits")] = 1234,
     config: Config = None,
-    debug: Debug = False,
 ) -> None:
     """Evaluate a run: write metrics.json and report.html, with baselines on the same subjects.
 
     Uses a split of the run's own data or, with --data, data that the model has never seen.
     """
-    with errors(debug):
-        keep_freed_memory()
-        given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-        given += ["evaluation.recalibrate=true"] if recalibrate else []
-        external = data is not None and splits is None
-        command = "evaluate --data" if external else "evaluate"
-        study = _study(config, given, command)
-        if (out is not None and not external) or (external and split != "held_out"):
-            what = "--out needs --data" if not external else "--split and --data exclude each other"
-            raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-        from ehrsequencing.cli.report import report_evaluation, report_external, report_outcomes
-        from ehrsequencing.cli.results import main_results
-        from ehrsequencing.config import load_study, refuse_changes
-        from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
-        from ehrsequencing.evaluation.external import validate
-        from ehrsequencing.evaluation.repeated_splits import repeated_splits
-        from ehrsequencing.reporting.terminal import metric_lines
-        from ehrsequencing.run import AUDIT
+    keep_freed_memory()
+    given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
+    given += ["evaluation.recalibrate=true"] if recalibrate else []
+    external = data is not None and splits is None
+    command = "evaluate --data" if external else "evaluate"
+    study = _study(config, given, command)
+    if (out is not None and not external) or (external and split != "held_out"):
+        what = "--out needs --data" if not external else "--split and --data exclude each other"
+        raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
+    from ehrsequencing.cli.report import report_evaluation, report_external, report_outcomes
+    from ehrsequencing.cli.results import main_results
+    from ehrsequencing.config import load_study, refuse_changes
+    from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
+    from ehrsequencing.evaluation.external import validate
+    from ehrsequencing.evaluation.repeated_splits import repeated_splits
+    from ehrsequencing.reporting.terminal import metric_lines
+    from ehrsequencing.run import AUDIT
 
-        made = _run(run).study
-        refuse_changes(study, made, command, file=config, by=run)
-        settings = load_study(config, given, evaluation=made.evaluation).evaluation
-        with stages("evaluating") as stage:
-            if data is not None and external:
-                external_run = partial(validate, run, data, out=out, prepared=prepared, settings=settings)
-                draw = partial(report_external, run)
-                result, folder = external_run(facts=study.data, draw=draw, progress=stage)
-            else:
-                result = evaluate_run(run, split=split, prepared=prepared, settings=settings, progress=stage)
-                folder = run
-        if splits is not None:
-            with bar("splits") as tick:
-                repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)
-                repeat(splits=splits, first_seed=split_seed, progress=tick)
-        if not external:
-            report_evaluation(run, result)
-        say("\n".join(metric_lines(result)))
-        if not external:
-            with bar("evaluating every outcome") as tick:
-                lines = report_outcomes(run, split=split, prepared=prepared, settings=settings, progress=tick)
-            say("\n".join(lines)) if lines else None
-        finish(
-            wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
-            then=["audit", run] if not external and not (run / AUDIT).is_file() else ["predict", run, data or "DATA"],
-            result=main_results(folder),
-        )
+    made = _run(run).study
+    refuse_changes(study, made, command, file=config, by=run)
+    settings = load_study(config, given, evaluation=made.evaluation).evaluation
+    with stages("evaluating") as stage:
+        if data is not None and external:
+            external_run = partial(validate, run, data, out=out, prepared=prepared, settings=settings)
+            draw = partial(report_external, run)
+            result, folder = external_run(facts=study.data, draw=draw, progress=stage)
+        else:
+            result = evaluate_run(run, split=split, prepared=prepared, settings=settings, progress=stage)
+            folder = run
+    if splits is not None:
+        with bar("splits") as tick:
+            repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)
+            repeat(splits=splits, first_seed=split_seed, progress=tick)
+    if not external:
+        report_evaluation(run, result)
+    say("\n".join(metric_lines(result)))
+    if not external:
+        with bar("evaluating every outcome") as tick:
+            lines = report_outcomes(run, split=split, prepared=prepared, settings=settings, progress=tick)
+        say("\n".join(lines)) if lines else None
+    finish(
+        wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
+        then=["audit", run] if not external and not (run / AUDIT).is_file() else ["predict", run, data or "DATA"],
+        result=main_results(folder),
+    )
 
 
 app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")(predict)
@@ -331,14 +320,12 @@ def report(
     tripod: Annotated[
         Path | None, typer.Option("--tripod", help="YAML file with what only people know; see examples/tripod.yaml")
     ] = None,
-    debug: Debug = False,
 ) -> None:
     """Draw the report of an evaluated run again: report.html and report-details.html."""
-    with errors(debug):
-        from ehrsequencing.cli.report import redraw
+    from ehrsequencing.cli.report import redraw
 
-        _run(run)
-        finish(wrote={"report": redraw(run, tripod=tripod)}, then=["predict", run, "DATA"])
+    _run(run)
+    finish(wrote={"report": redraw(run, tripod=tripod)}, then=["predict", run, "DATA"])
 
 
 @app.command(example="ehrseq audit run --subjects 200")
@@ -352,33 +339,31 @@ def audit(
     ] = False,
     prepared: MovedSet = None,
     data: Annotated[Path | None, typer.Option("--data", help="The MEDS records, if they have moved")] = None,
-    debug: Debug = False,
 ) -> None:
     """Test a run and its data for leaks of the future.
 
     Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
     possible. The report of the run, if it has one, is updated.
     """
-    with errors(debug):
-        from ehrsequencing.audit.audit import audit as audit_run
-        from ehrsequencing.cli.report import report_audit
-        from ehrsequencing.reporting.terminal import audit_lines
+    from ehrsequencing.audit.audit import audit as audit_run
+    from ehrsequencing.cli.report import report_audit
+    from ehrsequencing.reporting.terminal import audit_lines
 
-        _run(run)
-        with bar("auditing") as tick:
-            tested = partial(audit_run, run, split=split, subjects=subjects, seed=seed, prepared=prepared, data=data)
-            result = tested(shuffled_labels=shuffled_labels, progress=tick)
-        say("\n".join(audit_lines(result)))
-        line = report_audit(run, result)
-        if line.startswith("warning: "):
-            warn(line.removeprefix("warning: "))
-        redrawn = run / "report.html" if line.startswith("report: ") else None
-        then = f"explain the leaks: see {run / 'audit.json'}" if result["leaks"] else ["predict", run, "DATA"]
-        finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
-        if result["leaks"]:
-            leaks = [check["name"] for check in result["checks"] if check["verdict"] == "leak"]
-            warn(f"{run} leaks: {', '.join(leaks)}")
-            raise typer.Exit(1)
+    _run(run)
+    with bar("auditing") as tick:
+        tested = partial(audit_run, run, split=split, subjects=subjects, seed=seed, prepared=prepared, data=data)
+        result = tested(shuffled_labels=shuffled_labels, progress=tick)
+    say("\n".join(audit_lines(result)))
+    line = report_audit(run, result)
+    if line.startswith("warning: "):
+        warn(line.removeprefix("warning: "))
+    redrawn = run / "report.html" if line.startswith("report: ") else None
+    then = f"explain the leaks: see {run / 'audit.json'}" if result["leaks"] else ["predict", run, "DATA"]
+    finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
+    if result["leaks"]:
+        leaks = [check["name"] for check in result["checks"] if check["verdict"] == "leak"]
+        warn(f"{run} leaks: {', '.join(leaks)}")
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -43,21 +43,21 @@ def explore(
     keep_freed_memory()
     study = read_study(config, overrides, "explore")
     from ehrsequencing.config import refuse_changes
-    from ehrsequencing.explorer import ExplorerSettings
-    from ehrsequencing.explorer import explore as write
-    from ehrsequencing.explorer.page import require_own
+    from ehrsequencing.explorer import ExplorerSettings, collect, require_own, write_page
     from ehrsequencing.predict import NewRecords
 
     settings = ExplorerSettings(
         patients=patients, fewest=fewest, individuals=individuals, what_if=what_if, megabytes=megabytes,
         recalibrated=recalibrate,
     )  # fmt: skip
-    require_own(out)
+    require_own(out, data, run)
     opened = open_run(run)
     refuse_changes(study, opened.study, "explore", file=config, by=run)
     notes: list[str] = []
     with bar("exploring") as tick:
-        found = write(NewRecords(opened, data, study.data), out, settings, force=force, progress=tick, say=notes.append)
+        records = NewRecords(opened, data, study.data)
+        found = collect(records, settings, force=force, progress=tick, say=notes.append)
+        write_page(found, out)
     for text in notes:
         warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
     shown, answers = len(found.gathered.patients), 0 if found.removals is None else len(found.removals)

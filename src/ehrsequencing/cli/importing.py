@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ehrsequencing.cli.console import bar, errors, finish, say, warn
+from ehrsequencing.cli.console import bar, finish, say, warn
 from ehrsequencing.cli.conventions import CommandLine
-from ehrsequencing.cli.options import Debug, Untrusted
+from ehrsequencing.cli.options import Untrusted
 from ehrsequencing.errors import EhrseqError
 
 if TYPE_CHECKING:
@@ -65,11 +65,9 @@ def _command(reader: "Reader") -> Any:
             overrides: Overrides = None,
             map: Annotated[Path | None, typer.Option(help="YAML file that says what the columns mean")] = None,
             untrusted: Untrusted = False,
-            debug: Debug = False,
         ) -> None:
-            with errors(debug):
-                result = _import(reader, source, out, overrides or [], map, untrusted=untrusted)
-                finish(wrote={"data": out}, then=["check", out], result=result)
+            result = _import(reader, source, out, overrides or [], map, untrusted=untrusted)
+            finish(wrote={"data": out}, then=["check", out], result=result)
 
     elif reader.sql is not None:
         statements = reader.sql
@@ -83,17 +81,15 @@ def _command(reader: "Reader") -> Any:
                 bool, typer.Option("--show-sql", help="Print the SQL that would read SOURCE, and do nothing else")
             ] = False,
             untrusted: Untrusted = False,
-            debug: Debug = False,
         ) -> None:
-            with errors(debug):
-                if show_sql:
-                    _settings(overrides or [], out)
-                    sql = statements(source)
-                    say("\n\n".join(sql))
-                    finish(wrote={}, then=None, result={"sql": sql})
-                    return
-                result = _import(reader, source, out, overrides or [], untrusted=untrusted)
-                finish(wrote={"data": out}, then=["check", out], result=result)
+            if show_sql:
+                _settings(overrides or [], out)
+                sql = statements(source)
+                say("\n\n".join(sql))
+                finish(wrote={}, then=None, result={"sql": sql})
+                return
+            result = _import(reader, source, out, overrides or [], untrusted=untrusted)
+            finish(wrote={"data": out}, then=["check", out], result=result)
 
     else:
 
@@ -103,11 +99,9 @@ def _command(reader: "Reader") -> Any:
             out: Out,
             overrides: Overrides = None,
             untrusted: Untrusted = False,
-            debug: Debug = False,
         ) -> None:
-            with errors(debug):
-                result = _import(reader, source, out, overrides or [], untrusted=untrusted)
-                finish(wrote={"data": out}, then=["check", out], result=result)
+            result = _import(reader, source, out, overrides or [], untrusted=untrusted)
+            finish(wrote={"data": out}, then=["check", out], result=result)
 
     return typer.main.get_command(app)
 

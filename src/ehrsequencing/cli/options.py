@@ -19,7 +19,6 @@ def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
 
 Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML) with any of the sections")]
 DataFolder = Annotated[Path, typer.Argument(help="Folder of a MEDS data set")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")]
 NewFolder = Annotated[Path, typer.Argument(help="Folder to make")]
 Overrides = Annotated[
     list[str] | None,

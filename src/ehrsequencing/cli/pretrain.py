@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import errors, finish, say, training_bar, unfinished
+from ehrsequencing.cli.console import finish, say, training_bar, unfinished
 from ehrsequencing.cli.inputs import read_study
-from ehrsequencing.cli.options import Config, Debug, Overrides
+from ehrsequencing.cli.options import Config, Overrides
 from ehrsequencing.memory import keep_freed_memory
 
 
@@ -20,31 +20,29 @@ def pretrain(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
     config: Config = None,
-    debug: Debug = False,
 ) -> None:
     """Fit a model to records without labels; ehrseq train --init starts from it."""
-    with errors(debug):
-        keep_freed_memory()
-        study = read_study(config, overrides, "pretrain")
-        from ehrsequencing.config import refuse_changes
-        from ehrsequencing.output_kinds import HISTORY
-        from ehrsequencing.pretraining.loop import Pretrainer
-        from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.reporting.pretraining import pretraining_lines
-        from ehrsequencing.reporting.pretraining_page import render_pretraining
-        from ehrsequencing.reporting.report import ANSWER
-        from ehrsequencing.storage import read_json_lines, write_bytes
+    keep_freed_memory()
+    study = read_study(config, overrides, "pretrain")
+    from ehrsequencing.config import refuse_changes
+    from ehrsequencing.output_kinds import HISTORY
+    from ehrsequencing.pretraining.loop import Pretrainer
+    from ehrsequencing.records.prepared import Prepared
+    from ehrsequencing.reporting.pretraining import pretraining_lines
+    from ehrsequencing.reporting.pretraining_page import render_pretraining
+    from ehrsequencing.reporting.report import ANSWER
+    from ehrsequencing.storage import read_json_lines, write_bytes
 
-        store = Prepared(prepared)
-        refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
-        trainer = Pretrainer(store, out, study=study, task_name=task)
-        with unfinished(out), training_bar("pretraining", "tuning loss") as show:
-            results = trainer.fit(resume=resume, on_progress=show)
-        say("\n".join(pretraining_lines(results)))
-        page = out / ANSWER
-        write_bytes(page, render_pretraining(results, read_json_lines(out / HISTORY)).encode())
-        finish(
-            wrote={"pretrained": out, "report": page},
-            then=["train", prepared, "--init", out, "--out", "run"],
-            result=results,
-        )
+    store = Prepared(prepared)
+    refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
+    trainer = Pretrainer(store, out, study=study, task_name=task)
+    with unfinished(out), training_bar("pretraining", "tuning loss") as show:
+        results = trainer.fit(resume=resume, on_progress=show)
+    say("\n".join(pretraining_lines(results)))
+    page = out / ANSWER
+    write_bytes(page, render_pretraining(results, read_json_lines(out / HISTORY)).encode())
+    finish(
+        wrote={"pretrained": out, "report": page},
+        then=["train", prepared, "--init", out, "--out", "run"],
+        result=results,
+    )

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import errors, finish, note, say, stages
+from ehrsequencing.cli.console import finish, note, say, stages
 from ehrsequencing.cli.conventions import CommandLine
-from ehrsequencing.cli.options import DataFolder, Debug, RunFolder
+from ehrsequencing.cli.options import DataFolder, RunFolder
 
 study_app = CommandLine(
     group="study",
@@ -21,19 +21,17 @@ study_app = CommandLine(
 def pack(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(help="Folder to make; an earlier pack there is replaced")],
-    debug: Debug = False,
 ) -> None:
     """Copy what a hospital needs to test a run: model, vocabulary, task and settings."""
-    with errors(debug):
-        from ehrsequencing.study.pack import pack as make_pack
+    from ehrsequencing.study.pack import pack as make_pack
 
-        facts = make_pack(run, out)
-        say(f"packed the task {facts['task']}: {', '.join(facts['causes'])}")
-        finish(
-            wrote={"pack": out},
-            then=["study", "run", out, "DATA", "--name", "SITE", "--out", "SITE.json"],
-            result=facts,
-        )
+    facts = make_pack(run, out)
+    say(f"packed the task {facts['task']}: {', '.join(facts['causes'])}")
+    finish(
+        wrote={"pack": out},
+        then=["study", "run", out, "DATA", "--name", "SITE", "--out", "SITE.json"],
+        result=facts,
+    )
 
 
 @study_app.command(example="ehrseq study run pack meds --name north --out north.json")
@@ -43,39 +41,35 @@ def run(
     out: Annotated[Path, typer.Option("--out", help="File to write")] = ...,  # type: ignore[assignment]
     name: Annotated[str, typer.Option("--name", help="What this site is called in the study")] = ...,  # type: ignore[assignment]
     resamples: Annotated[int, typer.Option("--resamples", min=10, help="Of the bootstrap, for standard errors")] = 200,
-    debug: Debug = False,
 ) -> None:
     """Predict this site's patients and write sums over them; counts of fewer than 11 people are withheld.
 
     The file holds no row of a patient. Look at it before you send it: it is JSON.
     """
-    with errors(debug):
-        from ehrsequencing.study.site import run_site
+    from ehrsequencing.study.site import run_site
 
-        with stages("running the study") as stage:
-            result = run_site(pack, data, out, name=name, resamples=resamples, progress=stage)
-        for entry in result["landmarks"]:
-            shown, hidden = len(entry["cells"]), len(entry["withheld"])
-            say(f"{entry['subjects']} subjects at day {entry['landmark_days']:g}: {shown} results, {hidden} withheld")
-        finish(wrote={"site": out}, then=["study", "merge", out, "OTHER.json", "--out", "study"], result=result)
+    with stages("running the study") as stage:
+        result = run_site(pack, data, out, name=name, resamples=resamples, progress=stage)
+    for entry in result["landmarks"]:
+        shown, hidden = len(entry["cells"]), len(entry["withheld"])
+        say(f"{entry['subjects']} subjects at day {entry['landmark_days']:g}: {shown} results, {hidden} withheld")
+    finish(wrote={"site": out}, then=["study", "merge", out, "OTHER.json", "--out", "study"], result=result)
 
 
 @study_app.command(example="ehrseq study merge north.json south.json --out study")
 def merge(
     sites: Annotated[list[Path], typer.Argument(help="Files that ehrseq study run wrote")],
     out: Annotated[Path, typer.Option("--out", help="Folder to make; an earlier merge there is replaced")] = ...,  # type: ignore[assignment]
-    debug: Debug = False,
 ) -> None:
     """Pool the sites' results, and show how far the sites differ."""
-    with errors(debug):
-        from ehrsequencing.reporting.study import study_lines, write_study
-        from ehrsequencing.study.merge import merge as merge_sites
+    from ehrsequencing.reporting.study import study_lines, write_study
+    from ehrsequencing.study.merge import merge as merge_sites
 
-        result = merge_sites(sites, out, draw=write_study)
-        say("\n".join(study_lines(result)))
-        for row in result["rows"]:
-            if row["withheld"]:
-                where = f"{row['cause']} by day {row['horizon_days']:g}, at day {row['landmark_days']:g}"
-                note(f"note: withheld by {', '.join(row['withheld'])}: {where}")
-        page = out / "study.html"
-        finish(wrote={"page": page, "study": out / "study.json"}, then=f"open {page} in a browser", result=result)
+    result = merge_sites(sites, out, draw=write_study)
+    say("\n".join(study_lines(result)))
+    for row in result["rows"]:
+        if row["withheld"]:
+            where = f"{row['cause']} by day {row['horizon_days']:g}, at day {row['landmark_days']:g}"
+            note(f"note: withheld by {', '.join(row['withheld'])}: {where}")
+    page = out / "study.html"
+    finish(wrote={"page": page, "study": out / "study.json"}, then=f"open {page} in a browser", result=result)

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import errors, finish, say, training_bar, unfinished
+from ehrsequencing.cli.console import finish, say, training_bar, unfinished
 from ehrsequencing.cli.inputs import read_study
 from ehrsequencing.cli.launch import launch, launches, one_of_several
-from ehrsequencing.cli.options import Config, Debug, Overrides
+from ehrsequencing.cli.options import Config, Overrides
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
 
@@ -28,12 +28,11 @@ def train(
     ] = 1,
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that run this command (docs/scale.md)")] = 1,
     config: Config = None,
-    debug: Debug = False,
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
     if launches(devices, nodes):
         raise SystemExit(launch(devices, nodes))
-    with errors(debug), one_of_several() as processes:
+    with one_of_several() as processes:
         keep_freed_memory()
         study = read_study(config, [*(overrides or ()), *([f"transfer.mode={transfer}"] if transfer else ())], "train")
         if transfer is not None and init is None:

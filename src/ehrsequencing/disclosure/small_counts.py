@@ -9,6 +9,7 @@ is that of the US CMS cell size policy, in which nobody (0) is not a small group
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -60,11 +61,22 @@ def hide_small(
     """
     if not counts:
         return {}
-    links = list(links)
-    members = [count.groups for count in counts.values()] + [side for pair in links for side in pair]
+    keys, asked = list(counts), tuple(counts.values())
+    return dict(zip(keys, _texts(asked, tuple(implied), tuple(links)), strict=True))
+
+
+_Groups = frozenset[Hashable]
+
+
+@lru_cache(maxsize=64)
+def _texts(
+    counts: tuple[Count, ...], implied: tuple[_Groups, ...], links: tuple[tuple[_Groups, _Groups], ...]
+) -> tuple[str, ...]:
+    """The texts of `hide_small`, kept: a report asks for those of the same counts again for each of its pages."""
+    members = [count.groups for count in counts] + [side for pair in links for side in pair]
     groups = sorted({group for some in members for group in some}, key=repr)
     rows: dict[tuple[frozenset[Hashable], int], int] = {}  # counts of the same people share a row, and a fate
-    for count in counts.values():
+    for count in counts:
         rows[count.groups, count.value] = max(count.weight, rows.get((count.groups, count.value), 0))
     costs = [(weight, value) for (_, value), weight in rows.items()]
     matrix = _indicators([members for members, _ in rows], groups)
@@ -96,7 +108,7 @@ def hide_small(
         if any(_deduce(target, matrix, low, high, same).possible < _POSSIBLE for target in targets):
             low[k], high[k] = before
     texts = {row: _printed(row[1], *told) for row, *told in zip(rows, low, high, strict=True)}
-    return {key: texts[count.groups, count.value] for key, count in counts.items()}
+    return tuple(texts[count.groups, count.value] for count in counts)
 
 
 def _differences(sets: Sequence[frozenset[Hashable]]) -> list[frozenset[Hashable]]:
@@ -122,7 +134,7 @@ def _deduce(target: Floats, matrix: Floats, low: Floats, high: Floats, same: Flo
     origin = np.concatenate([bounded, np.arange(len(low))])
     most_people = 10 * (1 + low.max(initial=0.0))  # keeps the programs bounded
     ends, used = [], np.zeros(len(low), dtype=bool)
-    for sign in (1.0, -1.0):
+    for sign in (1.0, -1.0) if target.any() else (1.0,):
         found = linprog(
             sign * target,
             A_ub=rows,
@@ -137,7 +149,7 @@ def _deduce(target: Floats, matrix: Floats, low: Floats, high: Floats, same: Flo
             raise InconsistentCounts
         ends.append(sign * float(found.fun))
         used[origin[np.abs(found.ineqlin.marginals) > 1e-9]] = True
-    return _Deduction(possible=math.floor(ends[1] + 1e-6) - math.ceil(ends[0] - 1e-6) + 1, used=used)
+    return _Deduction(possible=math.floor(ends[-1] + 1e-6) - math.ceil(ends[0] - 1e-6) + 1, used=used)
 
 
 def _withhold(costs: Sequence[tuple[int, int]], low: Floats, high: Floats, used: Bools) -> None:

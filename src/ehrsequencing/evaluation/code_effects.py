@@ -20,6 +20,10 @@ from ehrsequencing.run import Run
 
 MOST_CODES = 15
 STEPS = (0.05, 0.1, 0.2, 0.5)  # to which shares of subjects are rounded
+# Why a run has no effects of codes. These texts may be shared, so that none repeats an error that may count people.
+GONE = "The records that the run was prepared from are no longer where they were."
+CHANGED = "The records changed after the run was prepared. ehrseq explain RUN DATA prints the error."
+RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 
 def rounded_share(carriers: int, subjects: int) -> float | None:
@@ -44,19 +48,25 @@ def code_effects(run: Run, population: Population, *, subjects: int, resamples: 
     Returns:
         `cause`, `horizon_days`, `subjects` (how many were asked for), mean `risk` and `codes`, with the largest mean
         effects first: `code`, `description`, rounded `share` of the subjects that have it, `effect` on the risk
-        with its 95 % interval `low` and `high`. None where nothing is asked for, or the records are not there any more.
+        with its 95 % interval `low` and `high`. Where nothing was measured, `codes` is empty and `reason` says why in
+        words. None where nothing is asked for.
     """
-    if not subjects or population.source is None or not population.source.is_dir():
+    if not subjects:
         return None
+    if population.source is None or not population.source.is_dir():
+        return {"codes": [], "reason": GONE}
     rows, ids = population.records.rows, population.records.timelines.subject_id
     asked = ids[np.unique(rows.subject)]
     chosen = asked[np.argsort(hash_u64(asked.astype(np.uint64)), kind="stable")[:subjects]]
     try:
         question = Question.of(run)
+    except EhrseqError as error:  # the run has no answer for the horizon
+        return {"codes": [], "reason": f"{error.what}."}
+    try:
         records = NewRecords(run, population.source, only=frozenset(chosen.tolist()))
         found = explain_cohort(question, records, subjects=None, bootstrap=resamples)
-    except EhrseqError:  # the records were changed since, or the run has no answer for the horizon
-        return None
+    except EhrseqError:
+        return {"codes": [], "reason": CHANGED}
     words = read_descriptions(population.source)
     kept = [row for row in found.table.to_pylist() if row["age"] == ALL_AGES and row["change_in_risk"] is not None]
     return {
@@ -64,6 +74,7 @@ def code_effects(run: Run, population: Population, *, subjects: int, resamples: 
         "horizon_days": question.horizon_days,
         "subjects": subjects,
         "risk": found.risk,
+        "reason": None if kept else RARE,
         "codes": [
             {
                 "code": row["code"],

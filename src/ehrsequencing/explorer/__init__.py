@@ -1,5 +1,7 @@
 """The explorer: one page on which people look at a cohort, at one patient, and at what the risk would be without X."""
 
-from ehrsequencing.explorer.explore import explore as explore
+from ehrsequencing.explorer.collect import collect as collect
 from ehrsequencing.explorer.page import page as page
+from ehrsequencing.explorer.page import require_own as require_own
+from ehrsequencing.explorer.page import write_page as write_page
 from ehrsequencing.explorer.settings import ExplorerSettings as ExplorerSettings

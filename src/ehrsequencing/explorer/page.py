@@ -27,7 +27,7 @@ from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
 from ehrsequencing.explorer.wording import KEYS, TERMS, audit_words, moment_words, note
 from ehrsequencing.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.output_kinds import EXPLORER, is_page_of, page_mark
-from ehrsequencing.storage import refuse_foreign_file, require_name, write_bytes
+from ehrsequencing.storage import refuse_foreign_file, refuse_overlap, require_name, write_bytes
 
 MODULE = ("data.js", "marks.js", "cohort.js", "patient.js", "whatif.js", "main.js")  # one ES module, in this order
 _NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
@@ -43,14 +43,19 @@ def write_page(explorer: Explorer, out: Path) -> None:
     write_bytes(out, page(explorer).encode(), owner_only=explorer.settings.individuals)
 
 
-def require_own(out: Path) -> None:
-    """Refuse to write over a file that is no explorer.
+def require_own(out: Path, *sources: Path) -> None:
+    """Refuse to write over a file that is no explorer, or into what the explorer is made of.
+
+    Args:
+        out: The file.
+        sources: The data set and the run.
 
     Raises:
         EhrseqError: Something else is there, or nothing can be written there.
     """
     require_name(out)
     refuse_foreign_file(out, lambda path: is_page_of(path, EXPLORER))
+    refuse_overlap(out, *sources)
 
 
 def page(explorer: Explorer, *, live: str | None = None) -> str:

@@ -17,19 +17,16 @@ import pyarrow as pa
 
 from ehrsequencing.arrays import Floats
 from ehrsequencing.config import format_days
-from ehrsequencing.disclosure.counts import publish
-from ehrsequencing.disclosure.derived import disclose
-from ehrsequencing.disclosure.shared import shared
-from ehrsequencing.disclosure.small_counts import exact
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.notebook import curves, plots
-from ehrsequencing.notebook.asked import days_of, risk_column
-from ehrsequencing.notebook.cards import card, main_c, main_horizon
+from ehrsequencing.notebook.asked import risk_column
+from ehrsequencing.notebook.cards import card, main_c
 from ehrsequencing.notebook.frames import as_frame, checked_frames, meds_folder, required, times
 from ehrsequencing.notebook.latex import FIRST_LINE, latex_table
+from ehrsequencing.notebook.showable import Showable
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from ehrsequencing.storage import refuse_foreign_file, write_bytes
@@ -70,36 +67,8 @@ class EvaluationResult:
     ) -> None:
         self.result, self.folder, self.frames = result, folder, checked_frames(frames)
         self._run, self._data, self._prepared = run, data, prepared
-        self.simulated = bool(result["data"].get("simulated"))
-
-    @cached_property
-    def _told(self) -> dict[str, Any]:
-        """The content of `metrics.json`."""
-        return self.result if self.simulated else shared(self.result)
-
-    @cached_property
-    def _drawn(self) -> dict[str, Any]:
-        """The result that figures are drawn from, without what would give a hidden count away."""
-        return self.result if self.simulated else disclose(self.result, self._shown)
-
-    @cached_property
-    def _shown(self) -> dict[Any, str]:
-        """Texts of the counts that may be told of real people."""
-        return {**publish(self.result)}
-
-    def _rows(self, name: str, place: dict[str, Any], *counts: tuple[Any, ...]) -> list[Any]:
-        """The rows of a figure at a place; of real people none where one of these counts is not exact."""
-        cell = (place["landmark"], place["cause"], place["horizon"])
-        texts = [] if self.simulated else [self._shown.get((first, *cell, *rest), "hidden") for first, *rest in counts]
-        return curves.at_place(self._drawn[name], **place) if all(map(exact, texts)) else []
-
-    def _hidden(self, place: dict[str, Any]) -> tuple[bool, bool]:
-        """Whether nothing may be drawn of how many had the event there, and whether risks must be rounded for it."""
-        if self.simulated:
-            return False, False
-        events = self._shown.get(("by", place["landmark"], place["cause"], place["horizon"]), "hidden")
-        at_risk = self._shown.get(("at_risk", place["landmark"]), "hidden")
-        return events[:1] in "<h" or at_risk[:1] in "<h", not (exact(events) and exact(at_risk))
+        self._showable = Showable(result)
+        self.simulated = self._showable.simulated
 
     @property
     def report(self) -> Path:
@@ -132,7 +101,7 @@ class EvaluationResult:
         return self._long("differences", "against")
 
     def _long(self, name: str, first: str) -> Any:
-        rows = self._told[name]
+        rows = self._showable.told[name]
         columns: dict[str, pa.Array] = {first: pa.array([row["model"] for row in rows], pa.string())}
         place = {"landmark": "landmark_days", "horizon": "horizon_days"}
         for key, kind in (*_PLACE, *_NUMBERS):
@@ -170,7 +139,7 @@ class EvaluationResult:
             (33, ['censored', 'death', 'hf'])
         """
         labelled, task = self._labelled, self._task
-        rows, days = labelled.records.rows, self._landmark(landmark)
+        rows, days = labelled.records.rows, self._showable.landmark(landmark)
         at = np.flatnonzero(rows.at_landmark(days))
         risk = labelled.risk(labelled.records, np.array(task.horizons))[at]
         cause = rows.cause[at].astype(np.int64)
@@ -200,10 +169,10 @@ class EvaluationResult:
             >>> eh.load("runs/hf").evaluation.plot_calibration("1y").get_title(loc="left")
             'hf by 1y'
         """
-        place, title = self._place(horizon, cause, landmark)
-        nothing, rough = self._hidden(place)
-        groups = [] if nothing else self._rows("calibration", place)
-        smooth = [] if nothing else self._rows("smooth_calibration", place)
+        place, title = self._showable.place(horizon, cause, landmark)
+        nothing, rough = self._showable.hidden(place)
+        groups = [] if nothing else self._showable.rows("calibration", place)
+        smooth = [] if nothing else self._showable.rows("smooth_calibration", place)
         found = curves.calibration_curves(groups, smooth, simulated=self.simulated, rough=rough)
         return plots.calibration(found, title=title, ax=ax)
 
@@ -216,9 +185,9 @@ class EvaluationResult:
             >>> eh.load("runs/hf").evaluation.plot_decision("1y").get_ylabel()
             'net benefit per person'
         """
-        place, title = self._place(horizon, cause, landmark)
-        rows = self._rows("decision", place, ("curve", "n"), ("curve", "events"))
-        risks = curves.at_place(self._drawn["risk_distribution"], **place)
+        place, title = self._showable.place(horizon, cause, landmark)
+        rows = self._showable.rows("decision", place, ("curve", "n"), ("curve", "events"))
+        risks = curves.at_place(self._showable.drawn["risk_distribution"], **place)
         found = curves.decision_curves(rows, risks, simulated=self.simulated)
         return plots.decision(found, title=title, ax=ax)
 
@@ -247,11 +216,11 @@ class EvaluationResult:
             ['highest risk', 'lowest risk']
         """
         horizon = format_days(self.result["horizons_days"][-1]) if horizon is None else horizon
-        place, title = self._place(horizon, cause, landmark)
+        place, title = self._showable.place(horizon, cause, landmark)
         labelled, task = self._labelled, self._task
         days = curves.grid(place["horizon"], simulated=self.simulated, start_days=task.blanking)
         rows = labelled.records.rows
-        nothing, rough = self._hidden(place)
+        nothing, rough = self._showable.hidden(place)
         at = np.flatnonzero(rows.at_landmark(place["landmark"]))
         risk = np.zeros((len(at), len(task.causes), len(days)))
         risk[:, :, 1:] = labelled.risk(labelled.records, days[1:])[at]
@@ -293,11 +262,10 @@ class EvaluationResult:
             >>> path.read_text().count("toprule")
             1
         """
-        known = self.result["horizons_days"]
-        wanted = known if horizons is None else [self._known("horizon", d, known) for d in days_of(horizons)]
-        place, _ = self._place(wanted[0], cause, landmark)
+        wanted = self._showable.horizons(horizons)
+        place, _ = self._showable.place(wanted[0], cause, landmark)
         text = latex_table(
-            self._told, horizons=wanted, metrics=metrics, cause=place["cause"], landmark=place["landmark"]
+            self._showable.told, horizons=wanted, metrics=metrics, cause=place["cause"], landmark=place["landmark"]
         )
         target = Path(path)
         refuse_foreign_file(target, lambda file: file.read_bytes().startswith(FIRST_LINE.encode()))
@@ -335,8 +303,7 @@ class EvaluationResult:
             raise EhrseqError(f"{format!r} is no format", where="figures", fix=f"use one of {', '.join(FORMATS)}")
         pyplot = required("matplotlib.pyplot", what="plots")
         kinds = {"calibration": self.plot_calibration, "decision": self.plot_decision, "incidence": self.plot_incidence}
-        known, written = self.result["horizons_days"], []
-        wanted = known if horizons is None else [self._known("horizon", d, known) for d in days_of(horizons)]
+        wanted, written = self._showable.horizons(horizons), []
         for kind, draw in kinds.items():
             for cause in self.result["causes"]:
                 for days in wanted:
@@ -356,7 +323,8 @@ class EvaluationResult:
     @cached_property
     def facts(self) -> dict[str, str]:
         """The evaluation in words."""
-        told, subjects = self._told, self._told["at_risk"][0]["subjects"] if self._told["at_risk"] else None
+        told = self._showable.told
+        subjects = told["at_risk"][0]["subjects"] if told["at_risk"] else None
         facts = {"evaluated on": f"{told['split'].replace('_', '-')} of {told['data']['name']}"}
         if subjects is not None:
             facts["at risk"] = f"{subjects} subjects at the first landmark"
@@ -394,28 +362,6 @@ class EvaluationResult:
             with meds_folder(self._data) as folder:
                 population = read_external(run, folder).population
         return _Labelled(population.records, RunRisks(run).risk)
-
-    def _place(self, horizon: Any, cause: str | None, landmark: Any) -> tuple[dict[str, Any], str]:
-        """Landmark, cause and horizon of a figure, and its title."""
-        known = self.result["horizons_days"]
-        days = main_horizon(known) if horizon is None else self._known("horizon", days_of(horizon)[0], known)
-        cause = self.result["causes"][0] if cause is None else cause
-        if cause not in self.result["causes"]:
-            fix = f"use one of {', '.join(self.result['causes'])}"
-            raise EhrseqError(f"there is no cause {cause!r}", where="cause", fix=fix)
-        since = self._landmark(landmark)
-        later = "" if since == 0 else f", {format_days(since)} after the index"
-        return {"landmark": since, "cause": cause, "horizon": days}, f"{cause} by {format_days(days)}{later}"
-
-    def _landmark(self, landmark: str | float | None) -> float:
-        known = self.result["landmarks_days"]
-        return float(known[0]) if landmark is None else self._known("landmark", days_of(landmark)[0], known)
-
-    def _known(self, what: str, days: float, known: Sequence[float]) -> float:
-        if not any(abs(days - one) < 1e-9 for one in known):
-            fix = f"use one of {', '.join(map(format_days, known))}"
-            raise EhrseqError(f"{format_days(days)} was not evaluated", where=what, fix=fix)
-        return float(days)
 
 
 def _days(value: float | None, key: str) -> str:

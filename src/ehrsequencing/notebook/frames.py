@@ -1,7 +1,7 @@
 """Frames in and out: pandas, polars or Arrow. MEDS data may be a folder or a frame of MEDS rows."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -86,11 +86,6 @@ def as_frame(columns: Mapping[str, Any] | pa.Table, frames: str) -> Any:
         return required("polars", what="frames of polars").from_arrow(table)
     required("pandas", what="tables")
     return table.to_pandas()
-
-
-def rows_as_frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, pa.DataType], frames: str) -> Any:
-    """Rows of a result as a frame with these columns."""
-    return as_frame(pa.table({k: pa.array([row.get(k) for row in rows], kind) for k, kind in columns.items()}), frames)
 
 
 def times(moments_us: Any) -> pa.Array:

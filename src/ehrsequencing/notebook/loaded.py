@@ -12,7 +12,7 @@ from ehrsequencing.config import format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.results import SHARED, read_result
 from ehrsequencing.explain import Question
-from ehrsequencing.explorer import ExplorerSettings, explore
+from ehrsequencing.explorer import ExplorerSettings, collect, require_own, write_page
 from ehrsequencing.notebook import plots
 from ehrsequencing.notebook.asked import attention_table, days_of, explained, opened, predictions, subject_risk
 from ehrsequencing.notebook.cards import card, main_c
@@ -239,7 +239,8 @@ class TrainedRun(Run):
             patients=patients, fewest=fewest, individuals=individuals, what_if=what_if, recalibrated=recalibrated
         )
         with opened(self, data, facts=facts, show=False) as records, progress_bar("exploring", show=progress) as tick:
-            explore(records, Path(out), settings, force=force, progress=tick, say=_warn_of)
+            require_own(Path(out), records.data, self.folder)
+            write_page(collect(records, settings, force=force, progress=tick, say=_warn_of), Path(out))
         return Path(out)
 
     # ---- training and evaluation -------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ehrsequencing.reporting.codes import codes
 from ehrsequencing.reporting.figures import levels
 from ehrsequencing.reporting.incidence import incidence_of
 from ehrsequencing.reporting.scores import Scores, place_of
-from ehrsequencing.reporting.wording import duration, from_landmark
 
 MOST_PLACES = 8  # landmarks and horizons in the forest plot of the short page
 MOST_LEVELS = 14  # rows of its subgroup figure
@@ -102,9 +101,3 @@ def tripod(m: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     """What only people can tell: (title, what is asked, answer or None) of every question."""
     told = m.get("tripod") or {}
     return [{"title": title, "asked": asked, "answer": told.get(key)} for key, (title, asked) in QUESTIONS.items()]
-
-
-def place_in_words(landmark: float | None, horizon: float | None) -> str:
-    """Landmark and horizon as in a sentence: `within 2 years, predicted at the index`."""
-    where = f"predicted {from_landmark(landmark)}"
-    return where if horizon is None else f"within {duration(horizon)}, {where}"

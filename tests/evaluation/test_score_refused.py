@@ -1,0 +1,121 @@
+"""`score`: what does not fit is refused, and what is left out is counted."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ehrsequencing.baselines.forest import CompetingForest
+from ehrsequencing.config import TaskConfig
+from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
+from ehrsequencing.evaluation.trained_baselines import LSTM
+from helpers.command_line import refused
+from helpers.score import KEY, Score, first
+
+
+def without_cause(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["cause"] != first(table, "cause")]
+
+
+def without_horizon(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["horizon_days"] != first(table, "horizon_days")]
+
+
+REFUSED: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
+    "column": (lambda t: t.drop(columns="risk"), "has no column 'risk'"),
+    "type": (lambda t: t.assign(subject_id="someone"), "column 'subject_id' has type"),
+    "empty": (lambda t: t.assign(horizon_days=np.nan), "have no horizon_days"),
+    "zone": (lambda t: t.assign(prediction_time=t["prediction_time"].dt.tz_localize("UTC")), "has a time zone"),
+    "percent": (lambda t: t.assign(risk=100 * t["risk"]), "risks are outside 0..1"),
+    "nan": (lambda t: t.assign(risk=t["risk"].mask(t.index == 3)), "1 rows have no risk"),
+    "negative": (lambda t: t.assign(risk=t["risk"].mask(t.index == 3, -0.1)), "1 risks are outside 0..1"),
+    "twice": (lambda t: pd.concat([t, t.head(2)]), "2 rows have the subject, prediction time, cause and horizon"),
+    "a cell": (lambda t: t.drop(index=5), "1 prediction times lack the risk of some cause"),
+    "cause": (without_cause, "has no risk of"),
+    "horizon": (without_horizon, "has no risk within"),
+    "negative horizon": (lambda t: pd.concat([t, t.head(1).assign(horizon_days=-3.0)]), "not numbers of days after"),
+    "start": (lambda t: t.assign(start_days=7.0), "its risks are given no event for 7d"),
+    "starts": (lambda t: t.assign(start_days=np.arange(len(t)) % 2.0), "has 2 different start_days"),
+    "nobody": (lambda t: t.assign(subject_id=-1 - t["subject_id"]), "has no prediction for anybody of the cohort"),
+    "one missing": (
+        lambda t: t[t["subject_id"] != first(t, "subject_id")],
+        "at risk 0d after the index have no",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_evaluated_is_refused(frame: pd.DataFrame, scored: Score, case: str, tmp_path: Path) -> None:
+    change, words = REFUSED[case]
+    with pytest.raises(EhrseqError) as error:
+        scored(change(frame))
+    assert words in str(error.value)
+    assert not (tmp_path / "p-score").exists()
+
+
+def test_blanking_needs_risks_that_are_given_it(frame: pd.DataFrame, scored: Score, task: TaskConfig) -> None:
+    later = task.model_copy(update={"blanking": 10.0})
+    with pytest.raises(EhrseqError, match=r"task.blanking differs"):
+        scored(frame, task=later)
+    with pytest.raises(EhrseqError, match="does not tell from when its risks count"):
+        scored(frame.drop(columns="start_days"), task=later, prepared=None)
+
+
+def test_names_and_files_that_do_not_fit_are_refused(
+    frame: pd.DataFrame, scored: Score, sim_data: Path, task_file: Path, tmp_path: Path
+) -> None:
+    for name in (ORACLE, NETWORK, LSTM, CompetingForest.name):
+        with pytest.raises(EhrseqError, match="name of another model"):
+            scored(frame, name=name)
+    with pytest.raises(EhrseqError, match="is no split"):
+        scored(frame, split="test")
+    assert "does not end in a format" in refused("score", tmp_path / "p.txt", sim_data, "--task", task_file)
+    assert "cannot be read" in refused("score", tmp_path / "none.csv", sim_data, "--task", task_file)
+    (tmp_path / "no.parquet").write_text("subject_id")
+    assert "cannot be read as Parquet" in refused("score", tmp_path / "no.parquet", sim_data, "--task", task_file)
+
+
+def test_what_is_ignored_is_counted(frame: pd.DataFrame, scored: Score, predicted: Path) -> None:
+    plain = scored(frame)
+    extra = frame.head(40).assign(cause="unheard of")
+    found = scored(pd.concat([frame, extra]).sample(frac=1, random_state=1))  # in any order
+    assert "40 rows of 1 causes that the task does not have are ignored." in found["warnings"]
+    assert found["metrics"] == [{**row} for row in plain["metrics"]]
+    everybody = scored(pd.read_parquet(predicted))
+    told = " ".join(everybody["warnings"])
+    assert "of the file are of the train split: ignored." in told
+    assert "of the file are not in the cohort" in told
+    assert everybody["metrics"] == plain["metrics"]
+
+
+def test_risks_that_are_no_incidences_have_no_likelihood(frame: pd.DataFrame, scored: Score, task: TaskConfig) -> None:
+    early = frame[frame["horizon_days"] == task.horizons[0]]
+    falling = pd.concat([frame, *(early.assign(horizon_days=float(days)) for days in (1, 2, 3))])
+    fine = falling.assign(risk=falling["risk"] * np.minimum(falling["horizon_days"] / task.horizons[0], 1))
+    assert any(row["metric"] == "nll" for row in scored(fine)["metrics"])
+    bad = fine.assign(risk=np.where(fine["horizon_days"] == 1, 0.3, fine["risk"]))
+    found = scored(bad)
+    assert any("a risk falls with the horizon" in text for text in found["warnings"])
+    assert not any(row["metric"] in ("nll", "ibs") for row in found["metrics"])
+    found = scored(fine.assign(risk=np.minimum(0.4 + 0.3 * fine["horizon_days"] / task.horizons[-1], 0.7)))
+    assert any("risks sum to over 1" in text for text in found["warnings"])
+    assert not any(row["metric"] in ("nll", "ibs") for row in found["metrics"])
+    flat = scored(fine.assign(risk=0.2))
+    assert any("predicted curve is flat" in text for text in flat["warnings"])
+    assert not any(row["metric"] == "nll" for row in flat["metrics"])
+
+
+def test_a_landmark_without_predictions_is_left_out(
+    frame: pd.DataFrame, scored: Score, sim_prepared: Path, task: TaskConfig
+) -> None:
+    cohort = pd.read_parquet(sim_prepared / "tasks" / "simulated" / "cohort.parquet")
+    at_index = cohort[(cohort["prediction_time"] == cohort["index_time"]) & (cohort["kind"] == "query")]
+    found = scored(frame.merge(at_index[KEY[:2]], on=KEY[:2]))
+    assert {row["landmark_days"] for row in found["metrics"]} == {0.0}
+    assert "The file has no prediction 1y after the index: it is left out." in found["warnings"]
+    assert not any(text.startswith("Nobody was at risk") for text in found["warnings"])
+    with pytest.raises(EhrseqError, match="has no prediction at any landmark"):
+        scored(frame.merge(cohort[cohort["kind"] == "visit"][KEY[:2]], on=KEY[:2]))
