@@ -5,7 +5,7 @@ A command imports what it needs when it runs, so that `ehrseq --help` stays fast
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,10 +22,12 @@ from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
 from ehrsequencing.cli.inputs import read_tasks as _tasks
 from ehrsequencing.cli.inputs import trusted
+from ehrsequencing.cli.launch import launch, launches, one_of_several
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
     Debug,
+    Devices,
     MovedSet,
     NewFolder,
     Overrides,
@@ -258,6 +260,7 @@ def evaluate(
         int | None, typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits")
     ] = None,
     split_seed: Annotated[int, typer.Option("--split-seed", help="Seed of the first of the --splits")] = 1234,
+    devices: Devices = 1,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
@@ -265,7 +268,9 @@ def evaluate(
 
     Uses a split of the run's own data or, with --data, data that the model has never seen.
     """
-    with errors(debug):
+    if launches(devices, 1):
+        raise SystemExit(launch("evaluate", devices))
+    with errors(debug), one_of_several(gpus=False) as group:
         keep_freed_memory()
         given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
         given += ["evaluation.recalibrate=true"] if recalibrate else []
@@ -283,18 +288,21 @@ def evaluate(
         from ehrsequencing.evaluation.repeated_splits import repeated_splits
         from ehrsequencing.reporting.terminal import metric_lines
         from ehrsequencing.run import AUDIT
+        from ehrsequencing.training.processes import ALONE
 
         made = _run(run).study
         refuse_changes(study, made, command, file=config, by=run)
         settings = load_study(config, given, evaluation=made.evaluation).evaluation
+        asked: dict[str, Any] = {"prepared": prepared, "settings": settings, "processes": group or ALONE}
         with stages("evaluating") as stage:
             if data is not None and external:
-                external_run = partial(validate, run, data, out=out, prepared=prepared, settings=settings)
+                external_run = partial(validate, run, data, out=out, **asked)
                 draw = partial(report_external, run)
                 result, folder = external_run(facts=study.data, draw=draw, progress=stage)
             else:
-                result = evaluate_run(run, split=split, prepared=prepared, settings=settings, progress=stage)
-                folder = run
+                result, folder = evaluate_run(run, split=split, progress=stage, **asked), run
+        if group is not None and not group.is_first:
+            return
         if splits is not None:
             with bar("splits") as tick:
                 repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)

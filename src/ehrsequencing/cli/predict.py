@@ -8,7 +8,8 @@ import typer
 
 from ehrsequencing.cli.console import bar, errors, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run, read_study, trusted
-from ehrsequencing.cli.options import Config, Debug, Overrides, RunFolder, Untrusted
+from ehrsequencing.cli.launch import launch, launches, one_of_several
+from ehrsequencing.cli.options import Config, Debug, Devices, Nodes, Overrides, RunFolder, Untrusted
 from ehrsequencing.errors import EhrseqError
 
 
@@ -40,15 +41,20 @@ def predict(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
     untrusted: Untrusted = False,
+    devices: Devices = 1,
+    nodes: Nodes = 1,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
     """Write risk curves for any MEDS data."""
-    with errors(debug):
+    if launches(devices, nodes):
+        raise SystemExit(launch("predict", devices, nodes))
+    with errors(debug), one_of_several(gpus=False) as group:
         from ehrsequencing.config import parse_days, refuse_changes
         from ehrsequencing.predict import predict as write
         from ehrsequencing.predict_labels import predict_labels
         from ehrsequencing.predict_outcomes import predict_outcomes
+        from ehrsequencing.training.processes import ALONE
 
         try:
             days = [parse_days(text) for text in horizons.split(",")] if horizons else None
@@ -63,7 +69,8 @@ def predict(
         refuse_changes(study, made, "predict", file=config, by=run)
         asked = study.model_copy(update={"visits": made.visits})
         write_to: Any
-        with trusted(data, asked, untrusted=untrusted) as records, bar("predicting") as tick:
+        processes = group or ALONE
+        with trusted(data, asked, untrusted=untrusted, processes=processes) as records, bar("predicting") as tick:
             if outcome or top is not None:
                 if recalibrate:
                     what, fix = "--recalibrate is for the task's causes", "leave it out"
@@ -77,8 +84,10 @@ def predict(
                 )
             else:
                 write_to = partial(write_to, at=at)
-            write_to = partial(write_to, horizons_days=days, force=force)
+            write_to = partial(write_to, horizons_days=days, force=force, processes=processes)
             count = write_to(facts=study.data, progress=tick, say=notes.append)
+        if not processes.is_first:
+            return
         for text in notes:
             warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
         say(f"risks at {count:,} prediction times")

@@ -25,6 +25,7 @@ from ehrsequencing.evaluation.code_effects import code_effects
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
+from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, nll_row, over_time_rows, scope_estimates
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.incidence import incidence_rows
@@ -45,6 +46,7 @@ from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.storage import write_json
+from ehrsequencing.training.processes import ALONE, Processes
 
 __all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 
@@ -187,11 +189,8 @@ class Evaluation:
         for name, risk in risks.items():
             missing = int(np.isnan(risk).any(axis=(1, 2)).sum())
             if missing:
-                raise EhrseqError(
-                    f"{missing} of {len(self.rows)} prediction times have no prediction by {name}",
-                    where=self.population.split,
-                    fix="report this as a bug",
-                )
+                what = f"{missing} of {len(self.rows)} prediction times have no prediction by {name}"
+                raise EhrseqError(what, where=self.population.split, fix="report this as a bug")
         return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
 
     def _baselines(self, progress: Say) -> list[Fitted]:
@@ -414,6 +413,7 @@ def evaluate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
@@ -423,9 +423,11 @@ def evaluate(
         prepared: The prepared set, where it is no longer where training found it.
         settings: Baselines and resamples; default: those of the run.
         progress: Called with the name of each stage.
+        processes: Who shares the network's answers; each calls this function, and process 0 does everything else.
 
     Returns:
-        The exact result, counts of few people included: not for sharing unless the data is simulated.
+        The exact result, counts of few people included: not for sharing unless the data is simulated. Nothing in other
+        processes than process 0.
 
     Raises:
         EhrseqError: The run or its prepared set cannot be used.
@@ -434,8 +436,12 @@ def evaluate(
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
     population, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
+    if not processes.is_first:
+        answer_for(run, population.records, processes)
+        return {}
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    result = Evaluation(run, population, prepared=store, settings=settings).result(progress=progress)
+    with asked_of_all(run, population.records, processes) as source:
+        result = Evaluation(source, population, prepared=store, settings=settings).result(progress=progress)
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))
