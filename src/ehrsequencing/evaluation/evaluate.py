@@ -6,12 +6,13 @@ out; the report is made from it. This file puts together what the others compute
 `context`, `instability`, `oracle`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import Baseline, FittingData
@@ -112,9 +113,8 @@ class Evaluation:
         """The truth of these prediction times, where the data is a simulation that answers this very task."""
         other = other_settings(data, self.task)
         if other:
-            self.warnings.append(
-                f"No comparison with the truth of the simulation: its task has another {', '.join(other)}."
-            )
+            what = f"its task has another {', '.join(other)}."
+            self.warnings.append(f"No comparison with the truth of the simulation: {what}")
             return None
         return Truth.read(data, self.records, causes=self.task.causes)
 
@@ -133,7 +133,7 @@ class Evaluation:
             frame = self.context.frame() | self._surroundings([])
             return frame | found | {"tripod": read_tripod(self.settings.tripod), "warnings": self.warnings}
         risks = self._risks(progress)
-        comparisons = self._comparisons(risks, self.horizons)
+        comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
         strongest = [self.ours, *(one.model.name for one in self.fitted[:1])]
         metrics, differences = self._metrics(risks, comparisons, progress)
@@ -171,7 +171,7 @@ class Evaluation:
     def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
         """Only the long rows of `metrics`, without the indices of the smooth curves."""
         risks = self._risks(progress)
-        return self._metrics(risks, self._comparisons(risks, self.horizons), progress)[0]
+        return self._metrics(risks, list(self._comparisons(risks, self.horizons)), progress)[0]
 
     # ---- risks -------------------------------------------------------------------------------------------------
 
@@ -230,8 +230,8 @@ class Evaluation:
 
     # ---- metrics -----------------------------------------------------------------------------------------------
 
-    def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
-        """Rows that are compared together, with the risks by `days` (the horizons, or the grid)."""
+    def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
+        """Rows that are compared together, with copies of the risks by `days` (the horizons, or the grid)."""
         places: list[tuple[float | None, Ints]] = []
         left_out = self.population.left_out
         for landmark in self.task.landmarks:
@@ -240,15 +240,17 @@ class Evaluation:
                 places.append((landmark, at))
         if None not in left_out and not any(len(at) == len(self.rows) for _, at in places):
             places.append((None, np.arange(len(self.rows))))
-        draws = draw_subjects(len(self.records.timelines), self.settings.bootstrap, self.settings.seed)
         column = np.searchsorted(self.grid, days)
-        return [
-            Comparison(
-                landmark, self.rows.subject[at], self.duration[at], self.cause[at], days,
-                {name: risk[at][:, :, column] for name, risk in risks.items()}, draws, self._censoring(landmark, at),
-            )
-            for landmark, at in places
-        ]  # fmt: skip
+        for place, at in places:
+            some = risks if place is None else {name: risk[at] for name, risk in risks.items()}
+            yield Comparison(
+                place, self.rows.subject[at], self.duration[at], self.cause[at], days,
+                {name: risk[:, :, column] for name, risk in some.items()}, self._draws, self._censoring(place, at),
+            )  # fmt: skip
+
+    @cached_property
+    def _draws(self) -> NDArray[np.uint8]:
+        return draw_subjects(len(self.records.timelines), self.settings.bootstrap, self.settings.seed)
 
     def _censoring(self, landmark_days: float | None, chosen: Ints) -> StepFunction | RowCensoring | None:
         """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
@@ -350,8 +352,8 @@ class Evaluation:
 
     def wanted_trajectories(self) -> int:
         """How many subjects' curves to show: by default a few of a simulation, none of real people."""
-        asked = self.settings.trajectories
-        return (SIMULATED_TRAJECTORIES if is_simulation(self.population.source) else 0) if asked is None else asked
+        wanted = SIMULATED_TRAJECTORIES if is_simulation(self.population.source) else 0
+        return wanted if self.settings.trajectories is None else self.settings.trajectories
 
     # ---- words and counts --------------------------------------------------------------------------------------
 
@@ -383,9 +385,8 @@ class Evaluation:
         if self.prepared is not None:
             self.warnings += task_warnings(self.task, self.prepared.attrition(self.task.name))
         if self.population.counts["events"][self.task.causes[0]] < FEW_EVENTS:
-            self.warnings.append(
-                f"Fewer than {FEW_EVENTS} subjects of {self.population.split} had the event: the intervals are wide."
-            )
+            few = f"Fewer than {FEW_EVENTS} subjects of {self.population.split} had the event"
+            self.warnings.append(f"{few}: the intervals are wide.")
         asked = {comparison.landmark_days for comparison in comparisons}
         for landmark in self.task.landmarks:
             if comparisons and landmark not in asked and landmark not in self.population.left_out:
