@@ -1,12 +1,16 @@
 """Memory of every command against the number of subjects: `python bench/memory.py OUT [--subjects 10000 100000]`.
 
+With `--fhir FOLDER` of an export (.ndjson.gz), of `import fhir` instead: its resources are repeated under other ids.
+
 A small simulation is repeated under other ids until there are enough subjects, 2,000 in each shard. Each command runs
 in a process of its own. "Own" is its memory without the pages of mapped files, which the system takes back when it
 needs them. The last column is how much more each further subject takes: a command that streams has next to nothing.
 """
 
 import argparse
+import gzip
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -40,6 +44,19 @@ def repeated(source: Path, out: Path, *, times: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for k in range(times):
             pq.write_table(_moved(table, k * step), folder / f"{k:05d}-{path.name}")
+    return out
+
+
+def repeated_fhir(source: Path, out: Path, *, times: int) -> Path:
+    """The resources of an export so many times, each time with other UUIDs in ids and references."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    begins = re.compile(r"[0-9a-f]{8}(?=-[0-9a-f]{4}-[0-9a-f]{4}-)")
+    for path in sorted(source.glob("*.ndjson.gz")):
+        text = gzip.decompress(path.read_bytes()).decode()
+        with gzip.open(out / path.name, "wt", encoding="utf-8", compresslevel=1) as file:
+            for k in range(times):
+                file.write(begins.sub(lambda found, k=k: f"{int(found[0], 16) ^ k:08x}", text))
     return out
 
 
@@ -85,8 +102,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--subjects", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--fhir", type=Path, help="Folder with a FHIR export: measure its import")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.fhir is not None:
+        print(table(measure_fhir(given.fhir, given.out, given.subjects), given.subjects))
+        return
     source = given.out / "block"
     if not source.is_dir():
         simulate(source, subjects=BLOCK, seed=0, config=SimulationConfig(truth_futures=4))
@@ -101,6 +122,18 @@ def main() -> None:
             print(f"{subjects:,} subjects, {name}: {found[name][subjects]}", file=sys.stderr, flush=True)
     (given.out / "memory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(table(found, given.subjects))
+
+
+def measure_fhir(source: Path, out: Path, sizes: Sequence[int]) -> dict[str, dict[int, Any]]:
+    """Memory of `ehrseq import fhir` by about so many patients."""
+    patients = gzip.decompress((source / "Patient.ndjson.gz").read_bytes()).count(b"\n")
+    found: dict[str, dict[int, Any]] = {"import fhir": {}}
+    for size in sizes:
+        data = repeated_fhir(source, out / f"fhir-{size}", times=max(1, round(size / patients)))
+        found["import fhir"][size] = measure(["import", "fhir", data, out / f"meds-{size}"])
+        print(f"{size:,} patients: {found['import fhir'][size]}", file=sys.stderr, flush=True)
+        shutil.rmtree(data)
+    return found
 
 
 def table(found: dict[str, dict[int, Any]], sizes: Sequence[int]) -> str:

@@ -51,6 +51,17 @@ def risk_of_rows(
     return out
 
 
+def batches(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> tuple[Ints, Ints]:
+    """The batches in which these functions answer: the first subject (b,) and the visits and queries (b,) of each.
+
+    Records cut at the first subject of a batch are answered in the same batches as before.
+    """
+    loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
+    found = loader.together(visit_budget=VISIT_BUDGET)
+    first, cost = [one[0] for one in found], [loader.cost[one].sum() for one in found]
+    return np.array(first, dtype=np.int64), np.array(cost, dtype=np.int64)
+
+
 def nll_of_rows(model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None) -> Floats:
     """Negative log-likelihood (R,) of every labelled prediction time; NaN for rows that the head does not answer."""
     out = np.full(len(records), np.nan)

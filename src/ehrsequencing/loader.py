@@ -133,8 +133,12 @@ class SubjectLoader:
 
     def in_order(self, *, visit_budget: int, subjects: Ints | None = None) -> Iterator[Step]:
         """Every subject once, in the order of the store, or the given ones in theirs; for prediction."""
-        for together in self._pack(self.subjects if subjects is None else subjects, visit_budget):
-            yield from self.steps(together, visit_budget=visit_budget)
+        for one in self.together(visit_budget=visit_budget, subjects=subjects):
+            yield from self.steps(one, visit_budget=visit_budget)
+
+    def together(self, *, visit_budget: int, subjects: Ints | None = None) -> list[Ints]:
+        """The subjects that `in_order` takes together; arguments as there."""
+        return self._pack(self.subjects if subjects is None else subjects, visit_budget)
 
     def _pack(self, order: Ints, visit_budget: int, most_subjects: int | None = None) -> list[Ints]:
         steps: list[Ints] = []

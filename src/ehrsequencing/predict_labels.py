@@ -26,6 +26,7 @@ from ehrsequencing.records.labels import read_boolean_labels
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.run import Run
 from ehrsequencing.storage import atomic_path, refuse_foreign_file, refuse_overlap
+from ehrsequencing.training.processes import ALONE, Processes
 
 SCHEMA = pa.schema(
     [
@@ -52,6 +53,7 @@ def predict_labels(
     force: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
+    processes: Processes = ALONE,
 ) -> int:
     """Write the risk of one cause by one horizon at the moments of a label file.
 
@@ -67,9 +69,10 @@ def predict_labels(
         force: Whether to answer even if hardly any code of the data is known to the run.
         progress: Called with (shards done, shards to do).
         say: Called with what a reader of the file should know.
+        processes: As of `predict`.
 
     Returns:
-        The number of labels that have a risk.
+        The number of labels that have a risk; 0 in other processes than process 0.
 
     Raises:
         EhrseqError: Labels, run or data cannot be used, or no label has a risk.
@@ -90,9 +93,12 @@ def predict_labels(
     run.task = at_labels(run.task, labels)  # the file of the run's own index may be gone
     records = NewRecords(run, data, facts, progress)
     say(records.require_known(force=force))
+    answers = asked.answers(records, Moment("all"), say=lambda _: None, processes=processes)
+    if not processes.is_first:
+        return sum(map(len, answers))
     count = 0
     with atomic_path(out) as temporary, pq.ParquetWriter(temporary, SCHEMA) as file:
-        for risks in asked.answers(records, Moment("all"), say=lambda _: None):
+        for risks in answers:
             place, found = wanted.find(risks.subject_id, risks.prediction_us)
             risk = risks.risk[found, column, 0]
             file.write_table(pa.Table.from_arrays([

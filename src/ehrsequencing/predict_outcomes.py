@@ -1,23 +1,26 @@
 """A run with many outcomes and records → the risks of some outcomes, or of each moment's most likely ones."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.answers import outcome_risks
+from ehrsequencing.answers import batches, outcome_risks
 from ehrsequencing.arrays import Floats32, Ints
 from ehrsequencing.config import DataConfig
+from ehrsequencing.divided import Block
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.predict import Moment, NewRecords, horizons_of, left_out, nobody, start_days_of
-from ehrsequencing.prediction_file import PredictionWriter, is_predictions, prediction_file, require_suffix
+from ehrsequencing.prediction_file import is_predictions, prediction_file, require_suffix
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.outcomes import already_had
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from ehrsequencing.storage import refuse_foreign_file, refuse_overlap
+from ehrsequencing.training.processes import ALONE, Processes
 
 
 def predict_outcomes(
@@ -33,6 +36,7 @@ def predict_outcomes(
     force: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
+    processes: Processes = ALONE,
 ) -> int:
     """Write the risks of outcomes in the format of `predict`, with a code as the cause.
 
@@ -51,9 +55,10 @@ def predict_outcomes(
         force: As of `predict`.
         progress: As of `predict`.
         say: As of `predict`.
+        processes: As of `predict`.
 
     Returns:
-        The number of prediction times.
+        The number of prediction times; 0 in other processes than process 0.
 
     Raises:
         EhrseqError: The run has no such outcomes, or as of `predict`.
@@ -70,11 +75,22 @@ def predict_outcomes(
     records.require_until_end(moment)
     say(records.require_known(force=force))
     names, start = [run.outcomes[k] for k in codes], start_days_of(run)
+
+    def answer(part: TaskRecords) -> Iterator[Block]:
+        return _answers(run, part, codes, horizons, top)
+
+    own = partial(batches, run.model, code_types=run.code_types)
+    answers = records.divided(moment, answer, batches=own, processes=processes)
+    if not processes.is_first:
+        return len(list(answers))
     count = answered = 0
     with prediction_file(out, causes=names, horizons_days=horizons, start_days=start, banded=False) as file:
-        for encoded in records.encoded(moment):
-            _write(run, encoded, codes, horizons, top, file)
-            count, answered = count + len(encoded), answered + len(np.unique(encoded.subject_id))
+        for blocks in answers:
+            subjects = np.zeros(0, np.int64)
+            for asked, *risks in blocks:
+                file.write_rows(*risks)
+                count, subjects = count + len(asked), np.union1d(subjects, asked)
+            answered += len(subjects)
         if not count:
             raise nobody(records)
     for text in left_out(records, answered=answered):
@@ -108,10 +124,10 @@ def chosen_outcomes(run: Run, data: Path, patterns: Sequence[str]) -> Ints:
     return np.flatnonzero([matcher(code) for code in run.outcomes])
 
 
-def _write(
-    run: Run, records: TaskRecords, codes: Ints, horizons: Sequence[float], top: int | None, file: PredictionWriter
-) -> None:
-    """Append the risks at the prediction times of a shard."""
+def _answers(
+    run: Run, records: TaskRecords, codes: Ints, horizons: Sequence[float], top: int | None
+) -> Iterator[Block]:
+    """Some prediction times after others: the subjects asked about, and the arguments of `write_rows`."""
     had = np.zeros((0, 2), np.int64)
     if records.outcomes is not None and not records.outcomes_recur:
         row, code = already_had(records.outcomes, records.rows)
@@ -120,13 +136,14 @@ def _write(
         had = np.stack([row, place[code]], axis=1)
         had = had[had[:, 1] >= 0]
     subject_id, moment_us = records.subject_id, records.rows.prediction_us
-    asked = {"codes": codes, "horizons_days": horizons, "code_types": run.code_types, "start_days": file.start_days}
+    asked = {"codes": codes, "horizons_days": horizons, "code_types": run.code_types, "start_days": start_days_of(run)}
     for rows, risk in outcome_risks(run.model, records, **asked):  # type: ignore[arg-type]
         inside = np.flatnonzero(np.isin(had[:, 0], rows))
         order = np.argsort(rows)
         risk[order[np.searchsorted(rows[order], had[inside, 0])], had[inside, 1]] = np.nan
         row, cause, horizon = _kept(risk, top)
-        file.write_rows(subject_id[rows[row]], moment_us[rows[row]], cause, horizon, risk[row, cause, horizon])
+        known = rows[row]
+        yield subject_id[rows], subject_id[known], moment_us[known], cause, horizon, risk[row, cause, horizon]
 
 
 def _kept(risk: Floats32, top: int | None) -> tuple[Ints, Ints, Ints]:

@@ -22,12 +22,14 @@ from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.history import FeatureSpec, history_features
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.blend import blend as blending
 from ehrsequencing.blend import train as training
 from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
 from ehrsequencing.blend.train import BlendTrainer, folds_of, trainer_of
 from ehrsequencing.blend.weights import BlendWeights, blended_hazards
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.disclosure.shared import _rounded
+from ehrsequencing.divided import part_of
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
@@ -131,6 +133,20 @@ def test_a_run_that_was_killed_ends_with_the_same_bytes(
         assert (out / name).read_bytes() == (run / name).read_bytes(), name
     trainer_of(store, "simulated", out, study=study).fit(resume=True)  # finished: nothing is done
     assert len(trained) == 4
+
+
+def test_parts_of_the_records_get_the_answers_of_the_whole(
+    run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blending, "_CHUNK_ROWS", 40)
+    answers, records = Run(run).answers, store.records("simulated", "held_out")
+    cut, whole = answers.batches(records), [part.subject_id.tolist() for _, part in in_parts(records)]
+    parts = [part_of(records, cut, 3, number) for number in range(3)]
+    assert [found.subject_id.tolist() for part in parts for _, found in in_parts(part)] == whole
+    assert len(whole) > 4
+    risks = [answers.risk(one, horizons_days=[365.25]) for one in (records, *parts)]
+    assert all(map(len, risks))
+    np.testing.assert_array_equal(np.concatenate(risks[1:]), risks[0])
 
 
 def test_a_saved_blend_answers_as_it_was_fitted(run: Path, store: Prepared, tmp_path: Path) -> None:

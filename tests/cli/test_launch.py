@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +16,14 @@ from ehrsequencing.errors import EhrseqError
 from helpers.command_line import ehrseq
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
-MAIN = [sys.executable, "-m", "ehrsequencing", "train"]
+MAIN = [sys.executable, "-m", "ehrsequencing"]
 PLAIN = {name: value for name, value in os.environ.items() if name not in (*RENDEZVOUS, LAUNCHED)}
 
 
-def start(*words: object, **variables: str) -> subprocess.Popen[str]:
-    command = [*MAIN, *map(str, words)]
+def start(*words: object, command: str = "train", **variables: str) -> subprocess.Popen[str]:
+    command_line = [*MAIN, command, *map(str, words)]
     return subprocess.Popen(
-        command, env={**PLAIN, "OMP_NUM_THREADS": "1", **variables}, stdout=-1, stderr=-1, text=True
+        command_line, env={**PLAIN, "OMP_NUM_THREADS": "1", **variables}, stdout=-1, stderr=-1, text=True
     )
 
 
@@ -80,6 +81,23 @@ def test_two_processes_are_one_command(sim_prepared: Path, tmp_path: Path) -> No
     assert (again.returncode, told) == (2, "")
     assert len(text.strip().splitlines()) == 1, text
     assert "is not empty" in text
+
+
+@pytest.mark.slow
+def test_two_processes_predict_and_evaluate_as_one_command(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(sim_run, tmp_path / "run")
+    words = {"predict": [run, sim_data, "--out", tmp_path / "p.parquet"], "evaluate": [run, "--baselines", "none"]}
+    for command, given in words.items():
+        process = start(*given, "--devices", 2, "--json", command=command)
+        told, text = process.communicate(timeout=300)
+        assert process.returncode == 0, text
+        assert all(Path(path).exists() for path in json.loads(told)["wrote"].values())
+    process = start(run, tmp_path / "nowhere", "--out", tmp_path / "x.parquet", "--devices", 2, command="predict")
+    told, text = process.communicate(timeout=300)
+    assert (process.returncode, told) == (2, "")
+    assert text.splitlines() == [text.strip()]
+    assert "nowhere: is not a folder" in text
+    assert not (tmp_path / "x.parquet").exists()
 
 
 @pytest.mark.slow

@@ -174,9 +174,9 @@ def resumed(prepared: Path, out: Path, us: Processes) -> list[str]:
     return stopped
 
 
-def run_two(*words: object, seconds: float = 300) -> list[tuple[int, str]]:
-    """Run this file in two processes that know of each other; exit code and stderr of each."""
-    command = [sys.executable, "-m", "helpers.together", *map(str, words)]
+def run_two(*words: object, module: str = "helpers.together", seconds: float = 300) -> list[tuple[int, str]]:
+    """Run a file of the helpers in two processes that know of each other; exit code and stderr of each."""
+    command = [sys.executable, "-m", module, *map(str, words)]
     tests = Path(__file__).parents[1]
     paths = [str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")]
     both = [

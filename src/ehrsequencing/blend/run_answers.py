@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import nn
 
-from ehrsequencing.answers import nll_of_rows, risk_of_rows
+from ehrsequencing.answers import batches, nll_of_rows, risk_of_rows
 from ehrsequencing.arrays import Floats, Floats32, Ints
-from ehrsequencing.blend.blend import Blend, network_hazards
+from ehrsequencing.blend.blend import Blend, in_parts, network_hazards
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRecords
@@ -70,6 +70,14 @@ class RunAnswers:
             for m, hazards in enumerate(found):
                 out[m, rows] = cumulative_incidence(hazards, edges, days, start_days=start_days)
         return out
+
+    def batches(self, records: TaskRecords) -> tuple[Ints, Ints]:
+        """First subject (b,) and cost (b,) of each batch: records cut there get the same answers to the last bit."""
+        if self.blend is None:
+            return batches(self.model, records, code_types=self.code_types)
+        rows = [rows for rows, _ in in_parts(records)]
+        first = np.searchsorted(records.rows.row_offsets, [one.start for one in rows], side="right") - 1
+        return first, np.array([one.stop - one.start for one in rows], dtype=np.int64)
 
     def nll(self, records: TaskRecords) -> Floats:
         """Negative log-likelihood (R,) of every labelled prediction time; see `answers.nll_of_rows`."""

@@ -1,4 +1,4 @@
-"""`ehrseq train --devices N`: one process for each device, and one message where several fail.
+"""`--devices N` of train, predict and evaluate: one process for each device, and one message where several fail.
 
 The command that a person types starts N copies of itself, which find one another through the environment variables of
 torchrun, and waits for them. A signal that it gets goes to all. When one copy fails, the others are ended. Under
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -48,10 +48,11 @@ def launches(devices: int, nodes: int, environment: Mapping[str, str] = os.envir
     return asked > 1 and not is_one
 
 
-def launch(devices: int, nodes: int) -> int:
+def launch(command: str, devices: int, nodes: int = 1) -> int:
     """Run this machine's processes to their end.
 
     Args:
+        command: That they run, as in `train`.
         devices: How many.
         nodes: How many machines run this command; NODE_RANK (or SLURM_NODEID) tells which one this is.
 
@@ -61,13 +62,13 @@ def launch(devices: int, nodes: int) -> int:
     Raises:
         EhrseqError: The environment lacks what several machines need, or a process was killed.
     """
-    command = [sys.executable, "-m", "ehrsequencing", *sys.argv[1:]]
+    words = [sys.executable, "-m", "ehrsequencing", *sys.argv[1:]]
     copies: list[subprocess.Popen[bytes]] = []
     with forwarded(copies) as told:
         for variables in environments(devices, nodes):
             # A session of its own: Ctrl-C in the terminal then reaches it once, from here.
             copies.append(subprocess.Popen(
-                command, env={**os.environ, **variables}, stdin=subprocess.PIPE,
+                words, env={**os.environ, **variables}, stdin=subprocess.PIPE,
                 stdout=None if variables["RANK"] == "0" else subprocess.DEVNULL, start_new_session=True,
             ))  # fmt: skip
         failed = first_to_fail(copies)
@@ -77,8 +78,12 @@ def launch(devices: int, nodes: int) -> int:
     code = copies[failed].returncode
     if code < 0:
         name = signal.Signals(-code).name
-        fix = "SIGKILL often means too little memory; repeat the command with --resume"
-        raise EhrseqError(f"process {failed} on this machine was ended by {name}", where="ehrseq train", fix=fix)
+        again = "repeat the command with --resume" if command == "train" else "use fewer --devices"
+        what, fix = (
+            f"process {failed} on this machine was ended by {name}",
+            f"SIGKILL often means too little memory; {again}",
+        )
+        raise EhrseqError(what, where=f"ehrseq {command}", fix=fix)
     return code
 
 
@@ -129,14 +134,23 @@ def first_to_fail(copies: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 def end(copies: Sequence[subprocess.Popen[bytes]], seconds: float | None) -> None:
-    """Wait for processes to end by themselves, so long at most, and then kill them."""
+    """Wait for processes to end by themselves, so long at most; then tell them to clean up and end; then kill them."""
+    if seconds:
+        _wait(copies, seconds, then=subprocess.Popen.terminate)
+    _wait(copies, seconds, then=subprocess.Popen.kill)
+    for copy in copies:
+        copy.wait()
+
+
+def _wait(
+    copies: Sequence[subprocess.Popen[bytes]], seconds: float | None, *, then: Callable[[subprocess.Popen[bytes]], None]
+) -> None:
     until = None if seconds is None else time.monotonic() + seconds
     for copy in copies:
         try:
             copy.wait(None if until is None else max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            copy.kill()
-            copy.wait()
+            then(copy)
 
 
 @contextmanager
@@ -169,8 +183,13 @@ def forwarded(copies: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
 
 
 @contextmanager
-def one_of_several(environment: Mapping[str, str] = os.environ) -> Iterator["Processes | None"]:
-    """Join the other processes; None where the environment names none. Process 0 prints, and one reports an error."""
+def one_of_several(environment: Mapping[str, str] = os.environ, *, gpus: bool = True) -> Iterator["Processes | None"]:
+    """Join the other processes; None where the environment names none. Process 0 prints, and one reports an error.
+
+    Args:
+        environment: As torchrun sets it.
+        gpus: Whether each process takes a GPU where there are some.
+    """
     if environment.get("WORLD_SIZE", "1") == "1" or not all(name in environment for name in RENDEZVOUS):
         yield None
         return
@@ -181,7 +200,7 @@ def one_of_several(environment: Mapping[str, str] = os.environ) -> Iterator["Pro
         threading.Thread(target=_stop_without_parent, daemon=True).start()
     if environment["RANK"] != "0":
         current().json, current().quiet = False, True
-    with joined(environment) as group:
+    with joined(environment, gpus=gpus) as group:
         try:
             with ExitStack() as silence:
                 if not group.processes.is_first:

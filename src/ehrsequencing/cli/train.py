@@ -8,7 +8,7 @@ import typer
 from ehrsequencing.cli.console import finish, say, training_bar, unfinished
 from ehrsequencing.cli.inputs import read_study
 from ehrsequencing.cli.launch import launch, launches, one_of_several
-from ehrsequencing.cli.options import Config, Overrides
+from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
 
@@ -23,15 +23,13 @@ def train(
     ] = None,
     transfer: Annotated[str | None, typer.Option("--transfer", help="With --init: full, frozen or lora [full]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
-    devices: Annotated[
-        int, typer.Option("--devices", min=1, help="Processes on this machine, one for each GPU or share of its cores")
-    ] = 1,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that run this command (docs/scale.md)")] = 1,
+    devices: Devices = 1,
+    nodes: Nodes = 1,
     config: Config = None,
 ) -> None:
     """Fit a model, with early stopping on the tuning split."""
     if launches(devices, nodes):
-        raise SystemExit(launch(devices, nodes))
+        raise SystemExit(launch("train", devices, nodes))
     with one_of_several() as processes:
         keep_freed_memory()
         study = read_study(config, [*(overrides or ()), *([f"transfer.mode={transfer}"] if transfer else ())], "train")

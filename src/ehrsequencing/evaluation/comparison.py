@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.config import format_days
@@ -33,7 +34,7 @@ class Comparison:
         horizons_days: (H,).
         risk: Model name → (n, causes, H), ours first, then the strongest baseline.
         draws: (resamples, subjects) how often the bootstrap drew each subject; the same in every scope, so that
-            landmarks, models and their differences are paired. No resamples: no intervals.
+            landmarks, models and their differences are paired. No resamples: no intervals. One byte each.
         censoring: G fitted on other rows, one for all or one for each; None: on these, again for each resample.
     """
 
@@ -43,7 +44,7 @@ class Comparison:
     cause: Ints
     horizons_days: Floats
     risk: dict[str, Floats]
-    draws: Ints32
+    draws: NDArray[np.uint8]
     censoring: StepFunction | RowCensoring | None = None
 
     def __len__(self) -> int:
@@ -110,7 +111,7 @@ class Comparison:
         wanted = min(len(self.draws), max(FEWEST_RESAMPLES, MOST_DRAWN // max(len(self), 1)))
         step = max(1, BLOCK_ELEMENTS // max(len(self), 1))
         for start in range(0, wanted, step):
-            yield self.draws[start : min(start + step, wanted)][:, self.subject]
+            yield self.draws[start : min(start + step, wanted)][:, self.subject].astype(np.int32)
 
     def among(self, inside: Bools) -> "Comparison":
         """The same scope with some of its rows."""
@@ -133,8 +134,10 @@ class Comparison:
         return replace(self, cause=(self.cause > 0).astype(np.int64), risk=risk)
 
 
-def draw_subjects(n_subjects: int, n_resamples: int, seed: int) -> Ints32:
-    """(n_resamples, n_subjects) how often each subject is drawn."""
-    if not n_resamples:
-        return np.zeros((0, n_subjects), dtype=np.int32)
-    return np.concatenate(list(bootstrap_subjects(np.arange(n_subjects), n_resamples, seed)))
+def draw_subjects(n_subjects: int, n_resamples: int, seed: int) -> NDArray[np.uint8]:
+    """(n_resamples, n_subjects) how often each subject is drawn; nobody is drawn 256 times."""
+    out, done = np.zeros((n_resamples, n_subjects), dtype=np.uint8), 0
+    for block in bootstrap_subjects(np.arange(n_subjects), n_resamples, seed) if n_resamples else ():
+        out[done : done + len(block)] = block
+        done += len(block)
+    return out

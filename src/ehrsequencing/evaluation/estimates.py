@@ -19,7 +19,8 @@ from ehrsequencing.minimum_counts import BIASED, TOO_FEW, too_few
 
 ANY_CAUSE = "any cause"
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
-FEWEST_TOGETHER = 16  # resamples that share one sorting, however many rows there are
+FEWEST_TOGETHER = 16  # resamples that share one sorting, up to so many rows that they would fill the memory:
+MOST_ELEMENTS = 2**21  # resamples × rows of one work array at most; some fifteen exist at once
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def metric_estimates(scope: Comparison, model: str, metrics: Sequence[Metric]) -
 
 
 def _work_blocks(scope: Comparison) -> Iterator[Any]:
-    step = max(FEWEST_TOGETHER, WORK_ELEMENTS // max(len(scope), 1))
+    rows = max(len(scope), 1)
+    step = max(1, min(max(FEWEST_TOGETHER, WORK_ELEMENTS // rows), MOST_ELEMENTS // rows))
     for block in scope.blocks():
         for start in range(0, len(block), step):
             yield block[start : start + step]

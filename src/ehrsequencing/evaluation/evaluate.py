@@ -6,12 +6,13 @@ out; the report is made from it. This file puts together what the others compute
 `context`, `instability`, `oracle`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import Baseline, FittingData
@@ -25,6 +26,7 @@ from ehrsequencing.evaluation.code_effects import code_effects
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
+from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, nll_row, over_time_rows, scope_estimates
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.incidence import incidence_rows
@@ -45,6 +47,7 @@ from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.storage import write_json
+from ehrsequencing.training.processes import ALONE, Processes
 
 __all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 
@@ -110,9 +113,8 @@ class Evaluation:
         """The truth of these prediction times, where the data is a simulation that answers this very task."""
         other = other_settings(data, self.task)
         if other:
-            self.warnings.append(
-                f"No comparison with the truth of the simulation: its task has another {', '.join(other)}."
-            )
+            what = f"its task has another {', '.join(other)}."
+            self.warnings.append(f"No comparison with the truth of the simulation: {what}")
             return None
         return Truth.read(data, self.records, causes=self.task.causes)
 
@@ -131,7 +133,7 @@ class Evaluation:
             frame = self.context.frame() | self._surroundings([])
             return frame | found | {"tripod": read_tripod(self.settings.tripod), "warnings": self.warnings}
         risks = self._risks(progress)
-        comparisons = self._comparisons(risks, self.horizons)
+        comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
         strongest = [self.ours, *(one.model.name for one in self.fitted[:1])]
         metrics, differences = self._metrics(risks, comparisons, progress)
@@ -169,7 +171,7 @@ class Evaluation:
     def metric_rows(self, *, progress: Say = lambda _: None) -> list[dict[str, Any]]:
         """Only the long rows of `metrics`, without the indices of the smooth curves."""
         risks = self._risks(progress)
-        return self._metrics(risks, self._comparisons(risks, self.horizons), progress)[0]
+        return self._metrics(risks, list(self._comparisons(risks, self.horizons)), progress)[0]
 
     # ---- risks -------------------------------------------------------------------------------------------------
 
@@ -187,11 +189,8 @@ class Evaluation:
         for name, risk in risks.items():
             missing = int(np.isnan(risk).any(axis=(1, 2)).sum())
             if missing:
-                raise EhrseqError(
-                    f"{missing} of {len(self.rows)} prediction times have no prediction by {name}",
-                    where=self.population.split,
-                    fix="report this as a bug",
-                )
+                what = f"{missing} of {len(self.rows)} prediction times have no prediction by {name}"
+                raise EhrseqError(what, where=self.population.split, fix="report this as a bug")
         return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
 
     def _baselines(self, progress: Say) -> list[Fitted]:
@@ -231,8 +230,8 @@ class Evaluation:
 
     # ---- metrics -----------------------------------------------------------------------------------------------
 
-    def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> list[Comparison]:
-        """Rows that are compared together, with the risks by `days` (the horizons, or the grid)."""
+    def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
+        """Rows that are compared together, with copies of the risks by `days` (the horizons, or the grid)."""
         places: list[tuple[float | None, Ints]] = []
         left_out = self.population.left_out
         for landmark in self.task.landmarks:
@@ -241,15 +240,17 @@ class Evaluation:
                 places.append((landmark, at))
         if None not in left_out and not any(len(at) == len(self.rows) for _, at in places):
             places.append((None, np.arange(len(self.rows))))
-        draws = draw_subjects(len(self.records.timelines), self.settings.bootstrap, self.settings.seed)
         column = np.searchsorted(self.grid, days)
-        return [
-            Comparison(
-                landmark, self.rows.subject[at], self.duration[at], self.cause[at], days,
-                {name: risk[at][:, :, column] for name, risk in risks.items()}, draws, self._censoring(landmark, at),
-            )
-            for landmark, at in places
-        ]  # fmt: skip
+        for place, at in places:
+            some = risks if place is None else {name: risk[at] for name, risk in risks.items()}
+            yield Comparison(
+                place, self.rows.subject[at], self.duration[at], self.cause[at], days,
+                {name: risk[:, :, column] for name, risk in some.items()}, self._draws, self._censoring(place, at),
+            )  # fmt: skip
+
+    @cached_property
+    def _draws(self) -> NDArray[np.uint8]:
+        return draw_subjects(len(self.records.timelines), self.settings.bootstrap, self.settings.seed)
 
     def _censoring(self, landmark_days: float | None, chosen: Ints) -> StepFunction | RowCensoring | None:
         """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
@@ -351,8 +352,8 @@ class Evaluation:
 
     def wanted_trajectories(self) -> int:
         """How many subjects' curves to show: by default a few of a simulation, none of real people."""
-        asked = self.settings.trajectories
-        return (SIMULATED_TRAJECTORIES if is_simulation(self.population.source) else 0) if asked is None else asked
+        wanted = SIMULATED_TRAJECTORIES if is_simulation(self.population.source) else 0
+        return wanted if self.settings.trajectories is None else self.settings.trajectories
 
     # ---- words and counts --------------------------------------------------------------------------------------
 
@@ -384,9 +385,8 @@ class Evaluation:
         if self.prepared is not None:
             self.warnings += task_warnings(self.task, self.prepared.attrition(self.task.name))
         if self.population.counts["events"][self.task.causes[0]] < FEW_EVENTS:
-            self.warnings.append(
-                f"Fewer than {FEW_EVENTS} subjects of {self.population.split} had the event: the intervals are wide."
-            )
+            few = f"Fewer than {FEW_EVENTS} subjects of {self.population.split} had the event"
+            self.warnings.append(f"{few}: the intervals are wide.")
         asked = {comparison.landmark_days for comparison in comparisons}
         for landmark in self.task.landmarks:
             if comparisons and landmark not in asked and landmark not in self.population.left_out:
@@ -414,6 +414,7 @@ def evaluate(
     prepared: Path | None = None,
     settings: EvaluationConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     """Evaluate a run and write its `metrics.json`; beside it, for real people, `metrics-individual.json`.
 
@@ -423,9 +424,11 @@ def evaluate(
         prepared: The prepared set, where it is no longer where training found it.
         settings: Baselines and resamples; default: those of the run.
         progress: Called with the name of each stage.
+        processes: Who shares the network's answers; each calls this function, and process 0 does everything else.
 
     Returns:
-        The exact result, counts of few people included: not for sharing unless the data is simulated.
+        The exact result, counts of few people included: not for sharing unless the data is simulated. Nothing in other
+        processes than process 0.
 
     Raises:
         EhrseqError: The run or its prepared set cannot be used.
@@ -434,8 +437,12 @@ def evaluate(
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
     population, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
+    if not processes.is_first:
+        answer_for(run, population.records, processes)
+        return {}
     fitted = recalibrate(run, store) if settings.recalibrate else None
-    result = Evaluation(run, population, prepared=store, settings=settings).result(progress=progress)
+    with asked_of_all(run, population.records, processes) as source:
+        result = Evaluation(source, population, prepared=store, settings=settings).result(progress=progress)
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))

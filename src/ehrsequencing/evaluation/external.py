@@ -16,6 +16,7 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
@@ -38,9 +39,11 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, jo
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run, refuse_shared
 from ehrsequencing.storage import complete_folder, refuse_overlap, write_manifest
+from ehrsequencing.training.processes import ALONE, Processes
 
 SPLIT = "external"
 _SPOOL = ".arrays"  # in the folder that is being made: encoded records
+_BY_SHARD, _BY_ID = "by-shard", "by-id"  # in the spool
 _CHUNK = 5_000  # subjects put in order at a time
 MOST_CODES = 15
 MUCH_UNKNOWN = 0.1  # above the share in training: worth a warning
@@ -111,13 +114,18 @@ def _in_memory(parts: Iterator[TaskRecords]) -> TaskRecords:
 
 def _on_disk(parts: Iterable[TaskRecords], spool: Path) -> TaskRecords:
     """The same, mapped from files, which may be removed while they are mapped."""
-    records = _written(parts, spool / "by-shard")
+    records = _written(parts, spool / _BY_SHARD)
     ids = records.timelines.subject_id
     if (ids[1:] > ids[:-1]).all():
         return records
     order = np.argsort(ids, kind="stable")
     some = (records.take(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
-    return _written(some, spool / "by-id")
+    return _written(some, spool / _BY_ID)
+
+
+def _place(spool: Path) -> Path:
+    """The folder below `spool` from which `_on_disk` mapped the arrays."""
+    return spool / _BY_ID if (spool / _BY_ID).is_dir() else spool / _BY_SHARD
 
 
 def _written(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
@@ -126,6 +134,10 @@ def _written(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
         for part in parts:
             appender.append(folder / "visits", part.timelines)
             appender.append(folder / "rows", part.rows)
+    return _mapped(folder)
+
+
+def _mapped(folder: Path) -> TaskRecords:
     return TaskRecords(open_arrays(Timelines, folder / "visits"), open_arrays(TaskRows, folder / "rows"))
 
 
@@ -158,6 +170,7 @@ def validate(
     facts: DataConfig | None = None,
     progress: Callable[[str], None] = lambda _: None,
     draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
+    processes: Processes = ALONE,
 ) -> tuple[dict[str, Any], Path]:
     """Evaluate a run on other data and write the result into a folder of its own, which appears when complete.
 
@@ -171,9 +184,10 @@ def validate(
         facts: What the data set's files do not tell.
         progress: Called with the name of each stage.
         draw: Called with the result and the folder that is being written, to add a report.
+        processes: As of `evaluate`; all on one machine, since the others read what process 0 has encoded.
 
     Returns:
-        The exact result, and the folder.
+        The exact result, and the folder. No result in other processes than process 0.
 
     Raises:
         EhrseqError: Run or data cannot be used, or nobody there has a prediction time.
@@ -192,13 +206,21 @@ def validate(
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
     folder = out or run_folder / f"external-{name}"
     refuse_overlap(folder, data)
+    if not processes.is_first:
+        encoded = _mapped(Path(processes.tell()))
+        processes.totals(0.0)  # process 0 waits for this before it removes the files
+        answer_for(run, encoded, processes)
+        return {}, folder
     with complete_folder(folder, EXTERNAL) as temporary:
         spool = temporary / _SPOOL
         found = read_external(run, data, facts=facts, spool=spool, progress=progress)
+        processes.tell(str(_place(spool)))
+        processes.totals(0.0)
         shutil.rmtree(spool)  # the arrays stay mapped
-        evaluation = Evaluation(run, found.population, prepared=store, settings=settings)
-        summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
-        result = evaluation.result(progress=progress)
+        with asked_of_all(run, found.population.records, processes) as source:
+            evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
+            summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")
+            result = evaluation.result(progress=progress)
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
             result["recalibration"] = before_and_after(run, recalibrate(run, store), found.population)

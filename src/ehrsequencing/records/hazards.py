@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Floats, Ints
 
+_ROWS_AT_ONCE = 50_000  # whose days in each bin exist at once
+
 
 def exposure(edges_days: Sequence[float], start_days: NDArray[np.floating], stop_days: Floats) -> Floats:
     """Days of each bin inside `[start, stop)`, `|[τ_{k−1}, τ_k) ∩ [start, stop)|`: (R,) and (R,) → (R, K)."""
@@ -113,13 +115,27 @@ def cohort_hazards(
     Returns:
         (E, K) hazards per day.
     """
-    exposed = exposure(edges_days, entry_days, duration_days)
+    weighted = [] if factors is None else [factor for factor in factors if factor is not None]
+    exposed = exposure(edges_days, entry_days, duration_days) if weighted else None
+    total = _total_exposure(edges_days, entry_days, duration_days)
     bins = event_bin(edges_days, duration_days)
     out = np.empty((n_causes, len(edges_days) + 1))
     for number in range(n_causes):
         factor = None if factors is None else factors[number]
-        days = exposed.sum(axis=0) if factor is None else factor @ exposed
+        days = total if factor is None or exposed is None else factor @ exposed
         events = np.bincount(bins[cause == number + 1], minlength=out.shape[1]).astype(np.float64)
         prior = max(events.sum(), 0.5) / max(days.sum(), 1e-9)
         out[number] = (events + 0.5 * prior * days / max(prior * days.sum(), 1e-9) + 1e-3) / (days + 1e-3 / prior)
     return out
+
+
+def _total_exposure(edges_days: Sequence[float], entry_days: NDArray[np.floating], duration_days: Floats) -> Floats:
+    """Sum of `exposure` over the rows, (K,); some rows at a time, in the order of one sum, to the last bit."""
+    if not len(edges_days):  # one column is added up pairwise
+        return np.asarray(exposure(edges_days, entry_days, duration_days).sum(axis=0))
+    total: Floats = np.zeros(len(edges_days) + 1)
+    for start in range(0, len(duration_days), _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        days = exposure(edges_days, entry_days[some], duration_days[some])
+        total = np.concatenate([total[None], days]).sum(axis=0)
+    return total

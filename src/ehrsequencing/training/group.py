@@ -1,4 +1,4 @@
-"""Joining the processes that train together: the environment variables of torchrun, and who reports an error."""
+"""Joining the processes that work together: the environment variables of torchrun, and who reports an error."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -41,28 +41,29 @@ class Group:
 
 
 @contextmanager
-def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Group]:
+def joined(environment: Mapping[str, str] = os.environ, *, gpus: bool = True) -> Iterator[Group]:
     """Join the others, and part from them at the end of the block.
 
     Args:
         environment: Has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+        gpus: Whether each process takes a GPU where there are some; False for work that is done on CPUs.
 
     Raises:
         EhrseqError: A variable is no number, there are fewer GPUs than processes, or not all processes came.
     """
     processes = Processes(*(number(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus and processes.local_rank >= gpus:
-        what = f"process {processes.rank} is number {processes.local_rank + 1} of its machine, which has {gpus} GPU(s)"
+    found = torch.cuda.device_count() if gpus and torch.cuda.is_available() else 0
+    if found and processes.local_rank >= found:
+        what = f"process {processes.rank} is number {processes.local_rank + 1} of its machine, which has {found} GPU(s)"
         raise EhrseqError(what, where="--devices", fix="start one process for each GPU")
-    if gpus:
+    if found:
         torch.cuda.set_device(processes.local_rank)
     address, port = environment.get("MASTER_ADDR", ""), number(environment, "MASTER_PORT")
     hosts = processes.is_first and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         store = TCPStore(address, port, processes.count, hosts, COME_TOGETHER)
         own = PrefixStore(f"ehrseq-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        backend = "nccl" if gpus else "gloo"
+        backend = "nccl" if found else "gloo"
         dist.init_process_group(backend, store=own, rank=processes.rank, world_size=processes.count, timeout=WAIT)
     except RuntimeError as error:
         what = f"not all of the {processes.count} processes could be reached"

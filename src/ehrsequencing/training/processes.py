@@ -1,4 +1,4 @@
-"""Several processes that train one model together: which one this is, how work is divided, how numbers are added up.
+"""Several processes that work together: which one this is, how work is divided, how numbers are added up or sent.
 
 All processes hold the same weights. Each computes the gradients of its share of a step's subjects, the gradients are
 added up over the processes, and then all take the same step. The loss is a sum over prediction times divided by a
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ehrsequencing.arrays import Bools, Ints
@@ -31,7 +32,7 @@ class LostContact(EhrseqError):
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that train together.
+    """This process among those that work together.
 
     Attributes:
         rank: Number of this process; process 0 alone prints, writes and saves.
@@ -150,6 +151,31 @@ class Processes:
             found[name] = sent.cpu()
         return found
 
+    # ---- arrays for process 0 ----------------------------------------------------------------------------------------
+
+    def send(self, arrays: Sequence[NDArray[Any]]) -> "Sending":
+        """Send arrays of numbers to process 0, which must ask for them with `receive`, message by message."""
+        facts = json.dumps([[one.dtype.str, list(one.shape)] for one in arrays]).encode()
+        content = b"".join([facts, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
+        sizes = torch.tensor([len(facts), len(content)])
+        letters = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return Sending([(one, _call(dist.isend, one, dst=0)) for one in (sizes, letters)])
+
+    def receive(self, source: int) -> list[NDArray[Any]]:
+        """The arrays of the next message that another process has sent to this one, process 0."""
+        sizes = torch.zeros(2, dtype=torch.int64)
+        _call(dist.recv, sizes, src=source)
+        facts, everything = sizes.tolist()
+        letters = torch.zeros(everything, dtype=torch.uint8)
+        _call(dist.recv, letters, src=source)
+        content, place = letters.numpy(), facts
+        found = list[NDArray[Any]]()
+        for kind, shape in json.loads(content[:facts].tobytes()):
+            size = np.dtype(kind).itemsize * int(np.prod(shape, dtype=np.int64))
+            found.append(np.frombuffer(content[place : place + size].tobytes(), dtype=kind).reshape(shape))
+            place += size
+        return found
+
     @torch.no_grad()
     def keep_same(self, tensors: Sequence[Tensor]) -> None:
         """Give all processes the weights of process 0, from which only rounding may have parted theirs.
@@ -176,6 +202,22 @@ class Processes:
         return torch.device("cuda", self.local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
+@dataclass(frozen=True)
+class Sending:
+    """A message on its way; it must be kept until `wait` has returned."""
+
+    parts: list[tuple[Tensor, Any]]
+
+    def wait(self) -> None:
+        """Return when process 0 has it.
+
+        Raises:
+            LostContact: Process 0 has ended.
+        """
+        for content, work in self.parts:
+            _call(lambda _, work=work: work.wait(), content)
+
+
 ALONE = Processes()
 
 
@@ -199,14 +241,14 @@ def balanced(cost: Ints, count: int) -> Ints:
     return share
 
 
-def _call(collective: Callable[..., Any], tensor: Tensor, **options: Any) -> None:
+def _call(talk: Callable[..., Any], tensor: Tensor, **options: Any) -> Any:
     """Talk to the other processes.
 
     Raises:
         LostContact: One of them has ended.
     """
     try:
-        collective(tensor, **options)
+        return talk(tensor, **options)
     except RuntimeError as error:
-        fix = "find its message above or in its machine's log (memory?), then repeat the command with --resume"
-        raise LostContact("another process of this training has ended", where="ehrseq train", fix=fix) from error
+        fix = "find its message above or in its machine's log (memory?), then repeat the command; training: --resume"
+        raise LostContact("another process of this command has ended", where="ehrseq", fix=fix) from error

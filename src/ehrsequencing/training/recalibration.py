@@ -16,10 +16,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ehrsequencing.arrays import Floats, Floats32, Ints
+from ehrsequencing.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.loader import Step, SubjectLoader
+from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.records.hazards import event_bin, exposure
@@ -175,7 +175,9 @@ def _fit_cause(
 ) -> tuple[Floats, Floats]:
     """θ̂ (F,) of one cause and its covariance (F, F); η and x = η − m are (R, K), `stretches` (F − 1, K)."""
     row, column = np.nonzero(days)
-    features = np.stack([np.ones(len(row)), *(x[row, column] * stretches[:, column])])
+    features = np.ones((1 + len(stretches), len(row)))
+    for feature, stretch in zip(features[1:], stretches, strict=True):
+        np.multiply(x[row, column], stretch[column], out=feature)
     offset = np.log(days[row, column]) + eta[row, column]
     own = np.stack([np.ones(len(events)), *(x[events, at] * stretches[:, at])])  # (F, events)
     theta, hessian = _fit_hazards(features, offset, own.sum(axis=1))
@@ -272,29 +274,32 @@ def labelled_log_hazards(
         Rows of the task (r,), and their log-hazards per day (r, E, K).
     """
     chosen = loader.subjects[:: max(1, -(-len(loader.rows) // MOST_ROWS))]
-    row, eta = log_hazards(model, loader, subjects=chosen, visit_budget=visit_budget, device=device)
-    labelled = ~np.isnan(loader.rows.duration_days[row])
-    return row[labelled], eta[labelled]
+    is_labelled: Bools = ~np.isnan(loader.rows.duration_days)
+    return log_hazards(model, loader, visit_budget=visit_budget, device=device, subjects=chosen, rows=is_labelled)
 
 
 def log_hazards(
     model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device,
-    subjects: Ints | None = None,
+    subjects: Ints | None = None, rows: Bools | None = None,
 ) -> tuple[Ints, Floats32]:  # fmt: skip
-    """Rows of some subjects, or of all, as they come (r,), and their log-hazards per day (r, E, K)."""
+    """Rows of some subjects, or of all, as they come (r,), and their log-hazards per day (r, E, K).
+
+    With `rows` (R,) only these.
+    """
     model.eval()
     row, eta = [], []
     with torch.no_grad():
         for step in feed(loader.in_order(visit_budget=visit_budget, subjects=subjects), device):
-            row.append(step.rows)
-            eta.append(_logits(model, step).float().cpu().numpy())
+            wanted = slice(None) if rows is None else rows[step.rows]
+            row.append(step.rows[wanted])
+            eta.append(_logits(model, step.batch, step.positions[wanted]).float().cpu().numpy())
     return np.concatenate(row), np.concatenate(eta)
 
 
-def _logits(model: SurvivalModel, step: Step) -> Tensor:
-    """Logits of a step's prediction times."""
-    rows = to_device(torch.from_numpy(step.positions), step.batch.codes.device)
-    if len(rows) <= FEW_ROWS * step.batch.n_visits:
-        return model.logits_at(step.batch, rows)
-    logits: Tensor = model(step.batch).index_select(0, rows)
+def _logits(model: SurvivalModel, batch: VisitBatch, positions: Ints) -> Tensor:
+    """Logits of some rows of a batch."""
+    rows = to_device(torch.from_numpy(positions), batch.codes.device)
+    if len(rows) <= FEW_ROWS * batch.n_visits:
+        return model.logits_at(batch, rows)
+    logits: Tensor = model(batch).index_select(0, rows)
     return logits

@@ -44,9 +44,10 @@ def import_fhir(source: str, job: Import) -> None:
 
 
 def _named(source: FhirSource) -> dict[str, tuple[Coded, ...]]:
-    """The codes of all Medications and Devices that other resources may refer to."""
+    """The codes of all Medications and Devices that other resources may refer to; equal codes exist once."""
+    once = dict[tuple[Coded, ...], tuple[Coded, ...]]()
     return {
-        name: codes
+        name: once.setdefault(codes, codes)
         for file in source.files
         for block in source.named_blocks(file)
         for resource in block
