@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Floats, Ints
 
-_ROWS_AT_ONCE = 50_000  # whose days in each bin exist at once
+_ROWS_AT_ONCE = 10_000  # whose days in each bin exist at once
 
 
 def exposure(edges_days: Sequence[float], start_days: NDArray[np.floating], stop_days: Floats) -> Floats:

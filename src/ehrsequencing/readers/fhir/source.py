@@ -14,6 +14,7 @@ from ehrsequencing.readers.fhir.elements import kind_of, resources_of
 from ehrsequencing.readers.fhir.mapping import NAMED, READ
 
 BLOCK = 5_000  # resources
+PARSED = 500  # lines that are Python objects at once: a bill of 20 kB becomes some 100 kB
 MEMORY = "1GB"  # limit of embedded DuckDB
 LONGEST_LINE = 1 << 26
 _LINES = (".ndjson", ".jsonl")
@@ -76,8 +77,10 @@ class FhirSource:
         try:
             batches = self._connection.execute(sql, [str(file.path)]).fetch_record_batch(BLOCK)
             for batch in batches:
-                found = zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
-                yield [item for kind, line in found for item in _parsed(kind, line)]
+                for start in range(0, len(batch), PARSED):
+                    some = batch.slice(start, PARSED)
+                    found = zip(some.column(0).to_pylist(), some.column(1).to_pylist(), strict=True)
+                    yield [item for kind, line in found for item in _parsed(kind, line)]
         except (duckdb.Error, OSError) as error:
             fix = "check that the file is whole, and holds one resource a line in UTF-8"
             raise EhrseqError("cannot be read", where=str(file.path), fix=fix) from error
