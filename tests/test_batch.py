@@ -117,6 +117,7 @@ SECRET = 7777  # stands for a patient's value: no message may hold it
         ("duration_days", torch.zeros(5), "shape (4,)"),
         ("code_types", torch.zeros(4, dtype=torch.int64), "shape (7,)"),
         ("slots", torch.arange(4), "come together"),
+        ("age_years", torch.zeros(4, device="meta"), "expected device cpu, as codes, got meta"),
     ],
 )
 def test_refuses(field: str, wrong: object, expected: str) -> None:

@@ -98,7 +98,8 @@ def largest_difference(model: SurvivalModel, whole: list[Step], parts: list[Step
 @pytest.mark.parametrize("size", [1, 30])
 def test_parts_have_the_gradient_of_the_uncut_record(kind: str, size: int) -> None:
     model = model_of(kind)
-    loader = loader_of(model, random_records((30, 3, 0, 1, 45), seed=1))
+    lengths = (30, 3, 0, 1, 45) if size > 1 else (12, 3, 0, 1, 18)  # a part for each visit: fewer of them will do
+    loader = loader_of(model, random_records(lengths, seed=1))
     parts = cut(loader, size)
     assert len(parts) > len(loader)
     assert largest_difference(model, [loader.collate(loader.subjects)], parts) < 1e-10

@@ -1,6 +1,7 @@
 """Risks at the moments of MEDS labels, in the format of MEDS-DEV."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -105,3 +106,16 @@ def test_options_that_do_not_fit_are_one_line(sim_run: Path, sim_data: Path, lab
         assert done.exit_code == 2, done.output
         assert says in done.stderr
         assert not (tmp_path / "p.parquet").exists()
+
+
+def test_labels_of_nobody_in_the_records_leave_no_file(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
+    """Moments of somebody who has no records have no risk. And the file must be one that MEDS-DEV reads."""
+    moment = pa.array([np.datetime64("2016-01-01", "us")])
+    nobody = pa.table({"subject_id": [10**9], "prediction_time": moment, "boolean_value": [True]})
+    pq.write_table(nobody, tmp_path / "labels.parquet")
+    asked: dict[str, Any] = {"labels": tmp_path / "labels.parquet", "horizons_days": [365.0]}
+    with pytest.raises(EhrseqError, match=r"nobody has a prediction time|no label has a risk"):
+        predict_labels(sim_run, sim_data, tmp_path / "p.parquet", **asked)
+    with pytest.raises(EhrseqError, match=r"does not end in \.parquet"):
+        predict_labels(sim_run, sim_data, tmp_path / "p.csv", **asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["labels.parquet"]

@@ -115,7 +115,9 @@ def test_the_whole_way_to_a_report(prepared: Prepared, real_data: Path, tmp_path
     looks = ("static_codes", "event_after_code", "code_before_event", "duplicate_timelines")
     audited = AuditData(Run(tmp_path / "run"), prepared, split="held_out", subjects=5, seed=0)
     assert {check.make(audited).verdict for check in CHECKS if check.name in looks} == {"passed"}
-    settings = load_study(None, ["evaluation.bootstrap=10", "evaluation.baselines=none"]).evaluation
+    settings = load_study(
+        None, ["evaluation.bootstrap=10", "evaluation.baselines=none", "evaluation.explained_subjects=0"]
+    ).evaluation
     metrics = evaluate(tmp_path / "run", settings=settings)
     assert json.loads((tmp_path / "run" / "metrics-individual.json").read_text()) == json.loads(json.dumps(metrics))
     assert "</html>" in render(metrics)

@@ -6,13 +6,14 @@ import signal
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ehrsequencing.config import load_study
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records import engines
+from ehrsequencing.records import engines, parallel
 from ehrsequencing.records.engines import Engine
 from ehrsequencing.records.prepared import prepare
 from helpers.meds import write_meds
@@ -134,3 +135,13 @@ def test_an_import_error_of_the_work_keeps_its_name(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(engines._CONNECT, "dask", absent)
     with pytest.raises(EhrseqError, match="needs distributed"), Engine.of("dask://127.0.0.1:1").connected():
         pass
+
+
+def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    """What a worker of the cluster does first: without the shared folder it returns the error and writes nothing."""
+    work = SimpleNamespace(folder=tmp_path / "set", count=lambda: 3)
+    answer = parallel._call_on(work, "count", ())  # type: ignore[arg-type]
+    assert isinstance(answer, EhrseqError)
+    assert "does not see the output folder" in str(answer)
+    work.folder.mkdir()
+    assert parallel._call_on(work, "count", ()) == 3  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 from ehrsequencing.config import TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.check import check_data
-from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.codes import CodeMatcher, read_descriptions, read_parents
 from ehrsequencing.records.prepared import Prepared, data_name, prepare
 from helpers.bad_inputs import done, ehrseq, refused
 from helpers.meds import SPLITS, Row, record, stored_subjects, us, write_meds
@@ -226,6 +226,24 @@ def test_parents_that_are_no_codes_are_refused(tmp_path: Path, parents: pa.Array
 def test_codes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EhrseqError, match="column 'code' has type int64"):
         parents_of(tmp_path, [1, 2], pa.nulls(2))
+
+
+def test_a_table_of_codes_may_lack_descriptions_but_not_codes(tmp_path: Path) -> None:
+    parents_of(tmp_path, ["A"], pa.array(["UP"]))
+    assert read_descriptions(tmp_path) == {}
+    pq.write_table(pa.table({"parent_codes": ["UP"]}), tmp_path / "metadata" / "codes.parquet")
+    for read in (read_parents, read_descriptions):
+        with pytest.raises(EhrseqError, match="has no column 'code'"):
+            read(tmp_path)
+
+
+def test_two_tasks_of_one_name_are_refused(folders: Path, tmp_path: Path) -> None:
+    task = TaskConfig.model_validate(
+        {"name": "t", "index": {"first_visit": True}, "outcome": {"d": ["MEDS_DEATH"]}, "horizons": ["1y"]}
+    )
+    with pytest.raises(EhrseqError, match="two tasks have the same name"):
+        prepare(folders, tmp_path / "set", study=load_study(None, []), tasks=[task, task])
+    assert not (tmp_path / "set").exists()
 
 
 def test_check_as_json_tells_where_splits_come_from(folders: Path, tmp_path: Path) -> None:
