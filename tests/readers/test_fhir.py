@@ -14,7 +14,9 @@ from hypothesis import given, settings
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.fhir import elements, import_fhir
+from ehrsequencing.readers.fhir import source as fhir_source
 from ehrsequencing.readers.fhir.memory import read_bundle
+from ehrsequencing.readers.fhir.source import Line, open_fhir
 from ehrsequencing.readers.import_report import ImportReport
 from ehrsequencing.readers.subject_ids import subject_ids
 from helpers.command_line import ehrseq, refused
@@ -180,6 +182,29 @@ def test_lines_that_are_no_json_and_unknown_types_are_counted(tmp_path: Path) ->
     assert report["rows"]["Condition"]["rows_in"] == 2
     assert "resources of other types, not read: CarePlan 1" in result.output
     assert "anna" not in result.output + json.dumps(report)
+
+
+def test_lines_longer_than_memory_together_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB's own reader of lines would hold them all: it ended with an error from about a thousand patients on."""
+    monkeypatch.setattr(fhir_source, "MEMORY", "100MB")
+    line = json.dumps({"resourceType": "Provenance", "text": "x" * 800_000}).encode()
+    people = [b'{"resourceType": "Patient", "id": "%d"}' % number for number in range(700)]
+    content = b"\n\n".join([b"\xef\xbb\xbf" + people[0], *people[1:], *[line] * 150, b'"\xff"', people[0]])
+    (tmp_path / "all.ndjson.gz").write_bytes(gzip.compress(content, compresslevel=1, mtime=0))
+    with open_fhir(str(tmp_path)) as found:
+        blocks = list(found.blocks(found.files[0]))
+        monkeypatch.setattr(fhir_source, "PARSED", 10_000)
+        monkeypatch.setattr(fhir_source, "PARSED_BYTES", 10**9)
+        with pytest.raises(EhrseqError, match="cannot be read"):
+            list(found.blocks(found.files[0]))
+    assert max(map(len, blocks)) <= 500
+    items = [item for block in blocks for item in block]
+    assert [item["id"] for item in items[:700]] == [str(number) for number in range(700)]
+    assert items[700:] == [
+        *[Line("Provenance")] * 150,
+        Line(None),
+        {"resourceType": "Patient", "id": "0"},
+    ]
 
 
 @pytest.mark.parametrize(

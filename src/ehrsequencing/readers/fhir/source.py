@@ -1,5 +1,6 @@
-"""The files of a FHIR export: NDJSON through DuckDB's JSON reader, in blocks; a bundle as one JSON document."""
+"""The files of a FHIR export: NDJSON in blocks of lines through DuckDB; a bundle as one JSON document."""
 
+import codecs
 import gzip
 import json
 import zlib
@@ -9,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.fhir.elements import kind_of, resources_of
 from ehrsequencing.readers.fhir.mapping import NAMED, READ
 
 BLOCK = 5_000  # resources
 PARSED = 500  # lines that are Python objects at once: a bill of 20 kB becomes some 100 kB
+PARSED_BYTES = 1 << 22  # and characters of theirs; one line alone may have more
 MEMORY = "1GB"  # limit of embedded DuckDB
 LONGEST_LINE = 1 << 26
 _LINES = (".ndjson", ".jsonl")
@@ -71,17 +75,16 @@ class FhirSource:
         sql = f"""
             SELECT kind, CASE WHEN kind IS NULL OR kind IN ({wanted}) THEN json END AS json FROM (
                 SELECT json, json ->> '$.resourceType' AS kind FROM (
-                    SELECT CASE WHEN json_valid(json) THEN json END AS json FROM read_json_objects(
-                        ?, format = 'newline_delimited', ignore_errors = true, maximum_object_size = {LONGEST_LINE})))
+                    SELECT CASE WHEN json_valid(line) THEN line END AS json FROM lines))
         """
         try:
-            batches = self._connection.execute(sql, [str(file.path)]).fetch_record_batch(BLOCK)
-            for batch in batches:
-                for start in range(0, len(batch), PARSED):
-                    some = batch.slice(start, PARSED)
-                    found = zip(some.column(0).to_pylist(), some.column(1).to_pylist(), strict=True)
-                    yield [item for kind, line in found for item in _parsed(kind, line)]
-        except (duckdb.Error, OSError) as error:
+            for lines in _blocks_of_lines(file.path):
+                self._connection.register("lines", pa.table({"line": pa.array(lines, pa.string())}))
+                kind, text = (
+                    column.to_pylist() for column in self._connection.execute(sql).fetch_arrow_table().columns
+                )
+                yield [item for pair in zip(kind, text, strict=True) for item in _parsed(*pair)]
+        except (duckdb.Error, OSError, EOFError, zlib.error) as error:
             fix = "check that the file is whole, and holds one resource a line in UTF-8"
             raise EhrseqError("cannot be read", where=str(file.path), fix=fix) from error
 
@@ -102,6 +105,38 @@ class FhirSource:
         documents = [other for other in self.files if not other.lines]
         what = f"JSON file {documents.index(file) + 1} of {len(documents)}, in order of their names, cannot be read"
         return EhrseqError(what, where=self.where, fix="check that the file is whole JSON in UTF-8")
+
+
+def _blocks_of_lines(path: Path) -> Iterator[list[str | None]]:
+    """The lines of a file that are not blank, some at a time; None for one that is not UTF-8.
+
+    DuckDB's own reader of lines holds 2,048 of them, however long they are.
+
+    Raises:
+        OSError: The file cannot be read, or a line is longer than `LONGEST_LINE`.
+    """
+    lines, size = list[str | None](), 0
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+        line = file.readline(LONGEST_LINE + 1).removeprefix(codecs.BOM_UTF8)
+        while line:
+            if len(line) > LONGEST_LINE:
+                raise OSError("a line is too long")
+            if lines and (len(lines) == PARSED or size + len(line) > PARSED_BYTES):
+                yield lines
+                lines, size = [], 0
+            if line.strip():
+                lines.append(_text(line))
+                size += len(line)
+            line = file.readline(LONGEST_LINE + 1)
+    if lines:
+        yield lines
+
+
+def _text(line: bytes) -> str | None:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _parsed(kind: str | None, line: str | None) -> list[Any]:
