@@ -225,11 +225,19 @@ def shuffled_network(run: Run) -> SurvivalModel:
         return trainer.averaged.cpu().eval()
 
 
-def timed(question: Question, record: SubjectRecord) -> dict[str, float]:
-    """CPU seconds of the whole explanation of one subject."""
+def cost(question: Question, people: Sequence[SubjectRecord]) -> dict[str, float]:
+    """CPU seconds of everything about the subject with most visits, and about all of them; the first call warms up."""
+    longest = max(people, key=lambda record: record.n_visits)
+    explain_subject(question, longest)
     start = time.process_time()
-    explain_subject(question, record)
-    return {"visits": record.n_visits, "seconds": time.process_time() - start}
+    explain_subject(question, longest)
+    middle = time.process_time()
+    for record in people:
+        explain_subject(question, record)
+    return {
+        "longest_visits": longest.n_visits, "longest_seconds": middle - start, "subjects": len(people),
+        "mean_visits": float(np.mean([record.n_visits for record in people])), "seconds": time.process_time() - middle,
+    }  # fmt: skip
 
 
 def measure(
@@ -254,7 +262,7 @@ def measure(
         out["correlation"][name] = correlations(effects(other, people, truth))
         say(json.dumps({name: out["correlation"][name]}))
     out |= curves(Question.of(run), people[: subjects // 2])
-    out["longest"] = timed(Question.of(run), max(people, key=lambda record: record.n_visits))
+    out["cost"] = cost(Question.of(run), people[: subjects // 2])
     return out
 
 
