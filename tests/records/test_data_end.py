@@ -21,8 +21,8 @@ from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.data_end import DayCounts, find_late_rows
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.parallel import ShardWork
 from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.records.splits import split_lookup
 from ehrsequencing.storage import read_json
 from helpers.command_line import ehrseq

@@ -20,11 +20,12 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
 from ehrsequencing.records.fixes import FixLog, _same_code_at_once
 from ehrsequencing.records.meds import MedsReader, find_shards
-from ehrsequencing.records.parallel import ShardWork, Workers, count_processes
+from ehrsequencing.records.parallel import Workers, count_processes
 from ehrsequencing.records.parquet_rows import _check_codes
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.records.row_store import keep, ranges, read_kept
 from ehrsequencing.records.samples import Sample
+from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.records.splits import split_lookup
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import _Ranks

@@ -32,8 +32,9 @@ from ehrsequencing.records.engines import PROCESSES, Engine
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import SPLITS, MedsReader
 from ehrsequencing.records.outcome_files import choose_outcomes, read_outcomes
-from ehrsequencing.records.parallel import CODES, KEPT, EncodedShard, ShardWork, Workers, count_processes, count_rows
+from ehrsequencing.records.parallel import Workers, count_processes, count_rows
 from ehrsequencing.records.row_store import KeptRows, keep, ranges
+from ehrsequencing.records.shard_work import CODES, KEPT, EncodedShard, ShardWork
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.store import ArrayAppender, open_arrays, write_cohort
 from ehrsequencing.records.survey import Part, Progress, Steps, Survey, survey

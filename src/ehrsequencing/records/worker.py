@@ -18,8 +18,9 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import PREPARED
 from ehrsequencing.owners import this_process
 from ehrsequencing.records.engines import PROCESSES
-from ehrsequencing.records.parallel import ShardWork, Workers
+from ehrsequencing.records.parallel import Workers
 from ehrsequencing.records.prepared import SECTIONS, PrepareJob
+from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.records.shared_work import SharedWork
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.storage import complete_folder, digest, refuse_foreign_folder, refuse_overlap, sha256
