@@ -51,6 +51,17 @@ def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:
     assert len(np.load(tmp_path / "out-2" / "visits" / "train" / "codes.npy")) > 100
 
 
+def test_calls_that_take_several_shards_make_the_same_bytes(tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "data", rows_of(90), shards=30, parents=PARENTS)
+    study = load_study(None, ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"])
+    for processes in (1, 2):
+        prepare(data, tmp_path / str(processes), study=study, tasks=[TASK], processes=processes)
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+    job = prepared_room.PrepareJob(data, study, [TASK])
+    assert Workers(job.work(tmp_path), 2).shards_at_once(30) == 2
+    assert [Workers(job.work(tmp_path), 2).shards_at_once(shards) for shards in (1, 4, 10_000)] == [1, 1, 8]
+
+
 def refusal(data: Path, out: Path, processes: int) -> str:
     with pytest.raises(EhrseqError) as error:
         prepare(data, out, study=StudyConfig(), tasks=[TASK], processes=processes)

@@ -24,9 +24,11 @@ from ehrsequencing.records.engines import Engine
 from ehrsequencing.records.plain_results import read_result, write_result
 from ehrsequencing.records.shard_work import KEPT, ShardWork
 
-_ROWS_PER_PROCESS = 2_000_000  # with fewer, a process costs more than it saves
+_ROWS_PER_PROCESS = 10_000_000  # with fewer, a process costs more than it saves (docs/scale.md)
 _WAITING = 4  # results a process that may wait to be taken
 _ON_CLUSTER = 64  # results of a cluster that may wait to be taken
+_SHARDS_AT_ONCE = 8  # that one call of the first pass takes at most
+_CALLS_PER_PROCESS = 6  # of the first pass at least, so that all processes end at about the same time
 _TRIES = 3
 _HERE = Engine()
 _IDLE = 30  # seconds after which a process without work ends
@@ -69,6 +71,13 @@ class Workers:
     def kept_path(self, number: int) -> Path:
         """Where the first pass keeps the rows of a shard."""
         return self.work.folder / KEPT / f"{number}.rows"
+
+    def shards_at_once(self, shards: int) -> int:
+        """How many shards one call of the first pass takes.
+
+        Samples are bounded, so that of several shards is hardly larger than that of one: fewer calls return less.
+        """
+        return max(1, min(_SHARDS_AT_ONCE, shards // (_CALLS_PER_PROCESS * self.processes)))
 
     def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item; results come in the items' order.

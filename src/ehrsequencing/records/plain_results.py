@@ -25,14 +25,14 @@ from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.data_end import DayCounts
 from ehrsequencing.records.fixes import FixLog
 from ehrsequencing.records.row_store import KeptRows
-from ehrsequencing.records.shard_work import EncodedShard, FittedShard
+from ehrsequencing.records.shard_work import EncodedShard, FittedShards
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRows, Timelines
 from ehrsequencing.records.vocabulary_fit import FitPart
 
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        *(FittedShard, KeptRows, DayCounts, FitPart),
+        *(FittedShards, KeptRows, DayCounts, FitPart),
         *(EncodedShard, Timelines, TaskRows, Tally, OutcomeEvents, TaskConfig),
     )
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher
@@ -34,11 +35,12 @@ _PIECE_ROWS = 1 << 17  # about so many rows are encoded at once: they fit the pr
 
 
 @dataclass(frozen=True)
-class FittedShard:
-    """What the first pass takes from one shard."""
+class FittedShards:
+    """What the first pass takes from some shards."""
 
-    kept: KeptRows
-    days: DayCounts
+    kept: list[KeptRows]  # per shard
+    days: list[DayCounts]  # per shard
+    numbers: list[Ints]  # per shard: the place of each of its codes in `part.codes`
     part: FitPart
     fixes: FixLog
 
@@ -71,12 +73,22 @@ class ShardWork:
         fit = VocabularyFit(self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents)
         return TrainingFit(fit, self.lookup)
 
-    def fit(self, path: Path, kept: Path, late: LateRows | None) -> FittedShard:
-        """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in a file."""
+    def fit(self, shards: Sequence[tuple[Path, Path]], late: LateRows | None) -> FittedShards:
+        """First pass: collect what the vocabulary is fitted on, and keep the fixed rows, but late ones, in files.
+
+        Args:
+            shards: Each shard, and the file that its rows are kept in.
+            late: Which rows are late.
+        """
         self.reader.fixes, self.reader.late, part = FixLog(), late, self.new_fit()
-        events = self.reader.read(path)
-        part.add(events)
-        return FittedShard(keep(events, kept), DayCounts.of(events), part.fit.part(), self.reader.fixes)
+        kept, days, numbers = list[KeptRows](), list[DayCounts](), list[Ints]()
+        for path, file in shards:
+            events = self.reader.read(path)
+            part.add(events)
+            kept.append(keep(events, file))
+            days.append(DayCounts.of(events))
+            numbers.append(part.fit.numbers(events.codes))
+        return FittedShards(kept, days, numbers, part.fit.part(), self.reader.fixes)
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
