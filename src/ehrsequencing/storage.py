@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from ehrsequencing.temporaries import (
 )
 
 _AGAIN = "make the folder again"
+_HASHING = 4  # files that are hashed at once
 _DIGEST = "digest"  # entry of a manifest: the hash of all others
 
 
@@ -185,7 +187,9 @@ def write_manifest(
     chosen = files if files is not None else [p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST]
     listed = sorted(p for p in chosen if not any(map(is_temporary, (p, *p.relative_to(folder).parents))))
     needs = {} if required is None else {"required": sorted(required)}
-    hashes = {p.relative_to(folder).as_posix(): sha256(p) for p in listed}
+    names = [path.relative_to(folder).as_posix() for path in listed]
+    with ThreadPoolExecutor(_HASHING) as threads:
+        hashes = dict(zip(names, threads.map(sha256, listed), strict=True))
     save_manifest(folder, {**facts, **needs, "files": hashes})
 
 

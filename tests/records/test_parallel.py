@@ -20,11 +20,12 @@ from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
 from ehrsequencing.records.fixes import FixLog, _same_code_at_once
 from ehrsequencing.records.meds import MedsReader, find_shards
-from ehrsequencing.records.parallel import ShardWork, Workers, count_processes
+from ehrsequencing.records.parallel import Workers, count_processes
 from ehrsequencing.records.parquet_rows import _check_codes
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.records.row_store import keep, ranges, read_kept
 from ehrsequencing.records.samples import Sample
+from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.records.splits import split_lookup
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import _Ranks
@@ -48,6 +49,17 @@ def test_any_number_of_processes_makes_the_same_bytes(tmp_path: Path) -> None:
     assert made[1] == made[2]
     assert b"duplicates" in made[2]["manifest.json"]
     assert len(np.load(tmp_path / "out-2" / "visits" / "train" / "codes.npy")) > 100
+
+
+def test_calls_that_take_several_shards_make_the_same_bytes(tmp_path: Path) -> None:
+    data = write_meds(tmp_path / "data", rows_of(90), shards=30, parents=PARENTS)
+    study = load_study(None, ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"])
+    for processes in (1, 2):
+        prepare(data, tmp_path / str(processes), study=study, tasks=[TASK], processes=processes)
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+    job = prepared_room.PrepareJob(data, study, [TASK])
+    assert Workers(job.work(tmp_path), 2).shards_at_once(30) == 2
+    assert [Workers(job.work(tmp_path), 2).shards_at_once(shards) for shards in (1, 4, 10_000)] == [1, 1, 8]
 
 
 def refusal(data: Path, out: Path, processes: int) -> str:

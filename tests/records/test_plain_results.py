@@ -14,7 +14,7 @@ import pytest
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import parallel
-from ehrsequencing.records.plain_results import from_bytes, to_bytes
+from ehrsequencing.records.plain_results import from_bytes, read_result, to_bytes, write_result
 from ehrsequencing.records.prepared import prepare
 
 
@@ -52,22 +52,36 @@ def test_every_result_of_a_real_preparation_comes_back(sim_data: Path, tmp_path:
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes(), path.name
     assert len(results) > 3
     assert all(same(from_bytes(to_bytes(result), where=""), result) for result in results)
+    assert all(same(through_file(result, tmp_path / "result"), result) for result in results)
 
 
-def test_containers_keys_and_numbers_come_back() -> None:
+def through_file(value: Any, path: Path) -> Any:
+    """What comes back from a file of `write_result`."""
+    write_result(value, path)
+    return read_result(path)
+
+
+def test_containers_keys_and_numbers_come_back(tmp_path: Path) -> None:
     value = {(1, "a"): [None, True, 2.5, float("inf"), {"x"}, frozenset({2})], "c": Counter("aab"), "p": Path("a/b"),
-             "n": np.float32(0.1), "i": np.int64(7), "m": np.array([["é", "b"]]), "e": ()}  # fmt: skip
+             "n": np.float32(0.1), "i": np.int64(7), "m": np.array([["é", "b"]]), "e": (), "t": ("é", "b"),
+             "s": np.arange(12).reshape(3, 4)[:, ::2], "0": np.zeros((0, 3), np.float32)}  # fmt: skip
     assert same(from_bytes(to_bytes(value), where=""), value)
+    assert same(through_file(value, tmp_path / "value"), value)
+    found = through_file({"one": np.arange(3), "two": np.arange(5)}, tmp_path / "value")
+    found["one"] += 1  # its memory is its own
+    assert found["two"].tolist() == [0, 1, 2, 3, 4]
 
 
 class Stranger:
     """A class that no result may name."""
 
 
-def test_a_stranger_is_neither_written_nor_made() -> None:
+def test_a_stranger_is_neither_written_nor_made(tmp_path: Path) -> None:
     for value in (Stranger(), [print], {"a": np.array([Stranger()])}):
         with pytest.raises(TypeError, match="cannot be stored"):
             to_bytes(value)
+        with pytest.raises(TypeError, match="cannot be stored"):
+            write_result(value, tmp_path / "value")
     for text in ({"class": "Stranger", "content": {}}, {"class": "Popen", "content": {"args": "ls"}}, {"eval": "1"}):
         out = io.BytesIO()
         np.savez(out, json=np.frombuffer(json.dumps(text).encode(), dtype=np.uint8))

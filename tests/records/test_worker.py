@@ -14,8 +14,8 @@ import pytest
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import shared_work, worker
-from ehrsequencing.records.parallel import ShardWork
 from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.records.worker import Share, prepare_as_worker
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, us, write_meds
@@ -29,7 +29,7 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = {tests!r}
 import ehrsequencing.records.prepared
-from ehrsequencing.records.parallel import ShardWork
+from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.config import load_study
 from helpers.shards import TASK
 STUDY = load_study(None, {settings!r})

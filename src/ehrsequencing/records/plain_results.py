@@ -1,11 +1,14 @@
-"""Results of `prepare`'s pieces of work as files: arrays and JSON in an NPZ, so that to read one runs no code.
+"""Results of `prepare`'s pieces of work as files: arrays and JSON, so that to read one runs no code.
 
-`joblib` sends the same results between processes as pickles. A file may have been changed by somebody else, so that
-it holds plain values only: the classes that it may name are listed here, and are filled without being called.
+The classes that a file may name are listed here, and are filled without being called. There are two forms:
+
+- `to_bytes` and `from_bytes`: an NPZ, with check sums, for workers that share a folder over days.
+- `write_result` and `read_result`: the arrays as they lie in memory, for a process and its own workers.
 """
 
 import io
 import json
+import math
 import zipfile
 import zlib
 from collections import Counter
@@ -21,15 +24,15 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.data_end import DayCounts
 from ehrsequencing.records.fixes import FixLog
-from ehrsequencing.records.parallel import EncodedShard, FittedShard
 from ehrsequencing.records.row_store import KeptRows
+from ehrsequencing.records.shard_work import EncodedShard, FittedShards
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRows, Timelines
 from ehrsequencing.records.vocabulary_fit import FitPart
 
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        *(FittedShard, KeptRows, DayCounts, FitPart),
+        *(FittedShards, KeptRows, DayCounts, FitPart),
         *(EncodedShard, Timelines, TaskRows, Tally, OutcomeEvents, TaskConfig),
     )
 }
@@ -37,6 +40,8 @@ _CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "froze
 _MAPPINGS: dict[str, type] = {"dict": dict, "Counter": Counter}
 _PLAIN = (type(None), bool, int, float, str)
 _JSON = "json"
+_LENGTH_BYTES = 8
+_TEXTS = "texts"  # a tuple of nothing but strings
 _DAMAGE = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, EOFError, RecursionError),
     *(zipfile.BadZipFile, zlib.error, NotImplementedError),
@@ -75,6 +80,29 @@ def from_bytes(content: bytes, *, where: str) -> Any:
         raise EhrseqError("is damaged", where=where, fix="remove it; a worker makes it again") from error
 
 
+def write_result(result: Any, path: Path) -> None:
+    """Write a result for the process that waits for it: the length of the JSON, the JSON, and one array after another.
+
+    Raises:
+        TypeError: It holds something that is not listed here.
+    """
+    arrays = list[NDArray[Any]]()
+    plain = _plain(result, arrays)
+    text = json.dumps([plain, [(array.dtype.str, array.shape) for array in arrays]]).encode()
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for array in arrays:
+            file.write(np.ascontiguousarray(array).data)
+
+
+def read_result(path: Path) -> Any:
+    """The result that `write_result` wrote; each array has memory of its own."""
+    with open(path, "rb") as file:
+        text, kinds = json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
+        arrays = [np.fromfile(file, kind, math.prod(shape)).reshape(shape) for kind, shape in kinds]
+    return _restored(text, arrays)
+
+
 def _plain(value: Any, arrays: list[NDArray[Any]]) -> Any:
     """JSON with a tag for each thing that JSON does not have."""
     kind = type(value)
@@ -88,6 +116,8 @@ def _plain(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return {"number": len(arrays) - 1}
     if isinstance(value, Path):
         return {"path": str(value)}
+    if kind is tuple and all(type(one) is str for one in value):  # thousands of codes
+        return {_TEXTS: value}
     if kind.__name__ in _CONTAINERS and kind is _CONTAINERS[kind.__name__]:
         return {kind.__name__: [_plain(one, arrays) for one in value]}
     if isinstance(value, FixLog):
@@ -117,6 +147,8 @@ def _restored(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return Path(content)
     if kind == "fixes":
         return FixLog(*(_restored(one, arrays) for one in content))
+    if kind == _TEXTS:
+        return tuple(content)
     if kind in _CONTAINERS:
         return _CONTAINERS[kind](_restored(one, arrays) for one in content)
     return _MAPPINGS[kind]({_restored(key, arrays): _restored(one, arrays) for key, one in content})

@@ -32,8 +32,9 @@ from ehrsequencing.records.engines import PROCESSES, Engine
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import SPLITS, MedsReader
 from ehrsequencing.records.outcome_files import choose_outcomes, read_outcomes
-from ehrsequencing.records.parallel import CODES, KEPT, EncodedShard, ShardWork, Workers, count_processes, count_rows
+from ehrsequencing.records.parallel import Workers, count_processes, count_rows
 from ehrsequencing.records.row_store import KeptRows, keep, ranges
+from ehrsequencing.records.shard_work import CODES, KEPT, EncodedShard, ShardWork
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.store import ArrayAppender, open_arrays, write_cohort
 from ehrsequencing.records.survey import Part, Progress, Steps, Survey, survey
@@ -205,26 +206,30 @@ class _FitAndKeep(Part):
         self.fit = self.training.fit
         self.kept: list[KeptRows] = []
 
-    def _keep(self, rows: KeptRows, codes: tuple[str, ...]) -> None:
-        rows.number_codes(self.fit.numbers(codes))
+    def _keep(self, rows: KeptRows, numbers: Ints) -> None:
+        rows.number_codes(numbers)
         self.kept.append(rows)
 
     def add(self, events: Events) -> None:
         """Add the next shard."""
         self.training.add(events)
-        self._keep(keep(events, self.workers.kept_path(len(self.kept))), events.codes)
+        self._keep(keep(events, self.workers.kept_path(len(self.kept))), self.fit.numbers(events.codes))
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
         if self.workers.are_here:
             yield from super().shards(reader)
             return
-        items = ((path, self.workers.kept_path(number), reader.late) for number, path in enumerate(reader.shards))
-        for shard in self.workers.in_order(ShardWork.fit, items):
-            self.fit.merge(shard.part)
-            reader.fixes.merge(shard.fixes)
-            self._keep(shard.kept, shard.part.codes)
-            yield shard.kept.subject_id, shard.days
+        shards = [(path, self.workers.kept_path(number)) for number, path in enumerate(reader.shards)]
+        size = self.workers.shards_at_once(len(shards))
+        items = ((shards[first : first + size], reader.late) for first in range(0, len(shards), size))
+        for found in self.workers.in_order(ShardWork.fit, items):
+            self.fit.merge(found.part)
+            reader.fixes.merge(found.fixes)
+            codes = self.fit.numbers(found.part.codes)
+            for kept, days, numbers in zip(found.kept, found.days, found.numbers, strict=True):
+                self._keep(kept, codes.take(numbers))
+                yield kept.subject_id, days
 
 
 class _Writers:

@@ -157,8 +157,8 @@ class VocabularyFit:
         numbers = self.numbers(part.codes)
         self.subjects[numbers] += part.subjects
         self.rows[numbers] += part.rows
-        kinds = dict.fromkeys(["", *("" if self.excluded(c) else code_type(c) for c in part.codes)])
-        self.kind_subjects[[self.kinds[kind] for kind in kinds]] += part.kind_subjects
+        kinds, first = np.unique(np.r_[0, self._kind[numbers]], return_index=True)
+        self.kind_subjects[kinds[np.argsort(first)]] += part.kind_subjects  # that fit numbered them as they came
         for sample, (key, hashed, value, who) in zip(self._samples, part.samples, strict=True):
             sample.add(numbers[key], hashed, value, who)
         if self._carriers is not None and part.carriers is not None:

@@ -18,8 +18,9 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import PREPARED
 from ehrsequencing.owners import this_process
 from ehrsequencing.records.engines import PROCESSES
-from ehrsequencing.records.parallel import ShardWork, Workers
+from ehrsequencing.records.parallel import Workers
 from ehrsequencing.records.prepared import SECTIONS, PrepareJob
+from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.records.shared_work import SharedWork
 from ehrsequencing.records.survey import Progress
 from ehrsequencing.storage import complete_folder, digest, refuse_foreign_folder, refuse_overlap, sha256
@@ -85,6 +86,10 @@ class SharedWorkers(Workers):
     def kept_path(self, number: int) -> Path:
         """Where the first pass keeps the rows of a shard: each worker has names of its own."""
         return self.shared.folder / "rows" / f"{self._passes}-{number}-{this_process()}.rows"
+
+    def shards_at_once(self, shards: int) -> int:
+        """One: the pieces must be the same for all workers, however many they are."""
+        return 1
 
     def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item that has no result, then yield all results in order."""
