@@ -157,7 +157,7 @@ class Trial:
         found = {seed: lengthened(one) for seed, one in kept.items() if one["fingerprint"] == self.fingerprint(seed)}
         for path in (trial_folder(self.out, self.settings) / self.name).glob(f"seed-*/{ROWS}"):
             stored = read_json(path)
-            found[int(stored["seed"])] = stored
+            found.setdefault(int(stored["seed"]), stored)  # what is kept may have more models
         return [found[seed] for seed in sorted(found)]
 
 
