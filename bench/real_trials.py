@@ -1,0 +1,69 @@
+"""Settings of ours judged by tuning subjects alone: `python bench/real_trials.py DATA OUT SET … [section.key=value …]`.
+
+Trains on the divisions with the seeds 19000, 19001 …, which no table of results uses, and writes one row into the
+table of all trials. Nothing is evaluated and no held-out subject is looked at. Finished trainings in OUT are kept.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from statistics import fmean
+
+from ehrsequencing.blend.train import trainer_of
+from ehrsequencing.evaluation.repeated_splits import split_study
+from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.run import Run
+from ehrsequencing.storage import MANIFEST, read_json, write_json
+from real import SETS, TRIALS_TABLE, add_trial, study_of, trial_folder
+
+FIRST_SEED = 19000
+
+
+def tried(name: str, data: Path, folder: Path, settings: tuple[str, ...], seed: int) -> dict[str, float]:
+    """Tuning NLL, CPU seconds and epochs of one training."""
+    found, records, run = folder / "trial.json", folder / "prepared", folder / "run"
+    if found.is_file():
+        return dict(read_json(found))
+    study = split_study(study_of(name, settings), seed)
+    assert study.task is not None
+    if not (records / MANIFEST).is_file():
+        prepare(data / f"{name}_meds", records, study=study, tasks=[study.task])
+    parts, start = Prepared(records), time.process_time()
+    trainer_of(parts, study.task.name, run, study=study).fit()
+    cpu_s = time.process_time() - start
+    nll = float(Run(run).nll(parts.records(study.task.name, "tuning")).mean())
+    epochs = sum(1 for _ in (run / "history.jsonl").open())
+    write_json(found, {"nll": nll, "cpu_s": cpu_s, "epochs": epochs})
+    shutil.rmtree(records)
+    return {"nll": nll, "cpu_s": cpu_s, "epochs": epochs}
+
+
+def main() -> None:
+    """Train what is missing, then write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder that holds pbc2_meds, nafld_meds …")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("words", nargs="+", metavar="SET|key=value", help=f"sets: {', '.join(SETS)}")
+    parser.add_argument("--splits", type=int, default=3)
+    arguments = parser.parse_intermixed_args()
+    settings = tuple(word for word in arguments.words if "=" in word)
+    keep_freed_memory()
+    for name in (word for word in arguments.words if "=" not in word):
+        results = []
+        for seed in range(FIRST_SEED, FIRST_SEED + arguments.splits):
+            folder = trial_folder(arguments.out, settings) / name / f"seed-{seed}"
+            results.append(tried(name, arguments.data, folder, settings, seed))
+            print(f"{name} {seed} {' '.join(settings)}: {results[-1]}", file=sys.stderr, flush=True)
+        mean = {key: fmean(one[key] for one in results) for key in results[0]}
+        words = ", ".join(f"`{text}`" for text in sorted(settings)) or "defaults"
+        seeds = f"{len(results)} ({FIRST_SEED}–{FIRST_SEED + len(results) - 1})"
+        cost = f"not fitted ({mean['cpu_s']:.0f} CPU-s a training, {mean['epochs']:.0f} epochs)"
+        date = time.strftime("%Y-%m-%d")
+        add_trial(TRIALS_TABLE, f"| {date} | {name} | {words} | {seeds} | {mean['nll']:.4f} | {cost} |")
+
+
+if __name__ == "__main__":
+    main()
