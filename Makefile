@@ -4,7 +4,7 @@ BIN := .venv/bin
 SOURCES := src tests bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-faults soak notebooks mutants coverage check bench bench-real bench-encoders bench-oracle docs clean
+.PHONY: demo test test-all test-lowest test-faults soak notebooks mutants coverage check bench bench-real bench-encoders bench-oracle docs clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -24,6 +24,14 @@ test: .venv/dev
 
 test-all: .venv/dev
 	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" -m "not faults" src tests
+
+# The lowest supported versions, in an environment of their own. Oracles that need newer packages are left out, and those versions' own deprecations.
+LOWEST := records metrics config models cli test_batch.py test_predict.py test_run_files.py test_storage.py
+test-lowest:
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt -e ".[fhir,omop,notebook]" pytest pytest-xdist hypothesis lifelines polars
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n 2 -W ignore::DeprecationWarning -W ignore::FutureWarning \
+	  --ignore tests/metrics/test_other_libraries.py --ignore tests/models/test_mutants.py $(addprefix tests/,$(LOWEST))
 
 # Kills, full disks and damaged files in great number, with what docs/reliability.md promises.
 test-faults: .venv/dev

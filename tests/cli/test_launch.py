@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -81,6 +82,24 @@ def test_two_processes_are_one_command(sim_prepared: Path, tmp_path: Path) -> No
     assert (again.returncode, told) == (2, "")
     assert len(text.strip().splitlines()) == 1, text
     assert "is not empty" in text
+
+
+@pytest.mark.slow
+def test_two_machines_predict_as_one_process(sim_run: Path, sim_data: Path, tmp_path: Path) -> None:
+    """Two commands on this machine stand for those of two."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = [sim_run, sim_data, "--out", tmp_path / "two.parquet", "--nodes", 2]
+    both = [
+        start(*words, command="predict", NODE_RANK=str(node), MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        for node in (1, 0)
+    ]
+    one = start(sim_run, sim_data, "--out", tmp_path / "one.parquet", command="predict")
+    for process in (*both, one):
+        _, text = process.communicate(timeout=300)
+        assert process.returncode == 0, text
+    assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
 
 
 @pytest.mark.slow
