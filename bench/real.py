@@ -267,8 +267,9 @@ TRIALS_HEAD = """# All trials on real data
 One row for each trial: the settings of ours, and the mean likelihood (NLL) of **tuning** subjects over the splits that
 are done, for ours and for every baseline. Compare rows over the same seeds only. In brackets: how many settings were
 tried for the baseline within each split; its tuning NLL is that of the best. No held-out subject is in this table.
-`python bench/real.py DATA OUT [SET …] --trials [section.key=value …]` adds or replaces the rows of a trial; `python bench/real_trials.py DATA OUT SET … [section.key=value …]`
-trains on the seeds from 19000 without baselines, and adds its row.
+`python bench/real.py DATA OUT [SET …] --trials [section.key=value …]` adds or replaces the rows of a trial;
+`python bench/real_trials.py DATA OUT SET … [section.key=value …]` trains on the seeds from 19000 without baselines,
+and adds its row.
 
 | date | set | settings of ours | splits | ours | baselines |
 |---|---|---|---|---|---|

@@ -8,7 +8,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,8 +114,7 @@ class Workers:
             while waiting:
                 yield _taken(*waiting.popleft())
         finally:
-            for _, call in waiting:  # after an error, or when nobody takes the rest
-                call.cancel()
+            wait([call for _, call in waiting if not call.cancel()])  # after an error: nobody writes there any more
 
     def _on_cluster(self, method: str, items: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
         with self.engine.connected():
