@@ -167,13 +167,16 @@ def test_other_names_of_columns(data: Path) -> None:
     assert prepared(data, *settings) == (files, {})
 
 
+_NO_VIEWS = pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 18, reason="this PyArrow makes no views of strings")
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
         ("subject_id", pa.int16()),
         ("subject_id", pa.uint64()),
         ("code", pa.large_string()),
-        ("code", pa.string_view()),
+        pytest.param("code", pa.string_view(), marks=_NO_VIEWS),
         ("code", pa.dictionary(pa.int32(), pa.large_string())),
     ],
     ids=str,

@@ -115,7 +115,7 @@ def _arrays(run: Run) -> bytes:
         "summary_tokens": v.summary_tokens,
     }  # fmt: skip
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
+    np.savez(buffer, **arrays)
     return buffer.getvalue()
 
 

@@ -57,8 +57,10 @@ def to_bytes(result: Any) -> bytes:
     arrays = list[NDArray[Any]]()
     text = json.dumps(_plain(result, arrays))
     out = io.BytesIO()
-    named = {str(number): array for number, array in enumerate(arrays)}
-    np.savez(out, allow_pickle=False, **{_JSON: np.frombuffer(text.encode(), dtype=np.uint8)}, **named)
+    named: dict[str, Any] = {str(number): array for number, array in enumerate(arrays)}
+    named[_JSON] = np.frombuffer(text.encode(), dtype=np.uint8)
+    # No `allow_pickle`: NumPy 1 would store it as one more array. `_plain` lets no objects through.
+    np.savez(out, **named)
     return out.getvalue()
 
 
