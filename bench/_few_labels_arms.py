@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from _league_tasks import TASKS, Place
+from _league_tasks import FIRST_DIAGNOSES, TASKS, Place
 from ehrsequencing.arrays import Floats
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
@@ -27,6 +27,7 @@ from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
 
+PANELS = TASKS | FIRST_DIAGNOSES
 CONTROLS = ("shuffled", "other_pairs", "renamed", "renamed_reworded")
 _ARM = re.compile(r"(?P<source>[a-z_+]+)(-(?P<control>[a-z_]+))?(/(?P<mode>full|frozen|lora))?(\[(?P<settings>.*)\])?")
 
@@ -86,13 +87,13 @@ class Site:
     @property
     def folder(self) -> Path:
         """Of this seed."""
-        size = "" if TASKS[self.panel].world is None else f"-{self.subjects}"
+        size = "" if PANELS[self.panel].world is None else f"-{self.subjects}"
         return self.out / f"{self.panel}{size}" / f"seed-{self.seed}"
 
     @cached_property
     def prepared(self) -> Prepared:
         """The prepared set; records are simulated first where they are."""
-        world = TASKS[self.panel].world
+        world = PANELS[self.panel].world
         if world is None:
             return Place(self.panel, self._shared_data, self.out, self.seed).prepared()
         if not (self.folder / "prepared" / MANIFEST).is_file():
@@ -153,10 +154,10 @@ class Site:
         return nll
 
     def _trees(self, n: int | None) -> Floats:
-        labels = self.labels(n)
-        train, stop = (self.prepared.records(self.task, s).take(labels.subjects(s)) for s in ("train", "tuning"))
+        labels, labelled = self.labels(n), self.labels(n).labelled
+        train, stop = (labelled.records(self.task, s).take(labels.subjects(s)) for s in ("train", "tuning"))
         task, held_out = self.prepared.task(self.task), self.prepared.records(self.task, "held_out")
-        edges = Trainer(self.prepared, self.task, self.folder / "none", study=load_study(None, [])).config.edges_days
+        edges = Trainer(labelled, self.task, self.folder / "none", study=load_study(None, [])).config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
         return BoostedVisits(data, trials=1).nll(held_out, np.arange(len(held_out)))
 
@@ -169,6 +170,7 @@ class Site:
         labels = self.labels(n)
         trainer = labels.trainer(run, study=study, init=init)
         if arm.source == "scratch_long":
+            assert isinstance(trainer, Trainer)
             trainer = labels.trainer(run, study=self._as_long(study, trainer))
         if not (run / MANIFEST).is_file():
             trainer.fit(resume=run.is_dir())

@@ -36,12 +36,13 @@ class LeagueTask:
 
     Attributes:
         records: What they are, in words.
-        file: Name of the task file and of the data folder (`NAME_meds`); None for a simulated world.
+        file: Name of the data folder (`NAME_meds`); None for a simulated world.
         world: Knobs of a simulated world, on top of the defaults.
         settings: Of the preparation, and of our models.
         censoring: Of the evaluation.
         window_days: Length of a visit of the sequence models.
         shown_days: Landmark and horizon of the numbers in the tables; chosen before the first run.
+        question: Name of the task file, where it is another one than that of the data.
     """
 
     records: str
@@ -51,6 +52,7 @@ class LeagueTask:
     settings: tuple[str, ...] = ()
     censoring: str = "kaplan-meier"
     window_days: float = 1.0
+    question: str | None = None
 
 
 def _world(**knobs: float) -> tuple[tuple[str, float], ...]:
@@ -80,6 +82,12 @@ TASKS = {
         settings=("visits.by=window", "visits.window=12h", *_SMALL)),
     "delphi_sim": LeagueTask("7,141 simulated life courses, published; first hypertension to death",
                              (0.0, 10 * _YEAR), file="delphi_sim", settings=_MEDIUM, censoring="cox"),
+}  # fmt: skip
+FIRST_DIAGNOSES = {  # no tasks of the league: two diseases more for `bench/few_labels.py`
+    f"delphi_{disease}": LeagueTask(
+        f"7,141 simulated life courses, published; first {words} after the age of 40", (0.0, 10 * _YEAR),
+        file="delphi_sim", question=f"delphi_{disease}", settings=_MEDIUM, censoring="cox")
+    for disease, words in (("diabetes", "type 2 diabetes"), ("heart", "chronic ischaemic heart disease"))
 }  # fmt: skip
 
 
@@ -132,7 +140,7 @@ class Place:
     @property
     def one(self) -> LeagueTask:
         """The task's facts."""
-        return TASKS[self.task]
+        return (TASKS | FIRST_DIAGNOSES)[self.task]
 
     @property
     def folder(self) -> Path:
@@ -156,7 +164,7 @@ class Place:
         """The task."""
         if self.one.file is None:
             return load_task(self.records / "task.yaml")
-        return load_task(TASK_FILES / f"{self.one.file}.yaml")
+        return load_task(TASK_FILES / f"{self.one.question or self.one.file}.yaml")
 
     def prepared(self) -> Prepared:
         """The prepared set, made where it is not there; a world is simulated first."""

@@ -20,9 +20,8 @@ from pathlib import Path
 
 import torch
 
-from _few_labels_arms import Site
+from _few_labels_arms import PANELS, Site
 from _few_labels_table import collect, figure, markdown
-from _league_tasks import TASKS
 
 # From scratch with the settings of fine-tuning, which has no dropout: the gain over `scratch` alone proves nothing.
 SAME = "scratch[model.dropout=0,model.code_dropout=0,model.wide_head=false,model.age_polynomial=false]"
@@ -37,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("settings", nargs="*", help="settings of every network, as model.dim=32")
-    parser.add_argument("--panel", choices=sorted(TASKS), default="sim_pairs")
+    parser.add_argument("--panel", choices=sorted(PANELS), default="sim_pairs")
     parser.add_argument("--subjects", type=int, default=4000, help="of a simulated panel")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--labelled", type=int, nargs="*", default=[50, 200, 1000], help="subjects with labels")

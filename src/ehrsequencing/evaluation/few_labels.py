@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.answers import nll_of_rows
 from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.models.build import load_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.training.adapt import FEW_EVENTS, OF_FEW_EVENTS, subjects_with_event, with_defaults
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.run import Run
+from ehrsequencing.training.adapt import subjects_with_event
 from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.search import Fits
 
 LEAST_TUNING = 30  # tuning subjects that decide the early stop, however few labels there are
 
@@ -54,24 +54,39 @@ class FewLabels:
     @cached_property
     def events(self) -> int:
         """Labelled training subjects with the event of interest."""
-        return subjects_with_event(self._rows("train"))
+        return subjects_with_event(self.labelled.rows(self.task, "train"))
 
-    def _rows(self, split: str) -> TaskRows:
-        return self.prepared.records(self.task, split).rows.take(self.subjects(split))
+    @cached_property
+    def labelled(self) -> Prepared:
+        """The set as a model sees it: everybody's visits, and the prediction times of those with labels."""
+        return self.prepared if self.n is None else _Labelled(self)
 
-    def trainer(self, out: Path, *, study: StudyConfig, init: Pretrained | None = None) -> Trainer:
-        """A training that knows these labels only; from scratch with the defaults for so few events."""
-        if init is None and self.events < FEW_EVENTS:
-            study = with_defaults(study, OF_FEW_EVENTS)
-        every = np.arange(len(self.prepared.timelines("train")))
-        without = None if self.n is None else np.setdiff1d(every, self.subjects("train"))
-        made = Trainer(self.prepared, self.task, out, study=study, leave_out=without, init=init)
-        made.tuning.subjects = np.intersect1d(made.tuning.subjects, self.subjects("tuning"))
-        return made
+    def trainer(self, out: Path, *, study: StudyConfig, init: Pretrained | None = None) -> Fits:
+        """What `ehrseq train` would train with these labels: a network or a blend, new or from another model."""
+        return trainer_of(self.labelled, self.task, out, study=study, init=init)
 
     def held_out_nll(self, run: Path) -> Floats:
         """(R,) negative log-likelihood of every held-out prediction time."""
-        return nll_of_rows(load_model(run), self.prepared.records(self.task, "held_out"))
+        return Run(run).answers.nll(self.prepared.records(self.task, "held_out"))
+
+
+class _Labelled(Prepared):
+    """A prepared set without the prediction times of subjects whose labels are not known."""
+
+    def __init__(self, few: FewLabels) -> None:
+        super().__init__(few.prepared.folder, verify=False)
+        self._few = few
+
+    def rows(self, task: str, split: str) -> TaskRows:
+        rows = super().rows(task, split)
+        if task != self._few.task or split == "held_out":
+            return rows
+        own = np.isin(np.arange(len(rows.row_offsets) - 1), self._few.subjects(split))
+        counts = np.diff(rows.row_offsets) * own
+        return rows.select(np.flatnonzero(own[rows.subject]), np.r_[0, np.cumsum(counts)])
+
+    def identity(self, task: str) -> dict[str, str]:
+        return super().identity(task) | {"labelled": f"{self._few.n} of seed {self._few.seed}"}
 
 
 def paired_gain(base: Floats, other: Floats, subject: Ints) -> tuple[float, float]:

@@ -1,10 +1,13 @@
 """Runs commands of ehrseq in forked processes, each with one fault at one call that changes the disk (`shim.c`).
 
-`python -m helpers.faults.driver FOLDER KIND SEED COUNT COMMAND …` runs with the shim preloaded. For each command it
-makes a clean run, then COUNT runs with a fault at drawn calls (or all of them, with COUNT 0). After each fault it looks
-at what is left, runs the command again (training with --resume) and compares every byte. It prints one JSON object,
-also with how many faults left an unfinished file behind, and the processor time.
-A command may name a kind of its own, as in `train=full`.
+`python -m helpers.faults.driver FOLDER SEED COMMAND=KIND:COUNT …` runs with the shim preloaded. For each command it
+makes a clean run, then COUNT runs with a fault at drawn calls (or one at each of its calls, with COUNT 0). After each
+fault it looks at what is left, runs the command again (training with --resume) and compares every byte. It prints one
+JSON object, also with how many faults left an unfinished file behind, and the processor time.
+
+What the second run does depends on what the fault left, and on nothing else. Most refusals leave what was there before,
+byte for byte. So where a fault leaves what an earlier one of this command left, and the run after that one was judged,
+the command does not run again.
 """
 
 import ctypes
@@ -13,6 +16,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -32,6 +36,7 @@ KINDS: dict[str, tuple[int, int]] = {  # name → error number (0: SIGKILL), how
     "read-only": (errno.EROFS, 2),
 }  # fmt: skip
 EXPLORER = "x.html"
+_UNFINISHED = (".tmp-", LOCK)
 _TIMES = {"seconds", "subjects_per_second", "digest"}  # entries that tell how long something took, or hash those
 
 
@@ -67,18 +72,22 @@ COMMANDS: dict[str, Command] = {
 
 def main() -> None:
     """Run all faults that the command line asks for."""
-    folder, kind, seed, count = Path(sys.argv[1]).resolve(), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    folder, seed = Path(sys.argv[1]).resolve(), int(sys.argv[2])
     shim: Any = ctypes.CDLL(os.environ["LD_PRELOAD"])
     _import_everything()
-    found = {}
-    for word in sys.argv[5:]:
-        name, _, own = word.partition("=")
-        found[name] = _faults(shim, name, folder, own or kind, random.Random(f"{seed} {word}"), count)
+    found, commands = [], {}
+    for word in sys.argv[3:]:
+        name, kind, count = re.fullmatch(r"(.+)=(.+):(\d+)", word).groups()  # type: ignore[union-attr]
+        if name not in commands:
+            commands[name] = Tried(shim, COMMANDS[name], folder)
+        found.append({"command": name, "kind": kind, **commands[name].faults(kind, int(count), random.Random(seed))})
     print(json.dumps(found))
 
 
 def _import_everything() -> None:
-    """What commands import when they run, so that every fork has it."""
+    """What commands import when they run, and the report's templates, so that every fork has them."""
+    import ibis.backends.duckdb  # noqa: F401
+
     import ehrsequencing.audit.audit
     import ehrsequencing.cli.app
     import ehrsequencing.cli.report
@@ -90,37 +99,76 @@ def _import_everything() -> None:
     import ehrsequencing.readers.omop.reader
     import ehrsequencing.simulate
     import ehrsequencing.training.search  # noqa: F401
+    from ehrsequencing.reporting import report
+
+    for name in report.environment().list_templates():
+        report.environment().get_template(name)
 
 
-def _faults(shim: Any, name: str, folder: Path, kind: str, draw: random.Random, count: int) -> dict[str, Any]:
-    """A clean run, then one for each drawn call."""
-    command, out = COMMANDS[name], folder / "out"
-    _fresh(command, folder, out)
-    before = _content(out)
-    code, calls, text = _run(shim, command, folder, out, at=-1, kind=kind)
-    assert code == 0, text
-    wanted = _content(out)
-    places = list(range(calls)) if not count else sorted(draw.sample(range(calls), min(count, calls)))
-    problems: list[str] = []
-    inside = 0
-    for at in places:
-        _fresh(command, folder, out)
-        code, _, text = _run(shim, command, folder, out, at=at, kind=kind)
-        problems += [f"{name} {kind} at {at}: {what}" for what in _after(kind, code, text, out, before, wanted)]
-        inside += bool(_left(out))
-        code, _, text = _run(shim, command, folder, out, at=-1, kind=kind)
+class Tried:
+    """One command, its run without a fault, and the faults that it gets."""
+
+    def __init__(self, shim: Any, command: Command, folder: Path) -> None:
+        self.shim, self.command, self.folder, self.out = shim, command, folder, folder / "out"
+        self._start_over()
+        self.before = _content(self.out)
+        code, self.calls, text = self._run(at=-1, kind="kill")
+        assert code == 0, text
+        self.wanted = _content(self.out)
+        self.sound: set[str] = set()  # what faults left, where the next run ended as it must
+
+    def faults(self, kind: str, count: int, draw: random.Random) -> dict[str, Any]:
+        """Faults of one kind at drawn calls, and what was found."""
+        places = sorted(draw.sample(range(self.calls), min(count or self.calls, self.calls)))
+        problems: list[str] = []
+        inside, again, started = 0, 0, _seconds_of_children()
+        for at in places:
+            self._start_over()
+            code, _, text = self._run(at=at, kind=kind)
+            wrong = _after(kind, code, text, self.out, self.before, self.wanted)
+            unfinished, state = bool(_left(self.out)), _state(self.out)
+            inside += unfinished
+            if unfinished or state not in self.sound:
+                again += 1
+                wrong += (wrong_again := self._wrong_again())
+                if not wrong_again and not unfinished:
+                    self.sound.add(state)
+            problems += [f"{kind} at call {at}: {what}" for what in wrong]
+            print(f"{kind} at {at} of {self.calls}: {len(problems)} problems", *wrong, file=sys.stderr, flush=True)
+        cpu = round(_seconds_of_children() - started, 1)
+        told = {"calls": self.calls, "faults": len(places), "inside": inside, "again": again, "cpu_seconds": cpu}
+        return {**told, "problems": problems}
+
+    def _wrong_again(self) -> list[str]:
+        """Run the command on what a fault left; what is wrong with the end."""
+        code, _, text = self._run(at=-1, kind="kill")
         if code != 0:
-            problems.append(f"{name} {kind} at {at}: again: exit {code}: {text[-300:]}")
-        elif (again := _content(out)) != wanted:
-            problems.append(f"{name} {kind} at {at}: again: other content: {_differing(again, wanted)}")
-        elif left := _left(out):
-            problems.append(f"{name} {kind} at {at}: again: left {left}")
-        print(
-            f"{name} {kind} at {at} of {calls}: {len(problems)} problems", *problems[-1:], file=sys.stderr, flush=True
-        )
+            return [f"again: exit {code}: {text[-300:]}"]
+        if (again := _content(self.out)) != self.wanted:
+            return [f"again: other content: {_differing(again, self.wanted)}"]
+        return [f"again: left {left}"] if (left := _left(self.out)) else []
+
+    def _start_over(self) -> None:
+        shutil.rmtree(self.out, ignore_errors=True)
+        self.out.mkdir()
+        if self.command.starts_from is not None:
+            shutil.copytree(self.folder / self.command.starts_from, self.out / "x")
+
+    def _run(self, *, at: int, kind: str) -> tuple[int, int, str]:
+        """Run the command in a forked process; returns its exit code, how many calls it made, and what it printed."""
+        log = self.folder / "log"
+        child = os.fork()
+        if child == 0:
+            _be_the_command(self.shim, self.command.words(self.folder, self.out), self.out, log, at, kind)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        text = log.read_text(errors="replace")
+        calls = int(text.rpartition("calls=")[2] or 0) if "calls=" in text else 0
+        return code, calls, text
+
+
+def _seconds_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = round(used.ru_utime + used.ru_stime, 1)
-    return {"calls": calls, "faults": len(places), "inside": inside, "cpu_seconds": cpu, "problems": problems}
+    return used.ru_utime + used.ru_stime
 
 
 def _after(kind: str, code: int, text: str, out: Path, before: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
@@ -138,25 +186,6 @@ def _after(kind: str, code: int, text: str, out: Path, before: dict[str, Any], w
     if code == 2 and f"x/{MANIFEST}" in before and f"x/{MANIFEST}" not in _content(out):
         wrong.append("the earlier folder is gone")
     return wrong
-
-
-def _fresh(command: Command, folder: Path, out: Path) -> None:
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
-    if command.starts_from is not None:
-        shutil.copytree(folder / command.starts_from, out / "x")
-
-
-def _run(shim: Any, command: Command, folder: Path, out: Path, *, at: int, kind: str) -> tuple[int, int, str]:
-    """Run the command in a forked process; returns its exit code, how many calls it made, and what it printed."""
-    log = folder / "log"
-    child = os.fork()
-    if child == 0:
-        _be_the_command(shim, command.words(folder, out), out, log, at, kind)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    text = log.read_text(errors="replace")
-    calls = int(text.rpartition("calls=")[2] or 0) if "calls=" in text else 0
-    return code, calls, text
 
 
 def _be_the_command(shim: Any, words: list[object], out: Path, log: Path, at: int, kind: str) -> None:
@@ -189,7 +218,7 @@ def _be_the_command(shim: Any, words: list[object], out: Path, log: Path, at: in
 def _content(out: Path) -> dict[str, Any]:
     """Every file's digest, without what tells how long something took."""
     found: dict[str, Any] = {}
-    for path in sorted(p for p in out.rglob("*") if p.is_file() and not p.name.startswith(".tmp-") and p.name != LOCK):
+    for path in sorted(p for p in out.rglob("*") if p.is_file() and not p.name.startswith(_UNFINISHED)):
         data: Any = path.read_bytes()
         if path.name == EXPLORER and data.rstrip().endswith(b"</html>"):
             data = b"a whole page"  # its patients are drawn anew, so that their numbers tell nobody
@@ -207,8 +236,14 @@ def _without_times(value: Any) -> Any:
     return [_without_times(one) for one in value] if isinstance(value, list) else value
 
 
+def _state(out: Path) -> str:
+    """All that a fault left, if nothing unfinished is among it."""
+    folders = [str(path.relative_to(out)) for path in out.rglob("*") if path.is_dir()]
+    return json.dumps([sorted(folders), _content(out)])
+
+
 def _left(out: Path) -> list[str]:
-    return [str(path.relative_to(out)) for path in out.rglob("*") if path.name.startswith(".tmp-") or path.name == LOCK]
+    return [str(path.relative_to(out)) for path in out.rglob("*") if path.name.startswith(_UNFINISHED)]
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
