@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import TaskConfig, load_task
 from ehrsequencing.evaluation.through_risks import hazards_through
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
-from ehrsequencing.records.parquet_rows import read_table
+from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
+_KEY = ("subject_id", "prediction_time")  # of a line of the truth
+_ROWS_AT_ONCE = 20_000  # prediction times whose true risks are made together
 ANSWERED = ("index", "outcome", "competing", "censoring", "recurrent")  # settings of a task that change its truth
 EARLY_DAYS = 30.0  # the mechanisms are those of the prediction time; they are sought in the risk soon after it
 LEAK_Z = 3.0  # standard errors by which no honest model beats the truth
@@ -59,22 +62,23 @@ class Truth:
         """
         if not is_simulation(data):
             return None
-        table = read_table(data / TRUTH)
-        names = table["cause"].unique().to_pylist()
-        if set(names) != set(causes):
+        names: set[str] = set()
+        edges = np.zeros(0)
+        for batch in read_batches(data / TRUTH, ["cause", "start_days", "stop_days"]):
+            names.update(batch["cause"].unique().to_pylist())
+            edges = np.unique(np.r_[edges, batch["start_days"], batch["stop_days"]])
+        if names != set(causes):
             return None  # another task on these records
-        owner = _match(table, records)
-        start, stop = table["start_days"].to_numpy(), table["stop_days"].to_numpy()
-        edges = np.unique(np.r_[start, stop])
-        cause_number = table["cause"].dictionary_encode().combine_chunks()
-        cause = np.array([causes.index(name) for name in cause_number.dictionary.to_pylist()], dtype=np.int64)
+        row_of, number = _RowOf(records), pa.array(causes)
         hazards = np.full((len(records), len(causes), len(edges) - 1), np.nan)
-        known = owner >= 0
-        place = cause[cause_number.indices.to_numpy()], np.searchsorted(edges, start)
-        hazards[owner[known], place[0][known], place[1][known]] = table["hazard"].to_numpy()[known]
+        for batch in read_batches(data / TRUTH, [*_KEY, "cause", "start_days", "hazard"]):
+            line, row = row_of(batch)
+            cause = np.asarray(pa.compute.index_in(batch["cause"], number))[line]
+            bin_ = np.searchsorted(edges, np.asarray(batch["start_days"])[line])
+            hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
         if np.isnan(hazards).all():
             return None
-        return cls(edges, hazards, _read_mechanisms(data, records))
+        return cls(edges, hazards, _read_mechanisms(data, records, row_of))
 
     @property
     def known(self) -> Bools:
@@ -87,9 +91,12 @@ class Truth:
 
     def risk(self, horizons_days: Floats) -> Floats:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
-        logits = torch.from_numpy(np.log(np.maximum(np.nan_to_num(self.hazards, nan=1.0), _NO_HAZARD)))
         inner = self.edges_days[1:-1].tolist()
-        risk = cumulative_incidence(logits, inner, horizons_days=horizons_days.tolist()).numpy()
+        risk = np.full((*self.hazards.shape[:2], len(horizons_days)), np.nan)
+        for start in range(0, len(risk), _ROWS_AT_ONCE):
+            some = slice(start, start + _ROWS_AT_ONCE)
+            logits = torch.from_numpy(np.log(np.maximum(np.nan_to_num(self.hazards[some], nan=1.0), _NO_HAZARD)))
+            risk[some] = cumulative_incidence(logits, inner, horizons_days=horizons_days.tolist()).numpy()
         risk[~self.known] = np.nan
         return risk
 
@@ -113,16 +120,16 @@ def other_settings(data: Path, task: TaskConfig) -> list[str]:
     return [name for name in ANSWERED if getattr(own, name) != getattr(task, name)]
 
 
-def _read_mechanisms(data: Path, records: TaskRecords) -> dict[str, Floats]:
+def _read_mechanisms(data: Path, records: TaskRecords, row_of: "_RowOf") -> dict[str, Floats]:
+    out: dict[str, Floats] = {}
     if not (data / MECHANISMS).is_file():
-        return {}
-    table = read_table(data / MECHANISMS)
-    owner, names, ratio = _match(table, records), table["mechanism"], table["log_hazard_ratio"].to_numpy()
-    out = {}
-    for name in names.unique().to_pylist():
-        here = (owner >= 0) & np.asarray(pa.compute.equal(names, name))
-        out[name] = np.full(len(records), np.nan)
-        out[name][owner[here]] = ratio[here]
+        return out
+    for batch in read_batches(data / MECHANISMS, [*_KEY, "mechanism", "log_hazard_ratio"]):
+        line, row = row_of(batch)
+        names, ratio = batch["mechanism"].take(pa.array(line)), np.asarray(batch["log_hazard_ratio"])[line]
+        for name in batch["mechanism"].unique().to_pylist():
+            here = np.asarray(pa.compute.equal(names, name))
+            out.setdefault(name, np.full(len(records), np.nan))[row[here]] = ratio[here]
     return out
 
 
@@ -366,10 +373,23 @@ def _by_subject(values: Floats, subject: Ints) -> Floats:
     return np.asarray(np.bincount(subject, weights=values), dtype=np.float64)
 
 
-def _match(truth: pa.Table, records: TaskRecords) -> Ints:
-    """Row of the task that each line of the truth speaks of, -1 where there is none."""
-    ours = np.rec.fromarrays([records.subject_id, records.rows.prediction_us])
-    theirs = np.rec.fromarrays([truth["subject_id"].to_numpy(), truth["prediction_time"].cast(pa.int64()).to_numpy()])
-    order = np.argsort(ours)
-    position = np.clip(np.searchsorted(ours[order], theirs), 0, max(len(ours) - 1, 0))
-    return np.where(ours[order][position] == theirs, order[position], -1)
+class _RowOf:
+    """Finds the prediction times that lines of the truth speak of."""
+
+    def __init__(self, records: TaskRecords) -> None:
+        own = np.rec.fromarrays([records.subject_id, records.rows.prediction_us])
+        self.subjects, self.order = np.unique(records.subject_id), np.argsort(own)
+        self.sorted = own[self.order]
+
+    def __call__(self, batch: pa.RecordBatch) -> tuple[Ints, Ints]:
+        """Lines (m,) of the batch that speak of one, and its number (m,)."""
+        subject, time = (np.asarray(batch[name].cast(pa.int64())) for name in _KEY)
+        lines = np.flatnonzero(_at(self.subjects, subject)[1])
+        place, found = _at(self.sorted, np.rec.fromarrays([subject[lines], time[lines]]))
+        return lines[found], self.order[place[found]]
+
+
+def _at(values: NDArray[Any], asked: NDArray[Any]) -> tuple[Ints, Bools]:
+    """Where each asked value stands in rising values, and whether it is there."""
+    place = np.clip(np.searchsorted(values, asked), 0, max(len(values) - 1, 0))
+    return place, np.asarray(values[place] == asked) if len(values) else np.zeros(len(asked), dtype=np.bool_)
