@@ -1,6 +1,7 @@
 """Fixtures that several rooms share: a small simulated data set, prepared, and a small run trained on it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +18,19 @@ from ehrsequencing.training.loop import Trainer
 from helpers.settings import EXAMPLES, TINY
 from helpers.simulate import busy_world
 
+MEMORY = Path("/dev/shm")
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]  # no doctests there, and two modules of one name cannot be
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # A busy machine must not fail a test by the clock, and in CI Hypothesis draws the same examples every time.
 settings.register_profile("ours", deadline=None, max_examples=EXAMPLES, derandomize="CI" in os.environ)
 settings.load_profile("ours")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Temporary folders lie in memory where there is room for them: a save flushes each of its files to the disk."""
+    roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 6 << 30
+    if roomy and config.option.basetemp is None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,8 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +46,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a small OMOP database, 60 simulated subjects, their prepared set, and a run on it.
-
-    It is in memory where there is a file system in memory: each command flushes its files hundreds of times.
-    """
-    memory = Path("/dev/shm")
-    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30
-    folder = Path(tempfile.mkdtemp(prefix="ehrseq-faults-", dir=memory)) if roomy else tmp_path_factory.mktemp("faults")
-    yield _filled(folder)
-    if roomy:
-        shutil.rmtree(folder)
-
-
-def _filled(folder: Path) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small OMOP database, 60 simulated subjects, their prepared set, and a run on it."""
+    folder = tmp_path_factory.mktemp("faults")
     write_csv(SMALL, folder / "omop")
     simulate(folder / "sim", subjects=60, seed=5, config=busy_world(outcome_per_year=0.3, truth_futures=4))
     task = load_task(folder / "sim" / "task.yaml")
