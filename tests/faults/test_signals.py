@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ from helpers.faults.driver import TINY
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 SLOW = [pytest.mark.slow, pytest.mark.faults]
+
+
+@pytest.fixture(autouse=True)
+def _sigint_is_not_ignored() -> Iterator[None]:
+    """Workers of xdist and background jobs of a shell ignore SIGINT, and ehrseq leaves ignored what is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def start(*words: object) -> subprocess.Popen[str]:
