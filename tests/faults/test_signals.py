@@ -25,7 +25,7 @@ SLOW = [pytest.mark.slow, pytest.mark.faults]
 
 @pytest.fixture(autouse=True)
 def _sigint_is_not_ignored() -> Iterator[None]:
-    """Workers of xdist and background jobs of a shell ignore SIGINT, and ehrseq leaves ignored what is ignored."""
+    """A background job of a shell ignores SIGINT, and ehrseq leaves ignored what is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
