@@ -27,6 +27,7 @@ from ehrsequencing.blend import train as training
 from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
 from ehrsequencing.blend.train import BlendTrainer, folds_of, trainer_of
 from ehrsequencing.blend.weights import BlendWeights, blended_hazards
+from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.divided import part_of
@@ -38,7 +39,7 @@ from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.evaluation.tables import blend as blend_table
 from ehrsequencing.predict import predict
-from ehrsequencing.records.hazards import cumulative_incidence
+from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.tables import blend as reported
@@ -369,6 +370,27 @@ def test_the_weights_are_told(run: Path) -> None:
     with_gaps = reported({"blend": found, "causes": ["death"], "differences": differences})
     assert with_gaps is not None
     assert with_gaps["gaps"] == [((0.0, None), ["NLL -0.0200 (-0.0300 to -0.0100) better"])]
+
+
+def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, store: Prepared) -> None:
+    tuning, told = store.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
+    answers, every = Run(run).answers, np.arange(len(tuning))
+    assert answers.blend is not None
+    by_hand = [answers.nll(tuning).mean(), nll_of_rows(answers.model, tuning).mean()]
+    for part in (answers.blend.boosted, answers.blend.cox):
+        rows = tuning.rows
+        by_hand.append(horizon_nll(
+            part.hazards(tuning, every), answers.blend.edges_days, duration_days=np.asarray(rows.duration_days),
+            cause=rows.cause, entry_days=rows.entry_days,
+        ).mean())  # fmt: skip
+    assert list(told) == ["blend", *PARTS]
+    assert list(told.values()) == pytest.approx(by_hand, rel=1e-6)
+    assert len({f"{nll:.4f}" for nll in by_hand}) == len(by_hand)  # so that no two can be mixed up
+    lines, facts = kept_epochs(run)
+    assert lines[
+        -1
+    ] == "tuning NLL of the blend: {:.4f} (network {:.4f}, boosted visits {:.4f}, landmark Cox {:.4f})".format(*by_hand)
+    assert facts["blend_tuning_nll"] == told
 
 
 @pytest.mark.slow

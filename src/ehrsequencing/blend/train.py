@@ -19,12 +19,13 @@ from ehrsequencing.baselines.base import FittingData, HazardPart
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
-from ehrsequencing.blend.weights import BlendRows, Points, fit_weights, joined_rows
+from ehrsequencing.blend.weights import BlendRows, Points, blended_hazards, fit_weights, joined_rows
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
 from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN
+from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.storage import digest, read_json_lines, read_manifest, write_bytes
@@ -149,7 +150,8 @@ class BlendTrainer:
         blend.save(self.out)
         manifest = read_manifest(whole, what=RUN.what)
         facts = {key: manifest[key] for key in _OF_NETWORK if key in manifest}
-        facts |= {"fingerprint": self.fingerprint, "blend": {"parts": list(PARTS), "folds": len(self.folds)}}
+        told = {"parts": list(PARTS), "folds": len(self.folds), "tuning_nll": self._tuning_nll(model, blend)}
+        facts |= {"fingerprint": self.fingerprint, "blend": told}
         history = read_json_lines(whole / HISTORY)
         self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
         folder.remove_checkpoints()
@@ -193,6 +195,22 @@ class BlendTrainer:
             for name, found in points.items()
             for column in ("lower", "upper", "rate")
         }
+
+    def _tuning_nll(self, model: SurvivalModel, blend: Blend) -> dict[str, float]:
+        """Mean NLL of all tuning prediction times: of the blend, then of each part alone."""
+        types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
+        total = np.zeros(1 + len(PARTS))
+        for _, part in in_parts(self.records["tuning"]):
+            every, rows = np.arange(len(part)), part.rows
+            alone = [network_hazards(model, part, code_types=types)]
+            alone += [other.hazards(part, every) for other in (blend.boosted, blend.cox)]
+            for k, hazards in enumerate([blended_hazards(alone, blend.weights.value, self.edges), *alone]):
+                total[k] += horizon_nll(
+                    hazards, self.edges, duration_days=np.asarray(rows.duration_days), cause=rows.cause,
+                    entry_days=rows.entry_days,
+                ).sum()  # fmt: skip
+        mean = total / max(len(self.records["tuning"]), 1)
+        return dict(zip(("blend", *PARTS), mean.tolist(), strict=True))
 
     def _train_network(self, folder: Path, number: int, fold: Ints | None, on_progress: Show | None) -> SurvivalModel:
         trainer = Trainer(self.prepared, self.task.name, folder, study=self.given, leave_out=fold, init=self.init)

@@ -30,7 +30,12 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
             f"{stopped}"
         )
         facts.append({"epoch": kept["epoch"], "epochs": len(rows), "tuning_nll": kept["tuning_nll"]})
-    return lines, {"kept": facts, "tuning_nll": manifest.get("tuning_nll"), "parameters": manifest.get("parameters")}
+    told = {"kept": facts, "tuning_nll": manifest.get("tuning_nll"), "parameters": manifest.get("parameters")}
+    if parts := manifest.get("blend", {}).get("tuning_nll"):
+        whole, *alone = parts.items()
+        lines.append(f"tuning NLL of the {whole[0]}: {whole[1]:.4f} ({', '.join(f'{k} {v:.4f}' for k, v in alone)})")
+        told["blend_tuning_nll"] = parts
+    return lines, told
 
 
 def main_results(folder: Path) -> dict[str, Any]:
