@@ -85,7 +85,9 @@ def test_three_workers_make_the_bytes_of_one_process(data: Path, expected: dict[
     assert sorted(said)[-1] == "True"
     assert said.count("True") == 1
     assert files(out) == expected
-    assert not work(data, out)  # a late one finds nothing to do
+    (tmp_path / "set.work" / "rows").mkdir(exist_ok=True)
+    (tmp_path / "set.work" / "rows" / "0-0-slow.rows").touch()  # as a slow one leaves it that was killed
+    assert not work(data, out)  # a late one finds nothing to do, and removes it
     assert {path.name for path in (tmp_path / "set.work").iterdir()} == {"work.json", "claims"}
 
 

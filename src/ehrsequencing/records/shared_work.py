@@ -89,15 +89,24 @@ class SharedWork:
     def finish(self) -> None:
         """Note that the output is complete, and remove what is no longer needed."""
         write_json(self.folder / _STATE, {"identity": self.identity, "done": sha256(self.out / MANIFEST)})
+        self._sweep()
+
+    def _sweep(self) -> None:
         for path in self.folder.iterdir():
             if path.is_dir() and path.name != "claims":
                 shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
     def unless_done(self) -> Iterator[None]:
-        """Stop the block without an error where another worker has finished the work, and removed it, meanwhile."""
+        """Stop the block without an error where another worker has finished the work, and removed it, meanwhile.
+
+        Whoever leaves after that removes it again: a slow worker may have begun anew in the folder that was swept.
+        """
         try:
             yield
         except (OSError, EhrseqError):
             if not self.is_done:
                 raise
+        finally:
+            if self.is_done:
+                self._sweep()
