@@ -387,9 +387,8 @@ def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, store
     assert list(told.values()) == pytest.approx(by_hand, rel=1e-6)
     assert len({f"{nll:.4f}" for nll in by_hand}) == len(by_hand)  # so that no two can be mixed up
     lines, facts = kept_epochs(run)
-    assert lines[
-        -1
-    ] == "tuning NLL of the blend: {:.4f} (network {:.4f}, boosted visits {:.4f}, landmark Cox {:.4f})".format(*by_hand)
+    line = "tuning NLL of the blend: {:.4f} (network {:.4f}, boosted visits {:.4f}, landmark Cox {:.4f})"
+    assert lines[-1] == line.format(*by_hand)
     assert facts["blend_tuning_nll"] == told
 
 

@@ -4,7 +4,7 @@ A finished fold is kept in the run's `checkpoints`, and an interrupted one goes 
 run that was killed ends with the same bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import FittingData, HazardPart
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
@@ -180,11 +180,8 @@ class BlendTrainer:
         self, model: SurvivalModel, others: Sequence[HazardPart], asked: TaskRecords
     ) -> dict[str, NDArray[Any]]:
         """What the likelihood needs of the parts' hazards at the prediction times of some subjects."""
-        types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
         points: dict[str, list[Points]] = {name: [] for name in _TIMES}
-        for _, part in in_parts(asked):
-            every = np.arange(len(part))
-            hazards = [network_hazards(model, part, code_types=types), *(p.hazards(part, every) for p in others)]
+        for part, hazards in self._hazards(model, others, asked):
             for name, days in zip(_TIMES, (part.rows.duration_days, part.rows.entry_days), strict=True):
                 points[name].append(Points.of(hazards, self.edges, np.asarray(days)))
         rows = asked.rows
@@ -196,15 +193,21 @@ class BlendTrainer:
             for column in ("lower", "upper", "rate")
         }
 
+    def _hazards(
+        self, model: SurvivalModel, others: Sequence[HazardPart], asked: TaskRecords
+    ) -> Iterator[tuple[TaskRecords, list[Floats]]]:
+        """Some subjects at a time, and the hazards (r, causes, bins) per day of each part at their prediction times."""
+        types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
+        for _, part in in_parts(asked):
+            every = np.arange(len(part))
+            yield part, [network_hazards(model, part, code_types=types), *(p.hazards(part, every) for p in others)]
+
     def _tuning_nll(self, model: SurvivalModel, blend: Blend) -> dict[str, float]:
         """Mean NLL of all tuning prediction times: of the blend, then of each part alone."""
-        types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
         total = np.zeros(1 + len(PARTS))
-        for _, part in in_parts(self.records["tuning"]):
-            every, rows = np.arange(len(part)), part.rows
-            alone = [network_hazards(model, part, code_types=types)]
-            alone += [other.hazards(part, every) for other in (blend.boosted, blend.cox)]
-            for k, hazards in enumerate([blended_hazards(alone, blend.weights.value, self.edges), *alone]):
+        for part, each in self._hazards(model, (blend.boosted, blend.cox), self.records["tuning"]):
+            rows = part.rows
+            for k, hazards in enumerate([blended_hazards(each, blend.weights.value, self.edges), *each]):
                 total[k] += horizon_nll(
                     hazards, self.edges, duration_days=np.asarray(rows.duration_days), cause=rows.cause,
                     entry_days=rows.entry_days,

@@ -92,6 +92,7 @@ class SharedWork:
         self._sweep()
 
     def _sweep(self) -> None:
+        """Remove all that holds rows of patients; claims hold none, and others may have them open."""
         for path in self.folder.iterdir():
             if path.is_dir() and path.name != "claims":
                 shutil.rmtree(path, ignore_errors=True)
