@@ -15,6 +15,7 @@ from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.oracle import (
     EARLY_DAYS,
     Truth,
+    bin_hazards,
     hazard_rmse_per_year,
     mechanism_shares,
     risk_errors,
@@ -126,10 +127,10 @@ def test_the_error_of_a_slope_is_its_spread_over_worlds() -> None:
 
 def test_errors_of_hazards() -> None:
     truth = world()
-    exact = hazard_rmse_per_year(truth.risk(EDGES[1:]), truth, causes=CAUSES)
+    exact = hazard_rmse_per_year(bin_hazards(truth.risk(EDGES[1:]), EDGES), truth, causes=CAUSES)
     assert exact == pytest.approx({"outcome": 0.0, "death": 0.0}, abs=1e-9)
     shifted = Truth(EDGES, truth.hazards + np.array([0.0, 0.001])[:, None], truth.mechanisms)
-    found = hazard_rmse_per_year(shifted.risk(EDGES[1:]), truth, causes=CAUSES)
+    found = hazard_rmse_per_year(bin_hazards(shifted.risk(EDGES[1:]), EDGES), truth, causes=CAUSES)
     assert found == pytest.approx({"outcome": 0.0, "death": 0.36525}, abs=1e-9)
 
 

@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.evaluation import oracle
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.oracle import (
     LEAK_Z,
     Truth,
+    bin_hazards,
     expected_gain_share,
     foresight,
+    hazard_rmse_per_year,
     oracle_gap,
     other_settings,
 )
 from ehrsequencing.evaluation.oracle_table import oracle_warnings
+from ehrsequencing.evaluation.through_risks import hazards_through
 from ehrsequencing.loader import Step, SubjectLoader
+from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
@@ -105,6 +110,50 @@ def test_a_look_ahead_is_a_leak_beside_a_rough_truth_too(worlds: Worlds, futures
         "The model beats the true hazards by more than three standard errors: it is leaking."
     ]
     assert any(line.startswith("LEAK: ") for line in _oracle_lines(found))
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 10**6])
+def test_prediction_times_taken_some_at_a_time_give_what_all_together_give(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Foresight and the expected share beside their formulas on whole arrays; two prediction times have no truth."""
+    known = np.ones(len(worlds.rows), dtype=bool)
+    known[[0, 5]] = False
+    hazards = np.where(known[:, None, None], worlds.truths[16].hazards, np.nan)
+    truth, model = replace(worlds.truths[16], hazards=hazards), worlds.truths[128].hazards
+    inner, rows, true, said = truth.edges_days[1:-1].tolist(), worlds.rows, hazards[known], model[known]
+    days = exposure(inner, rows.entry_days, rows.duration_days)[known]
+    least = np.maximum(1e-3 * true.mean(axis=0), 1e-12)
+    design = np.column_stack([np.ones(known.sum()), *(ratio[known] for ratio in truth.mechanisms.values())])
+    logs = np.log(np.maximum(true, least)).reshape(len(true), -1)
+    stake = np.log(np.maximum(said, least)) - (design @ np.linalg.lstsq(design, logs)[0]).reshape(true.shape)
+    expected = -np.einsum("rek,rk->r", stake * true, days)
+    cause, bin_ = rows.cause[known].astype(int), event_bin(inner, rows.duration_days[known])
+    had = np.flatnonzero(cause)
+    expected[had] += stake[had, cause[had] - 1, bin_[had]]
+    train = worlds.train
+    null = cohort_hazards(inner, train.entry_days, train.duration_days, train.cause, n_causes=2)
+    gains = [np.einsum("rek,rk->", true * np.log(m / null) - m + null, days) for m in (np.maximum(said, 1e-12), true)]
+
+    monkeypatch.setattr(oracle, "_ROWS_AT_ONCE", at_once)
+    assert foresight(model, truth, rows)[known] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert np.isnan(foresight(model, truth, rows)[~known]).all()
+    share = expected_gain_share(model, truth, train=train, rows=rows)
+    assert share == pytest.approx(gains[0] / gains[1], rel=1e-12)
+    assert (truth.known == known).all()
+    assert truth.nll(rows)[known] == pytest.approx(
+        horizon_nll(true, inner, duration_days=rows.duration_days[known], cause=rows.cause[known],
+                    entry_days=rows.entry_days[known]), rel=1e-12,
+    )  # fmt: skip
+    risk = worlds.truths[16].risk(truth.edges_days[1:-1])
+    assert bin_hazards(risk, truth.edges_days[:-1]) == pytest.approx(
+        hazards_through(risk, truth.edges_days[1:-1], least_survival=1e-12), rel=1e-12
+    )
+    width = np.diff(truth.edges_days)
+    alive = np.exp(-np.cumsum(true.sum(axis=1) * width, axis=1)) * width
+    mean = np.einsum("rek,rk->e", ((said - true) * 365.25) ** 2, alive) / alive.sum()
+    found = hazard_rmse_per_year(model, truth, causes=("outcome", "death"))
+    assert list(found.values()) == pytest.approx(np.sqrt(mean), rel=1e-12)
 
 
 def test_foresight_of_an_honest_model_is_nothing_on_average() -> None:

@@ -191,7 +191,9 @@ class Evaluation:
             if missing:
                 what = f"{missing} of {len(self.rows)} prediction times have no prediction by {name}"
                 raise EhrseqError(what, where=self.population.split, fix="report this as a bug")
-        return {name: np.clip(risk, 0.0, 1.0) for name, risk in risks.items()}
+        for risk in risks.values():
+            np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
+        return risks
 
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
@@ -231,7 +233,7 @@ class Evaluation:
     # ---- metrics -----------------------------------------------------------------------------------------------
 
     def _comparisons(self, risks: Mapping[str, Floats], days: Floats) -> Iterator[Comparison]:
-        """Rows that are compared together, with copies of the risks by `days` (the horizons, or the grid)."""
+        """Rows that are compared together, with the risks by `days`: the horizons, or the grid, which is not copied."""
         places: list[tuple[float | None, Ints]] = []
         left_out = self.population.left_out
         for landmark in self.task.landmarks:
@@ -240,7 +242,7 @@ class Evaluation:
                 places.append((landmark, at))
         if None not in left_out and not any(len(at) == len(self.rows) for _, at in places):
             places.append((None, np.arange(len(self.rows))))
-        column = np.searchsorted(self.grid, days)
+        column = slice(None) if days is self.grid else np.searchsorted(self.grid, days)
         for place, at in places:
             some = risks if place is None else {name: risk[at] for name, risk in risks.items()}
             yield Comparison(

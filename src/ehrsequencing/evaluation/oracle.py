@@ -4,7 +4,7 @@ A simulation writes, for each held-out prediction time, the hazards that the bes
 (`truth_hazards.parquet`), and what each mechanism adds to the outcome's log hazard (`truth_mechanisms.parquet`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 _KEY = ("subject_id", "prediction_time")  # of a line of the truth
-_ROWS_AT_ONCE = 20_000  # prediction times whose true risks are made together
+_ROWS_AT_ONCE = 20_000  # prediction times that are worked on together: no array but the hazards grows with them
 ANSWERED = ("index", "outcome", "competing", "censoring", "recurrent")  # settings of a task that change its truth
 EARLY_DAYS = 30.0  # the mechanisms are those of the prediction time; they are sought in the risk soon after it
 LEAK_Z = 3.0  # standard errors by which no honest model beats the truth
@@ -83,7 +83,21 @@ class Truth:
     @property
     def known(self) -> Bools:
         """(R,) prediction times with a truth."""
-        return np.asarray(~np.isnan(self.hazards).any(axis=(1, 2)), dtype=np.bool_)
+        return np.concatenate([~np.isnan(self.hazards[some]).any(axis=(1, 2)) for some in _parts(len(self.hazards))])
+
+    def mean_hazards(self) -> Floats:
+        """(E, K) mean over the prediction times with a truth."""
+        total = sum((self.hazards[some].sum(axis=0) for some in self.parts()), np.zeros(self.hazards.shape[1:]))
+        return np.asarray(total / self.known.sum(), dtype=np.float64)
+
+    def design(self, some: Ints) -> Floats:
+        """(r, 1 + mechanisms) a one and the log hazard ratio of each mechanism."""
+        return np.column_stack([np.ones(len(some)), *(ratio[some] for ratio in self.mechanisms.values())])
+
+    def parts(self) -> Iterator[Ints]:
+        """Numbers of the prediction times with a truth, some at a time."""
+        known = np.flatnonzero(self.known)
+        return (known[some] for some in _parts(len(known)))
 
     def nll(self, rows: TaskRows) -> Floats:
         """(R,) NLL of the true hazards, Σ_e ∫ λ*_e over the exposure − log λ*_cause(duration); NaN without a truth."""
@@ -93,8 +107,7 @@ class Truth:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
         inner = self.edges_days[1:-1].tolist()
         risk = np.full((*self.hazards.shape[:2], len(horizons_days)), np.nan)
-        for start in range(0, len(risk), _ROWS_AT_ONCE):
-            some = slice(start, start + _ROWS_AT_ONCE)
+        for some in _parts(len(risk)):
             logits = torch.from_numpy(np.log(np.maximum(np.nan_to_num(self.hazards[some], nan=1.0), _NO_HAZARD)))
             risk[some] = cumulative_incidence(logits, inner, horizons_days=horizons_days.tolist()).numpy()
         risk[~self.known] = np.nan
@@ -181,26 +194,31 @@ def slope_error(x: Floats, y: Floats, slope: float, subject: Ints) -> float:
 
 def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
     """Constant hazards per bin and day (R, E, K) with the cumulative incidences (R, E, K) at the bins' ends."""
-    return hazards_through(risk, edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12)
+    out = np.empty(risk.shape)
+    for some in _parts(len(risk)):
+        out[some] = hazards_through(
+            risk[some], edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12
+        )  # fmt: skip
+    return out
 
 
-def hazard_rmse_per_year(model_risk: Floats, truth: Truth, *, causes: Sequence[str]) -> dict[str, float]:
+def hazard_rmse_per_year(model: Floats, truth: Truth, *, causes: Sequence[str]) -> dict[str, float]:
     """Root mean square error of each cause's hazard, per year, over the bins of the truth.
 
-    The model's hazard in a bin is the constant one with the model's incidences, as the truth's is. Bins count by their
-    length and by the chance to live to see them.
+    Bins count by their length and by the chance to live to see them.
 
     Args:
-        model_risk: (R, E, K) the model's cumulative incidence at the end of each bin of the truth.
+        model: (R, E, K) the model's hazards per day in the bins of the truth, as of `bin_hazards`.
         truth: The truth.
         causes: Names.
     """
-    width = np.diff(truth.edges_days)
-    hazard, known = bin_hazards(model_risk, truth.edges_days), truth.known
-    alive = np.exp(-np.cumsum(truth.hazards[known].sum(axis=1) * width, axis=1)) * width
-    squared = ((hazard[known] - truth.hazards[known]) * 365.25) ** 2
-    mean = np.einsum("rek,rk->e", squared, alive) / alive.sum()
-    return dict(zip(causes, np.sqrt(mean).tolist(), strict=True))
+    width, squared, weight = np.diff(truth.edges_days), np.zeros(len(causes)), 0.0
+    for some in truth.parts():
+        true = truth.hazards[some]
+        alive = np.exp(-np.cumsum(true.sum(axis=1) * width, axis=1)) * width
+        squared += np.einsum("rek,rk->e", ((model[some] - true) * 365.25) ** 2, alive)
+        weight += alive.sum()
+    return dict(zip(causes, np.sqrt(squared / weight).tolist(), strict=True))
 
 
 def mechanism_shares(model_early: Floats, true_early: Floats, truth: Truth, subject: Ints) -> list[dict[str, Any]]:
@@ -264,18 +282,29 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
     Returns:
         (R,), NaN without a truth.
     """
-    known, hazards = truth.known, truth.hazards
-    least = np.maximum(_LEAST * hazards[known].mean(axis=0), _NO_HAZARD)
-    design = np.column_stack([np.ones(known.sum()), *(ratio[known] for ratio in truth.mechanisms.values())])
-    logs = np.log(np.maximum(hazards[known], least)).reshape(len(design), -1)
-    reference = (design @ np.linalg.lstsq(design, logs, rcond=None)[0]).reshape(hazards[known].shape)
-    stake = np.full_like(hazards, np.nan)
-    stake[known] = np.log(np.maximum(model[known], least)) - reference
-    inner, cause = truth.edges_days[1:-1].tolist(), rows.cause.astype(np.int64)
-    found = -np.einsum("rek,rk->r", stake * hazards, exposure(inner, rows.entry_days, rows.duration_days))
-    had = np.flatnonzero(cause > 0)
-    found[had] += stake[had, cause[had] - 1, event_bin(inner, rows.duration_days[had])]
-    return np.asarray(found, dtype=np.float64)
+    inner = truth.edges_days[1:-1].tolist()
+    least = np.maximum(_LEAST * truth.mean_hazards(), _NO_HAZARD)
+    slopes = _slopes_of_logs(truth, least)
+    found = np.full(len(truth.hazards), np.nan)
+    for some in truth.parts():
+        true, cause, duration = truth.hazards[some], rows.cause[some].astype(np.int64), rows.duration_days[some]
+        stake = np.log(np.maximum(model[some], least)) - (truth.design(some) @ slopes).reshape(true.shape)
+        own = -np.einsum("rek,rk->r", stake * true, exposure(inner, rows.entry_days[some], duration))
+        had = np.flatnonzero(cause > 0)
+        own[had] += stake[had, cause[had] - 1, event_bin(inner, duration[had])]
+        found[some] = own
+    return found
+
+
+def _slopes_of_logs(truth: Truth, least: Floats) -> Floats:
+    """(1 + mechanisms, E K) least squares of log λ* on the mechanisms, from sums over the prediction times."""
+    width = 1 + len(truth.mechanisms)
+    gram, moment = np.zeros((width, width)), np.zeros((width, least.size))
+    for some in truth.parts():
+        design = truth.design(some)
+        gram += design.T @ design
+        moment += design.T @ np.log(np.maximum(truth.hazards[some], least)).reshape(len(some), -1)
+    return np.asarray(np.linalg.lstsq(gram, moment, rcond=None)[0], dtype=np.float64)
 
 
 def expected_gain_share(model: Floats, truth: Truth, *, train: TaskRows, rows: TaskRows) -> float | None:
@@ -296,18 +325,17 @@ def expected_gain_share(model: Floats, truth: Truth, *, train: TaskRows, rows: T
     Returns:
         The share; None where the truth is λ⁰.
     """
-    inner, known = truth.edges_days[1:-1].tolist(), truth.known
-    n_causes = truth.hazards.shape[1]
+    inner, n_causes = truth.edges_days[1:-1].tolist(), truth.hazards.shape[1]
     null = cohort_hazards(inner, train.entry_days, train.duration_days, train.cause, n_causes=n_causes)
-    span = exposure(inner, rows.entry_days, rows.duration_days)[known]
-    true, said = truth.hazards[known], model[known]
-
-    def gain(hazards: Floats) -> float:
-        ratio = np.log(np.maximum(hazards, _NO_HAZARD) / null)
-        return float(np.einsum("rek,rk->", true * ratio - hazards + null, span))
-
-    best = gain(true)
-    return gain(said) / best if best > 0 else None
+    gained = best = 0.0
+    for some in truth.parts():
+        true, span = truth.hazards[some], exposure(inner, rows.entry_days[some], rows.duration_days[some])
+        of_model, of_truth = (
+            float(np.einsum("rek,rk->", true * np.log(np.maximum(said, _NO_HAZARD) / null) - said + null, span))
+            for said in (model[some], true)
+        )
+        gained, best = gained + of_model, best + of_truth
+    return gained / best if best > 0 else None
 
 
 def oracle_gap(
@@ -358,9 +386,19 @@ def oracle_gap(
 
 
 def _nll(hazards: Floats, edges_days: Sequence[float], rows: TaskRows) -> Floats:
-    return horizon_nll(
-        hazards, edges_days, duration_days=rows.duration_days, cause=rows.cause, entry_days=rows.entry_days
-    )
+    """(R,) NLL of hazards (R, E, K) of the rows, or (E, K) for all."""
+    found = np.empty(len(rows))
+    for some in _parts(len(rows)):
+        found[some] = horizon_nll(
+            hazards if hazards.ndim == 2 else hazards[some], edges_days, duration_days=rows.duration_days[some],
+            cause=rows.cause[some], entry_days=rows.entry_days[some],
+        )  # fmt: skip
+    return found
+
+
+def _parts(count: int) -> Iterator[slice]:
+    """Rows that are worked on together."""
+    return (slice(start, start + _ROWS_AT_ONCE) for start in range(0, count, _ROWS_AT_ONCE))
 
 
 def _z(values: Floats, subject: Ints) -> float:

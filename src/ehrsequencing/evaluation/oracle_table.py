@@ -48,8 +48,7 @@ def oracle_table(
         task: The question.
     """
     causes, horizons, early = task.causes, np.array(task.horizons), np.array([EARLY_DAYS])
-    subject, on_grid = rows.subject, risk(truth.edges_days[1:])
-    hazards = bin_hazards(on_grid, truth.edges_days)
+    subject, hazards = rows.subject, bin_hazards(risk(truth.edges_days[1:]), truth.edges_days)
     gap = oracle_gap(
         nll, truth.nll(rows), foresight=foresight(hazards, truth, rows), train=train, rows=rows,
         edges_days=edges_days, n_causes=len(causes),
@@ -60,7 +59,7 @@ def oracle_table(
         "risks": risk_errors(
             risk(horizons), truth.risk(horizons), causes=causes, horizons_days=horizons, subject=subject
         ),
-        "hazard_rmse_per_year": hazard_rmse_per_year(on_grid, truth, causes=causes),
+        "hazard_rmse_per_year": hazard_rmse_per_year(hazards, truth, causes=causes),
         "mechanisms": mechanism_shares(risk(early)[:, 0, 0], truth.risk(early)[:, 0, 0], truth, subject),
     }
 
