@@ -18,8 +18,7 @@ from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-
-_CHUNK_ROWS = 20_000  # prediction times answered at a time
+from ehrsequencing.scratch import parts
 
 
 @dataclass(frozen=True)
@@ -85,14 +84,14 @@ class ChunkedBaseline(ABC):
     def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
         """See `Baseline`."""
         out = np.empty((len(chosen), self.n_causes, len(horizons_days)))
-        for part in _chunks(len(chosen)):
+        for part in parts(len(chosen)):
             out[part] = conditional_risk(self.curves(records, chosen[part]), horizons_days, start_days=start_days)
         return out
 
     def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
         out = np.empty(len(chosen))
-        for part in _chunks(len(chosen)):
+        for part in parts(len(chosen)):
             rows = chosen[part]
             out[part] = nll_of_hazards(self.hazards(records, rows), self.edges, records.rows, rows)
         return out
@@ -157,7 +156,3 @@ class KeptBaseline(ChunkedBaseline):
         """See `ChunkedBaseline`."""
         hazards = self.hazards(records, chosen)
         return lambda days: cumulative_incidence(hazards, self.edges, days)
-
-
-def _chunks(n_rows: int) -> list[slice]:
-    return [slice(start, start + _CHUNK_ROWS) for start in range(0, n_rows, _CHUNK_ROWS)]

@@ -13,6 +13,7 @@ import numpy as np
 from ehrsequencing.arrays import Floats, Floats32
 from ehrsequencing.divided import part_of
 from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.run import Run
 from ehrsequencing.training.processes import ALONE, Processes
@@ -30,11 +31,14 @@ class DividedRisks(RunRisks):
     processes: Processes = ALONE
     population: TaskRecords | None = None
 
-    def from_zero(self, records: TaskRecords, horizons_days: Floats) -> Floats:
-        """See `RunRisks`."""
+    def _answers(self, records: TaskRecords, days: Floats, *, start_days: float) -> Floats:
         if records is not self.population:
-            return super().from_zero(records, horizons_days)
-        return self._asked([float(days) for days in horizons_days]).astype(np.float64)
+            return super()._answers(records, days, start_days=start_days)
+
+        def cumulative(of: Floats) -> Floats:
+            return self._asked([float(day) for day in of]).astype(np.float64)
+
+        return conditional_risk(cumulative, days, start_days=start_days)
 
     def nll(self, records: TaskRecords) -> Floats:
         """See `RiskSource`."""

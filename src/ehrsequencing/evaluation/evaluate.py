@@ -46,6 +46,7 @@ from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censorin
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
+from ehrsequencing.scratch import parts, scratch, selected
 from ehrsequencing.storage import write_json
 from ehrsequencing.training.processes import ALONE, Processes
 
@@ -178,22 +179,29 @@ class Evaluation:
     def _risks(self, progress: Say) -> dict[str, Floats]:
         """Model → (R, causes, grid), given no event in the blanking period; ours, then baselines, strongest first."""
         progress("risk curves")
-        start, every = self.task.blanking, np.arange(len(self.rows))
         risks = {self.ours: self.source.risk(self.records, self.grid)}
         self.fitted = self._baselines(progress)
         column = np.searchsorted(self.every_day, self.grid)  # a baseline's sums depend a little on the days asked for
         for model in self._others():
-            risks[model.name] = model.risk(self.records, every, self.every_day, start_days=start)[:, :, column]
+            risks[model.name] = self._of_baseline(model, self.every_day, column)
         if self.truth is not None and self.truth.known.all():
-            risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=start)
+            risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=self.task.blanking)
         for name, risk in risks.items():
-            missing = int(np.isnan(risk).any(axis=(1, 2)).sum())
+            missing = sum(int(np.isnan(risk[some]).any(axis=(1, 2)).sum()) for some in parts(len(risk)))
             if missing:
                 what = f"{missing} of {len(self.rows)} prediction times have no prediction by {name}"
                 raise EhrseqError(what, where=self.population.split, fix="report this as a bug")
-        for risk in risks.values():
             np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
         return risks
+
+    def _of_baseline(self, model: Baseline, days: Floats, columns: Ints | slice = slice(None)) -> Floats:
+        """(R, causes, columns) a baseline's risks, those of the columns among the days."""
+        every, width = np.arange(len(self.rows)), len(days[columns])
+        out = scratch(len(every), len(self.task.causes), width)
+        for some in parts(len(every)):
+            found = model.risk(self.records, every[some], days, start_days=self.task.blanking)
+            out[some] = found[:, :, columns]
+        return out
 
     def _baselines(self, progress: Say) -> list[Fitted]:
         if self.prepared is None:
@@ -228,7 +236,7 @@ class Evaluation:
         )
 
     def _at_horizons(self, risk: Floats) -> Floats:
-        return risk[:, :, np.searchsorted(self.grid, self.horizons)]
+        return selected(risk, slice(None), np.searchsorted(self.grid, self.horizons))
 
     # ---- metrics -----------------------------------------------------------------------------------------------
 
@@ -244,10 +252,11 @@ class Evaluation:
             places.append((None, np.arange(len(self.rows))))
         column = slice(None) if days is self.grid else np.searchsorted(self.grid, days)
         for place, at in places:
-            some = risks if place is None else {name: risk[at] for name, risk in risks.items()}
+            rows = slice(None) if place is None else at
             yield Comparison(
                 place, self.rows.subject[at], self.duration[at], self.cause[at], days,
-                {name: risk[:, :, column] for name, risk in some.items()}, self._draws, self._censoring(place, at),
+                {name: selected(risk, rows, column) for name, risk in risks.items()}, self._draws,
+                self._censoring(place, at),
             )  # fmt: skip
 
     @cached_property
@@ -300,7 +309,7 @@ class Evaluation:
         Each by its own hazards (baselines on the run's grid), or, for a source that is known at some knots only, all
         by curves through their risks there.
         """
-        own, every, start = self.source.nll(self.records), np.arange(len(self.rows)), self.task.blanking
+        own, every = self.source.nll(self.records), np.arange(len(self.rows))
         self.nll, knots = own, self.source.knots_days
         if own is None:
             return {}
@@ -308,7 +317,7 @@ class Evaluation:
         if knots is None:
             found |= {model.name: model.nll(self.records, every) for model in self._others()}
             return found | ({} if truth is None else {ORACLE: truth.nll(self.rows)})
-        risks = {model.name: model.risk(self.records, every, knots, start_days=start) for model in self._others()}
+        start, risks = self.task.blanking, {model.name: self._of_baseline(model, knots) for model in self._others()}
         if truth is not None:
             risks[ORACLE] = conditional_risk(truth.risk, knots, start_days=start)
         through = {name: nll_through(risk, knots, self.rows, start_days=start) for name, risk in risks.items()}

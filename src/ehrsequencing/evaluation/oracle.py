@@ -6,6 +6,7 @@ A simulation writes, for each held-out prediction time, the hazards that the bes
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.scratch import parts, scratch
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 _KEY = ("subject_id", "prediction_time")  # of a line of the truth
-_ROWS_AT_ONCE = 20_000  # prediction times that are worked on together: no array but the hazards grows with them
 ANSWERED = ("index", "outcome", "competing", "censoring", "recurrent")  # settings of a task that change its truth
 EARLY_DAYS = 30.0  # the mechanisms are those of the prediction time; they are sought in the risk soon after it
 LEAK_Z = 3.0  # standard errors by which no honest model beats the truth
@@ -70,20 +71,20 @@ class Truth:
         if names != set(causes):
             return None  # another task on these records
         row_of, number = _RowOf(records), pa.array(causes)
-        hazards = np.full((len(records), len(causes), len(edges) - 1), np.nan)
+        hazards = scratch(len(records), len(causes), len(edges) - 1)
         for batch in read_batches(data / TRUTH, [*_KEY, "cause", "start_days", "hazard"]):
             line, row = row_of(batch)
             cause = np.asarray(pa.compute.index_in(batch["cause"], number))[line]
             bin_ = np.searchsorted(edges, np.asarray(batch["start_days"])[line])
             hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
-        if np.isnan(hazards).all():
+        if all(np.isnan(hazards[some]).all() for some in parts(len(hazards))):
             return None
         return cls(edges, hazards, _read_mechanisms(data, records, row_of))
 
-    @property
+    @cached_property
     def known(self) -> Bools:
         """(R,) prediction times with a truth."""
-        return np.concatenate([~np.isnan(self.hazards[some]).any(axis=(1, 2)) for some in _parts(len(self.hazards))])
+        return np.concatenate([~np.isnan(self.hazards[some]).any(axis=(1, 2)) for some in parts(len(self.hazards))])
 
     def mean_hazards(self) -> Floats:
         """(E, K) mean over the prediction times with a truth."""
@@ -97,7 +98,7 @@ class Truth:
     def parts(self) -> Iterator[Ints]:
         """Numbers of the prediction times with a truth, some at a time."""
         known = np.flatnonzero(self.known)
-        return (known[some] for some in _parts(len(known)))
+        return (known[some] for some in parts(len(known)))
 
     def nll(self, rows: TaskRows) -> Floats:
         """(R,) NLL of the true hazards, Σ_e ∫ λ*_e over the exposure − log λ*_cause(duration); NaN without a truth."""
@@ -106,11 +107,11 @@ class Truth:
     def risk(self, horizons_days: Floats) -> Floats:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
         inner = self.edges_days[1:-1].tolist()
-        risk = np.full((*self.hazards.shape[:2], len(horizons_days)), np.nan)
-        for some in _parts(len(risk)):
+        risk, known = scratch(*self.hazards.shape[:2], len(horizons_days)), self.known
+        for some in parts(len(risk)):
             logits = torch.from_numpy(np.log(np.maximum(np.nan_to_num(self.hazards[some], nan=1.0), _NO_HAZARD)))
-            risk[some] = cumulative_incidence(logits, inner, horizons_days=horizons_days.tolist()).numpy()
-        risk[~self.known] = np.nan
+            found = cumulative_incidence(logits, inner, horizons_days=horizons_days.tolist()).numpy()
+            risk[some] = np.where(known[some, None, None], found, np.nan)
         return risk
 
 
@@ -194,8 +195,8 @@ def slope_error(x: Floats, y: Floats, slope: float, subject: Ints) -> float:
 
 def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
     """Constant hazards per bin and day (R, E, K) with the cumulative incidences (R, E, K) at the bins' ends."""
-    out = np.empty(risk.shape)
-    for some in _parts(len(risk)):
+    out = scratch(*risk.shape)
+    for some in parts(len(risk)):
         out[some] = hazards_through(
             risk[some], edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12
         )  # fmt: skip
@@ -388,17 +389,12 @@ def oracle_gap(
 def _nll(hazards: Floats, edges_days: Sequence[float], rows: TaskRows) -> Floats:
     """(R,) NLL of hazards (R, E, K) of the rows, or (E, K) for all."""
     found = np.empty(len(rows))
-    for some in _parts(len(rows)):
+    for some in parts(len(rows)):
         found[some] = horizon_nll(
             hazards if hazards.ndim == 2 else hazards[some], edges_days, duration_days=rows.duration_days[some],
             cause=rows.cause[some], entry_days=rows.entry_days[some],
         )  # fmt: skip
     return found
-
-
-def _parts(count: int) -> Iterator[slice]:
-    """Rows that are worked on together."""
-    return (slice(start, start + _ROWS_AT_ONCE) for start in range(0, count, _ROWS_AT_ONCE))
 
 
 def _z(values: Floats, subject: Ints) -> float:

@@ -1,17 +1,20 @@
 """What is evaluated: a source of risks, which is a trained run or somebody else's file of predictions."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from ehrsequencing.arrays import Floats
 from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.divided import part_of
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.run import Run
+from ehrsequencing.scratch import parts, scratch
 
 
 class RiskSource(Protocol):
@@ -117,15 +120,25 @@ class RunRisks:
 
     def from_zero(self, records: TaskRecords, horizons_days: Floats) -> Floats:
         """(R, causes, H) cumulative incidence from the prediction time on, whatever the task's blanking."""
-        return self.run.risk(records, horizons_days=horizons_days).astype(np.float64)
+        return self._answers(records, horizons_days, start_days=0.0)
 
     def risk(self, records: TaskRecords, horizons_days: Floats) -> Floats:
         """See `RiskSource`."""
+        return self._answers(records, horizons_days, start_days=self.task.blanking)
 
-        def cumulative(days: Floats) -> Floats:
-            return self.from_zero(records, days)
+    def _answers(self, records: TaskRecords, days: Floats, *, start_days: float) -> Floats:
+        """Risks given no event until `start_days`, for some subjects at a time, in the batches of all together."""
+        out = scratch(len(records), len(self.task.causes), len(days))
+        count, done = sum(1 for _ in parts(len(records))), 0
+        batches = self.run.answers.batches(records)
+        for number in range(count):
+            some = part_of(records, batches, count, number)
+            out[done : done + len(some)] = conditional_risk(partial(self._now, some), days, start_days=start_days)
+            done += len(some)
+        return out
 
-        return conditional_risk(cumulative, horizons_days, start_days=self.task.blanking)
+    def _now(self, records: TaskRecords, days: Floats) -> Floats:
+        return self.run.risk(records, horizons_days=days).astype(np.float64)
 
     def nll(self, records: TaskRecords) -> Floats:
         """See `RiskSource`."""

@@ -173,7 +173,7 @@ class _OtherFile:
 
     def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
         """See `Baseline`; the file's risks are given no event until the task's blanking already."""
-        return self.source.risk(records, horizons_days)[chosen]
+        return replace(self.source, values=self.source.values[chosen]).risk(records, horizons_days)
 
     def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`; NaN where the file gives no curve."""

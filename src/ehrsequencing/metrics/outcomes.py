@@ -73,7 +73,8 @@ class ScoredRows:
             raise EhrseqError("one curve per resample", where="censoring", fix="fit it without a block of weights")
         if isinstance(censoring, RowCensoring) and len(censoring) != duration.size:
             raise EhrseqError("not one curve per row", where="censoring", fix="predict it for the rows evaluated")
-        risks = np.clip(risks, 0.0, 1.0)
+        if risks.size and (risks.min() < 0 or risks.max() > 1):  # a copy only where one is needed
+            risks = np.clip(risks, 0.0, 1.0)
         return cls(duration, codes, risks, horizons, np.atleast_2d(weight), censoring, weight.ndim == 2)
 
     def all_cause(self) -> ScoredRows:
