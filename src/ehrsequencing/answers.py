@@ -113,9 +113,12 @@ def outcome_risks(
 def states_of_rows(
     model: SurvivalModel, records: TaskRecords, *, code_types: Ints | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """State (R, d) and logits (R, causes, bins) of the task's causes at every prediction time; `horizon` head only."""
+    """State (R, d) and logits (R, causes, bins) of the task's causes at every prediction time; `horizon` head only.
+
+    The states of an ensemble are those of its members beside one another, (R, M d).
+    """
     loader = SubjectLoader.of_model(model.config, records, code_types=code_types)
-    states = torch.zeros(len(records), model.config.dim)
+    states = torch.zeros(len(records), model.config.dim * model.config.members)
     logits = torch.zeros(len(records), model.config.causes, model.config.bins)
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):

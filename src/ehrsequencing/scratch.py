@@ -12,7 +12,7 @@ import numpy as np
 
 from ehrsequencing.arrays import Floats, Ints
 
-LARGE = 2**26  # bytes from which on an array lies in a file
+LARGE = 2**24  # bytes from which on an array lies in a file
 ROWS_AT_ONCE = 20_000  # rows that are worked on together: no other array grows with their number
 
 

@@ -15,7 +15,7 @@ from ehrsequencing.config.parts import architecture
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, observed_hazards, visit_nll
 from ehrsequencing.models.head import HazardHead
-from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
+from ehrsequencing.models.outcomes import OutcomeHazards, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.storage import write_bytes
 
@@ -30,7 +30,7 @@ class SurvivalModel(nn.Module):
 
     head: HazardHead
     wide_head: nn.Linear | None
-    outcomes: OutcomeHead | None
+    outcomes: OutcomeHazards | None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Several models as one: the mean of their hazards."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import architecture
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
 
 
 class Ensemble(SurvivalModel):
@@ -46,6 +47,7 @@ class Ensemble(SurvivalModel):
         self.config = config
         single = config.model_copy(update={"members": 1})
         self.members = nn.ModuleList(architecture.class_of(config.architecture)(single) for _ in range(config.members))
+        self.outcomes = MeanOutcomes(self.members) if config.outcomes else None
 
     def forward(self, batch: VisitBatch) -> Tensor:
         """Logits of the mean hazard: (N, causes, bins) log-hazards per day, or (N,) for the `visit` head."""
@@ -55,8 +57,56 @@ class Ensemble(SurvivalModel):
         """Logits of the mean hazard of some rows (R,)."""
         return self._mean([cast(SurvivalModel, member).logits_at(batch, rows) for member in self.members])
 
+    def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
+        """The members' states beside one another, (N, M d) each."""
+        x, z = zip(*(cast(SurvivalModel, member).states(batch) for member in self.members), strict=True)
+        return torch.cat(x, 1), torch.cat(z, 1)
+
+    def hazard_logits(self, z: Tensor, *, wide: Tensor | None) -> Tensor:
+        """Logits of the mean hazard from the members' states (N, M d)."""
+        count = len(self.members)
+        x = [None] * count if wide is None else wide.chunk(count, 1)
+        return self._mean([
+            cast(SurvivalModel, member).hazard_logits(own, wide=inputs)
+            for member, own, inputs in zip(self.members, z.chunk(count, 1), x, strict=True)
+        ])  # fmt: skip
+
     def _mean(self, logits: Sequence[Tensor]) -> Tensor:
         return mean_hazard_logits(torch.stack(list(logits)), is_probability=self.config.head == "visit")
+
+
+class MeanOutcomes:
+    """The mean of the members' hazards of every outcome, from their states beside one another.
+
+    Args:
+        members: Models with outcomes.
+    """
+
+    def __init__(self, members: nn.ModuleList) -> None:
+        self.members = members
+
+    def _with_states(self, z: Tensor) -> Iterator[tuple[OutcomeHead, Tensor]]:
+        heads = (cast(OutcomeHead, cast(SurvivalModel, member).outcomes) for member in self.members)
+        return zip(heads, z.chunk(len(self.members), 1), strict=True)
+
+    def log_hazards(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
+        """Logs (N, C, K) of the mean hazards per day of all codes or of the given ones."""
+        return mean_hazard_logits(torch.stack([head.log_hazards(own, codes) for head, own in self._with_states(z)]))
+
+    def nll(self, z: Tensor, *, stop_days: Tensor, labels: OutcomeLabels, entry_days: Tensor | None = None) -> Tensor:
+        """Negative log-likelihood (N,) of the mean hazards, exact, and in the memory of one member's.
+
+            NLL = (1/M) Σ_m ( NLL_m + Σ_events log λ^m ) − Σ_events log (1/M) Σ_m λ^m
+
+        since ∫ λ is linear in λ: what differs from the mean of the members' likelihoods is at the events alone.
+        """
+        found, at_events = [], []
+        for head, own in self._with_states(z):
+            found.append(head.nll(own, stop_days=stop_days, labels=labels, entry_days=entry_days))
+            at_events.append(head.event_log_hazards(own, labels).to(found[-1].dtype))
+        logs = torch.stack(at_events)
+        gained = mean_hazard_logits(logs) - logs.mean(0)
+        return torch.stack(found).mean(0).index_add(0, labels.rows, -gained.to(found[0].dtype))
 
 
 def mean_hazard_logits(logits: Tensor, *, is_probability: bool = False) -> Tensor:

@@ -12,7 +12,7 @@ part of the gradient. Only pairs of a row and a code with an event, or without r
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,18 @@ class OutcomeLabels:
     def to(self, device: torch.device) -> "OutcomeLabels":
         """The same labels on a device."""
         return OutcomeLabels(self.rows.to(device), self.codes.to(device), self.days.to(device))
+
+
+class OutcomeHazards(Protocol):
+    """Hazards of C codes from states: the head of one model, or the mean of several heads."""
+
+    def nll(self, z: Tensor, *, stop_days: Tensor, labels: OutcomeLabels, entry_days: Tensor | None = None) -> Tensor:
+        """Negative log-likelihood (N,) of each row, summed over all codes."""
+        ...
+
+    def log_hazards(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
+        """Log-hazards per day (N, C, K) of all codes or of the given ones."""
+        ...
 
 
 class OutcomeHead(nn.Module):
@@ -90,6 +102,13 @@ class OutcomeHead(nn.Module):
             self(z), self.vectors.weight, self.bias, edges_days=self.edges_days,
             stop_days=stop_days, labels=labels, entry_days=entry_days,
         )  # fmt: skip
+
+    def event_log_hazards(self, z: Tensor, labels: OutcomeLabels) -> Tensor:
+        """Log-hazards per day (M,) of the listed pairs at their events; 0 for pairs without one."""
+        k = torch.bucketize(labels.days.double(), constant(self.edges_days, torch.float64, z.device))
+        factors, codes = self(z)[labels.rows, k], labels.codes
+        found: Tensor = (factors * self.vectors.weight[codes]).sum(1) + self.bias[codes, k]
+        return found.masked_fill(labels.days <= 0, 0.0)
 
     def log_hazards(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
         """Log-hazards per day (N, C, K) of all codes or of the given ones."""

@@ -27,6 +27,7 @@ from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.models.outcomes import OutcomeHead
 from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.signals import Stop
@@ -125,7 +126,7 @@ class Trainer:
         if self.config.head == "horizon":
             self.model.head.set_bias(torch.from_numpy(hazards))
         self.started_from = None if self.init is None else self.init.start(self.model)
-        if self.model.outcomes is not None:
+        if isinstance(self.model.outcomes, OutcomeHead):
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]

@@ -25,7 +25,7 @@ def resolve_model(
         raise EhrseqError("is decided by training.members", where="model.members", fix="set training.members")
     filled = {**_of_inputs(model, prepared), "members": settings.members}
     if task.outcomes is not None:
-        _refuse_with_outcomes(model, task, settings)
+        _refuse_with_outcomes(model, task)
     if model.head == "visit":
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
             fix = "use model.head=horizon"
@@ -54,14 +54,11 @@ def starting_hazards(config: ModelConfig, rows: TaskRows) -> np.ndarray[Any, np.
     )  # fmt: skip
 
 
-def _refuse_with_outcomes(model: ModelConfig, task: TaskConfig, settings: TrainingConfig) -> None:
+def _refuse_with_outcomes(model: ModelConfig, task: TaskConfig) -> None:
     """What a task with outcomes cannot be trained with."""
     where = f"task {task.name}, outcomes"
     if model.head == "visit":
         raise EhrseqError("outcomes have hazards per day, and head=visit has none", where=where, fix="use head=horizon")
-    if settings.members > 1:
-        fix = "leave training.members out"
-        raise EhrseqError("outcomes are predicted by one model, not by several", where=where, fix=fix)
 
 
 def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
