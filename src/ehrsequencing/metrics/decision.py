@@ -11,6 +11,7 @@ from ehrsequencing.arrays import Floats
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.scratch import parts
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,13 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
     net_benefit = np.empty((len(rows.weights), *of_cell.shape))
     total = rows.total_weight[:, None]
     for e, h in np.ndindex(*rows.risk.shape[1:]):
-        flagged = (rows.risk[:, e, h, None] >= of_cell[e, h]).astype(np.float64)
-        share = divide(rows.weights @ flagged, total)
-        true = divide((rows.known_weights(h) * rows.has_event_by(h)[e]) @ flagged, total)
+        events = rows.known_weights(h) * rows.has_event_by(h)[e]
+        share, true = (np.zeros((len(rows.weights), at.shape[-1])) for _ in range(2))
+        for some in parts(len(rows.risk)):
+            flagged = (rows.risk[some, e, h, None] >= of_cell[e, h]).astype(np.float64)
+            share += rows.weights[:, some] @ flagged
+            true += events[:, some] @ flagged
+        share, true = divide(share, total), divide(true, total)
         net_benefit[:, e, h] = true - (share - true) * odds[e, h]
     observed = rows.observed_risk[..., None]
     treat_all = observed - (1.0 - observed) * odds
