@@ -2,13 +2,16 @@
 
 Writes OMOP databases of given sizes as Parquet (rows in random order, visits to refer to, and the faults of real ones:
 repeated rows, concepts of 0, visits that do not exist, absent dates), imports each in a process of its own, and prints
-a table and `omop.json`. CPU time is user and system time, of all of the engine's threads. A database that is there
-already is used again; `--clean` removes each size's files after it was measured.
+a table and `omop.json`. CPU time is user and system time, of all of the engine's threads. Memory is that of all
+processes, without the pages of mapped files. A database that is there already is used again; `--clean` removes each
+size's files after it was measured.
+
+With `--pyhealth`, PyHealth builds its event table from the same files (`bench/peers/pyhealth_omop.py`, in the
+environment of `bench/peers/install.py pyhealth`). Its configuration has no `observation`: those rows are not counted.
 """
 
 import argparse
 import json
-import resource
 import shutil
 import sys
 from pathlib import Path
@@ -129,7 +132,7 @@ def make_chunk(folder: Path, number: int, person: Ints) -> int:
     tables["visit_occurrence"] = visit.drop_columns("start").take(pa.array(rng.permutation(len(visit))))
     tables["person"] = pa.table({
         "person_id": pa.array(person), "year_of_birth": pa.array((1970 + month // 12).astype(np.int32)),
-        "month_of_birth": pa.array((month % 12 + 1).astype(np.int32)),
+        "month_of_birth": pa.array((month % 12 + 1).astype(np.int32)), "day_of_birth": pa.nulls(n, pa.int32()),
         "gender_concept_id": pa.array(np.where(person % 2, 8507, 8532).astype(np.int32)),
         "race_concept_id": pa.array(np.full(n, 8527, np.int32)),
     })  # fmt: skip
@@ -187,23 +190,42 @@ def measure(data: Path, out: Path) -> Row:
     return {**used, **json.loads(printed)}
 
 
+def measure_pyhealth(data: Path, out: Path) -> Row:
+    """PyHealth's event table in a child process of its own environment; its CPU seconds, wall seconds and memory."""
+    peers = Path(__file__).parent / "peers"
+    python = peers / ".venv-pyhealth" / "bin" / "python"
+    if not python.is_file():
+        raise SystemExit(f"{python} is not there: run python {peers / 'install.py'} pyhealth first")
+    try:
+        printed, used = cpu_of(str(peers / "pyhealth_omop.py"), data, out, python=str(python))
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    found = json.loads(printed.splitlines()[-1].rpartition("\r")[2].removeprefix("\x1b[2K"))
+    given = rows_of(data) - rows_of(data / "observation")
+    return {"rows": given, "written": found["rows"], "subjects": found["patients"], **used}
+
+
+def rows_of(folder: Path) -> int:
+    """Rows of the persons' tables, or of one of them."""
+    return sum(pq.read_metadata(path).num_rows for path in folder.rglob("0*.parquet"))
+
+
 def import_here(data: Path, out: Path) -> None:
-    """What the child process does: import, then print the peak memory of this process."""
+    """What the child process does."""
     report = import_omop(data, out)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(json.dumps({"peak_gib": peak, "written": report.rows, "subjects": report.subjects, "shards": report.shards}))
+    print(json.dumps({"written": report.rows, "subjects": report.subjects, "shards": report.shards}))
 
 
 def table(rows: list[Row]) -> str:
     """The results as Markdown."""
     lines = [
-        "| source rows | M rows per CPU-second | CPU s (user + system) | wall s | peak GiB | rows written |",
-        "|---:|---:|---:|---:|---:|---:|",
+        "| | source rows | M rows per CPU-second | CPU s (user + system) | wall s | GiB | rows written |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for r in rows:
         cpu = f"{r['user_s']:.1f} + {r['system_s']:.1f}"
-        figures = f"{cpu} | {r['wall_s']:.1f} | {r['peak_gib']:.2f} | {r['written']:,}"
-        lines.append(f"| {r['rows']:,} | {r['rate'] / 1e6:.2f} | {figures} |")
+        figures = f"{cpu} | {r['wall_s']:.1f} | {r['own_gib']:.2f} | {r['written']:,}"
+        lines.append(f"| {r['who']} | {r['rows']:,} | {r['rate'] / 1e6:.3f} | {figures} |")
     return "\n".join([*lines, "", f"must: {MUST_RATE / 1e6:g} M rows per CPU-second, {MUST_GIB:g} GiB at every size"])
 
 
@@ -213,6 +235,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[5_000_000, 10_000_000])
     parser.add_argument("--clean", action="store_true", help="remove each size's data after it was measured")
     parser.add_argument("--keep", action="store_true", help="leave each size's MEDS data set")
+    parser.add_argument("--pyhealth", action="store_true", help="let PyHealth read the same files, too")
     parser.add_argument("--import-from", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.import_from is not None:
@@ -222,9 +245,12 @@ def main() -> None:
     for size in given.rows:
         data, out = given.out / f"omop-{size}", given.out / f"meds-{size}"
         total = make_data(data, size)
-        found = measure(data, out)
-        rows.append({"rows": total, "rate": total / (found["user_s"] + found["system_s"]), **found})
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+        found = {"ehrsequencing": {"rows": total, **measure(data, out)}}
+        if given.pyhealth:
+            found["PyHealth"] = measure_pyhealth(data, given.out / f"pyhealth-{size}")
+        for who, used in found.items():
+            rows.append({"who": who, "rate": used["rows"] / (used["user_s"] + used["system_s"]), **used})
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         for folder in [data] * given.clean + [out] * (not given.keep):
             shutil.rmtree(folder)
     write_json(given.out / "omop.json", {"versions": versions(), "rows": rows})

@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from _cpu import own_gib
 from ehrsequencing import __version__
 from ehrsequencing.storage import write_json
 
@@ -66,15 +67,6 @@ def measured(command: list[str], log: Path) -> Row:
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 1), "peak_gib": round(peak, 2),
         "own_gib": round(own, 2),
     }  # fmt: skip
-
-
-def own_gib(pid: int) -> float:
-    """Memory of a process without the pages of mapped files; 0 where it has ended or the system does not tell."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0.0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 2**20
 
 
 def disk_gib(path: Path) -> float:
