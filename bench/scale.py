@@ -1,9 +1,9 @@
-"""The whole chain at a size of your choice; `python bench/scale.py OUT [--subjects 200000] [--commands train,predict]`.
+"""The whole chain at a size of your choice; `python bench/scale.py OUT [--subjects 200000] [--world KEY=VALUE …]`.
 
 Runs simulate, prepare, train (one epoch), predict and evaluate one after another, each as its own process, and prints
 for each: wall time, CPU time, memory at most and the disk that its output takes. From these rates it computes the table
-for 1, 10 and 100 million subjects of the same kind. All numbers go to `OUT/scale.json`; a step that is there already
-is not repeated, so that an interrupted run continues.
+for 1, 10 and 100 million subjects of the same kind. `--commands train,predict` runs some steps only. All numbers go to
+`OUT/scale.json`; a step that is there already is not repeated, so that an interrupted run continues.
 
 Peak memory is that of the largest process of a command, as the kernel reports it: pages of memory-mapped files count,
 and the kernel can take those back. Its own memory, without them, is that of the first process (on Linux), looked at
@@ -35,12 +35,14 @@ GIB = 2**30
 Row = dict[str, Any]
 
 
-def commands(out: Path, subjects: int, settings: Sequence[str]) -> dict[str, tuple[list[str], Path]]:
+def commands(
+    out: Path, subjects: int, settings: Sequence[str], world: Sequence[str]
+) -> dict[str, tuple[list[str], Path]]:
     """Step → its command and what it writes."""
     data, prepared, run = out / "data", out / "prepared", out / "run"
     predictions = out / "predictions.parquet"
     return {
-        "simulate": (["simulate", str(data), "--subjects", str(subjects), "truth_futures=16"], data),
+        "simulate": (["simulate", str(data), "--subjects", str(subjects), "truth_futures=16", *world], data),
         "prepare": (["prepare", str(data), "--task", str(data / "task.yaml"), "--out", str(prepared)], prepared),
         "train": (["train", str(prepared), "--out", str(run), "training.epochs=1", *settings], run),
         "predict": (["predict", str(run), str(data), "--at", "last", "--out", str(predictions)], predictions),
@@ -80,14 +82,18 @@ def events_of(data: Path) -> int:
     return sum(pq.read_metadata(path).num_rows for path in data.glob("data/**/*.parquet"))
 
 
-def run_chain(out: Path, subjects: int, settings: Sequence[str], wanted: Sequence[str]) -> Row:
+def run_chain(
+    out: Path, subjects: int, settings: Sequence[str], wanted: Sequence[str], world: Sequence[str] = ()
+) -> Row:
     """Run the wanted steps that are not done; what was measured of all of them."""
     found = out / "scale.json"
-    told: Row = json.loads(found.read_text()) if found.is_file() else {"subjects": subjects, "steps": {}}
-    if told["subjects"] != subjects:
-        raise SystemExit(f"{found} is a run of {told['subjects']:,} subjects: name another folder")
+    told: Row = {"subjects": subjects, "world": list(world), "steps": {}}
+    if found.is_file():
+        told |= json.loads(found.read_text())
+    if told["subjects"] != subjects or told["world"] != list(world):
+        raise SystemExit(f"{found} is of {told['subjects']:,} subjects with {told['world']}: name another folder")
     told |= {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "version": __version__}
-    for name, (command, made) in commands(out, subjects, settings).items():
+    for name, (command, made) in commands(out, subjects, settings, told["world"]).items():
         if name not in wanted or name in told["steps"]:
             continue
         if name == "train" and made.exists():
@@ -134,10 +140,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--subjects", type=int, default=200_000)
     parser.add_argument("--commands", default=",".join(STEPS), help="which steps, by name and with commas")
+    parser.add_argument("--world", nargs="+", default=[], help="settings of the simulation, as visits_per_year=4")
     parser.add_argument("settings", nargs="*", default=[], help="of training, as model.size=small")
     given = parser.parse_intermixed_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    told = run_chain(given.out, given.subjects, given.settings, given.commands.split(","))
+    told = run_chain(given.out, given.subjects, given.settings, given.commands.split(","), given.world)
     print("\n".join([*measured_table(told), "", *projected_table(told)]))
 
 
