@@ -27,7 +27,7 @@ from ehrsequencing.training.group import joined
 from ehrsequencing.training.processes import Processes, Sending
 
 BUDGET = 150  # visits in a batch, so that small data has many
-QUICK = EvaluationConfig(baselines="none", bootstrap=5, explained_subjects=0, trajectories=0)
+QUICK = EvaluationConfig(baselines="none", bootstrap=5, explained_subjects=0, trajectories=0, subjects=60)
 TRUE_PART, TRUE_ANSWER = divided.part_of, Asked.answer
 
 

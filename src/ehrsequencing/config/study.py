@@ -57,6 +57,7 @@ class EvaluationConfig(Settings):
     censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: if censoring depends on the record
     bootstrap: int = Field(500, ge=0)  # resamples of subjects
     seed: int = Field(0, ge=0, lt=2**32)
+    subjects: int | None = Field(None, ge=50)  # at most so many, drawn at random: bounds memory and time; null: all
     trajectories: int | None = Field(
         None, ge=0
     )  # patients whose curves the report shows; null: 4 in simulated data, else 0

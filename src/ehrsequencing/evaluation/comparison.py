@@ -13,6 +13,7 @@ from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.records.attrition import from_index
+from ehrsequencing.scratch import parts, scratch
 
 OURS, ORACLE = "ehrsequencing", "true hazards"
 NETWORK = "network alone"  # of a blend
@@ -130,7 +131,10 @@ class Comparison:
 
     def all_cause(self) -> "Comparison":
         """The same rows with all causes as one: any event, and the sum of the risks."""
-        risk = {name: np.minimum(values.sum(axis=1, keepdims=True), 1.0) for name, values in self.risk.items()}
+        risk = {name: scratch(len(values), 1, values.shape[2]) for name, values in self.risk.items()}
+        for name, values in self.risk.items():
+            for some in parts(len(values)):
+                np.minimum(values[some].sum(axis=1, keepdims=True), 1.0, out=risk[name][some])
         return replace(self, cause=(self.cause > 0).astype(np.int64), risk=risk)
 
 

@@ -33,7 +33,7 @@ from ehrsequencing.evaluation.incidence import incidence_rows
 from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
 from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings, risk_table
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
 from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
@@ -102,7 +102,7 @@ class Evaluation:
         spaced = np.linspace(0, self.horizons[-1], GRID_POINTS + 1)[1:]
         self.every_day = np.unique(np.r_[spaced, self.horizons])
         self.grid = self.every_day if self.source.is_curve else self.horizons
-        self.warnings: list[str] = []
+        self.warnings = population.warnings()
         self.is_visit_head = self.run is not None and self.run.is_visit_head
         self.truth = None if population.source is None or self.is_visit_head else self._truth(population.source)
         self.beside_truth: list[dict[str, Any]] = []
@@ -448,6 +448,7 @@ def evaluate(
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
     population, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
+    population = population.take(drawn_subjects(population.records, settings))
     if not processes.is_first:
         answer_for(run, population.records, processes)
         return {}

@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.minimum_counts import SMALLEST_COUNT
@@ -209,7 +209,8 @@ def validate(
     if not processes.is_first:
         encoded = _mapped(Path(processes.tell()))
         processes.totals(0.0)  # process 0 waits for this before it removes the files
-        answer_for(run, encoded, processes)
+        chosen = drawn_subjects(encoded, settings)
+        answer_for(run, encoded if chosen is None else encoded.take(chosen), processes)
         return {}, folder
     with complete_folder(folder, EXTERNAL) as temporary:
         spool = temporary / _SPOOL
@@ -217,6 +218,8 @@ def validate(
         processes.tell(str(_place(spool)))
         processes.totals(0.0)
         shutil.rmtree(spool)  # the arrays stay mapped
+        whole = found.population
+        found = replace(found, population=whole.take(drawn_subjects(whole.records, settings)))
         with asked_of_all(run, found.population.records, processes) as source:
             evaluation = Evaluation(source, found.population, prepared=store, settings=settings)
             summary, warnings = _summary(run, found, store, wanted=settings.baselines != "none")

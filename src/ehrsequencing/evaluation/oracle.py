@@ -143,7 +143,7 @@ def _read_mechanisms(data: Path, records: TaskRecords, row_of: "_RowOf") -> dict
         names, ratio = batch["mechanism"].take(pa.array(line)), np.asarray(batch["log_hazard_ratio"])[line]
         for name in batch["mechanism"].unique().to_pylist():
             here = np.asarray(pa.compute.equal(names, name))
-            out.setdefault(name, np.full(len(records), np.nan))[row[here]] = ratio[here]
+            out.setdefault(name, scratch(len(records)))[row[here]] = ratio[here]
     return out
 
 

@@ -14,6 +14,7 @@ import torch
 from ehrsequencing.answers import states_of_rows
 from ehrsequencing.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
 from ehrsequencing.metrics.discrimination import wolbers_c
@@ -57,7 +58,7 @@ def evaluate_outcomes(
         run: With outcomes.
         prepared: What it was trained on.
         split: Whose subjects.
-        settings: `bootstrap` (at most 200 resamples are drawn here) and `seed`.
+        settings: `bootstrap` (at most 200 resamples are drawn here), `seed` and `subjects`.
         progress: Called with (outcomes done, outcomes).
 
     Returns:
@@ -142,7 +143,9 @@ class OutcomeRows:
 
     def __init__(self, run: Run, prepared: Prepared, split: str, settings: EvaluationConfig) -> None:
         self.run, self.model = run, run.model
-        self.records = prepared.outcome_records(run.task.name, split)
+        whole = prepared.outcome_records(run.task.name, split)
+        chosen = drawn_subjects(whole, settings)
+        self.records = whole if chosen is None else whole.take(chosen)
         self.rows, self.edges = self.records.rows, run.model.config.edges_days
         assert self.records.outcomes is not None
         self.subject = self.rows.subject

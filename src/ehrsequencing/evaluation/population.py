@@ -1,15 +1,20 @@
 """The population of an evaluation: subjects with prediction times and labels, and how they were chosen."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.config import TaskConfig
+import numpy as np
+
+from ehrsequencing.arrays import Ints
+from ehrsequencing.config import EvaluationConfig, TaskConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
+
+DRAWN = "drawn at random for the evaluation"  # the last step of the flow, where some were drawn
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,65 @@ class Population:
             source=None if source is None else Path(source),
         )
 
+    def take(self, subjects: Ints | None) -> "Population":
+        """Some of the subjects, with counts of those alone; all where `subjects` is None.
+
+        Args:
+            subjects: (s,) rows of the timelines, as `drawn_subjects` draws them: each has a prediction time.
+        """
+        if subjects is None:
+            return self
+        records, whole = self.records.take(subjects), self.counts
+        rows, names, before = records.rows, list(whole["events"]), whole["steps"][-1]["subjects"]
+        outcomes = np.bincount(rows.cause[rows.row_offsets[:-1]], minlength=len(names)).tolist()
+        counts = {
+            **whole,
+            "steps": [*whole["steps"], {"step": DRAWN, "subjects": len(subjects), "excluded": before - len(subjects)}],
+            "prediction_times": len(rows),
+            "queries": int(rows.is_query.sum()),
+            "events": dict(zip(names, outcomes, strict=True)),
+            "records_before": [_records_before(records, row["landmark_days"]) for row in whole["records_before"]],
+        }
+        attrition = {**self.attrition, "splits": {**self.attrition["splits"], self.split: counts}}
+        return replace(self, records=records, attrition=attrition)
+
     @property
     def counts(self) -> Mapping[str, Any]:
         """Flow, prediction times and events of these subjects alone."""
         own: Mapping[str, Any] = self.attrition["splits"][self.split]
         return own
+
+    def warnings(self) -> list[str]:
+        """What a reader must know of the draw; nothing where everybody is evaluated."""
+        last = self.counts["steps"][-1]
+        if last["step"] != DRAWN:
+            return []
+        of = f"{last['subjects'] + last['excluded']:,} subjects of {self.split}"
+        return [f"Only {last['subjects']:,} of {of}, drawn at random, are evaluated (evaluation.subjects)."]
+
+
+def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | None:
+    """At most `evaluation.subjects` of the subjects with a prediction time, drawn at random; None for all of them.
+
+    Everybody is as likely as anybody else, whatever happens to them and however long their record is.
+    """
+    asked = np.flatnonzero(np.diff(records.rows.row_offsets))
+    if settings.subjects is None or len(asked) <= settings.subjects:
+        return None
+    return np.sort(np.random.default_rng(settings.seed).choice(asked, settings.subjects, replace=False))
+
+
+def _records_before(records: TaskRecords, landmark_days: float) -> dict[str, Any]:
+    """Subjects with a query at a landmark, those of them without a visit before it, and with one only after it."""
+    timelines, rows = records.timelines, records.rows
+    at = np.flatnonzero(rows.at_landmark(landmark_days))
+    owner, visits = rows.subject[at], np.diff(timelines.subject_offsets)
+    has_visit = visits[owner] > 0
+    first = timelines.subject_offsets[:-1][owner[has_visit]]
+    later = timelines.start_us[first] > rows.prediction_us[at[has_visit]]
+    only_later = np.unique(owner[has_visit][later])
+    without = np.union1d(only_later, owner[~has_visit])
+    return {
+        "landmark_days": landmark_days, "subjects": len(np.unique(owner)), "without_record_before": len(without),
+        "first_record_later": len(only_later),
+    }  # fmt: skip

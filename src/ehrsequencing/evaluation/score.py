@@ -25,7 +25,7 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.file_risks import FileRisks, Matched, match, people
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.trained_baselines import FLAT, LSTM
 from ehrsequencing.output_kinds import SCORE
@@ -129,6 +129,9 @@ def score(
         rest = {other: store.records(question.name, other) for other in SPLITS if other != split}
         found = match(table, whole.records, question, others=rest, path=predictions)
         population, risk, left_out = _evaluated(replace(whole, source=data), found, question, predictions)
+        chosen = drawn_subjects(population.records, study.evaluation)
+        risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
+        population = population.take(chosen)
         source = FileRisks(
             name=name or stem, where=str(predictions), task=question,
             study=store.study.model_copy(update={"evaluation": study.evaluation}), vocabulary=store.vocabulary,

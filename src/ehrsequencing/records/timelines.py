@@ -102,6 +102,10 @@ class TaskRows:
         """(R,) subject row that owns each prediction time."""
         return np.repeat(np.arange(len(self.row_offsets) - 1), np.diff(self.row_offsets))
 
+    def numbers(self, subjects: Ints) -> Ints:
+        """Which rows some subjects own, in the order in which `take` has them."""
+        return ragged(self.row_offsets, subjects)[0]
+
     def take(self, subjects: Ints | slice) -> "TaskRows":
         """The prediction times of some subjects, in the order given; a slice of subjects gives views."""
         return self.select(*_owned(self.row_offsets, subjects))

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from ehrsequencing.arrays import Ints
@@ -42,6 +41,7 @@ from ehrsequencing.training.checkpoint import (
     unpack_tensors,
 )
 from ehrsequencing.training.draws import hash_seed, resampled
+from ehrsequencing.training.fabric import make_fabric
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
@@ -129,8 +129,7 @@ class Trainer:
         if isinstance(self.model.outcomes, OutcomeHead):
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
-        self.fabric = Fabric(accelerator="auto", devices=processes.devices, precision=precision)
+        self.fabric = make_fabric(self.settings.precision, devices=processes.devices)
         depth = None if self.init is None else self.init.depth
         optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth)
         self.module, self.optimizer = self.fabric.setup(self.model, optimizer)

@@ -1,0 +1,133 @@
+"""`evaluation.subjects` draws at random, and everything that is told is of those who were drawn."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ehrsequencing.config import EvaluationConfig, load_task
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.external import validate
+from ehrsequencing.evaluation.population import DRAWN, Population, drawn_subjects
+from ehrsequencing.evaluation.score import score
+from ehrsequencing.predict import predict
+from ehrsequencing.records.cohort import NEVER
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.run import Run
+
+SETTINGS = EvaluationConfig(baselines="none", bootstrap=20, explained_subjects=0, subjects=60, seed=3)
+NUMBERS = ("metrics", "calibration", "subgroups", "incidence", "at_risk", "decision")
+
+
+@pytest.fixture(scope="module")
+def drawn(sim_run: Path) -> dict[str, Any]:
+    return evaluate(sim_run, split="train", settings=SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def chosen(sim_prepared: Path) -> pd.DataFrame:
+    """Rows of the cohort of those who are drawn, found without the package's counting."""
+    prepared = Prepared(sim_prepared)
+    records = prepared.records("simulated", "train")
+    subjects = drawn_subjects(records, SETTINGS)
+    assert subjects is not None
+    cohort = pd.read_parquet(sim_prepared / "tasks" / "simulated" / "cohort.parquet")
+    return cohort[cohort["subject_id"].isin(records.timelines.subject_id[subjects])]
+
+
+@given(subjects=st.integers(50, 250), seed=st.integers(0, 2**32 - 1))
+def test_a_draw_has_so_many_different_people_with_a_prediction_time(
+    sim_prepared: Path, subjects: int, seed: int
+) -> None:
+    records = Prepared(sim_prepared).records("simulated", "train")
+    asked = np.flatnonzero(np.diff(records.rows.row_offsets))
+    found = drawn_subjects(records, EvaluationConfig(subjects=subjects, seed=seed))
+    if subjects >= len(asked):
+        assert found is None
+        return
+    assert found is not None
+    assert len(np.unique(found)) == len(found) == subjects
+    assert np.isin(found, asked).all()
+
+
+def test_everybody_is_drawn_as_often(sim_prepared: Path) -> None:
+    """Neither long records nor events are preferred: 400 draws of 60 each, mean and spread of a binomial."""
+    records = Prepared(sim_prepared).records("simulated", "train")
+    asked = np.flatnonzero(np.diff(records.rows.row_offsets))
+    times = np.zeros(len(records.timelines))
+    for seed in range(400):
+        times[drawn_subjects(records, EvaluationConfig(subjects=60, seed=seed))] += 1
+    share = 60 / len(asked)
+    off = (times[asked] - 400 * share) / np.sqrt(400 * share * (1 - share))
+    assert 0.8 < off.std() < 1.2
+    rows = np.diff(records.rows.row_offsets)[asked]
+    assert abs(np.corrcoef(rows, off)[0, 1]) < 0.25
+
+
+def test_counts_are_those_of_the_cohort_file(drawn: dict[str, Any], chosen: pd.DataFrame) -> None:
+    assert drawn["data"]["subjects"]["train"] == chosen["subject_id"].nunique() == 60
+    assert drawn["data"]["prediction_times"]["train"] == len(chosen)
+    first = chosen.groupby("subject_id")["cause"].first()
+    assert list(drawn["events"]["train"].values()) == [int((first == cause).sum()) for cause in range(3)]
+    by = {(row["landmark_days"], row["metric"], row["cause"]): row["subjects"] for row in drawn["metrics"]}
+    assert (
+        by[0.0, "c", "outcome"]
+        == ((chosen["kind"] == "query") & (chosen["prediction_time"] == chosen["index_time"])).sum()
+    )
+    assert any("Only 60 of" in text and "drawn at random" in text for text in drawn["warnings"])
+
+
+def test_it_is_the_evaluation_of_these_people_alone(sim_run: Path, drawn: dict[str, Any]) -> None:
+    """The same numbers as an evaluation to which nobody else was given."""
+    run = Run(sim_run)
+    store = run.prepared()
+    whole = Population.of_split(store, run.task, "train")
+    alone = whole.take(drawn_subjects(whole.records, SETTINGS))
+    settings = SETTINGS.model_copy(update={"subjects": None})
+    found = Evaluation(run, alone, prepared=store, settings=settings).result()
+    assert {name: found[name] for name in NUMBERS} == {name: drawn[name] for name in NUMBERS}
+    other = replace(alone, records=whole.records.take(np.arange(60)))  # a mutant: the first 60
+    found = Evaluation(run, other, prepared=store, settings=settings).result()
+    assert found["metrics"] != drawn["metrics"]
+
+
+def test_records_before_a_landmark_are_counted_again(sim_prepared: Path) -> None:
+    prepared = Prepared(sim_prepared)
+    task = prepared.task("simulated")
+    whole = Population.of_split(prepared, task, "train")
+    asked = np.flatnonzero(np.diff(whole.records.rows.row_offsets))
+    assert whole.take(asked).counts["records_before"] == whole.counts["records_before"]
+    some = whole.take(asked[::3])
+    timelines, rows = some.records.timelines, some.records.rows
+    for told, days in zip(some.counts["records_before"], task.landmarks, strict=True):
+        first = np.array([
+            timelines.start_us[low:high].min(initial=NEVER)
+            for low, high in zip(timelines.subject_offsets[:-1], timelines.subject_offsets[1:], strict=True)
+        ])  # fmt: skip
+        at = rows.at_landmark(days)
+        late = first[rows.subject[at]] > rows.prediction_us[at]
+        assert told["subjects"] == at.sum()
+        assert told["without_record_before"] == late.sum()
+
+
+def test_other_data_and_files_draw_too(sim_run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path) -> None:
+    external, _ = validate(sim_run, sim_data, out=tmp_path / "external", settings=SETTINGS)
+    assert external["data"]["subjects"]["external"] == 60
+    assert external["attrition"][-1]["step"] != DRAWN  # the flow of everybody stays that of everybody
+    predict(sim_run, sim_data, tmp_path / "ours.parquet")
+    study = Prepared(sim_prepared).study.model_copy(update={"evaluation": SETTINGS})
+    given = {"study": study, "prepared": sim_prepared, "split": "train"}
+    task = load_task(sim_data / "task.yaml").model_copy(update={"landmarks": (0.0, 365.25)})
+    scored, _ = score(tmp_path / "ours.parquet", sim_data, task, out=tmp_path / "score", **given)
+    ours = evaluate(sim_run, split="train", settings=SETTINGS)
+
+    def c(result: dict[str, Any]) -> dict[Any, float]:
+        rows = [row for row in result["metrics"] if row["metric"] == "c" and row["model"] != "true hazards"]
+        return {(row["landmark_days"], row["cause"], row["horizon_days"]): row["value"] for row in rows}
+
+    assert c(scored) == pytest.approx(c(ours), abs=1e-6, nan_ok=True)
