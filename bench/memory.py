@@ -27,6 +27,7 @@ from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.simulate import SimulationConfig, simulate
 
 BLOCK = 2_000  # simulated subjects, and subjects of a shard
+DRAWN = "evaluation.subjects=5000"
 SMALL = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.subjects_per_step=null")
 
 
@@ -93,7 +94,9 @@ def commands(data: Path, folder: Path) -> dict[str, list[object]]:
         "train, one epoch": ["train", prepared, "--out", run, *SMALL],
         "predict --at last": ["predict", run, data, "--at", "last", "--out", folder / "risks.parquet"],
         "evaluate": ["evaluate", run, *few],
-        "evaluate --data": ["evaluate", run, "--data", data, "--out", folder / "external", *few],
+        "evaluate, 5,000 subjects": ["evaluate", run, *few, DRAWN],
+        "evaluate --data, 5,000 subjects": ["evaluate", run, "--data", data, "--out", folder / "external", *few, DRAWN],
+        "explain --subjects 100": ["explain", run, data, "--subjects", 100],
     }
 
 
