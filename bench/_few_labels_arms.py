@@ -20,6 +20,7 @@ from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.evaluation.few_labels import FewLabels
 from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.pretraining.loop import Pretrainer
+from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -60,7 +61,7 @@ class Arm:
     @property
     def pretrained(self) -> str:
         """Folder of the pretrained model."""
-        learned = None if self.control in ("renamed", "renamed_reworded") else self.control
+        learned = {"renamed": None, "renamed_reworded": "reworded"}.get(self.control or "", self.control)
         return "pretrained-" + self.source + (f"-{learned}" if learned else "")
 
 
@@ -201,14 +202,17 @@ class Site:
             named = "{" + ", ".join(f"{name}: 1.0" for name in arm.source.split("+")) + "}"
             asked = ["model.size=small", f"training.seed={self.seed}", *self.settings, *self.pretraining]
             study = load_study(None, [*asked, f"pretraining.objectives={named}"])
-            trainer = Pretrainer(self.prepared, folder, study=study, task_name=self.task)
+            texts = read_descriptions(Path(self.prepared.manifest["data_path"]))
+            if arm.control == "renamed_reworded":
+                texts = {code: reworded(text) for code, text in texts.items()}
+            trainer = Pretrainer(self.prepared, folder, study=study, task_name=self.task, descriptions=texts)
             for loader in (trainer.loader, trainer.tuning_loader):
                 loader.timelines = self._changed(loader.timelines, arm.control)
             trainer.train, trainer.tuning = trainer.loader.timelines, trainer.tuning_loader.timelines
             trainer.fit(resume=folder.is_dir())
         source = Pretrained(folder)
         if arm.control in ("renamed", "renamed_reworded"):
-            rename(source, reworded=arm.control == "renamed_reworded")
+            rename(source)
         return source
 
     def _changed(self, timelines: Timelines, control: str | None) -> Timelines:
@@ -225,15 +229,15 @@ class Site:
         return timelines
 
 
-def rename(source: Pretrained, *, reworded: bool) -> None:
-    """Give every code of a pretrained model another name; it keeps its description, or its words in another order."""
+def reworded(text: str) -> str:
+    """A description with its words in another order, and one word more."""
+    return " ".join(sorted(text.split(), reverse=True)) + " (recorded)"
+
+
+def rename(source: Pretrained) -> None:
+    """Give every code of a pretrained model another name; it keeps its description."""
     names = {code: f"SITE//{number}" for number, code in enumerate(sorted(source.vocabulary.index))}
-    described = source.descriptions
-
-    def words(text: str) -> str:
-        return " ".join(sorted(text.split(), reverse=True)) + " (recorded)" if reworded else text
-
-    source.descriptions = {names[code]: words(text) for code, text in described.items() if code in names}
+    source.descriptions = {names[code]: text for code, text in source.descriptions.items() if code in names}
     source.vocabulary = _renamed(source.vocabulary, names)
 
 

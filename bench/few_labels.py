@@ -9,7 +9,8 @@ prediction times by mean negative log-likelihood.
 
 Null controls, whose gain must vanish: `masked_codes-shuffled/full` (pretrained on codes shuffled over all visits) and,
 in simulated panels, `masked_codes-other_pairs/full` (each A_k goes with another B in the records of the pretraining).
-`-renamed` and `-renamed_reworded` rename every code of the source but keep its description, or its words.
+`-renamed` renames every code of the source, which keeps its description. With `-renamed_reworded` the source has been
+pretrained on descriptions in another wording, too.
 
 Every finished arm is kept below OUT (delete its file to run it again); tables and the figure are made of all that is
 there. `[settings]` after an arm are those of its fine-tuning alone.

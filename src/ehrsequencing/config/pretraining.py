@@ -30,6 +30,9 @@ class PretrainingConfig(Settings):
     objectives: Objectives = Field(default_factory=lambda: {"masked_codes": 1.0, "next_visit": 1.0})
     masked_share: float = Field(0.5, gt=0, le=1)  # masked_codes: share of visits that lose one of their codes
     exclude: Literal["related", "none"] = "related"  # with --task: which codes are no targets
+    # Share of the codes that a step knows by their description alone, so that codes of other names have a vector at
+    # another site; 0: descriptions are not learned from
+    described_share: float = Field(0.0, ge=0, lt=1)
 
 
 class TransferConfig(Settings):

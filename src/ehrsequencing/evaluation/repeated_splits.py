@@ -22,7 +22,7 @@ from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
-from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import add_result
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
@@ -318,6 +318,8 @@ def one_split(
 def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: str) -> str:
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
     elsewhere = {"bootstrap", "trajectories", "recalibrate", "tripod", "explained_subjects"}
+    if settings.subjects is None:
+        elsewhere |= {"subjects"}  # a setting that came later: splits that were made before are still known
     asked = settings.model_dump(mode="json", exclude=elsewhere)
     return digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
 
@@ -342,6 +344,7 @@ def _judge(
 ) -> dict[str, Any]:
     run = Run(run_folder)
     judged = Population.of_split(parts, run.task, "held_out")
+    judged = judged.take(drawn_subjects(judged.records, settings))
     evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
     sizes = {name: part["steps"][-1]["subjects"] for name, part in parts.attrition(run.task.name)["splits"].items()}
     rows = evaluation.metric_rows(progress=stage)

@@ -7,7 +7,7 @@ read.
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from ehrsequencing.minimum_counts import shareable_count
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.models.build import build_model
 from ehrsequencing.output_kinds import MANIFEST, PRETRAINED, UNFINISHED_PRETRAINING
+from ehrsequencing.pretraining.described import describe_codes, fold_descriptions
 from ehrsequencing.pretraining.exclusion import Excluded, excluded_targets
 from ehrsequencing.pretraining.neighbours import code_neighbours
 from ehrsequencing.pretraining.objective import Glance, Objective, Tally, World
@@ -50,7 +51,13 @@ from ehrsequencing.training.draws import hash_seed
 from ehrsequencing.training.fabric import make_fabric
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
-from ehrsequencing.training.pretrained import DESCRIPTIONS_FILE, OBJECTIVES_FILE, RESULTS_FILE, subjects_digest
+from ehrsequencing.training.pretrained import (
+    DESCRIPTIONS_FILE,
+    OBJECTIVES_FILE,
+    PROJECTION,
+    RESULTS_FILE,
+    subjects_digest,
+)
 from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.resolve import resolve_inputs
 from ehrsequencing.training.run_folder import RunFolder, alone, write_history
@@ -70,12 +77,16 @@ class Pretrainer:
         out: Folder to make.
         study: Settings; `model`, `training` and `pretraining` are used.
         task_name: A task of the set, whose outcome is then no target (`pretraining.exclude`); None for all codes.
+        descriptions: Code → text; default: those of the records' `codes.parquet`.
 
     Raises:
         EhrseqError: A setting cannot be used, or there is nothing to learn from.
     """
 
-    def __init__(self, prepared: Prepared, out: Path, *, study: StudyConfig, task_name: str | None = None) -> None:
+    def __init__(
+        self, prepared: Prepared, out: Path, *, study: StudyConfig, task_name: str | None = None,
+        descriptions: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.prepared, self.out, self.settings, self.task_name = prepared, out, study.training, task_name
         self.config = _config(study.model, prepared)
         self.study = prepared.study.model_copy(update={
@@ -107,6 +118,11 @@ class Pretrainer:
         self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config)
+        if descriptions is None:
+            descriptions = read_descriptions(Path(prepared.manifest.get("data_path", "")))
+        self.descriptions = {code: text for code, text in descriptions.items() if code in prepared.vocabulary.index}
+        if (share := study.pretraining.described_share) > 0:
+            self._describe(share)
         self.objectives = nn.ModuleDict({name: made(world) for name, made in classes.items()})
         self.weights = dict(wanted)
         self.tuning_budget = max(128, min(self.settings.visit_budget, world.most_visits))
@@ -134,6 +150,14 @@ class Pretrainer:
                 fix = "give that split more subjects (splits of ehrseq prepare)"
                 raise EhrseqError(f"no {name} subject has a visit", where=where, fix=fix)
 
+    def _describe(self, share: float) -> None:
+        """Give codes vectors from their descriptions, too."""
+        found = describe_codes(self.model, self.prepared.vocabulary, self.descriptions, share=share)
+        if not found:
+            where = f"pretraining.described_share={share:g}"
+            fix = "add descriptions to metadata/codes.parquet, or leave the setting out"
+            raise EhrseqError("no code of the records has a description", where=where, fix=fix)
+
     @property
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
@@ -158,6 +182,8 @@ class Pretrainer:
             while not state.finished:
                 self._epoch(state, folder.checkpoints, on_progress)
                 write_history(self.out, state.history)
+        best: Any = self.best.cpu()
+        self.projection = fold_descriptions(best["model"])
         results = self._results(state)
         self._write(state, results)
         folder.remove_checkpoints()
@@ -330,12 +356,14 @@ class Pretrainer:
         best["model"].save_pretrained(out)
         tensors = {name: tensor.contiguous() for name, tensor in best["objectives"].state_dict().items()}
         tensors["target_tokens"] = torch.from_numpy(self.codes.tokens)
+        if self.projection is not None:
+            tensors[PROJECTION] = self.projection.contiguous()
         write_bytes(out / OBJECTIVES_FILE, save(tensors, metadata={"format": "pt"}))
         vocabulary.save(out)
         write_settings(out / "config.yaml", self.study)
         write_history(out, state.history)
         write_json(out / RESULTS_FILE, results)
-        known = read_descriptions(Path(manifest.get("data_path", "")))
+        known = self.descriptions
         write_json(out / DESCRIPTIONS_FILE, {code: known[code] for code in vocabulary.codes if code in known})
         excluded = self.excluded.names(vocabulary) if self.excluded is not None else None
         facts = {

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.build import load_model
@@ -17,6 +18,7 @@ from ehrsequencing.storage import digest, read_json, read_manifest
 
 DESCRIPTIONS_FILE = "descriptions.json"  # code → description, of the vocabulary's codes
 OBJECTIVES_FILE = "objectives.safetensors"  # weights of the objectives, and which tokens they predict
+PROJECTION = "description_projection"  # a tensor among them: what n-grams of descriptions add to a code's vector
 RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
 _OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
     *("task", "prepared", "data", "data_path", "subjects", "objectives", "exclude", "excluded_targets", "vocabulary"),
@@ -62,6 +64,18 @@ class Pretrained:
             return read_descriptions(Path(prepared["data_path"]))
         except (EhrseqError, KeyError, OSError):
             return {}
+
+    @cached_property
+    def projection(self) -> Floats | None:
+        """(1024, d) what the n-grams of a description add to a code's vector; None where it was not learned."""
+        if self.is_run:
+            return None
+        try:
+            with safe_open(self.folder / OBJECTIVES_FILE, "np") as file:
+                return file.get_tensor(PROJECTION).astype(np.float64) if PROJECTION in file.keys() else None  # noqa: SIM118
+        except SafetensorError as error:
+            fix = "copy the whole folder"
+            raise EhrseqError("is not a safetensors file", where=str(self.folder / OBJECTIVES_FILE), fix=fix) from error
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -178,22 +178,25 @@ class Transfer:
         known = [code for code in source.vocabulary.codes if normal(source.descriptions.get(code, ""))]
         if not unknown or not known:
             return rows
-        texts = [source.descriptions[code] for code in known]
-        vectors = theirs[[source.vocabulary.index[code] for code in known]].detach().numpy()
-        fitted = DescriptionMap.fit(texts, vectors)
-        if fitted is None:
-            return rows
-        asked = [described[code] for code in unknown]
+        texts, asked = [source.descriptions[code] for code in known], [described[code] for code in unknown]
+        facts: dict[str, Any] = {"learned": source.projection is not None}
+        if source.projection is not None:
+            vectors = ngrams(asked) @ source.projection
+        else:
+            own = theirs[[source.vocabulary.index[code] for code in known]].detach().numpy()
+            fitted = DescriptionMap.fit(texts, own)
+            if fitted is None:
+                return rows
+            vectors, facts = fitted(asked), facts | {"explained": fitted.explained, "strength": fitted.strength}
         nearest = (ngrams(asked) @ ngrams(texts).T).max(1)
         similar = np.flatnonzero(nearest >= LEAST_SIMILAR)
         tokens = np.array([vocabulary.index[unknown[k]] for k in similar], dtype=np.int64)
         if len(tokens):
             with torch.no_grad():
-                made = torch.from_numpy(fitted([asked[k] for k in similar]))
-                ours[torch.from_numpy(tokens)] = made.to(ours.dtype)
+                ours[torch.from_numpy(tokens)] = torch.from_numpy(vectors[similar]).to(ours.dtype)
             self.match.reason[tokens] = 3
             rows[tokens] = True
-        self.similar = {"explained": fitted.explained, "strength": fitted.strength, "codes": len(tokens)}
+        self.similar = {**facts, "codes": len(tokens)}
         return rows
 
     @property
