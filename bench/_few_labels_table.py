@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.evaluation.few_labels import paired_gain
+from _few_labels_results import Pair, Row
+from ehrsequencing.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, ticks
 from ehrsequencing.reporting.report import standalone
 
 _WIDTH, _LEFT, _ROW, _HEAD = 760.0, 262.0, 18.0, 24.0
 _BLEND = "[training.blend=true]"
-BySeed = Mapping[str, Floats]  # seed → NLL of each held-out prediction time
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,10 @@ class Difference:
     se: Floats
 
     @classmethod
-    def between(cls, base: BySeed, arm: BySeed, subjects: Mapping[str, Ints]) -> Difference | None:
-        """Over the seeds that have both; None where there is none."""
-        seeds = sorted(base.keys() & arm.keys())
-        gains = [paired_gain(base[seed], arm[seed], subjects[seed]) for seed in seeds]
-        return cls(*np.array(gains).T) if gains else None
+    def of(cls, pairs: Sequence[Pair | None]) -> Difference | None:
+        """Of the seeds that have one; None where there is none."""
+        found = [pair for pair in pairs if pair is not None]
+        return cls(*np.array(found).T) if found else None
 
     @property
     def interval(self) -> tuple[float, float, float]:
@@ -75,30 +71,22 @@ class Result:
     over_trees: Difference | None
 
 
-def collect(out: Path) -> list[Result]:
-    """Everything that is below the folder of the bench."""
+def collect(rows: Sequence[Row]) -> list[Result]:
+    """The arms, each over its seeds."""
+    nll = {(row.panel, row.seed, row.n, row.arm): row.nll for row in rows}
+    groups: dict[tuple[str, int | None, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.panel, row.n, row.arm), []).append(row)
     found: list[Result] = []
-    for panel in sorted({path.parents[2] for path in out.glob("*/seed-*/arms/*.json")}):
-        arms: dict[tuple[str, int | None], dict[str, Floats]] = {}
-        subjects: dict[str, Ints] = {}
-        for path in sorted(panel.glob("seed-*/arms/*.json")):
-            one, seed = json.loads(path.read_text()), path.parents[1].name
-            arms.setdefault((one["arm"], one["n"]), {})[seed] = np.array(one["nll"])
-            subjects.setdefault(seed, np.array(json.loads((path.parents[1] / "subjects.json").read_text())))
-        best, trees = arms.get(("scratch", None), {}), arms.get(("trees", None), {})
-        sizes = {n for _, n in arms if n is not None}
-        arms |= {(f"{arm}, all labels", n): arms[arm, None] for arm, m in tuple(arms) if m is None for n in sizes}
-        for (arm, n), by_seed in arms.items():
-            base = arms.get(("scratch", n), {})
-            gain = Difference.between(base, by_seed, subjects)
-            if gain is None:
-                continue
-            seeds = sorted(by_seed.keys() & base.keys())
-            gap = [base[s].mean() - best[s].mean() for s in seeds if s in best]
-            share = gain.each.sum() / sum(gap) if len(gap) == len(seeds) and sum(gap) > 0 else float("nan")
-            nll = np.array([by_seed[s].mean() for s in seeds])
-            over = Difference.between(trees, {s: by_seed[s] for s in seeds}, subjects)
-            found.append(Result(panel.name, arm, n, nll, gain, float(share), over))
+    for (panel, n, arm), group in groups.items():
+        gain = Difference.of([row.gain for row in group])
+        assert gain is not None
+        best = [nll.get((panel, row.seed, None, "scratch")) for row in group]
+        base = [nll[panel, row.seed, n, "scratch"] for row in group]
+        gap = sum(low - high for low, high in zip(base, best, strict=True) if high is not None)
+        share = float(gain.each.sum()) / gap if None not in best and gap > 0 else float("nan")
+        over = Difference.of([row.over_trees for row in group])
+        found.append(Result(panel, arm, n, np.array([row.nll for row in group]), gain, share, over))
     return sorted(found, key=lambda one: (one.panel, one.n or 10**9, one.arm))
 
 

@@ -12,8 +12,9 @@ in simulated panels, `masked_codes-other_pairs/full` (each A_k goes with another
 `-renamed` renames every code of the source, which keeps its description. With `-renamed_reworded` the source has been
 pretrained on descriptions in another wording, too.
 
-Every finished arm is kept below OUT (delete its file to run it again); tables and the figure are made of all that is
-there. `[settings]` after an arm are those of its fine-tuning alone.
+Every finished arm is kept below OUT (delete its file to run it again); tables and the figures are made of all that is
+there and of what `bench/results/few_labels` has; `--keep` adds to that. `[settings]` after an arm are those of its
+fine-tuning alone.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 import torch
 
 from _few_labels_arms import PANELS, Site
+from _few_labels_results import finished, joined, keep, kept
 from _few_labels_table import collect, figure, markdown
 
 # From scratch with the settings of fine-tuning, which has no dropout: the gain over `scratch` alone proves nothing.
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--all-labels", nargs="*", default=["scratch", "trees"], help="arms that get all labels, too")
     parser.add_argument("--pretraining", nargs="*", default=["training.epochs=20"], help="settings of it alone")
     parser.add_argument("--table", action="store_true", help="only print what is there")
+    parser.add_argument("--keep", action="store_true", help="add the numbers to bench/results/few_labels")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for seed in () if asked.table else asked.seeds:
@@ -54,7 +57,9 @@ def main() -> None:
         for arm, n in [*((arm, n) for n in sizes for arm in asked.arms), *((arm, None) for arm in asked.all_labels)]:
             found = site.run(arm, n)
             print(f"{site.panel} seed {seed}  n = {n or 'all'}  {arm:<40} {found.mean():.4f}", flush=True)
-    found = collect(asked.out)
+    if asked.keep:
+        keep(finished(asked.out))
+    found = collect(joined(kept(), finished(asked.out)))
     print(markdown(found))
     (asked.out / "few_labels.md").write_text(markdown(found))
     for panel in sorted({one.panel for one in found}):

@@ -1,0 +1,70 @@
+"""`bench/few_labels.py`: finished arms become lines that can be kept, and tables come from them."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from helpers.bench import load_bench
+
+SUBJECTS = [0, 0, 1, 2, 2, 2]
+BASE = np.array([1.0, 2.0, 3.0, 1.0, 2.0, 4.0])
+
+
+def arm(out: Path, seed: int, name: str, n: int | None, nll: np.ndarray) -> None:
+    folder = out / "world-100" / f"seed-{seed}" / "arms"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder.parent / "subjects.json").write_text(json.dumps(SUBJECTS))
+    (folder / f"{name.replace('/', '.')}@{n}.json").write_text(json.dumps({"arm": name, "n": n, "nll": nll.tolist()}))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    for seed in (0, 1):
+        arm(tmp_path, seed, "scratch", 50, BASE + seed)
+        arm(tmp_path, seed, "scratch", None, BASE + seed - 0.4)
+        arm(tmp_path, seed, "trees", None, BASE + seed - 0.3)
+        arm(tmp_path, seed, "time_to_code/full", 50, BASE + seed - 0.1 * (1 + seed))
+    arm(tmp_path, 2, "time_to_code/full", 50, BASE)  # without scratch it is compared with nothing
+    return tmp_path
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    load_bench("few_labels")
+    import _few_labels_results as module  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(module, "FOLDER", tmp_path / "kept")
+    found: ModuleType = module
+    return found
+
+
+def test_the_table_has_each_seed_and_the_share_of_the_gap(out: Path, results: ModuleType) -> None:
+    bench = load_bench("few_labels")
+    rows = results.finished(out)
+    assert {row.seed for row in rows} == {"seed-0", "seed-1"}
+    found = {(one.arm, one.n): one for one in bench.collect(rows)}
+    one = found["time_to_code/full", 50]
+    assert one.gain.each == pytest.approx([0.1, 0.2])
+    assert one.share == pytest.approx(0.3 / 0.8)
+    assert one.over_trees.each == pytest.approx([-0.2, -0.1])
+    assert found["scratch, all labels", 50].share == pytest.approx(1.0)
+    assert "| 0.1000" not in bench.markdown(list(found.values()))
+    assert "+0.1000 +0.2000" in bench.markdown(list(found.values()))
+
+
+def test_what_is_kept_gives_the_same_table_and_new_lines_replace_old_ones(out: Path, results: ModuleType) -> None:
+    bench = load_bench("few_labels")
+    rows = results.finished(out)
+    results.keep(rows)
+    assert bench.markdown(bench.collect(results.kept())) == bench.markdown(bench.collect(results.joined([], rows)))
+    text = (results.FOLDER / "world-100.json").read_text()
+    assert "nll" in text
+    assert str(SUBJECTS) not in text
+    arm(out, 0, "time_to_code/full", 50, BASE - 0.3)
+    results.keep(results.finished(out))
+    assert len(results.kept()) == len(rows)
+    (changed,) = [row for row in results.kept() if (row.arm, row.seed) == ("time_to_code/full", "seed-0")]
+    assert changed.gain[0] == pytest.approx(0.3)
