@@ -36,7 +36,7 @@ def spark_session(place: str) -> Iterator[Any]:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    there = SparkSession.getActiveSession()
+    there: Any = SparkSession.getActiveSession()
     if there is not None:
         if not _is_of(place, there.sparkContext.master):
             fix = "stop it, or name its master"

@@ -6,11 +6,14 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from helpers.omop import Tables, kinds_of
 
 _START_SECONDS = 120
 _MASTER, _WORKER = (f"org.apache.spark.deploy.{name}" for name in ("master.Master", "worker.Worker"))
@@ -63,3 +66,17 @@ def _wait_for(log: Path, pattern: str, count: int = 1) -> list[str]:
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.1)
     return found
+
+
+SPARK_TYPES = {"TEXT": "STRING", "NUMERIC": "DECIMAL(20,6)", "TIMESTAMP": "TIMESTAMP_NTZ"}
+
+
+def write_spark(tables: Tables, session: Any, database: str, types: Mapping[str, str] = SPARK_TYPES) -> None:
+    """A new database of the session's catalog, with a table of real types for each table."""
+    session.sql(f"CREATE DATABASE {database}")
+    for name, rows in tables.items():
+        kinds = {column: types.get(kind, kind) for column, kind in kinds_of(rows).items()}
+        texts = [tuple(None if value is None else str(value) for value in row.values()) for row in rows]
+        frame = session.createDataFrame(texts, ", ".join(f"{column} STRING" for column in kinds))
+        typed = frame.selectExpr(*(f"CAST({column} AS {kind}) AS {column}" for column, kind in kinds.items()))
+        typed.write.saveAsTable(f"{database}.{name}")
