@@ -97,6 +97,15 @@ def test_ray_makes_the_same_bytes(data: Path, expected: dict[str, bytes], tmp_pa
     assert files(tmp_path / "set") == expected
 
 
+def test_calls_that_joblib_makes_in_this_process_make_the_same_bytes(
+    data: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does with Dask where a lost worker leaves one core."""
+    monkeypatch.setitem(engines._CONNECT, "dask", lambda address: nullcontext(lambda do, items: [*map(do, items)]))
+    prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine="dask://127.0.0.1:1")
+    assert files(tmp_path / "set") == expected
+
+
 def test_a_cluster_that_does_not_answer_is_said(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="needs the extra dask")
     monkeypatch.setattr("ehrsequencing.records.engines._WAIT_SECONDS", 1)
