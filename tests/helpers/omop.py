@@ -17,6 +17,7 @@ import pytest
 
 Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 TYPES = {"_id": "BIGINT", "_of_birth": "INTEGER", "_date": "DATE", "_datetime": "TIMESTAMP", "_number": "NUMERIC"}
+OTHER_TYPES = {"vocabulary_id": "TEXT", "relationship_id": "TEXT", "min_levels_of_separation": "INTEGER"}
 
 # Two persons; every rule for messy records that needs several tables has a case here.
 SMALL: Tables = {
@@ -110,12 +111,17 @@ def write_parquet(tables: Tables, folder: Path) -> Path:
     return folder
 
 
+def kinds_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The SQL type of each column."""
+    kinds = {c: next((t for end, t in TYPES.items() if c.endswith(end)), "TEXT") for c in rows[0]}
+    return kinds | {c: t for c, t in OTHER_TYPES.items() if c in kinds}
+
+
 def statements(tables: Tables) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
     """SQL that makes each table with real types, and its insertion."""
     for name, rows in tables.items():
-        kinds = {c: next((t for end, t in TYPES.items() if c.endswith(end)), "TEXT") for c in rows[0]}
-        kinds |= {"vocabulary_id": "TEXT", "relationship_id": "TEXT", "min_levels_of_separation": "INTEGER"}
-        yield f"CREATE TABLE {name} ({', '.join(f'{c} {kinds[c]}' for c in rows[0])})", []
+        columns = ", ".join(f"{column} {kind}" for column, kind in kinds_of(rows).items())
+        yield f"CREATE TABLE {name} ({columns})", []
         marks = ", ".join(["%s"] * len(rows[0]))
         yield f"INSERT INTO {name} VALUES ({marks})", [tuple(row.values()) for row in rows]
 

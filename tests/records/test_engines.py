@@ -15,6 +15,7 @@ from ehrsequencing.config import load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import engines, parallel
 from ehrsequencing.records.engines import Engine
+from ehrsequencing.records.plain_results import read_result
 from ehrsequencing.records.prepared import prepare
 from helpers.meds import write_meds
 from helpers.shards import PARENTS, TASK, files, rows_of
@@ -96,6 +97,15 @@ def test_ray_makes_the_same_bytes(data: Path, expected: dict[str, bytes], tmp_pa
     assert files(tmp_path / "set") == expected
 
 
+def test_calls_that_joblib_makes_in_this_process_make_the_same_bytes(
+    data: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does with Dask where a lost worker leaves one core."""
+    monkeypatch.setitem(engines._CONNECT, "dask", lambda address: nullcontext(lambda do, items: [*map(do, items)]))
+    prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine="dask://127.0.0.1:1")
+    assert files(tmp_path / "set") == expected
+
+
 def test_a_cluster_that_does_not_answer_is_said(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="needs the extra dask")
     monkeypatch.setattr("ehrsequencing.records.engines._WAIT_SECONDS", 1)
@@ -111,7 +121,7 @@ def test_a_package_that_is_not_installed_is_named(data: Path, tmp_path: Path, mo
         prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine="ray://127.0.0.1:1")
 
 
-@pytest.mark.parametrize("text", ["", "dask", "dask://", "spark://a:1", "dask://a b"])
+@pytest.mark.parametrize("text", ["", "dask", "dask://", "yarn://a:1", "dask://a b"])
 def test_anything_else_is_no_engine(text: str) -> None:
     with pytest.raises(EhrseqError, match="is no engine"):
         Engine.of(text)
@@ -121,6 +131,7 @@ def test_addresses_are_those_of_the_packages() -> None:
     assert Engine.of("processes") == Engine()
     assert Engine.of("ray://10.0.0.7:10001").address == "ray://10.0.0.7:10001"
     assert Engine.of("ray://local").address == "local"
+    assert Engine.of("spark://10.0.0.7:7077").address == "10.0.0.7:7077"
 
 
 def test_an_import_error_of_the_work_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +151,11 @@ def test_an_import_error_of_the_work_keeps_its_name(monkeypatch: pytest.MonkeyPa
 def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     """What a worker of the cluster does first: without the shared folder it returns the error and writes nothing."""
     work = SimpleNamespace(folder=tmp_path / "set", count=lambda: 3)
-    answer = parallel._call_on(work, "count", ())  # type: ignore[arg-type]
+    call = ((), tmp_path / "set" / "count-0.result")
+    answer = parallel._call_on(work, "count", call)  # type: ignore[arg-type]
     assert isinstance(answer, EhrseqError)
     assert "does not see the output folder" in str(answer)
     work.folder.mkdir()
-    assert parallel._call_on(work, "count", ()) == 3  # type: ignore[arg-type]
+    assert parallel._call_on(work, "count", call) is None  # type: ignore[arg-type]
+    assert [path.name for path in work.folder.iterdir()] == ["count-0.result"]
+    assert read_result(call[1]) == 3

@@ -182,7 +182,7 @@ def prepare(
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
     task: TaskFiles = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="Where shards are worked on: dask://HOST:PORT or ray://HOST:PORT")
+        str, typer.Option("--engine", help="Where shards are worked on: dask, ray or spark://HOST:PORT")
     ] = "processes",
     worker: Annotated[
         str | None, typer.Option("--worker", help="Be worker i of n, as 1/8: many processes make one set together")

@@ -1,11 +1,13 @@
-"""Where the work on shards runs: processes of this machine, or a cluster of Dask or Ray, through joblib.
+"""Where the work on shards runs: processes of this machine, or a cluster of Dask, Ray or Spark.
+
+Dask and Ray are called through joblib. Spark is called as it is, since its backend for joblib does not work.
 
 A cluster needs a file system that all its machines see at the same paths, since shards are read and kept rows are
 written where the work is done.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +15,13 @@ from typing import Any
 import joblib
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.spark import spark_session
 
 PROCESSES = "processes"
 _WAIT_SECONDS = 20  # for the scheduler of a cluster to answer
-_PATTERN = re.compile(r"(dask|ray)://(\S+)")
-_PACKAGES = {"dask": "distributed", "ray": "ray"}
+_PATTERN = re.compile(r"(dask|ray|spark)://(\S+)")
+_PACKAGES = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}
+CallAll = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]  # a function and items → results in their order
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Engine:
     """What runs the work on shards.
 
     Attributes:
-        kind: `processes`, `dask` or `ray`.
+        kind: `processes`, `dask`, `ray` or `spark`.
         address: Of the cluster's scheduler, as that package writes it; empty for processes.
     """
 
@@ -34,7 +38,7 @@ class Engine:
 
     @classmethod
     def of(cls, text: str) -> "Engine":
-        """Read `processes`, `dask://HOST:PORT`, `ray://HOST:PORT`, or `ray://local`.
+        """Read `processes`, `KIND://HOST:PORT` for Dask, Ray and Spark, `ray://local`, or `spark://local`.
 
         >>> Engine.of("dask://10.0.0.7:8786")
         Engine(kind='dask', address='tcp://10.0.0.7:8786')
@@ -45,7 +49,7 @@ class Engine:
         if text == PROCESSES:
             return cls()
         if (match := _PATTERN.fullmatch(text)) is None:
-            fix = "use processes, dask://HOST:PORT or ray://HOST:PORT"
+            fix = "use processes, dask://HOST:PORT, ray://HOST:PORT or spark://HOST:PORT"
             raise EhrseqError(f"{text!r} is no engine", where="--engine", fix=fix)
         kind, place = match.groups()
         return cls(kind, _address(kind, place))
@@ -56,19 +60,19 @@ class Engine:
         return self.kind != PROCESSES
 
     @contextmanager
-    def connected(self) -> Iterator[None]:
-        """A connection, which joblib uses inside.
+    def connected(self) -> Iterator[CallAll]:
+        """A function that calls another one on the cluster, for each of some items.
 
         Raises:
             EhrseqError: The package is not installed, or the cluster does not answer.
         """
         with ExitStack() as stack:
             try:
-                stack.enter_context(_CONNECT[self.kind](self.address))
+                call_all = stack.enter_context(_CONNECT[self.kind](self.address))
             except ImportError as error:
                 fix = f"pip install 'ehrsequencing[{self.kind}]'"
                 raise EhrseqError(f"needs {_PACKAGES[self.kind]}", where=f"--engine {self.kind}", fix=fix) from error
-            yield
+            yield call_all
 
     def unreachable(self) -> EhrseqError:
         """The error of a cluster that does not answer."""
@@ -78,13 +82,17 @@ class Engine:
 
 def _address(kind: str, place: str) -> str:
     """The address as the package writes it; `local` is a cluster on this machine."""
-    if place == "local":
+    if place == "local" or kind == "spark":
         return place
     return f"tcp://{place}" if kind == "dask" else f"{kind}://{place}"
 
 
+def _by_joblib(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    return list(joblib.Parallel()(joblib.delayed(function)(item) for item in items))
+
+
 @contextmanager
-def _dask(address: str) -> Iterator[None]:
+def _dask(address: str) -> Iterator[CallAll]:
     from distributed import Client
 
     try:
@@ -93,11 +101,11 @@ def _dask(address: str) -> Iterator[None]:
     except (OSError, TimeoutError) as error:
         raise Engine("dask", address).unreachable() from error
     with client, joblib.parallel_config("dask", client=client, n_jobs=-1):
-        yield
+        yield _by_joblib
 
 
 @contextmanager
-def _ray(address: str) -> Iterator[None]:
+def _ray(address: str) -> Iterator[CallAll]:
     import ray
     from ray.util.joblib import register_ray
 
@@ -108,9 +116,19 @@ def _ray(address: str) -> Iterator[None]:
     register_ray()
     try:
         with joblib.parallel_config("ray", n_jobs=-1):
-            yield
+            yield _by_joblib
     finally:
         ray.shutdown()
 
 
-_CONNECT: dict[str, Callable[[str], AbstractContextManager[None]]] = {"dask": _dask, "ray": _ray}
+@contextmanager
+def _spark(address: str) -> Iterator[CallAll]:
+    with ExitStack() as stack:
+        try:
+            context = stack.enter_context(spark_session(address)).sparkContext
+        except ConnectionError as error:
+            raise Engine("spark", address).unreachable() from error
+        yield lambda function, items: list(context.parallelize(items, len(items)).map(function).collect())
+
+
+_CONNECT: dict[str, Callable[[str], AbstractContextManager[CallAll]]] = {"dask": _dask, "ray": _ray, "spark": _spark}

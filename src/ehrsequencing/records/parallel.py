@@ -1,7 +1,7 @@
 """Where the work of `prepare` is done: in this process, in several, or on a cluster.
 
-The results are the same and come in the same order: other processes return plain arrays, and the first process adds
-them up, or appends them to files, in order.
+The results are the same and come in the same order: other processes write plain arrays into files of the folder that is
+being made, and the first process adds them up, or appends them to files, in order.
 """
 
 import itertools
@@ -10,17 +10,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
-from ehrsequencing.records.engines import Engine
+from ehrsequencing.records.engines import CallAll, Engine
 from ehrsequencing.records.plain_results import read_result, write_result
 from ehrsequencing.records.shard_work import KEPT, ShardWork
 
@@ -52,7 +53,7 @@ def count_processes(shards: Sequence[Path], processes: int | None) -> int:
 
 
 class Workers:
-    """Calls methods of `ShardWork` in other processes or on a cluster, through joblib; with one process, in this one.
+    """Calls methods of `ShardWork` in other processes or on a cluster; with one process, in this one.
 
     Args:
         work: Whose methods are called. Each process gets it once, when it starts.
@@ -117,32 +118,41 @@ class Workers:
             wait([call for _, call in waiting if not call.cancel()])  # after an error: nobody writes there any more
 
     def _on_cluster(self, method: str, items: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
-        with self.engine.connected():
-            while block := list(itertools.islice(items, _ON_CLUSTER)):
-                for result in self._block(method, block):
-                    if isinstance(result, EhrseqError):
-                        raise result
-                    yield result
+        """Results come through files here too: a cluster would hold those of a block in the memory of one process."""
+        folder = self.work.folder / KEPT
+        folder.mkdir(exist_ok=True)
+        call = partial(_call_on, self.work, method)
+        calls = ((item, folder / f"{method}-{number}.result") for number, item in enumerate(items))
+        with self.engine.connected() as call_all:
+            while block := list(itertools.islice(calls, _ON_CLUSTER)):
+                errors = self._block(call_all, call, block)
+                yield from (_result(error, path) for error, (_, path) in zip(errors, block, strict=True))
 
-    def _block(self, method: str, block: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _block(
+        self, call_all: CallAll, call: Callable[[Any], EhrseqError | None], block: Sequence[tuple[Any, Path]]
+    ) -> list[EhrseqError | None]:
         """Some calls on the cluster, again where machines were lost in between: each writes the same files again."""
         for _ in range(_TRIES):
             try:
-                return list(Parallel()(delayed(_call_on)(self.work, method, item) for item in block))
+                return call_all(call, block)
             except Exception as error:  # each package has its own for workers that die
                 last = error
         fix = "look at the log of the cluster's workers; --engine processes uses this machine"
         raise EhrseqError("the cluster failed", where=f"--engine {self.engine.kind}", fix=fix) from last
 
 
-def _taken(path: Path, call: "Future[EhrseqError | None]") -> Any:
-    """The result of a call, when it is there."""
-    error = call.result()
+def _result(error: EhrseqError | None, path: Path) -> Any:
+    """The result of a call that has ended."""
     if error is not None:
         raise error
     result = read_result(path)
     path.unlink()
     return result
+
+
+def _taken(path: Path, call: "Future[EhrseqError | None]") -> Any:
+    """The result of a call, when it is there."""
+    return _result(call.result(), path)
 
 
 _work: ShardWork  # of a worker process
@@ -156,16 +166,26 @@ def _start(work: ShardWork) -> None:
     keep_freed_memory()
 
 
-def _call_on(work: ShardWork, method: str, item: tuple[Any, ...]) -> Any:
-    """Runs on a cluster, where a call may be repeated: it writes nothing but whole files of its own."""
+def _call_on(work: ShardWork, method: str, call: tuple[tuple[Any, ...], Path]) -> EhrseqError | None:
+    """Runs on a cluster, where a call may be repeated: it writes only files of its own, with the same bytes each time.
+
+    Args:
+        work: Whose method is called.
+        method: Its name.
+        call: Its arguments, and the file that gets its result.
+    """
+    item, path = call
     pa.set_cpu_count(1)
     if not work.folder.is_dir():
         fix = "name an --out on a file system that all machines of the cluster share"
         return EhrseqError("a machine of the cluster does not see the output folder", where="--engine", fix=fix)
+    part = path.with_name(f"{path.name}.{uuid4().hex}")  # a late repetition must not empty what is being read
     try:
-        return getattr(work, method)(*item)
+        write_result(getattr(work, method)(*item), part)
     except EhrseqError as error:
         return error
+    part.replace(path)
+    return None
 
 
 def _call(method: str, item: tuple[Any, ...], path: Path) -> EhrseqError | None:

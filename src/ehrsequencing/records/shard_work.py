@@ -6,6 +6,7 @@ The first pass works on shards, the second on ranges of subjects. Each piece of 
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -80,15 +81,19 @@ class ShardWork:
             shards: Each shard, and the file that its rows are kept in.
             late: Which rows are late.
         """
-        self.reader.fixes, self.reader.late, part = FixLog(), late, self.new_fit()
+        reader, part = (
+            copy(self.reader),
+            self.new_fit(),
+        )  # this may run in the first process, whose reader stays as it is
+        reader.fixes, reader.late = FixLog(), late
         kept, days, numbers = list[KeptRows](), list[DayCounts](), list[Ints]()
         for path, file in shards:
-            events = self.reader.read(path)
+            events = reader.read(path)
             part.add(events)
             kept.append(keep(events, file))
             days.append(DayCounts.of(events))
             numbers.append(part.fit.numbers(events.codes))
-        return FittedShards(kept, days, numbers, part.fit.part(), self.reader.fixes)
+        return FittedShards(kept, days, numbers, part.fit.part(), reader.fixes)
 
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""

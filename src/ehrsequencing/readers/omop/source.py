@@ -75,7 +75,7 @@ class Source:
 
 @contextmanager
 def open_source(text: str) -> Iterator[Source]:
-    """Open a folder or a URL such as `postgres://user@host/database?schema=cdm` or `duckdb://cdm.duckdb`.
+    """Open a folder or a URL: `postgres://user@host/database?schema=cdm`, `duckdb://cdm.duckdb`, `spark://host:7077/cdm`.
 
     Raises:
         EhrseqError: Ibis is not installed, the source cannot be opened, or it lacks the table person.
@@ -122,6 +122,11 @@ def _expected_errors() -> tuple[type[Exception], ...]:
         import psycopg
 
         drivers.append(psycopg.Error)
+    with suppress(ModuleNotFoundError):
+        import pyspark.errors
+        from py4j.protocol import Py4JError
+
+        drivers += [pyspark.errors.PySparkException, Py4JError]
     return (ibis.common.exceptions.IbisError, *drivers, pa.ArrowException, OSError, ValueError, ImportError)
 
 
@@ -163,7 +168,7 @@ def _open_folder(text: str) -> Source:
     folder = Path(text)
     if not folder.is_dir():
         if looks_like_database(text):
-            fix = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE or duckdb://FILE"
+            fix = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE, duckdb://FILE or spark://HOST:PORT/SCHEMA"
             raise EhrseqError("SOURCE is neither a folder nor the URL of a database", fix=fix)
         raise EhrseqError("is not a folder", where=text, fix="name a folder of OMOP tables, or a URL")
     files = list(_files(folder))

@@ -13,7 +13,7 @@ _URL = re.compile(
     r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^@:/?#\[\]]*)(?::(?P<port>\d+))?(?:/(?P<path>[^?#]*))?(?:\?(?P<query>[^#]*))?",
     re.DOTALL,
 )
-_HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA, or duckdb://FILE"
+_HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA, duckdb://FILE or spark://HOST:PORT/SCHEMA"
 
 
 def looks_like_database(text: str) -> bool:
@@ -26,7 +26,7 @@ def public_name(text: str) -> str:
     if "://" not in text and (Path(text).exists() or not looks_like_database(text)):
         return text
     scheme = text.partition("://")[0].lower()
-    known = {"postgres": "PostgreSQL", "postgresql": "PostgreSQL", "duckdb": "DuckDB"}
+    known = {"postgres": "PostgreSQL", "postgresql": "PostgreSQL", "duckdb": "DuckDB", "spark": "Spark"}
     return f"the {known[scheme]} database" if "://" in text and scheme in known else "the database"
 
 
@@ -41,7 +41,7 @@ def connect(url: str) -> Any:
     """Open a database through Ibis.
 
     Raises:
-        EhrseqError: The text is not a URL, or a DuckDB file is missing.
+        EhrseqError: The text is not a URL, a DuckDB file is missing, or Spark does not answer.
     """
     import ibis
 
@@ -53,6 +53,8 @@ def connect(url: str) -> Any:
     parts = _URL.fullmatch(url)
     if parts is None:
         raise EhrseqError("is not a URL", where="the database", fix=_HOW)
+    if parts["scheme"].lower() == "spark":
+        return _spark(parts)
     if parts["scheme"].lower() not in ("postgres", "postgresql"):
         return ibis.connect(_quoted(parts))
     database, _, schema = (parts["path"] or "").partition("/")
@@ -61,6 +63,16 @@ def connect(url: str) -> Any:
     given: dict[str, Any] = {key: unquote(value) for key, value in named.items() if value}
     given |= dict(parse_qsl(parts["query"] or ""))
     return ibis.postgres.connect(**(given | ({"port": int(given["port"])} if "port" in given else {})))
+
+
+def _spark(parts: re.Match[str]) -> Any:
+    from ehrsequencing.readers.omop.spark import SparkTables
+
+    if parts["user"] is not None or parts["query"] is not None:
+        fix = "write spark://HOST:PORT/SCHEMA, and settings into SPARK_CONF_DIR/spark-defaults.conf"
+        raise EhrseqError("takes neither a user nor settings in its URL", where="the Spark database", fix=fix)
+    place = f"{parts['host']}:{parts['port']}" if parts["port"] else parts["host"]
+    return SparkTables(place, unquote(parts["path"] or ""))
 
 
 def _quoted(parts: re.Match[str]) -> str:
