@@ -18,6 +18,8 @@ PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
 OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
 _SPANS = (Role.VISIT, Role.SPAN)
+_VISITS = (Role.VISIT, Role.NAMED_VISIT)
+_NEVER = NO_TIME + 2 * DAY_US  # the start of a visit whose time is not known
 
 
 def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tuple[pa.Table, Bools]:
@@ -45,8 +47,8 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tupl
         for field in schema
     ]  # fmt: skip
     rows = pa.table(columns, names=schema.names)
-    needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON)
-    needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC)
+    needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
+    needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
     left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
     for name, bad in (
         ("no_person", _nulls(rows["subject_id"])),
@@ -99,6 +101,16 @@ class _Made:
     code: Ints
 
 
+@dataclass(frozen=True, eq=False)
+class _Spans:
+    """When each visit began and ended, and which rows may belong to it: those of `from_us` ≤ time < `until_us`."""
+
+    start_us: Ints  # (v,) `_NEVER` where it is not known
+    end_us: Ints  # (v,) without a valid end, the end of the day on which it starts
+    from_us: Ints  # (v,) the start of the day before its first day
+    until_us: Ints  # (v,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
+
+
 def clean_rows(
     rows: pa.Table, counts: RuleCounts, row_counts: RowCounts | None = None, *, open_after_us: int | None = None
 ) -> pa.Table:
@@ -119,7 +131,8 @@ def cleaned(
 
     Args:
         rows: All rows of these subjects, in any order, with the columns of `rows_schema`; codes may be of a dictionary.
-            Rows that need a time have one, all have a subject, and all but `OBSERVED` and `PERSON` have a code.
+            Rows that need a time have one, all have a subject, and all but `OBSERVED`, `PERSON` and `NAMED_VISIT`
+            have a code.
         counts: Where the use of each rule is counted.
         row_counts: Where each row, by its `source`, is counted as kept or dropped.
         open_after_us: An end after this time means "not ended yet".
@@ -132,7 +145,12 @@ def cleaned(
     """
     known = _without_open_ends(_plain(_known_persons(rows, counts, group)), counts, open_after_us)
     visit = _visit_of(known, counts)
-    made = _joined([make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, counts)])
+    spans = _visit_spans(known, visit)
+    known = _reported(known, visit, spans, counts)
+    visit = np.where(_outside(known, visit, spans, counts), -1, visit)
+    made = _joined(
+        [make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, spans, counts)]
+    )
     made = _without_nobody(known, made, counts)
     encounter = known.column("encounter_id")
     encounter = pc.if_else(pa.array(visit >= 0), encounter, pa.scalar(None, encounter.type))
@@ -335,9 +353,9 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
     return _Made(chosen, np.r_[start[opens], end[closes][ended]], code)
 
 
-def _events(rows: _Rows, visit: Ints, counts: RuleCounts) -> _Made:
+def _events(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> _Made:
     """Events, static rows, and the starts and ends of visits and other spans."""
-    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.STATIC, *_SPANS))
+    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.REPORTED, Role.STATIC, *_SPANS))
     role, visit = rows.role[every], visit[every]
     span = _among_roles(role, _SPANS)
     time_us = np.where(role == Role.STATIC, NO_TIME, rows.time_us[every])
@@ -345,18 +363,17 @@ def _events(rows: _Rows, visit: Ints, counts: RuleCounts) -> _Made:
     loose = np.flatnonzero(midnight)
     counts["date_only"] += len(loose)
     moved = _end_of_day(time_us[loose])
-    visit_start, visit_end = _visit_spans(rows, every, visit)
     inside = visit[loose] >= 0
     at, bare = visit[loose][inside], time_us[loose][inside]
-    covers = (visit_start[at] < bare + DAY_US) & (visit_end[at] >= bare)
-    moved[inside] = np.where(covers, np.minimum(moved[inside], visit_end[at]), moved[inside])
+    covers = (spans.start_us[at] < bare + DAY_US) & (spans.end_us[at] >= bare)
+    moved[inside] = np.where(covers, np.minimum(moved[inside], spans.end_us[at]), moved[inside])
     time_us[loose] = moved
-    spans = np.flatnonzero(span)
-    end_us = _end_of_day(rows.end_us[every[spans]])
-    backwards = (end_us != NO_TIME) & (end_us < time_us[spans])
+    stays = np.flatnonzero(span)
+    end_us = _end_of_day(rows.end_us[every[stays]])
+    backwards = (end_us != NO_TIME) & (end_us < time_us[stays])
     counts["end_before_start"] += int(backwards.sum())
     ended = (end_us != NO_TIME) & ~backwards
-    starts, ends = _Made(every, time_us, rows.code[every]), every[spans[ended]]
+    starts, ends = _Made(every, time_us, rows.code[every]), every[stays[ended]]
     return _joined([starts, _Made(ends, end_us[ended], rows.end_code[rows.code[ends]])])
 
 
@@ -370,7 +387,7 @@ def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
     name = encoded(rows.table["encounter_id"])
     number = pc.fill_null(name.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     number[outside] = -1
-    is_visit = rows.of_role(Role.VISIT) & (number >= 0)
+    is_visit = rows.of_role(*_VISITS) & (number >= 0)
     width = len(name.dictionary) + 1
     visits = np.unique(rows.subject[is_visit] + number[is_visit] * len(rows.subject_ids))
     if not len(visits):
@@ -388,17 +405,56 @@ def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
     return found
 
 
-def _visit_spans(rows: _Rows, every: Ints, visit: Ints) -> tuple[Ints, Ints]:
-    """Start and end of each visit; without a valid end, the end of the day on which it starts."""
+def _visit_spans(rows: _Rows, visit: Ints) -> _Spans:
+    """The spans of all visits; several rows of a visit have one span, from the earliest start to the latest end."""
     n = int(visit.max(initial=-1)) + 1
-    chosen = (rows.role[every] == Role.VISIT) & (visit >= 0)
-    at, start_us = visit[chosen], rows.time_us[every[chosen]]
-    end_us = _end_of_day(rows.end_us[every[chosen]])
-    end_us = np.where(end_us < start_us, _end_of_day(start_us - start_us % DAY_US), end_us)
-    start, end = np.full(n, np.iinfo(np.int64).max), np.full(n, NO_TIME)
+    start, end, ended = np.full(n, OPEN), np.full(n, NO_TIME), np.zeros(n, dtype=bool)
+    chosen = np.flatnonzero(rows.of_role(*_VISITS) & (visit >= 0) & (rows.time_us != NO_TIME))
+    at, start_us = visit[chosen], rows.time_us[chosen]
+    end_us = _end_of_day(rows.end_us[chosen])
+    valid = end_us >= start_us
     np.minimum.at(start, at, start_us)
-    np.maximum.at(end, at, end_us)
-    return start, end
+    np.maximum.at(end, at, np.where(valid, end_us, _end_of_day(_day(start_us))))
+    ended[at[valid]] = True
+    start, end = (np.where(end == NO_TIME, other, us) for us, other in ((start, _NEVER), (end, OPEN)))
+    return _Spans(start, end, _day(start) - DAY_US, np.where(ended, _day(np.where(ended, end, 0)) + 2 * DAY_US, OPEN))
+
+
+def _day(time_us: Ints) -> Ints:
+    return time_us - time_us % DAY_US
+
+
+def _reported(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> _Rows:
+    """Put what was reported at the latest time at which it began, or at its visit's end if it began before the visit.
+
+    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before.
+    """
+    some = np.flatnonzero(rows.of_role(Role.REPORTED))
+    if not len(some):
+        return rows
+    first, at = rows.time_us[some], visit[some]
+    last = np.where(rows.end_us[some] == NO_TIME, first, rows.end_us[some])
+    stay = at >= 0
+    start, end = spans.start_us[at[stay]], spans.end_us[at[stay]]
+    early = np.zeros(len(some), dtype=bool)
+    early[stay] = (_end_of_day(first[stay]) < start) | ((first[stay] <= end) & (end < last[stay]))
+    counts["began_before"] += int(early.sum())
+    time_us = rows.time_us.copy()
+    time_us[some] = last
+    time_us[some[early]] = spans.end_us[at[early]]
+    return replace(rows, time_us=time_us)
+
+
+def _outside(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> Bools:
+    """(n,) which rows lie more than a day before their visit's first day or after its last; they would stretch it."""
+    some = np.flatnonzero((visit >= 0) & (rows.time_us != NO_TIME) & ~rows.of_role(*_VISITS))
+    at = visit[some]
+    far = (rows.time_us[some] < spans.from_us[at]) | (rows.time_us[some] >= spans.until_us[at])
+    far |= rows.of_role(Role.SPAN)[some] & (rows.end_us[some] >= spans.until_us[at])
+    counts["outside_visit"] += int(far.sum())
+    outside = np.zeros(len(visit), dtype=bool)
+    outside[some[far]] = True
+    return outside
 
 
 def _without_nobody(rows: _Rows, made: _Made, counts: RuleCounts) -> _Made:

@@ -26,7 +26,9 @@ REASONS = {
     "no_type": "no resource type",
     "not_read": "resources of this type are not read",
     "not_done": "its status says that it is wrong, or did not happen",
+    "no_result": "it says that its result is absent",
     "no_diagnosis": "a bill without a diagnosis of its own",
+    "lost_diagnosis": "a bill whose diagnosis is a Condition that is not in the source",
     "looked_up": "read where another resource refers to it",
     "two_births": "a further birth of the same person: the earliest counts",
     "two_deaths": "a further death of the same person: the earliest counts",
@@ -35,7 +37,7 @@ REASONS = {
     "overlapping_periods": "merged into another observation period",
 }
 # The content of these rows is in the output, or belongs to no record of events.
-_NOT_LOST = {"duplicates", "overlapping_periods", "not_read", "not_done", "no_diagnosis", "looked_up"}
+_NOT_LOST = {"duplicates", "overlapping_periods", "not_read", "not_done", "no_result", "no_diagnosis", "looked_up"}
 RULES = {
     "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
     "no_person": "rows without a readable person id were dropped",
@@ -46,9 +48,14 @@ RULES = {
     "uncoded": "concepts with a text and no coding were kept as FHIR//0//TYPE: the text may hold a name",
     "partial_date": "dates without a day were put at the end of their month or year, births and stays at its start",
     "not_done": "resources whose status says that they are wrong or did not happen were left out",
+    "no_result": "results that are absent, with a reason, were left out",
+    "bound": "values that are a bound, such as <5, were kept as that number",
+    "lost_diagnosis": "references of bills to a Condition that is not in the source were left out",
     "fixed_code": "line breaks and runs of blanks in codes became one blank",
     "duplicates": "rows that repeat another row exactly were dropped",
     "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
+    "outside_visit": "rows more than a day before or after their visit were kept without it, or they would stretch it",
+    "began_before": "conditions and reports without a recording date began before their visit: put at its end",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
     "end_before_start": "ends that lie before their start were dropped",
     "open_end": "ends in the far future were dropped: they mean that nothing had ended yet",
