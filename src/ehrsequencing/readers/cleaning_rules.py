@@ -147,7 +147,8 @@ def cleaned(
     visit = _visit_of(known, counts)
     spans = _visit_spans(known, visit)
     known = _reported(known, visit, spans, counts)
-    visit = np.where(_outside(known, visit, spans, counts), -1, visit)
+    outside = _outside(known, visit, spans, counts)
+    visit = np.where(outside, -1, visit)
     made = _joined(
         [make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, spans, counts)]
     )
@@ -157,7 +158,7 @@ def cleaned(
     names, code_rank = _used_codes(known.codes, made.code)
     value, text = known.column("numeric_value"), known.column("text_value")
     order = ordered_rows(
-        Keys(known.subject[made.row], made.time_us, code_rank, value, text, encounter, known.source, made.row)
+        Keys(known.subject[made.row], made.time_us, code_rank, value, text, encounter, outside, known.source, made.row)
     )
     counts["duplicates"] += len(made.row) - len(order)
     row = made.row[order]

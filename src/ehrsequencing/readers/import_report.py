@@ -103,6 +103,7 @@ class TableCounts:
     malformed: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # file → rows not parsed, first line
     dropped: dict[str, tuple[int, int]] = field(default_factory=dict)  # reason → rows, position of the first
     unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)  # column → cells without a date, filled cells
+    no_numbers: dict[str, tuple[int, int]] = field(default_factory=dict)  # the same for columns of numbers
 
     def begin(self, file: str | None) -> None:
         """Say that the rows that follow are of this file."""
@@ -137,8 +138,10 @@ class TableCounts:
             for reason, (rows, first) in sorted(self.dropped.items())
         ]
         out = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
-        cells = {name: {"unreadable": bad, "filled": n} for name, (bad, n) in sorted(self.unreadable.items()) if bad}
-        return out | ({"dates": cells} if cells else {})
+        for kind, columns in (("dates", self.unreadable), ("numbers", self.no_numbers)):
+            cells = {name: {"unreadable": bad, "filled": n} for name, (bad, n) in sorted(columns.items()) if bad}
+            out |= {kind: cells} if cells else {}
+        return out
 
     def _example(self, position: int) -> dict[str, Any] | None:
         """File and row of a position; rows are counted from 1, without the header and malformed lines."""
@@ -159,6 +162,8 @@ class TableCounts:
             out.append(f"dropped from {self.name}: {share} ({column}{REASONS[entry['reason']]}{where})")
         for name, (bad, n) in sorted(self.unreadable.items()):
             out += [f"not read in {self.name}: {bad:,} of {n:,} dates of {name}"] if bad else []
+        for name, (bad, n) in sorted(self.no_numbers.items()):
+            out += [f"not read in {self.name}: {bad:,} of {n:,} values of {name}, which are no numbers"] if bad else []
         return out
 
     def warnings(self) -> list[str]:
@@ -171,6 +176,9 @@ class TableCounts:
         for name, (bad, n) in sorted(self.unreadable.items()):
             if bad > WARN_SHARE * n:
                 out.append(f"{bad:,} of {n:,} dates in column {name} of {self.name} ({bad / n:.1%}) cannot be read")
+        for name, (bad, n) in sorted(self.no_numbers.items()):
+            if bad > WARN_SHARE * n:
+                out.append(f"{bad:,} of {n:,} values in column {name} of {self.name} ({bad / n:.1%}) are no numbers")
         return out
 
     def check(self) -> None:

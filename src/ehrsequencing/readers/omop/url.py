@@ -41,7 +41,7 @@ def connect(url: str) -> Any:
     """Open a database through Ibis.
 
     Raises:
-        EhrseqError: The text is not a URL, or a DuckDB file is missing.
+        EhrseqError: The text is not a URL, a DuckDB file is missing, or the driver of PostgreSQL is not installed.
     """
     import ibis
 
@@ -55,6 +55,11 @@ def connect(url: str) -> Any:
         raise EhrseqError("is not a URL", where="the database", fix=_HOW)
     if parts["scheme"].lower() not in ("postgres", "postgresql"):
         return ibis.connect(_quoted(parts))
+    try:
+        import psycopg  # noqa: F401  # Ibis would import it, too, but its error does not name our extra
+    except ImportError as error:
+        what = "reading PostgreSQL needs its driver, which is not installed"
+        raise EhrseqError(what, where="the database", fix='pip install "ehrsequencing[postgres]"') from error
     database, _, schema = (parts["path"] or "").partition("/")
     named = {key: parts[key] for key in ("user", "password", "port")}
     named |= {"host": (parts["host"] or "").strip("[]"), "database": database, "schema": schema}
