@@ -448,13 +448,16 @@ def _reported(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> _R
 
 def _outside(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> Bools:
     """(n,) which rows lie more than a day before their visit's first day or after its last; they would stretch it."""
-    some = np.flatnonzero((visit >= 0) & (rows.time_us != NO_TIME) & ~rows.of_role(*_VISITS))
-    at = visit[some]
-    far = (rows.time_us[some] < spans.from_us[at]) | (rows.time_us[some] >= spans.until_us[at])
-    far |= rows.of_role(Role.SPAN)[some] & (rows.end_us[some] >= spans.until_us[at])
-    counts["outside_visit"] += int(far.sum())
+    some = np.flatnonzero(visit >= 0)
+    at, time_us = visit[some], rows.time_us[some]
+    far = some[(time_us < spans.from_us[at]) | (time_us >= spans.until_us[at])]
+    far = far[rows.time_us[far] != NO_TIME]
+    stays = np.flatnonzero(rows.role == Role.SPAN)
+    stays = stays[visit[stays] >= 0]
+    late = stays[rows.end_us[stays] >= spans.until_us[visit[stays]]]
     outside = np.zeros(len(visit), dtype=bool)
-    outside[some[far]] = True
+    outside[far] = outside[late] = True
+    counts["outside_visit"] += int(outside.sum())
     return outside
 
 
