@@ -191,7 +191,7 @@ def test_other_reports_of_the_past_are_dated_in_the_same_way(kind: str, began: s
 
 def test_onsets_pull_stays_back_if_reports_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the tests above, which is the reader as it was: the diagnosis of 2011 stands in 2009."""
-    monkeypatch.setattr(cleaning_rules, "_reported", lambda rows, *_: rows)
+    monkeypatch.setattr(cleaning_rules, "known_times", lambda rows, *_: rows.time_us)
     assert known(KNOWN["onset years before"][0])[0][0].startswith("2009")
 
 

@@ -242,7 +242,7 @@ def test_the_encounters_of_a_table_become_visits(tmp_path: Path) -> None:
 
 def test_without_the_ids_of_encounters_visits_are_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of the test above: it is how the map's `encounter` once had no effect."""
-    monkeypatch.setattr(cleaning_rules, "_VISITS", (Role.VISIT,))
+    monkeypatch.setattr(cleaning_rules, "VISITS", (Role.VISIT,))
     assert "visit does not exist" in import_stays(tmp_path)
     visits = prepared_visits(tmp_path / "meds", tmp_path)
     assert ("2011-05-03T08:00", "2011-05-05T09:00") not in visits

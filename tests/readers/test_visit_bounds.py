@@ -135,8 +135,8 @@ def test_bounds_beside_plain_dates(spans: list[tuple[dt.datetime, dt.datetime | 
 @pytest.mark.parametrize(
     ("name", "mutant", "broken"),
     [
-        ("_outside", lambda rows, *_: np.zeros(len(rows.role), dtype=bool), OUTSIDE),
-        ("_reported", lambda rows, *_: rows, [began for (began, _), known in REPORTED if known == END]),
+        ("rows_outside", lambda rows, *_: np.zeros(len(rows.role), dtype=bool), OUTSIDE),
+        ("known_times", lambda rows, *_: rows.time_us, [began for (began, _), known in REPORTED if known == END]),
     ],
 )
 def test_without_the_rules_a_visit_stretches(
@@ -145,6 +145,6 @@ def test_without_the_rules_a_visit_stretches(
     """The mutants, which are the reader as it was."""
     monkeypatch.setattr(cleaning_rules, name, mutant)
     for time in broken:
-        rows, _ = cleaned(visit(), event(time, Role.EVENT if name == "_outside" else Role.REPORTED))
+        rows, _ = cleaned(visit(), event(time, Role.EVENT if name == "rows_outside" else Role.REPORTED))
         times = [row["time"] for row in rows if row["encounter_id"] == 7]
         assert min(times) < START - DAY or max(times) > END + DAY or of_code(rows)[0][0] < START

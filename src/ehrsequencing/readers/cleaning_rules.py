@@ -9,17 +9,15 @@ import pyarrow.compute as pc
 
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.readers.import_report import ImportReport, RowCounts, RuleCounts, among, distinct
+from ehrsequencing.readers.moments import NO_TIME, OPEN, end_of_day, micros
 from ehrsequencing.readers.row_order import Keys, ordered_rows
 from ehrsequencing.readers.rows import Role, clean_codes, encoded
+from ehrsequencing.readers.visit_spans import VISITS, VisitSpans, known_times, rows_outside, visit_spans
 from ehrsequencing.records.events import BIRTH, DAY_US, SECOND_US
 
-NO_TIME = np.iinfo(np.int64).min
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
-OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
 _SPANS = (Role.VISIT, Role.SPAN)
-_VISITS = (Role.VISIT, Role.NAMED_VISIT)
-_NEVER = NO_TIME + 2 * DAY_US  # the start of a visit whose time is not known
 
 
 def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tuple[pa.Table, Bools]:
@@ -101,16 +99,6 @@ class _Made:
     code: Ints
 
 
-@dataclass(frozen=True, eq=False)
-class _Spans:
-    """When each visit began and ended, and which rows may belong to it: those of `from_us` ≤ time < `until_us`."""
-
-    start_us: Ints  # (v,) `_NEVER` where it is not known
-    end_us: Ints  # (v,) without a valid end, the end of the day on which it starts
-    from_us: Ints  # (v,) the start of the day before its first day
-    until_us: Ints  # (v,) the end of the day after its last day; `OPEN` without a valid end, since it may go on
-
-
 def clean_rows(
     rows: pa.Table, counts: RuleCounts, row_counts: RowCounts | None = None, *, open_after_us: int | None = None
 ) -> pa.Table:
@@ -145,9 +133,9 @@ def cleaned(
     """
     known = _without_open_ends(_plain(_known_persons(rows, counts, group)), counts, open_after_us)
     visit = _visit_of(known, counts)
-    spans = _visit_spans(known, visit)
-    known = _reported(known, visit, spans, counts)
-    outside = _outside(known, visit, spans, counts)
+    spans = visit_spans(known, visit)
+    known = replace(known, time_us=known_times(known, visit, spans, counts))
+    outside = rows_outside(known, visit, spans, counts)
     visit = np.where(outside, -1, visit)
     made = _joined(
         [make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, spans, counts)]
@@ -275,11 +263,6 @@ def _among_roles(role: Ints, roles: tuple[Role, ...]) -> Bools:
     return wanted[role]
 
 
-def micros(column: pa.ChunkedArray) -> Ints:
-    """(n,) microseconds since 1970, `NO_TIME` for null."""
-    return np.asarray(pc.fill_null(column.cast(pa.int64()), NO_TIME).to_numpy(), dtype=np.int64)
-
-
 def _timestamps(us: Ints) -> pa.Array:
     return pa.array(us, mask=us == NO_TIME).cast(pa.timestamp("us"))
 
@@ -310,18 +293,10 @@ def _births(rows: _Rows, counts: RuleCounts) -> _Made:
 
 def _deaths(rows: _Rows, counts: RuleCounts) -> _Made:
     deaths = np.flatnonzero(rows.of_role(Role.DEATH))
-    time_us = _end_of_day(rows.time_us[deaths], counts)
+    time_us = end_of_day(rows.time_us[deaths], counts)
     first, several = _earliest(rows.subject[deaths], time_us)
     counts["two_deaths"] += several
     return _Made(deaths[first], time_us[first], rows.code[deaths[first]])
-
-
-def _end_of_day(time_us: Ints, counts: RuleCounts | None = None) -> Ints:
-    """The times, with midnight moved to the last second of the day; each move is counted."""
-    bare = (time_us % DAY_US == 0) & (time_us != NO_TIME)
-    if counts is not None:
-        counts["date_only"] += int(bare.sum())
-    return np.where(bare, time_us + DAY_US - SECOND_US, time_us)
 
 
 def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
@@ -331,12 +306,12 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
     """
     periods = np.flatnonzero(rows.of_role(Role.OBSERVED))
     start, end = rows.time_us[periods], rows.end_us[periods]
-    backwards = (end != NO_TIME) & (_end_of_day(end) < start)
+    backwards = (end != NO_TIME) & (end_of_day(end) < start)
     counts["end_before_start"] += int(backwards.sum())
     end = np.where(backwards | (end == NO_TIME), start, end)
     subject = rows.subject[periods]
     order = np.lexsort((end, start, subject))
-    subject, start, end = subject[order], start[order], _end_of_day(end)[order]
+    subject, start, end = subject[order], start[order], end_of_day(end)[order]
     opens = np.ones(len(start), dtype=bool)
     reach = 0
     for row in range(len(start)):  # reach: the latest end so far, which need not be the neighbour's
@@ -354,7 +329,7 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
     return _Made(chosen, np.r_[start[opens], end[closes][ended]], code)
 
 
-def _events(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> _Made:
+def _events(rows: _Rows, visit: Ints, spans: VisitSpans, counts: RuleCounts) -> _Made:
     """Events, static rows, and the starts and ends of visits and other spans."""
     every = np.flatnonzero(rows.of_role(Role.EVENT, Role.REPORTED, Role.STATIC, *_SPANS))
     role, visit = rows.role[every], visit[every]
@@ -363,14 +338,14 @@ def _events(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> _Mad
     midnight = (time_us % DAY_US == 0) & (time_us != NO_TIME) & ~span
     loose = np.flatnonzero(midnight)
     counts["date_only"] += len(loose)
-    moved = _end_of_day(time_us[loose])
+    moved = end_of_day(time_us[loose])
     inside = visit[loose] >= 0
     at, bare = visit[loose][inside], time_us[loose][inside]
     covers = (spans.start_us[at] < bare + DAY_US) & (spans.end_us[at] >= bare)
     moved[inside] = np.where(covers, np.minimum(moved[inside], spans.end_us[at]), moved[inside])
     time_us[loose] = moved
     stays = np.flatnonzero(span)
-    end_us = _end_of_day(rows.end_us[every[stays]])
+    end_us = end_of_day(rows.end_us[every[stays]])
     backwards = (end_us != NO_TIME) & (end_us < time_us[stays])
     counts["end_before_start"] += int(backwards.sum())
     ended = (end_us != NO_TIME) & ~backwards
@@ -388,7 +363,7 @@ def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
     name = encoded(rows.table["encounter_id"])
     number = pc.fill_null(name.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     number[outside] = -1
-    is_visit = rows.of_role(*_VISITS) & (number >= 0)
+    is_visit = rows.of_role(*VISITS) & (number >= 0)
     width = len(name.dictionary) + 1
     visits = np.unique(rows.subject[is_visit] + number[is_visit] * len(rows.subject_ids))
     if not len(visits):
@@ -404,61 +379,6 @@ def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
         found = np.where((number >= 0) & (visits[at] == key), at, -1)
     counts["dangling_encounter"] += int(((number >= 0) & (found < 0)).sum())
     return found
-
-
-def _visit_spans(rows: _Rows, visit: Ints) -> _Spans:
-    """The spans of all visits; several rows of a visit have one span, from the earliest start to the latest end."""
-    n = int(visit.max(initial=-1)) + 1
-    start, end, ended = np.full(n, OPEN), np.full(n, NO_TIME), np.zeros(n, dtype=bool)
-    chosen = np.flatnonzero(rows.of_role(*_VISITS) & (visit >= 0) & (rows.time_us != NO_TIME))
-    at, start_us = visit[chosen], rows.time_us[chosen]
-    end_us = _end_of_day(rows.end_us[chosen])
-    valid = end_us >= start_us
-    np.minimum.at(start, at, start_us)
-    np.maximum.at(end, at, np.where(valid, end_us, _end_of_day(_day(start_us))))
-    ended[at[valid]] = True
-    start, end = (np.where(end == NO_TIME, other, us) for us, other in ((start, _NEVER), (end, OPEN)))
-    return _Spans(start, end, _day(start) - DAY_US, np.where(ended, _day(np.where(ended, end, 0)) + 2 * DAY_US, OPEN))
-
-
-def _day(time_us: Ints) -> Ints:
-    return time_us - time_us % DAY_US
-
-
-def _reported(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> _Rows:
-    """Put what was reported at the latest time at which it began, or at its visit's end if it began before the visit.
-
-    A diagnosis of a visit was known by the visit's end, and not when the disease began, years before.
-    """
-    some = np.flatnonzero(rows.of_role(Role.REPORTED))
-    if not len(some):
-        return rows
-    first, at = rows.time_us[some], visit[some]
-    last = np.where(rows.end_us[some] == NO_TIME, first, rows.end_us[some])
-    stay = at >= 0
-    start, end = spans.start_us[at[stay]], spans.end_us[at[stay]]
-    early = np.zeros(len(some), dtype=bool)
-    early[stay] = (_end_of_day(first[stay]) < start) | ((first[stay] <= end) & (end < last[stay]))
-    counts["began_before"] += int(early.sum())
-    time_us = rows.time_us.copy()
-    time_us[some] = last
-    time_us[some[early]] = spans.end_us[at[early]]
-    return replace(rows, time_us=time_us)
-
-
-def _outside(rows: _Rows, visit: Ints, spans: _Spans, counts: RuleCounts) -> Bools:
-    """(n,) which rows lie more than a day before their visit's first day or after its last; they would stretch it."""
-    some = np.flatnonzero(visit >= 0)
-    at, time_us = visit[some], rows.time_us[some]
-    far = some[(time_us < spans.from_us[at]) | (time_us >= spans.until_us[at])]
-    far = far[rows.time_us[far] != NO_TIME]
-    stays = np.flatnonzero(rows.role == Role.SPAN)
-    stays = stays[visit[stays] >= 0]
-    late = stays[rows.end_us[stays] >= spans.until_us[visit[stays]]]
-    outside = np.zeros(len(visit), dtype=bool)
-    outside[far] = outside[late] = True
-    counts["outside_visit"] += int(outside.sum())
-    return outside
 
 
 def _without_nobody(rows: _Rows, made: _Made, counts: RuleCounts) -> _Made:
