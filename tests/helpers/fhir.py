@@ -59,9 +59,12 @@ _CONCEPTS = st.sampled_from(
      {"coding": [*concept("44054006")["coding"], *concept("local-7", "http://h.example/CodeSystem/labs")["coding"]]},
      concept("77", "http://h.example/CodeSystem/labs/"), {"text": "only words"}, {}, None]
 )  # fmt: skip
-_STATUS = st.sampled_from([None, "final", "final", "completed", "entered-in-error", "not-done", "cancelled"])
+_STATUS = st.sampled_from(
+    [None, "final", "final", "completed", "entered-in-error", "not-done", "cancelled", "registered"]
+)
 _VALUES = st.sampled_from(
-    [{}, {"valueQuantity": {"value": 7.5, "unit": "percent", "code": "%"}}, {"valueQuantity": {"value": 3}},
+    [{}, {"valueQuantity": {"value": 7.5, "unit": "percent", "code": "%"}}, {"dataAbsentReason": {"text": "lost"}},
+     {"valueQuantity": {"value": 3, "comparator": "<"}},
      {"valueCodeableConcept": concept("266919005")}, {"valueCodeableConcept": {"text": "never"}},
      {"valueString": "a word"}, {"valueBoolean": True}, {"valueInteger": 4}, {"valueDateTime": "2011-05-03"}]
 )  # fmt: skip
@@ -117,29 +120,36 @@ def _medications(draw: st.DrawFn) -> Resource:
     )
 
 
-def _dated(kind: str, subject: str, time: str, code: str) -> st.SearchStrategy[Resource]:
+def _dated(kind: str, subject: str, time: str, code: str, recorded: str = "issued") -> st.SearchStrategy[Resource]:
     return st.builds(
-        lambda who, where, when, what, status: of(
-            kind, status=status, **{subject: who, "encounter": where, time: when, code: what}
+        lambda who, where, when, later, what, status: of(
+            kind, status=status, **{subject: who, "encounter": where, time: when, recorded: later, code: what}
         ),
-        _SUBJECT, _STAY, TIMES, _CONCEPTS, _STATUS,
+        _SUBJECT, _STAY, TIMES, st.none() | TIMES, _CONCEPTS, _STATUS,
     )  # fmt: skip
 
 
-_CLAIMS = st.builds(
-    lambda who, when, what: of(
-        "Claim", patient=who, created=when, diagnosis=None if what is None else [{"diagnosisCodeableConcept": what}]
-    ),
-    _SUBJECT, TIMES, _CONCEPTS,
-)  # fmt: skip
+@st.composite
+def _claims(draw: st.DrawFn) -> Resource:
+    """Bills whose diagnosis is their own, that of a Condition inside, or of one elsewhere."""
+    what = draw(_CONCEPTS)
+    inside = [of("Condition", id="c", code=concept("38341003"))] if draw(st.booleans()) else None
+    how = draw(st.sampled_from(["own", "own", "#c", "Condition/7", "none"]))
+    referred = {"diagnosisReference": {"reference": how, "display": "Anna's"}}
+    told = {"own": {"diagnosisCodeableConcept": what} if what else None, "none": None}.get(how, referred)
+    return of(
+        "Claim", patient=draw(_SUBJECT), created=draw(TIMES), contained=inside, diagnosis=[told] if told else None
+    )
+
+
 _OTHERS = st.sampled_from(
     [of("Basic"), of("CarePlan", id="c"), of("Medication", id="m1", code=concept("1191", RXNORM))]
 )
 RESOURCES = st.lists(
     st.one_of(
-        _patients(), _encounters(), _observations(), _medications(), _CLAIMS, _OTHERS,
-        _dated("Condition", "subject", "onsetDateTime", "code"),
-        _dated("Immunization", "patient", "occurrenceDateTime", "vaccineCode"),
+        _patients(), _encounters(), _observations(), _medications(), _claims(), _OTHERS,
+        _dated("Condition", "subject", "onsetDateTime", "code", "recordedDate"),
+        _dated("Immunization", "patient", "occurrenceDateTime", "vaccineCode", "recorded"),
         _dated("DiagnosticReport", "subject", "effectiveDateTime", "code"),
     ),
     max_size=12,

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.readers import cleaning_rules
 from ehrsequencing.readers.fhir import elements, import_fhir
 from ehrsequencing.readers.fhir import source as fhir_source
 from ehrsequencing.readers.fhir.memory import read_bundle
@@ -128,6 +129,141 @@ def test_every_type_of_resource_becomes_its_rows(tmp_path: Path) -> None:
     assert codes["LOINC//72166-2//SNOMED//266919005"]["description"] == "Smoking: Never smoked"
     assert codes["LOINC//4548-4//%"]["parent_codes"] == ["LOINC//4548-4"]
     assert codes["ENCOUNTER//inpatient//END"]["parent_codes"] == ["ENCOUNTER//inpatient"]
+
+
+STAY_ENDS = "2011-05-03 18:00:00"
+KNOWN = {  # what a Condition of the stay on 3 May 2011 from 08:00 to 18:00 says → when known, and is it of the stay
+    "onset years before": ({"onsetDateTime": "2009-03-01T10:00:00Z"}, STAY_ENDS, True),
+    "onset on the evening before": ({"onsetDateTime": "2011-05-02T20:00:00Z"}, STAY_ENDS, True),
+    "onset in the month": ({"onsetDateTime": "2011-05"}, STAY_ENDS, True),
+    "onset in the year": ({"onsetDateTime": "2011"}, STAY_ENDS, True),
+    "onset on the day": ({"onsetDateTime": "2011-05-03"}, STAY_ENDS, True),
+    "onset in the stay": ({"onsetPeriod": {"start": "2011-05-03T10:00:00Z"}}, "2011-05-03 10:00:00", True),
+    "recorded in the stay": (
+        {"onsetDateTime": "2009-03-01", "recordedDate": "2011-05-03T09:00:00Z"}, "2011-05-03 09:00:00", True,
+    ),
+    "recorded long after": (
+        {"onsetDateTime": "2011-05-03", "recordedDate": "2012-01-01T10:00:00Z"}, "2012-01-01 10:00:00", False,
+    ),
+    "recorded in a later month": (
+        {"onsetDateTime": "2011-05-03", "recordedDate": "2011-06"}, "2011-06-30 23:59:59", False,
+    ),
+    "recorded before the onset": (
+        {"onsetDateTime": "2011-05-03T10:00:00Z", "recordedDate": "2011-05-01"}, "2011-05-03 10:00:00", True,
+    ),
+    "only recorded": ({"recordedDate": "2011-05-03T09:30:00Z"}, "2011-05-03 09:30:00", True),
+}  # fmt: skip
+
+
+def known(told: dict[str, Any], stay: Any = STAY) -> list[tuple[str, bool]]:
+    """Time of a Condition, and whether it is of the stay."""
+    rows, _ = read_bundle([*PEOPLE, CARE[0], of("Condition", subject=ANNA, encounter=stay, code=concept("1"), **told)])
+    return [(str(r["time"]), r["encounter_id"] == "s1") for r in rows.to_pylist() if r["code"] == "SNOMED//1"]
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_a_condition_stands_at_the_time_at_which_it_was_known(case: str) -> None:
+    told, time, is_of_stay = KNOWN[case]
+    assert known(told) == [(time, is_of_stay)]
+
+
+def test_without_a_stay_in_the_export_a_condition_stands_at_its_onset() -> None:
+    for stay in (None, refer("Encounter", "elsewhere")):
+        assert known({"onsetDateTime": "2009"}, stay) == [("2009-12-31 23:59:59", False)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "began", "recorded", "code"),
+    [
+        ("AllergyIntolerance", "onsetDateTime", "recordedDate", "code"),
+        ("Immunization", "occurrenceDateTime", "recorded", "vaccineCode"),
+        ("MedicationStatement", "effectiveDateTime", "dateAsserted", "medicationCodeableConcept"),
+    ],
+)
+def test_other_reports_of_the_past_are_dated_in_the_same_way(kind: str, began: str, recorded: str, code: str) -> None:
+    link = {"context" if kind.startswith("Medication") else "encounter": STAY, code: concept("1")}
+    who = {"subject": ANNA} if kind.startswith("Medication") else {"patient": ANNA}
+    for told, time in (({}, STAY_ENDS), ({recorded: "2011-05-03T09:00:00Z"}, "2011-05-03 09:00:00")):
+        rows, _ = read_bundle([*PEOPLE, CARE[0], of(kind, **who, **link, **{began: "1990-02-01"}, **told)])
+        found = [(str(r["time"]), r["encounter_id"]) for r in rows.to_pylist() if r["code"] == "SNOMED//1"]
+        assert found == [(time, "s1")]
+
+
+def test_onsets_pull_stays_back_if_reports_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the tests above, which is the reader as it was: the diagnosis of 2011 stands in 2009."""
+    monkeypatch.setattr(cleaning_rules, "known_times", lambda rows, *_: rows.time_us)
+    assert known(KNOWN["onset years before"][0])[0][0].startswith("2009")
+
+
+def bill(*references: str, **more: Any) -> dict[str, Any]:
+    diagnosis = [
+        {"diagnosisReference": {"reference": reference, "display": "Anna Surname"}} for reference in references
+    ]
+    return of("Claim", patient=ANNA, created="2011-05-20", diagnosis=diagnosis or None, **more)
+
+
+def test_diagnoses_of_bills_are_found_inside_or_missed_and_counted(tmp_path: Path) -> None:
+    refuted = concept("refuted", "http://terminology.hl7.org/CodeSystem/condition-ver-status")
+    wrong = of("Condition", id="w", code=concept("38341003"), verificationStatus=refuted)
+    inside = [of("Condition", id="c", code=concept("73211009")), wrong]
+    bills = [
+        bill("#c", contained=inside),
+        bill("#w", contained=inside),
+        bill("Condition/there"),
+        bill("urn:uuid:there", "https://example.org/fhir/Condition/there/_history/1"),
+        bill("Condition/there", "Condition/elsewhere"),
+        bill("#nothing"),
+        bill("#c", "Condition/elsewhere", contained=inside),
+        bill(),
+    ]
+    told = of("Condition", id="there", subject=ANNA, onsetDateTime="2011-05-03", code=concept("44054006"))
+    records = [*PEOPLE, *bills, told]
+    rows, report = read_bundle(records)
+    assert [r["code"] for r in rows.to_pylist() if str(r["time"]) == "2011-05-20 23:59:59"] == ["SNOMED//73211009"]
+    table = report.row_counts.tables["Claim"]
+    lost = {reason: count for reason, (count, _) in table.dropped.items()}
+    assert lost == {"duplicates": 1, "no_diagnosis": 4, "lost_diagnosis": 2}
+    assert report.counts["lost_diagnosis"] == 3
+    assert (
+        "2 of 8 rows of Claim (25.0%) were dropped, most of them because: a bill whose diagnosis" in table.warnings()[0]
+    )
+    check_counts(records, report)
+    result = ehrseq("import", "fhir", write_ndjson(records, tmp_path / "fhir"), tmp_path / "meds")
+    assert "dropped from Claim: 2 of 8 rows (a bill whose diagnosis is a Condition that is not in" in result.output
+    assert "Surname" not in result.output
+
+
+def test_results_that_are_absent_make_no_rows_and_bounds_are_counted() -> None:
+    absent, crp = {"text": "not performed"}, concept("1988-5", LOINC)
+    low = {"value": 5, "comparator": "<", "unit": "mg/L"}
+    base = {"subject": ANNA, "effectiveDateTime": "2011-06-01T09:00:00Z", "code": crp}
+    parts = [{"code": concept("8480-6", LOINC), "dataAbsentReason": absent},
+             {"code": concept("8462-4", LOINC), "valueQuantity": {"value": 80}}]  # fmt: skip
+    records = [
+        *PEOPLE,
+        of("Observation", **base, status="registered"),
+        of("Observation", **base, dataAbsentReason=absent),
+        of("Observation", **base, component=parts[:1]),
+        of("Observation", **base, valueQuantity=low),
+        of("Observation", **{**base, "code": concept("85354-9", LOINC)}, component=parts, dataAbsentReason=absent),
+        of("DiagnosticReport", **base, status="registered"),
+    ]
+    rows, report = read_bundle(records)
+    found = {(r["code"], r["numeric_value"]) for r in rows.to_pylist() if str(r["time"]).startswith("2011-06")}
+    assert found == {("LOINC//1988-5//mg/L", 5.0), ("LOINC//8462-4", 80.0)}
+    lost = {reason: count for reason, (count, _) in report.row_counts.tables["Observation"].dropped.items()}
+    assert lost == {"not_done": 1, "no_result": 2}
+    assert {name: report.counts[name] for name in ("not_done", "no_result", "bound")} == {
+        "not_done": 2, "no_result": 3, "bound": 1,
+    }  # fmt: skip
+    check_counts(records, report)
+
+
+def test_a_device_that_nothing_uses_makes_no_row() -> None:
+    device = of("Device", id="d", patient=ANNA, type=concept("360066001"), manufactureDate="2010-01-01")
+    rows, report = read_bundle([*PEOPLE, *CARE[:1], device])
+    assert "SNOMED//360066001" not in rows["code"].to_pylist()
+    assert report.row_counts.tables["Device"].dropped["looked_up"][0] == 1
 
 
 def files(out: Path) -> dict[str, bytes]:

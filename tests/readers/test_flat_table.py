@@ -3,17 +3,22 @@
 import csv
 import datetime as dt
 import io
+import json
 import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import ImportConfig
+from ehrsequencing.readers import cleaning_rules
 from ehrsequencing.readers.flat_table import import_csv
+from ehrsequencing.readers.rows import Role
 from helpers.command_line import ehrseq, refused
+from helpers.meds import stored_subjects
 
 WIDE = """
 subject: ID
@@ -30,7 +35,7 @@ events:
 """
 COLUMNS = ("ID", "years", "status", "age", "sex", "year", "stay", "Bili", "alb", "alb_unit", "edema", "unused")
 NOON = dt.datetime(2000, 1, 1, 12)
-Row = tuple[int, dt.datetime | None, str, float | None]
+Row = tuple[int, dt.datetime | None, str, float | None, str | None]  # subject, time, code, number, encounter
 
 
 def wide(seed: int = 0) -> list[dict[str, str]]:
@@ -71,20 +76,23 @@ def plain(rows: list[dict[str, str]]) -> set[Row]:
         return time + dt.timedelta(seconds=1) if time.time() == dt.time(0) else time  # midnight would mean a whole day
 
     for row in rows:
-        who, time = int(row["ID"]), after(row["year"])
-        out |= {(who, after(row["age"], -1), "MEDS_BIRTH", None), (who, NOON, "ENROLLMENT", None)}
-        out |= {(who, None, f"SEX//{row['sex']}", None)} if row["sex"] not in missing else set()
-        end = {"dead": "MEDS_DEATH", "alive": "END"}.get(row["status"])
-        out |= {(who, after(row["years"]), end, None)} if end else set()
+        who, time, stay = int(row["ID"]), after(row["year"]), row["stay"]
+        out |= {(who, after(row["age"], -1), "MEDS_BIRTH", None, None), (who, NOON, "ENROLLMENT", None, None)}
+        out |= {(who, None, f"SEX//{row['sex']}", None, None)} if row["sex"] not in missing else set()
+        end, ended = {"dead": "MEDS_DEATH", "alive": "END"}.get(row["status"]), after(row["years"])
+        near = ended is not None and (time is None or abs(ended.date() - time.date()) <= dt.timedelta(days=1))
+        out |= {(who, ended, end, None, stay if near and end == "END" else None)} if end else set()
         if time is None:
             continue
         if row["Bili"] not in missing:
             value = number(row["Bili"])
-            out.add((who, time, "LAB//bili" if value is None else "LAB//bili//mg/dL", value))
+            out.add((who, time, "LAB//bili" if value is None else "LAB//bili//mg/dL", value, stay))
         if row["alb"] not in missing:
-            out.add((who, time, f"LAB//alb//{row['alb_unit']}" if row["alb_unit"] else "LAB//alb", number(row["alb"])))
-        out |= {(who, time, f"SIGN//edema//{row['edema']}", None)} if row["edema"] not in missing else set()
-    return out
+            code = f"LAB//alb//{row['alb_unit']}" if row["alb_unit"] else "LAB//alb"
+            out.add((who, time, code, number(row["alb"]), stay))
+        out |= {(who, time, f"SIGN//edema//{row['edema']}", None, stay)} if row["edema"] not in missing else set()
+    named = {row[:4] for row in out if row[4] is not None}
+    return {row for row in out if row[4] is not None or row[:4] not in named}
 
 
 def write(rows: list[dict[str, str]], path: Path, *, delimiter: str = ",") -> Path:
@@ -105,8 +113,9 @@ def write_map(folder: Path, text: str = WIDE) -> Path:
 def meds(source: Path, table_map: Path, out: Path) -> set[Row]:
     import_csv(source, out, settings=ImportConfig(map=table_map))
     table = pa.concat_tables(pq.read_table(path) for path in sorted((out / "data").rglob("*.parquet")))
-    columns = ("subject_id", "time", "code", "numeric_value")
+    columns = ("subject_id", "time", "code", "numeric_value", "encounter_id")
     found = list(zip(*(table[c].to_pylist() for c in columns), strict=True))
+    assert len(found) == len(set(found))
     return set(found)
 
 
@@ -161,6 +170,173 @@ def test_a_long_table_with_dates_and_text_ids(tmp_path: Path) -> None:
     }
     codes = {row["code"]: row for row in pq.read_table(tmp_path / "meds/metadata/codes.parquet").to_pylist()}
     assert codes["CRP//mg/L"]["parent_codes"] == ["CRP"]
+
+
+STAYS = """
+subject: patient
+time: visit_date
+encounter: visit_id
+events:
+  - {code: LAB//crp, value: crp, unit: mg/L}
+  - {code: ICD10GM, code_from: diagnosis}
+  - {code_from: test, value: result, unit_from: unit, time: taken}
+  - {code: END_OF_STUDY, time: last_seen}
+"""
+STAY_ROWS = """patient,visit_id,visit_date,crp,diagnosis,test,result,unit,taken,last_seen
+1,a,2011-05-03 08:00,12,I50.1,,,,,2015-01-01
+1,a,2011-05-05 09:00,7,,Na,140,mmol/L,2011-05-04 10:00,2015-01-01
+1,b,2011-05-04 12:00,3,,K,4.1,mmol/L,2011-05-04 13:00,2015-01-01
+1,c,2012-01-01 08:00,3,E11,K,4.1,mmol/L,2011-12-01 13:00,2015-01-01
+2,a,2013-01-01 08:00,3,E11,,,,,2015-01-01
+"""
+TASK = "name: t\nindex: {first_visit: true}\noutcome: {e: ICD10GM//E11}\nhorizons: [30d]\n"
+
+
+def prepared_visits(meds_: Path, folder: Path) -> list[tuple[str, str]]:
+    """Start and end of every visit that `prepare` cuts by encounter."""
+    (folder / "task.yaml").write_text(TASK)
+    out, by = folder / "prepared", ("visits.by=encounter", "visits.column=encounter_id", "vocabulary.min_subjects=1")
+    done = ehrseq("prepare", meds_, "--task", folder / "task.yaml", "--out", out, *by)
+    assert done.exit_code == 0, done.output
+    stored = stored_subjects(out).values()
+    times = [np.array([one.start_us, one.end_us], dtype="datetime64[us]").T for one in stored]
+    return sorted((str(start)[:16], str(end)[:16]) for visits in times for start, end in visits)
+
+
+def import_stays(folder: Path, table_map: str = STAYS, rows: str = STAY_ROWS) -> str:
+    (folder / "stays.csv").write_text(rows)
+    done = ehrseq("import", "csv", folder / "stays.csv", "--map", write_map(folder, table_map), folder / "meds")
+    assert done.exit_code == 0, done.output
+    return str(done.output)
+
+
+def test_the_encounters_of_a_table_become_visits(tmp_path: Path) -> None:
+    """Stay a holds what was measured in it, and b, which overlaps it; the end of study and an early test stretch none.
+
+    Rows without the encounter fall on their day: on 4 May that is a's span, on 1 December and in 2015 a visit alone.
+    """
+    said = import_stays(tmp_path)
+    assert "rule: 6 rows more than a day before or after their visit were kept without it" in said
+    assert "does not exist" not in said
+    table = pa.concat_tables(pq.read_table(path) for path in (tmp_path / "meds/data").rglob("*.parquet")).to_pylist()
+    by_stay: dict[Any, list[str]] = {}
+    for row in sorted(table, key=lambda row: (row["subject_id"], str(row["time"]), row["code"])):
+        by_stay.setdefault((row["subject_id"], row["encounter_id"]), []).append(row["code"])
+    assert by_stay == {
+        (1, "a"): ["ICD10GM//I50.1", "LAB//crp//mg/L", "Na//mmol/L", "LAB//crp//mg/L"],
+        (1, "b"): ["LAB//crp//mg/L", "K//mmol/L"],
+        (1, "c"): ["ICD10GM//E11", "LAB//crp//mg/L"],
+        (1, None): ["K//mmol/L", "END_OF_STUDY"],
+        (2, "a"): ["ICD10GM//E11", "LAB//crp//mg/L"],
+        (2, None): ["END_OF_STUDY"],
+    }
+    assert prepared_visits(tmp_path / "meds", tmp_path) == [
+        ("2011-05-03T08:00", "2011-05-05T09:00"),
+        ("2011-12-01T13:00", "2011-12-01T13:00"),
+        ("2012-01-01T08:00", "2012-01-01T08:00"),
+        ("2013-01-01T08:00", "2013-01-01T08:00"),
+        ("2015-01-01T23:59", "2015-01-01T23:59"),
+        ("2015-01-01T23:59", "2015-01-01T23:59"),
+    ]
+
+
+def test_without_the_ids_of_encounters_visits_are_days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant of the test above: it is how the map's `encounter` once had no effect."""
+    monkeypatch.setattr(cleaning_rules, "VISITS", (Role.VISIT,))
+    assert "visit does not exist" in import_stays(tmp_path)
+    visits = prepared_visits(tmp_path / "meds", tmp_path)
+    assert ("2011-05-03T08:00", "2011-05-05T09:00") not in visits
+    assert len(visits) == 8
+
+
+def test_a_stay_with_start_and_end_holds_what_was_measured_between_them(tmp_path: Path) -> None:
+    rows = """patient,stay,admitted,discharged,crp,taken
+1,a,2011-05-03,2011-05-20,12,2011-05-11 10:00
+1,a,2011-05-03,2011-05-20,12,2011-05-20
+1,a,2011-05-03,2011-05-20,12,2011-05-22 10:00
+1,b,2012-05-03,,12,2012-07-01 10:00
+1,b,2012-05-03,,12,2012-05-01 10:00
+"""
+    table_map = """
+subject: patient
+encounter: {id: stay, start: admitted, end: discharged}
+events:
+  - {code: LAB//crp, value: crp, time: taken}
+  - {code: ADMISSION, code_from: stay, time: admitted}
+"""
+    import_stays(tmp_path, table_map, rows)
+    table = pa.concat_tables(pq.read_table(path) for path in (tmp_path / "meds/data").rglob("*.parquet")).to_pylist()
+    found = {str(row["time"])[:13]: row["encounter_id"] for row in table if row["code"] == "LAB//crp"}
+    assert found == {
+        "2011-05-11 10": "a", "2011-05-20 23": "a", "2011-05-22 10": None,
+        "2012-07-01 10": "b", "2012-05-01 10": None,  # without an end, the stay may go on
+    }  # fmt: skip
+    error = refused(
+        "import", "csv", tmp_path / "stays.csv", "--map",
+        write_map(tmp_path, table_map.replace("start: admitted, ", "")), tmp_path / "other",
+    )  # fmt: skip
+    assert "encounter: has an end, and no start" in error
+
+
+NUMBERS = "subject: patient\ntime: date\nevents:\n  - {code: CRP, value: crp}\n  - {code: NA, value: na}\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_decimal_commas_are_read_where_the_map_says_so(form: str, tmp_path: Path) -> None:
+    cells = ["3,5", "1.234,5", "-7", "1,5e3", "< 5"]
+    if form == "csv":
+        source = tmp_path / "labs.csv"
+        source.write_text(
+            "patient;date;crp;na\n" + "".join(f"1;0{i + 1}.06.2011;{c};{i}\n" for i, c in enumerate(cells))
+        )
+    else:
+        source = tmp_path / "labs.parquet"
+        numbers = pa.array([i + 0.5 for i in range(5)])  # numbers of Parquet have no comma
+        dates = [dt.date(2011, 6, i + 1) for i in range(5)]
+        pq.write_table(pa.table({"patient": [1] * 5, "date": dates, "crp": cells, "na": numbers}), source)
+    table_map = write_map(tmp_path, f"decimal: ','\n{NUMBERS}")
+    done = ehrseq("import", "csv", source, "--map", table_map, tmp_path / "meds", "import.dates=dmy")
+    assert done.exit_code == 0, done.output
+    assert "1 of 5 values in column crp of labs (20.0%) are no numbers" in done.stderr
+    rows = pq.read_table(next((tmp_path / "meds/data").rglob("*.parquet"))).to_pylist()
+    assert [row["numeric_value"] for row in rows if row["code"] == "CRP"] == [3.5, 1234.5, -7.0, 1500.0, None]
+    expected = [0.5, 1.5, 2.5, 3.5, 4.5] if form == "parquet" else [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert [row["numeric_value"] for row in rows if row["code"] == "NA"] == expected
+    report = json.loads((tmp_path / "meds/metadata/import_report.json").read_text())
+    assert report["rows"]["labs"]["numbers"] == {"crp": {"unreadable": 1, "filled": 5}}
+
+
+@pytest.mark.parametrize(
+    ("cells", "decimal", "message"),
+    [
+        (["3,5", "4,5"], ".", "crp: none of its 2 values is a number (write `decimal: ','` in the map if its numbers"),
+        (["3.5", "4.75"], ",", "crp: none of its 2 values is a number (write `decimal: '.'` in the map if its numbers"),
+        (["I50", "E11"], ".", "crp: none of its 2 values is a number (read a column of texts by code_from"),
+    ],
+)
+def test_a_column_without_a_number_is_refused(cells: list[str], decimal: str, message: str, tmp_path: Path) -> None:
+    source = tmp_path / "labs.csv"
+    source.write_text("patient;date;crp;na\n" + "".join(f"1;2011-06-01;{cell};1\n" for cell in cells))
+    table_map = write_map(tmp_path, f"decimal: '{decimal}'\n{NUMBERS}")
+    error = refused("import", "csv", source, "--map", table_map, tmp_path / "meds")
+    assert f"labs.csv, column {message}" in error
+    assert not any(cell in error for cell in cells)
+
+
+def test_some_numbers_with_the_other_mark_are_noted(tmp_path: Path) -> None:
+    source = tmp_path / "labs.csv"
+    source.write_text("patient;date;crp;na\n" + "".join(f"1;2011-06-01;{c};1\n" for c in ["3", "4", "3,5", "n/a", ""]))
+    done = ehrseq("import", "csv", source, "--map", write_map(tmp_path, NUMBERS), tmp_path / "meds")
+    assert "column crp: a comma keeps 1 of 4 values from being read; write `decimal: ','` in the map" in done.output
+    assert "2 of 4 values in column crp of labs (50.0%) are no numbers" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "subject: [", "- a\n- b\n"])
+def test_a_broken_map_says_where_maps_are_shown(text: str, tmp_path: Path) -> None:
+    source = write(wide(), tmp_path / "visits.csv")
+    error = refused("import", "csv", source, "--map", write_map(tmp_path, text), tmp_path / "meds")
+    assert "docs/data.md#any-flat-table" in error
+    assert "examples/tasks" not in error
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,19 @@ import datetime as dt
 import html
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing.readers import cleaning_rules
 from helpers.command_line import ehrseq
-from helpers.fhir import LOINC, concept, of, refer, write_ndjson
+from helpers.fhir import LOINC, RXNORM, SNOMED, Resource, concept, of, refer, write_ndjson
+from helpers.meds import stored_subjects
 from helpers.omop import Tables, write_csv
 
 pytest.importorskip("ibis", reason="needs the extra omop")
@@ -30,17 +32,30 @@ competing: {death_before_it: MEDS_DEATH}
 censoring: {dataset_end: true}
 horizons:  [180d, 2y]
 """
+CVX, EPOCH = "http://hl7.org/fhir/sid/cvx", dt.datetime(1970, 1, 1)
 LAST = dt.datetime(2020, 6, 1, 12)  # the last thing that happens to anybody: the end of the data set
 
 
+class Fact(NamedTuple):
+    """Something that became known in an encounter, or near it."""
+
+    kind: str  # a key of KINDS
+    known: dt.datetime
+    began: dt.datetime | None = None  # of what began long before
+    value: float | None = None
+
+    @property
+    def code(self) -> str:
+        return "//".join(KINDS[self.kind][1:])
+
+
 class Encounter(NamedTuple):
-    """One stay: its day and hours, a lab and whether sepsis was found."""
+    """One stay: its day and hours, and what was found."""
 
     number: int
     start: dt.datetime
     end: dt.datetime
-    crp: float
-    sepsis: bool
+    facts: tuple[Fact, ...]
 
 
 class Patient(NamedTuple):
@@ -53,29 +68,86 @@ class Patient(NamedTuple):
     encounters: tuple[Encounter, ...]
 
 
+KINDS = {  # kind → OMOP's concept, vocabulary, code
+    "sepsis": (132797, "SNOMED", "91302008"),
+    "diabetes": (201826, "SNOMED", "44054006"),
+    "procedure": (4198190, "SNOMED", "80146002"),
+    "drug": (1112807, "RxNorm", "1191"),
+    "vaccine": (40213154, "CVX", "140"),
+    "crp": (3020460, "LOINC", "1988-5"),
+}
+HOUR, DAY = dt.timedelta(hours=1), dt.timedelta(days=1)
+
+
 def hospital(patients: int = 90) -> list[Patient]:
-    """People whose encounters, labs and ends are drawn; nothing at midnight sharp, which would mean a whole day."""
+    """People whose encounters, facts and ends are drawn; nothing at midnight sharp, which would mean a whole day.
+
+    One stay in four begins before the one before it has ended.
+    """
     rng, number, out = random.Random(3), 0, []
     for who in range(1, patients + 1):
-        day, stays = dt.datetime(2015, 1, 1, 8, 17) + dt.timedelta(days=rng.randrange(600)), []
+        day, stays = dt.datetime(2015, 1, 1, 8, 17) + dt.timedelta(days=rng.randrange(600)), list[Encounter]()
         for visit in range(rng.randrange(2, 6)):
             number += 1
-            end = day + dt.timedelta(hours=rng.randrange(1, 90))
-            stays.append(Encounter(number, day, end, round(rng.uniform(1, 200), 1), visit > 0 and rng.random() < 0.25))
-            day = end.replace(hour=8) + dt.timedelta(days=rng.randrange(20, 250))
+            if stays and rng.random() < 0.25:
+                before = stays[-1]
+                hours = rng.randrange(int((before.end - before.start) / HOUR) + 1)
+                day = before.start + hours * HOUR + dt.timedelta(minutes=number % 29 + 1)
+            end = day + dt.timedelta(hours=rng.randrange(1, 90), minutes=number % 23)
+            stays.append(Encounter(number, day, end, tuple(facts(rng, day, end, first=visit == 0))))
+            day = max(e.end for e in stays).replace(hour=8) + dt.timedelta(days=rng.randrange(20, 250))
         died = (day + dt.timedelta(days=30)).date() if rng.random() < 0.4 else None
         out.append(Patient(who, rng.choice("MF"), dt.date(1930 + who % 60, 3, 1 + who % 28), died, tuple(stays)))
-    last = Encounter(number + 1, LAST - dt.timedelta(hours=4), LAST, 5.0, False)
+    last = Encounter(number + 1, LAST - 4 * HOUR, LAST, (Fact("crp", LAST - 4 * HOUR, value=5.0),))
     return [*out, Patient(0, "F", dt.date(1950, 1, 1), None, (last,))]
+
+
+def facts(rng: random.Random, start: dt.datetime, end: dt.datetime, *, first: bool) -> Iterator[Fact]:
+    """What is found in a stay; some of it began long before, and some labs were taken before or after it."""
+
+    def inside() -> dt.datetime:
+        return start + (end - start) * rng.random() // dt.timedelta(minutes=1) * dt.timedelta(minutes=1) + ODD
+
+    def before() -> dt.datetime:
+        return start - dt.timedelta(days=rng.randrange(400, 3000), minutes=1)
+
+    yield Fact("crp", start, value=round(rng.uniform(1, 200), 1))
+    if rng.random() < 0.3:
+        yield Fact("crp", start - 5 * HOUR, value=2.5)  # before admission: of the stay
+    if rng.random() < 0.3:
+        yield Fact("crp", end + 4 * DAY, value=3.5)  # a follow-up: not of the stay
+    if not first and rng.random() < 0.25:
+        yield Fact("sepsis", inside())
+    if rng.random() < 0.4:
+        yield Fact("diabetes", rng.choice([inside(), end]), before())
+    if rng.random() < 0.4:
+        yield Fact("procedure", inside())
+    if rng.random() < 0.5:
+        yield Fact("drug", inside(), rng.choice([None, before()]))
+    if rng.random() < 0.4:
+        yield Fact("vaccine", inside(), rng.choice([None, before()]))
+
+
+ODD = dt.timedelta(seconds=7)
+
+
+def told_of(people: Sequence[Patient], *kinds: str) -> list[tuple[Patient, Encounter, Fact]]:
+    return [(p, e, fact) for p in people for e in p.encounters for fact in e.facts if fact.kind in kinds]
 
 
 def as_omop(people: Sequence[Patient], folder: Path) -> Path:
     """The hospital as tables of OMOP's CDM."""
     stays = [(p, e) for p in people for e in p.encounters]
-    concepts = [
-        (8507, "Gender", "M"), (8532, "Gender", "F"), (9201, "Visit", "IP"), (132797, "SNOMED", "91302008"),
-        (3020460, "LOINC", "1988-5"), (8751, "UCUM", "mg/L"),
-    ]  # fmt: skip
+    concepts = [(8507, "Gender", "M"), (8532, "Gender", "F"), (9201, "Visit", "IP"), (8751, "UCUM", "mg/L")]
+
+    def rows(stem: str, date: str, *kinds: str) -> list[dict[str, Any]]:
+        return [
+            {"person_id": p.number, f"{stem}_concept_id": KINDS[f.kind][0], f"{date}_datetime": f.known,
+             "visit_occurrence_id": e.number}
+            | ({"value_as_number": f.value, "unit_concept_id": 8751} if f.value is not None else {})
+            for p, e, f in told_of(people, *kinds)
+        ]  # fmt: skip
+
     tables: Tables = {
         "person": [
             {"person_id": p.number, "gender_concept_id": 8507 if p.sex == "M" else 8532, "birth_datetime": p.born}
@@ -86,20 +158,14 @@ def as_omop(people: Sequence[Patient], folder: Path) -> Path:
              "visit_start_datetime": e.start, "visit_end_datetime": e.end}
             for p, e in stays
         ],
-        "condition_occurrence": [
-            {"person_id": p.number, "condition_concept_id": 132797, "condition_start_datetime": e.start,
-             "visit_occurrence_id": e.number}
-            for p, e in stays if e.sepsis
-        ],
-        "measurement": [
-            {"person_id": p.number, "measurement_concept_id": 3020460, "measurement_datetime": e.start,
-             "value_as_number": e.crp, "unit_concept_id": 8751, "visit_occurrence_id": e.number}
-            for p, e in stays
-        ],
+        "condition_occurrence": rows("condition", "condition_start", "sepsis", "diabetes"),
+        "procedure_occurrence": rows("procedure", "procedure", "procedure"),
+        "drug_exposure": rows("drug", "drug_exposure_start", "drug", "vaccine"),
+        "measurement": rows("measurement", "measurement", "crp"),
         "death": [{"person_id": p.number, "death_date": p.died} for p in people if p.died],
         "concept": [
             {"concept_id": i, "concept_name": f"{v} {c}", "vocabulary_id": v, "concept_code": c}
-            for i, v, c in concepts
+            for i, v, c in [*concepts, *KINDS.values()]
         ],
     }  # fmt: skip
     return write_csv(tables, folder)
@@ -108,6 +174,15 @@ def as_omop(people: Sequence[Patient], folder: Path) -> Path:
 def as_synthea(people: Sequence[Patient], folder: Path) -> Path:
     """The hospital as Synthea exports it."""
     stays = [(p, e) for p in people for e in p.encounters]
+
+    def rows(date: str, *kinds: str) -> list[dict[str, Any]]:
+        return [
+            {date: _utc(f.known), "PATIENT": f"patient-{p.number}", "ENCOUNTER": f"stay-{e.number}",
+             "CODE": KINDS[f.kind][2], "DESCRIPTION": f.kind}
+            | ({"VALUE": f.value, "UNITS": "mg/L", "TYPE": "numeric"} if f.value is not None else {})
+            for p, e, f in told_of(people, *kinds)
+        ]  # fmt: skip
+
     tables: dict[str, list[dict[str, Any]]] = {
         "patients": [
             {"Id": f"patient-{p.number}", "BIRTHDATE": p.born, "DEATHDATE": p.died or "", "GENDER": p.sex}
@@ -118,24 +193,23 @@ def as_synthea(people: Sequence[Patient], folder: Path) -> Path:
              "ENCOUNTERCLASS": "inpatient", "CODE": "185347001", "DESCRIPTION": "Encounter for problem"}
             for p, e in stays
         ],
-        "conditions": [
-            {"START": _utc(e.start), "STOP": "", "PATIENT": f"patient-{p.number}", "ENCOUNTER": f"stay-{e.number}",
-             "CODE": "91302008", "DESCRIPTION": "Sepsis"}
-            for p, e in stays if e.sepsis
-        ],
-        "observations": [
-            {"DATE": _utc(e.start), "PATIENT": f"patient-{p.number}", "ENCOUNTER": f"stay-{e.number}",
-             "CODE": "1988-5", "DESCRIPTION": "CRP", "VALUE": e.crp, "UNITS": "mg/L", "TYPE": "numeric"}
-            for p, e in stays
-        ],
+        "conditions": rows("START", "sepsis", "diabetes"),
+        "procedures": rows("START", "procedure"),
+        "medications": rows("START", "drug"),
+        "immunizations": rows("DATE", "vaccine"),
+        "observations": rows("DATE", "crp"),
     }  # fmt: skip
     folder.mkdir(parents=True)
-    for name, rows in tables.items():
-        with open(folder / f"{name}.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+    for name, rows_ in tables.items():
+        write_table(folder / f"{name}.csv", rows_)
     return folder
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def as_fhir(people: Sequence[Patient], folder: Path) -> Path:
@@ -148,17 +222,63 @@ def as_fhir(people: Sequence[Patient], folder: Path) -> Path:
             of("Patient", id=f"patient-{p.number}", birthDate=str(p.born), deceasedDateTime=died, gender=sex)
         )
         for e in p.encounters:
-            where = refer("Encounter", f"stay-{e.number}")
-            resources += [
+            resources.append(
                 of("Encounter", id=f"stay-{e.number}", subject=who, type=[concept("185347001")],
-                   class_={"code": "IMP"}, period={"start": _utc(e.start), "end": _utc(e.end)}),
-                of("Observation", subject=who, encounter=where, effectiveDateTime=_utc(e.start),
-                   code=concept("1988-5", LOINC), valueQuantity={"value": e.crp, "unit": "mg/L"}),
-            ]  # fmt: skip
-            if e.sepsis:
-                found = concept("91302008", display="Sepsis")
-                resources.append(of("Condition", subject=who, encounter=where, onsetDateTime=_utc(e.start), code=found))
+                   class_={"code": "IMP"}, period={"start": _utc(e.start), "end": _utc(e.end)})
+            )  # fmt: skip
+            resources += [fhir_fact(fact, who, e) for fact in e.facts]
     return write_ndjson(resources, folder)
+
+
+def fhir_fact(fact: Fact, who: Resource, e: Encounter) -> Resource:
+    """A fact; what began long before says so, and says when it was recorded only if that was before the discharge."""
+    known, base = _utc(fact.known), {"subject": who, "encounter": refer("Encounter", f"stay-{e.number}")}
+    began = _utc(fact.began or fact.known)
+    recorded = known if fact.began is not None and fact.known < e.end else None
+    code = concept(KINDS[fact.kind][2], {"CVX": CVX, "RxNorm": RXNORM, "LOINC": LOINC}.get(KINDS[fact.kind][1], SNOMED))
+    if fact.kind == "crp":
+        value = {"value": fact.value, "unit": "mg/L"}
+        return of("Observation", **base, effectiveDateTime=known, code=code, valueQuantity=value)
+    if fact.kind == "procedure":
+        return of("Procedure", **base, performedDateTime=known, code=code)
+    if fact.kind == "vaccine":
+        base = {"patient": who, "encounter": base["encounter"]}
+        return of("Immunization", **base, occurrenceDateTime=began, recorded=recorded, vaccineCode=code)
+    if fact.kind == "drug" and fact.began is None:
+        return of("MedicationRequest", **base, authoredOn=known, medicationCodeableConcept=code)
+    if fact.kind == "drug":
+        base = {"subject": who, "context": base["encounter"], "medicationCodeableConcept": code}
+        return of("MedicationStatement", **base, effectivePeriod={"start": began}, dateAsserted=recorded)
+    return of("Condition", **base, onsetDateTime=began, recordedDate=recorded, code=code)
+
+
+MAP = """
+subject: patient
+time: time
+encounter: {id: stay, start: admitted, end: discharged}
+birth: born
+death: died
+static: {sex: GENDER}
+events:
+  - {code: ADMISSION, code_from: kind_of_stay, time: admitted}
+  - {code: DISCHARGE, code_from: kind_of_stay, time: discharged}
+  - {code_from: lab, value: value, unit: mg/L}
+  - {code_from: code}
+"""
+
+
+def as_csv(people: Sequence[Patient], folder: Path) -> Path:
+    """The hospital as one flat table, with its map beside it."""
+    rows = [
+        {"patient": f"patient-{p.number}", "born": p.born, "died": p.died, "sex": p.sex, "stay": f"stay-{e.number}",
+         "kind_of_stay": "inpatient", "admitted": e.start, "discharged": e.end, "time": f.known,
+         "lab": f.code if f.value is not None else "", "value": f.value, "code": "" if f.value is not None else f.code}
+        for p, e, f in told_of(people, *KINDS)
+    ]  # fmt: skip
+    folder.mkdir(parents=True)
+    write_table(folder / "hospital.csv", rows)
+    (folder / "map.yaml").write_text(MAP)
+    return folder / "hospital.csv"
 
 
 def _utc(time: dt.datetime) -> str:
@@ -184,16 +304,45 @@ def to_report(kind: str, source: Path, folder: Path, task: str) -> tuple[dict[st
     return json.loads((run / "metrics-individual.json").read_text()), page
 
 
+Span = tuple[dt.datetime, dt.datetime]
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Overlapping spans as one."""
+    out: list[Span] = []
+    for start, end in sorted(spans):
+        if out and start < out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], end))
+        elif not out or (start, end) != out[-1]:
+            out.append((start, end))
+    return out
+
+
+def visits_of(patient: Patient) -> list[Span]:
+    """Start and end of each visit by encounter, by plain loops: facts far from their stay join what holds them."""
+    spans, loose = [], []
+    for e in patient.encounters:
+        near = [f.known for f in e.facts if e.start - DAY < f.known < e.end + DAY]
+        spans.append((min([e.start, *near]), max([e.end, *near])))
+        loose += [f.known for f in e.facts if f.known not in near]
+    stays = merged(spans)
+    loose = [time for time in loose if not any(start <= time <= end for start, end in stays)]
+    days = [[time for time in loose if time.date() == day] for day in {time.date() for time in loose}]
+    return merged([*stays, *((min(times), max(times)) for times in days)])
+
+
 def expected(people: Sequence[Patient]) -> list[tuple[float, int]]:
-    """Days and cause of every prediction time, by plain loops: at the end of each encounter while nothing is known."""
+    """Days and cause of every prediction time, by plain loops: at the end of each visit while nothing is known."""
     out = []
     for patient in people:
         dead = None if patient.died is None else dt.datetime.combine(patient.died, dt.time(23, 59, 59))
-        first = patient.encounters[0].end
-        sepsis = [e.start for e in patient.encounters if e.sepsis]
+        visits = [end for _, end in visits_of(patient)]
+        sepsis = sorted(f.known for e in patient.encounters for f in e.facts if f.kind == "sepsis")
+        if sepsis and sepsis[0] <= visits[0]:
+            continue  # before the index
         ends = [(t, 1) for t in sepsis[:1]] + ([(dead, 2)] if dead else []) + [(LAST, 0)]
         end, cause = min(ends, key=lambda pair: pair[0])
-        out += [((end - e.end).total_seconds() / 86_400, cause) for e in patient.encounters if first <= e.end < end]
+        out += [((end - known).total_seconds() / 86_400, cause) for known in visits if known < end]
     return sorted((round(days, 6), cause) for days, cause in out)
 
 
@@ -201,12 +350,13 @@ WRITERS: dict[str, Callable[[Sequence[Patient], Path], Path]] = {
     "omop": as_omop,
     "synthea": as_synthea,
     "fhir": as_fhir,
+    "csv": as_csv,
 }
 
 
 @pytest.mark.parametrize("kind", ["omop", pytest.param("synthea", marks=pytest.mark.slow)])
 def test_one_hospital_told_in_two_ways_gives_the_same_cohort_and_a_report(kind: str, tmp_path: Path) -> None:
-    """Of Synthea a quick test shows the same cohort and visits (`test_omop_fhir_and_synthea_…`), without a report."""
+    """Of the other forms a quick test shows the same cohort and visits (`test_omop_fhir_synthea_and_…`)."""
     people = hospital()
     metrics, report = to_report(kind, WRITERS[kind](people, tmp_path / "source"), tmp_path, TASK)
     cohort = pq.read_table(tmp_path / "prepared" / "tasks" / "sepsis" / "cohort.parquet")
@@ -222,29 +372,53 @@ def test_one_hospital_told_in_two_ways_gives_the_same_cohort_and_a_report(kind: 
     assert "patient-" not in report + json.dumps(metrics)
 
 
-def prepared_sets(people: Sequence[Patient], folder: Path) -> dict[str, dict[str, Any]]:
-    """For each form of the hospital, its cohort and its visits without the subjects' ids."""
+def prepared_set(kind: str, people: Sequence[Patient], folder: Path) -> dict[str, Any]:
+    """The cohort of one form of the hospital, and its visits: start, end, and the codes that all forms have."""
+    folder.mkdir()
     (folder / "task.yaml").write_text(TASK)
-    sets = {}
-    for kind, write in WRITERS.items():
-        meds, prepared = folder / kind / "meds", folder / kind / "prepared"
-        done("import", kind, write(people, folder / kind / "source"), meds)
-        done("prepare", meds, "--task", folder / "task.yaml", "--out", prepared, *VISITS, "vocabulary.min_subjects=1")
-        cohort = pq.read_table(prepared / "tasks" / "sepsis" / "cohort.parquet").drop_columns(["subject_id", "split"])
-        rows = pa.concat_tables(pq.read_table(path) for path in sorted((meds / "data").rglob("*.parquet")))
-        stays = rows.filter(pc.is_valid(rows["encounter_id"])).group_by(["time", "encounter_id"]).aggregate([])
-        sets[kind] = {
-            "cohort": sorted(map(repr, cohort.to_pylist())),
-            "visits": sorted(map(str, stays["time"].to_pylist())),
-            "labs": sorted(v for v in rows["numeric_value"].to_pylist() if v is not None),
-        }
-    return sets
+    meds, prepared, source = folder / "meds", folder / "prepared", WRITERS[kind](people, folder / "source")
+    table_map = ["--map", source.parent / "map.yaml"] if kind == "csv" else []
+    done("import", kind, source, *table_map, meds)
+    done("prepare", meds, "--task", folder / "task.yaml", "--out", prepared, *VISITS, "vocabulary.min_subjects=1")
+    cohort = pq.read_table(prepared / "tasks" / "sepsis" / "cohort.parquet").drop_columns(["subject_id", "split"])
+    shared = {fact.code for _, _, fact in told_of(people, *KINDS) if fact.value is None} | {"LOINC//1988-5//mg/L"}
+    visits = [
+        (start, end, [name for name, _ in codes if name in shared])
+        for subject in stored_subjects(prepared).values()
+        for start, end, codes in zip(subject.start_us, subject.end_us, subject.codes, strict=True)
+    ]
+    rows = pa.concat_tables([pq.read_table(path) for path in sorted((meds / "data").rglob("*.parquet"))])
+    return {
+        "cohort": sorted(map(repr, cohort.to_pylist())),
+        "visits": sorted(visits),
+        "labs": sorted(v for v in rows["numeric_value"].to_pylist() if v is not None),
+    }
 
 
-def test_omop_fhir_and_synthea_give_the_same_cohort_and_visits(tmp_path: Path) -> None:
-    sets = prepared_sets(hospital(40), tmp_path)
-    assert len(sets["omop"]["cohort"]) > 50
-    assert sets["fhir"] == sets["synthea"] == sets["omop"]
+def test_omop_fhir_synthea_and_a_flat_table_give_the_same_cohort_and_visits(tmp_path: Path) -> None:
+    people = hospital(30)
+    sets = {kind: prepared_set(kind, people, tmp_path / kind) for kind in WRITERS}
+    plain = sorted(span for patient in people for span in visits_of(patient))
+    found = [tuple(EPOCH + dt.timedelta(microseconds=us) for us in visit[:2]) for visit in sets["omop"]["visits"]]
+    assert found == plain
+    stays = [[(e.start, e.end) for e in patient.encounters] for patient in people]
+    assert sum(map(len, map(merged, stays))) < sum(map(len, stays)) - 10  # some overlap
+    assert len(sets["omop"]["cohort"]) == len(expected(people)) > 50
+    for kind, made in sets.items():
+        assert made == sets["omop"], kind
+
+
+def test_a_form_differs_where_a_report_of_the_past_is_an_event_at_its_onset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutant of the test above: the FHIR reader as it was, whose stays began with the onset."""
+    people = hospital(12)
+    right = prepared_set("fhir", people, tmp_path / "right")
+    monkeypatch.setattr(cleaning_rules, "known_times", lambda rows, *_: rows.time_us)
+    monkeypatch.setattr(cleaning_rules, "rows_outside", lambda rows, *_: np.zeros(len(rows.role), dtype=bool))
+    wrong = prepared_set("fhir", people, tmp_path / "wrong")
+    assert len(wrong["visits"]) < len(right["visits"])
+    assert wrong["cohort"] != right["cohort"]
 
 
 REAL = {

@@ -18,7 +18,7 @@ from meds import schema as meds
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.readers.rows import Role
-from helpers.command_line import ehrseq
+from helpers.command_line import ehrseq, refused
 from helpers.meds import written
 from helpers.omop import (
     SMALL,
@@ -226,6 +226,13 @@ def test_without_ibis_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "ibis", None)
     with pytest.raises(EhrseqError, match=r"ehrsequencing\[omop\]"):
         import_omop(str(write_csv(SMALL, tmp_path / "csv")), tmp_path / "meds")
+
+
+def test_without_its_driver_the_extra_of_postgresql_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    error = refused("import", "omop", "postgres://me:SECRET@127.0.0.1:1/cdm", tmp_path / "meds")
+    assert 'needs its driver, which is not installed (pip install "ehrsequencing[postgres]")' in error
+    assert "SECRET" not in error
 
 
 def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:

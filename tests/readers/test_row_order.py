@@ -28,13 +28,14 @@ ROWS = st.lists(
 )
 
 
-def keys_of(rows: Sequence[tuple[Any, ...]]) -> Keys:
+def keys_of(rows: Sequence[tuple[Any, ...]], lost: Sequence[bool] | None = None) -> Keys:
     """Keys of rows, each made of a row of its own."""
     columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(6)]
     subject, time_us, code = (np.array(column, dtype=np.int64) for column in columns[:3])
     types = (pa.float32(), pa.large_string(), pa.int64())
     rest = [pa.array(column, kind) for column, kind in zip(columns[3:], types, strict=True)]
-    return Keys(subject, time_us, code, *rest, np.arange(len(rows)), np.arange(len(rows)))
+    removed = np.zeros(len(rows), dtype=bool) if lost is None else np.array(lost, dtype=bool)
+    return Keys(subject, time_us, code, *rest, removed, np.arange(len(rows)), np.arange(len(rows)))
 
 
 def expected(rows: Sequence[tuple[Any, ...]]) -> list[int]:
@@ -56,6 +57,18 @@ def test_rows_are_sorted_and_said_once(bits: int, rows: list[tuple[Any, ...]]) -
         patch.setattr(row_order, "_KEY_BITS", bits)  # with 0, nothing can be packed
         assert (row_order._packed(keys_of(rows)) is None) == (bits == 0 and len(rows) > 0)
         assert ordered_rows(keys_of(rows)).tolist() == expected(rows)
+
+
+@given(rows=ROWS, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_row_that_lost_its_encounter_is_said_once_with_those_that_have_one(
+    rows: list[tuple[Any, ...]], data: st.DataObject
+) -> None:
+    drawn = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    lost = [removed and row[5] is None for row, removed in zip(rows, drawn, strict=True)]
+    others = {row[:5] for row, removed in zip(rows, lost, strict=True) if not removed}
+    left = [place for place, row in enumerate(rows) if not (lost[place] and row[:5] in others)]
+    assert ordered_rows(keys_of(rows, lost)).tolist() == [left[at] for at in expected([rows[place] for place in left])]
 
 
 def test_times_that_do_not_fit_are_not_packed() -> None:

@@ -203,7 +203,7 @@ START_US = 14_610 * DAY_US  # 2010-01-01
 CODES = ("A", "B")
 
 
-ROLES = (Role.EVENT, Role.EVENT, Role.VISIT, Role.SPAN, Role.OBSERVED, Role.DEATH, Role.PERSON)
+ROLES = (Role.EVENT, *(role for role in Role if role is not Role.STATIC))
 
 
 def moment(day: int, hour: int = 0) -> int:
@@ -218,8 +218,9 @@ def drawn_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for _ in range(draw(st.integers(1, 25))):
         role = draw(st.sampled_from(ROLES))
-        ends = role in (Role.VISIT, Role.SPAN, Role.OBSERVED)
-        code = {Role.DEATH: "MEDS_DEATH", Role.PERSON: "MEDS_BIRTH"}.get(role, draw(st.sampled_from(CODES)))
+        ends = role in (Role.VISIT, Role.SPAN, Role.OBSERVED, Role.REPORTED, Role.NAMED_VISIT)
+        fixed = {Role.DEATH: "MEDS_DEATH", Role.PERSON: "MEDS_BIRTH", Role.NAMED_VISIT: None}
+        code = fixed[role] if role in fixed else draw(st.sampled_from(CODES))
         rows.append(
             {
                 "subject_id": draw(st.integers(1, 3)),
@@ -228,7 +229,7 @@ def drawn_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
                 "end": draw(st.none() | moments) if ends else None,
                 "code": code,
                 "encounter_id": draw(st.sampled_from([None, 1, 2]))
-                if role is not Role.VISIT
+                if role not in (Role.VISIT, Role.NAMED_VISIT)
                 else draw(st.integers(1, 2)),
             }
         )
@@ -334,8 +335,8 @@ def test_mutants_of_the_rules_are_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         test_order_of_rows_never_matters.hypothesis.inner_test([person, *events], backwards)
 
     for check, name, mutant in (
-        (dates, "_end_of_day", lambda time_us, counts=None: time_us),
-        (days, "_end_of_day", lambda time_us, counts=None: time_us),
+        (dates, "end_of_day", lambda time_us, counts=None: time_us),
+        (days, "end_of_day", lambda time_us, counts=None: time_us),
         (order, "ordered_rows", lambda keys: np.arange(len(keys.row))),
     ):
         check()

@@ -18,26 +18,41 @@ SYSTEMS = {
 }
 CLASSES = {"AMB": "ambulatory", "IMP": "inpatient", "EMER": "emergency", "HH": "home", "VR": "virtual"}
 TIMES = {
-    "Condition": ["onsetDateTime", "onsetPeriod.start", "recordedDate"],
+    "Condition": ["onsetDateTime", "onsetPeriod.start"],
     "Procedure": ["performedDateTime", "performedPeriod.start"],
     "Observation": ["effectiveDateTime", "effectiveInstant", "effectivePeriod.end", "effectivePeriod.start", "issued"],
     "DiagnosticReport": [
         "effectiveDateTime", "effectiveInstant", "effectivePeriod.end", "effectivePeriod.start", "issued",
     ],
     "MedicationRequest": ["authoredOn"],
-    "MedicationStatement": ["effectiveDateTime", "effectivePeriod.start", "dateAsserted"],
+    "MedicationStatement": ["effectiveDateTime", "effectivePeriod.start"],
     "MedicationAdministration": ["effectiveDateTime", "effectivePeriod.start"],
-    "Immunization": ["occurrenceDateTime", "recorded"],
-    "AllergyIntolerance": ["onsetDateTime", "recordedDate"],
+    "Immunization": ["occurrenceDateTime"],
+    "AllergyIntolerance": ["onsetDateTime", "onsetPeriod.start"],
     "ImagingStudy": ["started"],
-    "DeviceUseStatement": ["timingDateTime", "timingPeriod.start", "recordedOn"],
+    "DeviceUseStatement": ["timingDateTime", "timingPeriod.start"],
     "Claim": ["billablePeriod.end", "billablePeriod.start", "created"],
     "ExplanationOfBenefit": ["billablePeriod.end", "billablePeriod.start", "created"],
 }  # fmt: skip
+RECORDED = {  # when that became known which may have begun before
+    "Condition": "recordedDate", "MedicationStatement": "dateAsserted", "Immunization": "recorded",
+    "AllergyIntolerance": "recordedDate", "DeviceUseStatement": "recordedOn",
+}  # fmt: skip
 BY_PATIENT = ("Immunization", "AllergyIntolerance", "Claim", "ExplanationOfBenefit")
 BY_CONTEXT = ("MedicationStatement", "MedicationAdministration")
-WRONG = ("entered-in-error", "not-done", "not-taken", "cancelled", "planned", "preparation", "draft", "intended")
+WRONG = (
+    "entered-in-error",
+    "not-done",
+    "not-taken",
+    "cancelled",
+    "planned",
+    "preparation",
+    "draft",
+    "intended",
+    "registered",
+)
 SECOND, DAY = dt.timedelta(seconds=1), dt.timedelta(days=1)
+Stay = tuple[dt.datetime, dt.datetime, bool]  # start, end, and whether an end is known
 Row = tuple[str, dt.datetime | None, str, float | None, str | None, str | None]
 
 
@@ -65,12 +80,30 @@ def end_of_day(time: dt.datetime) -> dt.datetime:
     return time + DAY - SECOND if time.time() == dt.time(0) else time
 
 
-def known_at(time: dt.datetime, span: tuple[dt.datetime, dt.datetime] | None) -> dt.datetime:
+def known_at(time: dt.datetime, span: Stay | None) -> dt.datetime:
     """A day becomes its end, or the end of the stay where that is earlier on it."""
     if time.time() != dt.time(0):
         return time
     inside = span is not None and span[0] < time + DAY and span[1] >= time
     return min(end_of_day(time), span[1]) if span is not None and inside else end_of_day(time)
+
+
+def reported_at(resource: dict[str, Any], began: str | None, span: Stay | None) -> dt.datetime | None:
+    """When something became known that may have begun long before: when it was recorded, else in its stay."""
+    first, last = when(began, early=True), when(began)
+    recorded = when(at(resource, RECORDED[resource["resourceType"]]))
+    if recorded is not None and (first is None or recorded.date() >= first.date()):
+        return recorded
+    if first is None or last is None or span is None:
+        return last
+    return span[1] if end_of_day(first) < span[0] or first <= span[1] < last else last
+
+
+def fits(time: dt.datetime, span: Stay | None) -> bool:
+    """Whether something at this time may belong to the stay: at most one day before or after its days."""
+    if span is None:
+        return False
+    return time.date() >= span[0].date() - DAY and (not span[2] or time.date() <= span[1].date() + DAY)
 
 
 def target(reference: dict[str, Any] | None, kind: str) -> str | None:
@@ -98,6 +131,8 @@ def concepts(resource: dict[str, Any], named: dict[str, list[str]]) -> list[str]
     kind = resource["resourceType"]
     if kind in ("Claim", "ExplanationOfBenefit"):
         found = [c for d in resource["diagnosis"] for c in codes(d.get("diagnosisCodeableConcept"))]
+        told = [d.get("diagnosisReference", {}).get("reference") for d in resource["diagnosis"]]
+        found += [c for r in resource.get("contained", []) if f"#{r['id']}" in told for c in codes(r["code"])]
     elif kind == "ImagingStudy":
         modalities = [*resource.get("modality", []), *(s["modality"] for s in resource.get("series", []))]
         found = [c for m in modalities for c in codes({"coding": [m]})]
@@ -159,14 +194,18 @@ def plain_rows(resources: Iterable[dict[str, Any]]) -> set[Row]:
         link = next(iter(r.get("item", [{}])[0].get("encounter", [None])), None) if "item" in r else link
         stay = target(link, "Encounter")
         found = [t for path in TIMES[kind] if (t := at(r, path))]
-        time = when(next((t for t in found if len(t) > 7), found[0] if found else None))
+        written = next((t for t in found if len(t) > 7), found[0] if found else None)
+        span = stays.get((patient, stay))
+        time = reported_at(r, written, span) if kind in RECORDED else when(written)
         if patient not in people or time is None:
             continue
-        span = stays.get((patient, stay))
+        stay, span = (stay, span) if fits(time, span) else (None, None)
         time = known_at(time, span)
         parts = r.get("component", []) if kind == "Observation" else []
         own = not parts or any(name.startswith("value") for name in r)
         for part in [*([r] if own else []), *parts]:
+            if "dataAbsentReason" in part and not any(name.startswith("value") for name in part):
+                continue
             for code in concepts({"resourceType": kind, **part}, named):
                 values = valued(code, part) if kind == "Observation" else (code, None, None)
                 rows.add((patient, time, *values, stay if span else None))
@@ -180,7 +219,7 @@ def plain_rows(resources: Iterable[dict[str, Any]]) -> set[Row]:
 
 def visits(
     resources: list[dict[str, Any]], people: dict[str, list[dict[str, Any]]]
-) -> tuple[dict[tuple[str, str | None], tuple[dt.datetime, dt.datetime]], set[Row]]:
+) -> tuple[dict[tuple[str, str | None], Stay], set[Row]]:
     """Spans of the stays, and the rows of persons and stays."""
     stays, rows = {}, set[Row]()
     for name, told in people.items():
@@ -207,13 +246,14 @@ def visits(
         code = f"ENCOUNTER//{CLASSES.get(kind, kind.lower())}"
         rows.add((patient, start, code, None, None, stay))
         stop = end_of_day(end) if end else None
-        if stop is not None and stop >= start:
+        ended = stop is not None and stop >= start
+        if stop is not None and ended:
             rows.add((patient, stop, f"{code}//END", None, None, stay))
         else:
             stop = end_of_day(start.replace(hour=0, minute=0, second=0))
         if stay is not None:
-            before = stays.get((patient, stay), (start, stop))
-            stays[patient, stay] = (min(start, before[0]), max(stop, before[1]))
+            before = stays.get((patient, stay), (start, stop, ended))
+            stays[patient, stay] = (min(start, before[0]), max(stop, before[1]), ended or before[2])
     for r in resources:  # again, now that every stay is known
         patient, stay = target(r.get("subject"), "Patient"), r.get("id")
         start = when(at(r, "period.start"))

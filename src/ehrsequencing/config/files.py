@@ -15,8 +15,13 @@ from ehrsequencing.config.text import BadText, parse_yaml
 from ehrsequencing.errors import EhrseqError
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read one YAML mapping; dates stay text, so that they validate like any other setting."""
+def read_yaml(path: Path, *, see: str = "examples/tasks") -> dict[str, Any]:
+    """Read one YAML mapping; dates stay text, so that they validate like any other setting.
+
+    Args:
+        path: The file.
+        see: Where such files are shown, for messages.
+    """
     try:
         data = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -25,9 +30,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise EhrseqError("is not UTF-8 text", where=str(path), fix="save it as UTF-8") from error
     except BadText as error:
         where = f"{path}, line {error.line}" if error.line is not None else str(path)
-        raise EhrseqError(error.what, where=where, fix="correct it; examples/tasks has examples") from error
+        raise EhrseqError(error.what, where=where, fix=f"correct it; {see} has examples") from error
     if not isinstance(data, dict):
-        raise EhrseqError("must hold a mapping of settings", where=str(path), fix="see examples/tasks")
+        raise EhrseqError("must hold a mapping of settings", where=str(path), fix=f"see {see}")
     return data
 
 

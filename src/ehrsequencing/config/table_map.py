@@ -9,6 +9,7 @@ from ehrsequencing.config.base import Settings, as_list, check_date
 from ehrsequencing.config.files import read_yaml, validated
 from ehrsequencing.errors import EhrseqError
 
+_SHOWN = "docs/data.md#any-flat-table"
 UNIT_DAYS = {"s": 1 / 86_400, "min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": 365.25}
 
 
@@ -72,16 +73,35 @@ class EventMap(Settings):
         return [name for name in (self.code_from, self.value, self.unit_from) if name is not None]
 
 
+class EncounterMap(Settings):
+    """Which encounter a row belongs to."""
+
+    id: str  # the column of the encounter's id
+    start: When | None = None  # when it began, and its end: events with a time of their own belong to it between them
+    end: When | None = None
+
+    @model_validator(mode="after")
+    def _end_needs_a_start(self) -> "EncounterMap":
+        if self.end is not None and self.start is None:
+            raise ValueError("has an end, and no start")
+        return self
+
+
+def _as_encounter(given: object) -> object:
+    return {"id": given} if isinstance(given, str) else given
+
+
 class TableMap(Settings):
     """What the columns of one flat table mean."""
 
     subject: str  # the column that says whose row it is
     time: When | None = None  # of every event that has none of its own
-    encounter: str | None = None  # the column of the encounter's id, for visits.by=encounter
+    encounter: Annotated[EncounterMap | None, BeforeValidator(_as_encounter)] = None  # for visits.by=encounter
     birth: When | None = None
     death: When | None = None
     static: dict[str, str] = Field(default_factory=dict)  # column → beginning of a code without a time
     events: Annotated[tuple[EventMap, ...], Field(min_length=1)]
+    decimal: Literal[".", ","] = "."  # the mark before the decimals of a number written as text
     missing: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("NA", "NaN", "nan", "NULL", "null", "\\N")
 
     @model_validator(mode="after")
@@ -92,7 +112,8 @@ class TableMap(Settings):
 
     def whens(self) -> list[When]:
         """Every time of the map."""
-        times = [self.time, self.birth, self.death, *(event.time for event in self.events)]
+        stay = [self.encounter.start, self.encounter.end] if self.encounter is not None else []
+        times = [self.time, self.birth, self.death, *stay, *(event.time for event in self.events)]
         return [time for time in times if time is not None]
 
     def date_columns(self) -> list[str]:
@@ -102,11 +123,17 @@ class TableMap(Settings):
         ]
         return list(dict.fromkeys(name for name in named if name is not None and not is_date(name)))
 
+    def number_columns(self) -> list[str]:
+        """Columns that hold numbers."""
+        names = [event.value for event in self.events]
+        names += [when.column for when in self.whens() if isinstance(when, Elapsed)]
+        return list(dict.fromkeys(name for name in names if name is not None))
+
     def columns(self) -> list[str]:
         """Every column of the map, each once."""
-        names = [self.subject, *([self.encounter] if self.encounter else []), *self.static, *self.date_columns()]
-        names += [when.column for when in self.whens() if isinstance(when, Elapsed)]
-        return list(dict.fromkeys([*names, *(name for event in self.events for name in event.columns())]))
+        names = [self.subject, *([self.encounter.id] if self.encounter else []), *self.static, *self.date_columns()]
+        names += [*self.number_columns(), *(name for event in self.events for name in event.columns())]
+        return list(dict.fromkeys(names))
 
 
 def load_table_map(path: Path | None) -> TableMap:
@@ -116,7 +143,7 @@ def load_table_map(path: Path | None) -> TableMap:
         EhrseqError: There is none, or it has unknown keys or lacks one.
     """
     if path is None:
-        fix = "write what the columns mean into a file, and name it with --map map.yaml; see docs/data.md"
+        fix = f"write what the columns mean into a file, and name it with --map map.yaml; see {_SHOWN}"
         raise EhrseqError("a flat table needs a map", fix=fix)
-    data: dict[str, Any] = read_yaml(path)
+    data: dict[str, Any] = read_yaml(path, see=_SHOWN)
     return validated(TableMap, data, where=str(path))

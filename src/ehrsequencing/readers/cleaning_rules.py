@@ -9,14 +9,14 @@ import pyarrow.compute as pc
 
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.readers.import_report import ImportReport, RowCounts, RuleCounts, among, distinct
+from ehrsequencing.readers.moments import NO_TIME, OPEN, end_of_day, micros
 from ehrsequencing.readers.row_order import Keys, ordered_rows
 from ehrsequencing.readers.rows import Role, clean_codes, encoded
+from ehrsequencing.readers.visit_spans import VISITS, VisitSpans, known_times, rows_outside, visit_spans
 from ehrsequencing.records.events import BIRTH, DAY_US, SECOND_US
 
-NO_TIME = np.iinfo(np.int64).min
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
 END_SUFFIX = "//END"  # the end of a visit or stay has the code of its start with this suffix
-OPEN = np.iinfo(np.int64).max - DAY_US  # the end of a period that has not ended
 _SPANS = (Role.VISIT, Role.SPAN)
 
 
@@ -45,8 +45,8 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tupl
         for field in schema
     ]  # fmt: skip
     rows = pa.table(columns, names=schema.names)
-    needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON)
-    needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC)
+    needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
+    needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
     left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
     for name, bad in (
         ("no_person", _nulls(rows["subject_id"])),
@@ -119,7 +119,8 @@ def cleaned(
 
     Args:
         rows: All rows of these subjects, in any order, with the columns of `rows_schema`; codes may be of a dictionary.
-            Rows that need a time have one, all have a subject, and all but `OBSERVED` and `PERSON` have a code.
+            Rows that need a time have one, all have a subject, and all but `OBSERVED`, `PERSON` and `NAMED_VISIT`
+            have a code.
         counts: Where the use of each rule is counted.
         row_counts: Where each row, by its `source`, is counted as kept or dropped.
         open_after_us: An end after this time means "not ended yet".
@@ -132,14 +133,20 @@ def cleaned(
     """
     known = _without_open_ends(_plain(_known_persons(rows, counts, group)), counts, open_after_us)
     visit = _visit_of(known, counts)
-    made = _joined([make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, counts)])
+    spans = visit_spans(known, visit)
+    known = replace(known, time_us=known_times(known, visit, spans, counts))
+    outside = rows_outside(known, visit, spans, counts)
+    visit = np.where(outside, -1, visit)
+    made = _joined(
+        [make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, spans, counts)]
+    )
     made = _without_nobody(known, made, counts)
     encounter = known.column("encounter_id")
     encounter = pc.if_else(pa.array(visit >= 0), encounter, pa.scalar(None, encounter.type))
     names, code_rank = _used_codes(known.codes, made.code)
     value, text = known.column("numeric_value"), known.column("text_value")
     order = ordered_rows(
-        Keys(known.subject[made.row], made.time_us, code_rank, value, text, encounter, known.source, made.row)
+        Keys(known.subject[made.row], made.time_us, code_rank, value, text, encounter, outside, known.source, made.row)
     )
     counts["duplicates"] += len(made.row) - len(order)
     row = made.row[order]
@@ -256,11 +263,6 @@ def _among_roles(role: Ints, roles: tuple[Role, ...]) -> Bools:
     return wanted[role]
 
 
-def micros(column: pa.ChunkedArray) -> Ints:
-    """(n,) microseconds since 1970, `NO_TIME` for null."""
-    return np.asarray(pc.fill_null(column.cast(pa.int64()), NO_TIME).to_numpy(), dtype=np.int64)
-
-
 def _timestamps(us: Ints) -> pa.Array:
     return pa.array(us, mask=us == NO_TIME).cast(pa.timestamp("us"))
 
@@ -291,18 +293,10 @@ def _births(rows: _Rows, counts: RuleCounts) -> _Made:
 
 def _deaths(rows: _Rows, counts: RuleCounts) -> _Made:
     deaths = np.flatnonzero(rows.of_role(Role.DEATH))
-    time_us = _end_of_day(rows.time_us[deaths], counts)
+    time_us = end_of_day(rows.time_us[deaths], counts)
     first, several = _earliest(rows.subject[deaths], time_us)
     counts["two_deaths"] += several
     return _Made(deaths[first], time_us[first], rows.code[deaths[first]])
-
-
-def _end_of_day(time_us: Ints, counts: RuleCounts | None = None) -> Ints:
-    """The times, with midnight moved to the last second of the day; each move is counted."""
-    bare = (time_us % DAY_US == 0) & (time_us != NO_TIME)
-    if counts is not None:
-        counts["date_only"] += int(bare.sum())
-    return np.where(bare, time_us + DAY_US - SECOND_US, time_us)
 
 
 def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
@@ -312,12 +306,12 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
     """
     periods = np.flatnonzero(rows.of_role(Role.OBSERVED))
     start, end = rows.time_us[periods], rows.end_us[periods]
-    backwards = (end != NO_TIME) & (_end_of_day(end) < start)
+    backwards = (end != NO_TIME) & (end_of_day(end) < start)
     counts["end_before_start"] += int(backwards.sum())
     end = np.where(backwards | (end == NO_TIME), start, end)
     subject = rows.subject[periods]
     order = np.lexsort((end, start, subject))
-    subject, start, end = subject[order], start[order], _end_of_day(end)[order]
+    subject, start, end = subject[order], start[order], end_of_day(end)[order]
     opens = np.ones(len(start), dtype=bool)
     reach = 0
     for row in range(len(start)):  # reach: the latest end so far, which need not be the neighbour's
@@ -335,28 +329,27 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
     return _Made(chosen, np.r_[start[opens], end[closes][ended]], code)
 
 
-def _events(rows: _Rows, visit: Ints, counts: RuleCounts) -> _Made:
+def _events(rows: _Rows, visit: Ints, spans: VisitSpans, counts: RuleCounts) -> _Made:
     """Events, static rows, and the starts and ends of visits and other spans."""
-    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.STATIC, *_SPANS))
+    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.REPORTED, Role.STATIC, *_SPANS))
     role, visit = rows.role[every], visit[every]
     span = _among_roles(role, _SPANS)
     time_us = np.where(role == Role.STATIC, NO_TIME, rows.time_us[every])
     midnight = (time_us % DAY_US == 0) & (time_us != NO_TIME) & ~span
     loose = np.flatnonzero(midnight)
     counts["date_only"] += len(loose)
-    moved = _end_of_day(time_us[loose])
-    visit_start, visit_end = _visit_spans(rows, every, visit)
+    moved = end_of_day(time_us[loose])
     inside = visit[loose] >= 0
     at, bare = visit[loose][inside], time_us[loose][inside]
-    covers = (visit_start[at] < bare + DAY_US) & (visit_end[at] >= bare)
-    moved[inside] = np.where(covers, np.minimum(moved[inside], visit_end[at]), moved[inside])
+    covers = (spans.start_us[at] < bare + DAY_US) & (spans.end_us[at] >= bare)
+    moved[inside] = np.where(covers, np.minimum(moved[inside], spans.end_us[at]), moved[inside])
     time_us[loose] = moved
-    spans = np.flatnonzero(span)
-    end_us = _end_of_day(rows.end_us[every[spans]])
-    backwards = (end_us != NO_TIME) & (end_us < time_us[spans])
+    stays = np.flatnonzero(span)
+    end_us = end_of_day(rows.end_us[every[stays]])
+    backwards = (end_us != NO_TIME) & (end_us < time_us[stays])
     counts["end_before_start"] += int(backwards.sum())
     ended = (end_us != NO_TIME) & ~backwards
-    starts, ends = _Made(every, time_us, rows.code[every]), every[spans[ended]]
+    starts, ends = _Made(every, time_us, rows.code[every]), every[stays[ended]]
     return _joined([starts, _Made(ends, end_us[ended], rows.end_code[rows.code[ends]])])
 
 
@@ -370,7 +363,7 @@ def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
     name = encoded(rows.table["encounter_id"])
     number = pc.fill_null(name.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     number[outside] = -1
-    is_visit = rows.of_role(Role.VISIT) & (number >= 0)
+    is_visit = rows.of_role(*VISITS) & (number >= 0)
     width = len(name.dictionary) + 1
     visits = np.unique(rows.subject[is_visit] + number[is_visit] * len(rows.subject_ids))
     if not len(visits):
@@ -386,19 +379,6 @@ def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
         found = np.where((number >= 0) & (visits[at] == key), at, -1)
     counts["dangling_encounter"] += int(((number >= 0) & (found < 0)).sum())
     return found
-
-
-def _visit_spans(rows: _Rows, every: Ints, visit: Ints) -> tuple[Ints, Ints]:
-    """Start and end of each visit; without a valid end, the end of the day on which it starts."""
-    n = int(visit.max(initial=-1)) + 1
-    chosen = (rows.role[every] == Role.VISIT) & (visit >= 0)
-    at, start_us = visit[chosen], rows.time_us[every[chosen]]
-    end_us = _end_of_day(rows.end_us[every[chosen]])
-    end_us = np.where(end_us < start_us, _end_of_day(start_us - start_us % DAY_US), end_us)
-    start, end = np.full(n, np.iinfo(np.int64).max), np.full(n, NO_TIME)
-    np.minimum.at(start, at, start_us)
-    np.maximum.at(end, at, end_us)
-    return start, end
 
 
 def _without_nobody(rows: _Rows, made: _Made, counts: RuleCounts) -> _Made:

@@ -1,7 +1,7 @@
 """Any flat table → MEDS, by a map that says what its columns mean (`config/table_map.py`)."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +27,7 @@ from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, SECOND_US
 BLOCK_ROWS = 100_000
 _WHOLE = r"^\s*[+-]?\d{1,18}\s*$"
 _LONGEST_DAYS = 3_000_000
+_MARKS = {",": "comma", ".": "point"}
 _NULL = pa.scalar(None, pa.string())
 
 
@@ -57,6 +58,7 @@ class _Table:
     header: tuple[str, ...]
     csv: CsvFile | None  # None for Parquet
     missing: tuple[str, ...]
+    typed: frozenset[str] = frozenset()  # columns of Parquet that are numbers already, in lower case
 
     def blocks(self, wanted: Sequence[str], rejected: Counter[str] | None = None) -> Iterator[pa.Table]:
         """Blocks of some columns; blank cells and those that mean "missing" are null."""
@@ -92,10 +94,13 @@ def _open(path: Path, table_map: TableMap) -> _Table:
     """
     if not path.is_file():
         raise EhrseqError("is not a file", where=str(path), fix="name a CSV or Parquet file")
+    typed: frozenset[str] = frozenset()
     if path.suffix.lower() == ".parquet":
         check_content(path)
         try:
-            header, csv = tuple(name.lower() for name in pq.read_schema(path).names), None
+            schema = pq.read_schema(path)
+            header, csv = tuple(name.lower() for name in schema.names), None
+            typed = frozenset(f.name.lower() for f in schema if not _is_text(f.type))
         except (pa.ArrowException, OSError) as error:
             raise EhrseqError("cannot be read", where=str(path), fix="check that the file is whole") from error
     else:
@@ -106,7 +111,12 @@ def _open(path: Path, table_map: TableMap) -> _Table:
             near = get_close_matches(name.lower(), header, n=2, cutoff=0.6)
             fix = f"did you mean {' or '.join(near)}?" if near else f"its columns are {', '.join(header)}"
             raise EhrseqError(f"has no column {name!r}, which the map names", where=str(path), fix=fix)
-    return _Table(path, header, csv, table_map.missing)
+    return _Table(path, header, csv, table_map.missing, typed)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 @dataclass(frozen=True)
@@ -115,15 +125,20 @@ class _Survey:
 
     dates: dict[str, DateColumn]
     whole_ids: bool  # every subject is a whole number, and stays as it is
+    decimal: Mapping[str, str]  # column of numbers → its decimal mark
 
 
 def _survey(table: _Table, table_map: TableMap, counts: TableCounts, job: Import) -> _Survey:
     """Find out how dates are written and whether ids are whole numbers; count rows that cannot be parsed."""
     columns, rejected, parsed, odd_ids = table_map.date_columns(), Counter[str](), 0, 0
     totals = {name: DateCounts() for name in columns}
-    for batch in table.blocks([*dict.fromkeys([table_map.subject, *columns])], rejected):
+    numbers = {name: _Numbers() for name in table_map.number_columns()}
+    decimal = {name: "." if name.lower() in table.typed else table_map.decimal for name in numbers}
+    for batch in table.blocks([*dict.fromkeys([table_map.subject, *columns, *numbers])], rejected):
         parsed += len(batch)
-        totals = {name: found + count_dates(batch[name]) for name, found in totals.items()}
+        for name, found in numbers.items():
+            found.add(batch[name], decimal[name])
+        totals = {name: dated + count_dates(batch[name]) for name, dated in totals.items()}
         odd_ids += (
             pc.sum(pc.invert(pc.match_substring_regex(batch[table_map.subject].drop_null(), _WHOLE))).as_py() or 0
         )
@@ -136,7 +151,45 @@ def _survey(table: _Table, table_map: TableMap, counts: TableCounts, job: Import
         if how.order is None:
             raise unreadable_dates(f"{table.path}, column {name}")
     counts.columns |= {"no_person": table_map.subject}
-    return _Survey(dates, whole_ids=odd_ids == 0)
+    for name, found in numbers.items():
+        _check_numbers(found, decimal[name], f"{table.path}, column {name}", job)
+        counts.no_numbers[name] = (found.bad, found.filled)
+    return _Survey(dates, whole_ids=odd_ids == 0, decimal=decimal)
+
+
+@dataclass
+class _Numbers:
+    """What the cells of a column of numbers hold."""
+
+    filled: int = 0
+    bad: int = 0  # are no numbers
+    other: int = 0  # of these: are numbers with the other decimal mark
+
+    def add(self, cells: pa.ChunkedArray, decimal: str) -> None:
+        """Count the cells of a block."""
+        bad = pc.and_(pc.is_valid(cells), pc.is_null(parse_numbers(cells, decimal)))
+        self.filled += len(cells) - cells.null_count
+        self.bad += pc.sum(bad).as_py() or 0
+        other = parse_numbers(cells.filter(bad), "." if decimal == "," else ",")
+        self.other += len(other) - other.null_count
+
+
+def _check_numbers(found: _Numbers, decimal: str, where: str, job: Import) -> None:
+    """Refuse a column without any number, and note one whose numbers have another decimal mark.
+
+    Raises:
+        EhrseqError: No cell holds a number.
+    """
+    mark = "," if decimal == "." else "."
+    write = f"write `decimal: '{mark}'` in the map if its numbers have a decimal {_MARKS[mark]}"
+    if found.filled and found.bad == found.filled:
+        fix = "read a column of texts by code_from in place of value, or name another column"
+        raise EhrseqError(
+            f"none of its {found.filled:,} values is a number", where=where, fix=write if found.other else fix
+        )
+    if found.other:
+        what = f"a {_MARKS[mark]} keeps {found.other:,} of {found.filled:,} values from being read"
+        job.report.notes.append(f"{where}: {what}; {write}")
 
 
 @dataclass(frozen=True)
@@ -163,10 +216,14 @@ class _Block:
             return parse_times(pa.chunked_array([pa.array([when] * len(self.batch), pa.string())]))
         return parse_times(self.batch[when], self.survey.dates[when])
 
+    def numbers(self, column: str) -> pa.ChunkedArray:
+        """The number in each row; null without one."""
+        return parse_numbers(self.batch[column], self.survey.decimal[column])
+
     def _elapsed(self, when: Elapsed) -> pa.Array:
         """Origin plus or minus the column, to the second; midnight becomes a second later, or it would mean a day."""
         origin = self.times(when.since or when.before or "")
-        days = parse_numbers(self.batch[when.column]).to_numpy().astype(np.float64) * UNIT_DAYS[when.unit]
+        days = self.numbers(when.column).to_numpy().astype(np.float64) * UNIT_DAYS[when.unit]
         good = np.abs(days) < _LONGEST_DAYS  # False for NaN
         seconds = np.trunc(np.where(good, days, 0) * (DAY_US // SECOND_US)).astype(np.int64)
         start = np.asarray(pc.fill_null(origin.cast(pa.int64()), 0))
@@ -176,13 +233,12 @@ class _Block:
 
 
 def _rows(table_map: TableMap, block: _Block, book: CodeBook) -> pa.Table:
-    """Persons, births, deaths, static codes and events of a block."""
+    """Persons, births, deaths, static codes, events and the encounters' ids of a block."""
     subject, n = block.subjects(table_map.subject), len(block.batch)
-    encounter = block.batch[table_map.encounter] if table_map.encounter else pa.nulls(n, pa.string())
-    base = {"subject_id": subject, "source": block.source, "encounter_id": encounter}
+    base = {"subject_id": subject, "source": block.source}
 
     def rows(role: Role, code: Any, keep: Any = None, **columns: Any) -> pa.Table:
-        codes = pa.array([code] * n, pa.string()) if isinstance(code, str) else code
+        codes = pa.array([code] * n, pa.string()) if code is None or isinstance(code, str) else code
         made = pa.table({**base, "role": pa.array(np.full(n, int(role), dtype=np.int8)), "code": codes, **columns})
         return made if keep is None else made.filter(keep)
 
@@ -193,13 +249,31 @@ def _rows(table_map: TableMap, block: _Block, book: CodeBook) -> pa.Table:
     for column, beginning in table_map.static.items():
         code = pc.binary_join_element_wise(pa.scalar(beginning), block.batch[column], "//")
         parts.append(rows(Role.STATIC, code, pc.is_valid(code)))
+    encounter: dict[str, Any] = {}
+    if table_map.encounter is not None:
+        encounter = {"encounter_id": pc.utf8_trim_whitespace(block.batch[table_map.encounter.id])}
+        there = pc.and_(pc.is_valid(encounter["encounter_id"]), pc.is_valid(subject))
+        parts.append(rows(Role.NAMED_VISIT, None, there, **encounter, **_span(table_map, block)))
     for event in table_map.events:
         code, keep, number = _event(event, block, book)
         role = pc.if_else(pc.equal(pc.fill_null(code, ""), DEATH), int(Role.DEATH), int(Role.EVENT)).cast(pa.int8())
         time = block.times(event.time or table_map.time or "")
-        made = rows(Role.EVENT, code, time=time, numeric_value=number)
+        stay = {} if isinstance(event.time, str) and is_date(event.time) else encounter
+        made = rows(Role.EVENT, code, time=time, numeric_value=number, **stay)
         parts.append(made.set_column(made.schema.get_field_index("role"), "role", role).filter(keep))
     return pa.concat_tables(parts, promote_options="default")
+
+
+def _span(table_map: TableMap, block: _Block) -> dict[str, pa.Array]:
+    """When the encounter of each row was: as the map says, else on the day of the row's time."""
+    stay = table_map.encounter
+    if stay is not None and stay.start is not None:
+        ends = {"end": block.times(stay.end)} if stay.end is not None else {}
+        return {"time": block.times(stay.start), **ends}
+    if table_map.time is None:
+        return {}
+    time = block.times(table_map.time)
+    return {"time": time, "end": pc.floor_temporal(time, unit="day")}
 
 
 def _event(event: EventMap, block: _Block, book: CodeBook) -> tuple[pa.ChunkedArray, Any, pa.ChunkedArray]:
@@ -219,7 +293,7 @@ def _event(event: EventMap, block: _Block, book: CodeBook) -> tuple[pa.ChunkedAr
             keep = pc.is_valid(code)
     if event.value is None:
         return code, keep, nothing.cast(pa.float64())
-    number = parse_numbers(batch[event.value])
+    number = block.numbers(event.value)
     keep = pc.and_(keep, pc.is_valid(batch[event.value]))
     block.counts["no_number"] += pc.sum(pc.and_(keep, pc.is_null(number))).as_py() or 0
     unit = pa.chunked_array([pa.array([event.unit] * n, pa.string())])

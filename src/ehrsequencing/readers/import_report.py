@@ -26,7 +26,9 @@ REASONS = {
     "no_type": "no resource type",
     "not_read": "resources of this type are not read",
     "not_done": "its status says that it is wrong, or did not happen",
+    "no_result": "it says that its result is absent",
     "no_diagnosis": "a bill without a diagnosis of its own",
+    "lost_diagnosis": "a bill whose diagnosis is a Condition that is not in the source",
     "looked_up": "read where another resource refers to it",
     "two_births": "a further birth of the same person: the earliest counts",
     "two_deaths": "a further death of the same person: the earliest counts",
@@ -35,7 +37,7 @@ REASONS = {
     "overlapping_periods": "merged into another observation period",
 }
 # The content of these rows is in the output, or belongs to no record of events.
-_NOT_LOST = {"duplicates", "overlapping_periods", "not_read", "not_done", "no_diagnosis", "looked_up"}
+_NOT_LOST = {"duplicates", "overlapping_periods", "not_read", "not_done", "no_result", "no_diagnosis", "looked_up"}
 RULES = {
     "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
     "no_person": "rows without a readable person id were dropped",
@@ -46,9 +48,14 @@ RULES = {
     "uncoded": "concepts with a text and no coding were kept as FHIR//0//TYPE: the text may hold a name",
     "partial_date": "dates without a day were put at the end of their month or year, births and stays at its start",
     "not_done": "resources whose status says that they are wrong or did not happen were left out",
+    "no_result": "results that are absent, with a reason, were left out",
+    "bound": "values that are a bound, such as <5, were kept as that number",
+    "lost_diagnosis": "references of bills to a Condition that is not in the source were left out",
     "fixed_code": "line breaks and runs of blanks in codes became one blank",
     "duplicates": "rows that repeat another row exactly were dropped",
     "dangling_encounter": "rows whose visit does not exist for that person were kept without it",
+    "outside_visit": "rows more than a day before or after their visit were kept without it, or they would stretch it",
+    "began_before": "conditions and reports without a recording date began before their visit: put at its end",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
     "end_before_start": "ends that lie before their start were dropped",
     "open_end": "ends in the far future were dropped: they mean that nothing had ended yet",
@@ -96,6 +103,7 @@ class TableCounts:
     malformed: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # file → rows not parsed, first line
     dropped: dict[str, tuple[int, int]] = field(default_factory=dict)  # reason → rows, position of the first
     unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)  # column → cells without a date, filled cells
+    no_numbers: dict[str, tuple[int, int]] = field(default_factory=dict)  # the same for columns of numbers
 
     def begin(self, file: str | None) -> None:
         """Say that the rows that follow are of this file."""
@@ -130,8 +138,10 @@ class TableCounts:
             for reason, (rows, first) in sorted(self.dropped.items())
         ]
         out = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
-        cells = {name: {"unreadable": bad, "filled": n} for name, (bad, n) in sorted(self.unreadable.items()) if bad}
-        return out | ({"dates": cells} if cells else {})
+        for kind, columns in (("dates", self.unreadable), ("numbers", self.no_numbers)):
+            cells = {name: {"unreadable": bad, "filled": n} for name, (bad, n) in sorted(columns.items()) if bad}
+            out |= {kind: cells} if cells else {}
+        return out
 
     def _example(self, position: int) -> dict[str, Any] | None:
         """File and row of a position; rows are counted from 1, without the header and malformed lines."""
@@ -152,6 +162,8 @@ class TableCounts:
             out.append(f"dropped from {self.name}: {share} ({column}{REASONS[entry['reason']]}{where})")
         for name, (bad, n) in sorted(self.unreadable.items()):
             out += [f"not read in {self.name}: {bad:,} of {n:,} dates of {name}"] if bad else []
+        for name, (bad, n) in sorted(self.no_numbers.items()):
+            out += [f"not read in {self.name}: {bad:,} of {n:,} values of {name}, which are no numbers"] if bad else []
         return out
 
     def warnings(self) -> list[str]:
@@ -164,6 +176,9 @@ class TableCounts:
         for name, (bad, n) in sorted(self.unreadable.items()):
             if bad > WARN_SHARE * n:
                 out.append(f"{bad:,} of {n:,} dates in column {name} of {self.name} ({bad / n:.1%}) cannot be read")
+        for name, (bad, n) in sorted(self.no_numbers.items()):
+            if bad > WARN_SHARE * n:
+                out.append(f"{bad:,} of {n:,} values in column {name} of {self.name} ({bad / n:.1%}) are no numbers")
         return out
 
     def check(self) -> None:

@@ -20,9 +20,10 @@ from meds import schema as meds
 from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.cleaning_rules import NO_TIME, cleaned, micros, role_mask, taken, usable_rows
+from ehrsequencing.readers.cleaning_rules import cleaned, role_mask, taken, usable_rows
 from ehrsequencing.readers.code_numbers import CodeNumbers
 from ehrsequencing.readers.import_report import ImportReport
+from ehrsequencing.readers.moments import NO_TIME, micros
 from ehrsequencing.readers.rows import Role, rows_schema
 from ehrsequencing.records.events import DAY_US, hash_u64
 from ehrsequencing.records.meds import SPLITS

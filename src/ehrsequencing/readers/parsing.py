@@ -15,7 +15,11 @@ _TIME = (
     r"^\s*(?P<y>\d{4})-(?P<mo>\d{1,2})-(?P<d>\d{1,2})"
     r"(?:[T ]+(?P<h>\d{1,2}):(?P<mi>\d{2})(?::(?P<s>\d{2}))?[^ +-]*(?: ?(?P<off>[+-]\d{2}(?::?\d{2})?))?)?\s*$"
 )
-_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?$"
+_EXPONENT = r"([eE][+-]?\d{1,3})?$"
+_NUMBER = {
+    ".": r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT,
+    ",": r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT,  # 1.234,5 has a dot between thousands
+}
 
 
 def open_text(path: Path) -> TextIO:
@@ -74,12 +78,16 @@ def _number(digits: pa.Array) -> Ints:
     return np.asarray(filled.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def parse_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray:
+def parse_numbers(text: pa.ChunkedArray, decimal: str = ".") -> pa.ChunkedArray:
     """Decimal numbers as float64; everything else is null.
 
     >>> parse_numbers(pa.chunked_array([["7.5", "-1e3", "< 5", "", None]])).to_pylist()
     [7.5, -1000.0, None, None, None]
+    >>> parse_numbers(pa.chunked_array([["7,5", "1.234,5", "7.5"]]), decimal=",").to_pylist()
+    [7.5, 1234.5, None]
     """
     trimmed = pc.utf8_trim_whitespace(text)
-    good = pc.fill_null(pc.match_substring_regex(trimmed, _NUMBER), False)
+    good = pc.fill_null(pc.match_substring_regex(trimmed, _NUMBER[decimal]), False)
+    if decimal == ",":
+        trimmed = pc.replace_substring(pc.replace_substring(trimmed, ".", ""), ",", ".")
     return pc.if_else(good, trimmed, pa.scalar(None, pa.string())).cast(pa.float64())

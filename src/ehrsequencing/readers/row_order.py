@@ -23,12 +23,16 @@ class Keys:
     value: pa.Array  # (m,) float32 of the rows that these rows were made of
     text: pa.Array  # (m,)
     encounter: pa.Array  # (m,)
+    lost: Bools  # (m,) those whose encounter was removed
     source: Ints  # (m,) the number of the source's row
     row: Ints  # (n,) which of the m rows each row was made of
 
 
 def ordered_rows(keys: Keys) -> Ints:
-    """(k,) the rows in their order, each of several equal rows once: the one with the smallest `source`."""
+    """(k,) the rows in their order, each of several equal rows once: the one with the smallest `source`.
+
+    A row whose encounter was removed goes where any other row is equal but for the encounter.
+    """
     order, same = _by_first_keys(keys)
     if not same.any():
         return order
@@ -39,12 +43,14 @@ def ordered_rows(keys: Keys) -> Ints:
     group = np.cumsum(np.r_[True, ~same])[place]
     row = keys.row[order[place]]
     rest = [_value_keys(keys.value.take(row)), _ranks(keys.text.take(row)), _ranks(keys.encounter.take(row))]
-    inner = np.lexsort((keys.source[row], *reversed(rest), group))
+    inner = np.lexsort((keys.source[row], keys.lost[row], *reversed(rest), group))
     order[place] = order[place][inner]
     repeats = np.ones(max(len(place) - 1, 0), dtype=bool)
-    for key in (group, *rest):
+    for key in (group, *rest[:2]):
         ordered = key[inner]
         repeats &= ordered[1:] == ordered[:-1]
+    encounter, lost = rest[2][inner], keys.lost[row][inner]
+    repeats &= (encounter[1:] == encounter[:-1]) | lost[1:]
     keep = np.ones(len(order), dtype=bool)
     keep[place[1:][repeats]] = False
     return order[keep]

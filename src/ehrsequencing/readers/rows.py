@@ -23,6 +23,8 @@ class Role(IntEnum):
     VISIT = 4  # an encounter from `time` to `end`; other rows refer to it by `encounter_id`
     SPAN = 5  # anything else that starts and ends (a stay on a ward)
     OBSERVED = 6  # a period under observation
+    REPORTED = 7  # began between `time` and `end`, and was reported in its visit: when it became known is not said
+    NAMED_VISIT = 8  # only the id of an encounter, and its `time` and `end` where these are known; makes no row
 
 
 def rows_schema(encounter: pa.DataType) -> pa.Schema:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ehrsequencing.readers.fhir.codes import Coded, Find, coded_as, codings
 from ehrsequencing.readers.fhir.elements import Resource, kind_of, referred_id, text, texts, walk
+from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.records.events import BIRTH, DEATH
 
@@ -29,6 +30,7 @@ class Row(NamedTuple):
     number: float | None = None
     text: str | None = None
     encounter: str | None = None
+    recorded: str | None = None  # of role `REPORTED`: when what began at `time` was recorded
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class EventResource:
     times: tuple[str, ...]  # the first with a day counts, else the first with a month or year
     subject: str = "subject"
     encounter: tuple[str, ...] = ("encounter",)
+    recorded: tuple[str, ...] = ()  # when that became known which may have begun long before
 
 
 _MEDICATION = ("medicationCodeableConcept", "medicationReference")
@@ -50,30 +53,36 @@ _DIAGNOSES = EventResource(
     encounter=("item.encounter",),
 )
 EVENTS = {
-    "Condition": EventResource(("code",), ("onsetDateTime", "onsetPeriod.start", "recordedDate")),
+    "Condition": EventResource(("code",), ("onsetDateTime", "onsetPeriod.start"), recorded=("recordedDate",)),
     "Procedure": EventResource(("code", "focalDevice.manipulated"), ("performedDateTime", "performedPeriod.start")),
     "Observation": EventResource(("code",), _RESULT_TIMES),
     "DiagnosticReport": EventResource(("code", "conclusionCode"), _RESULT_TIMES),
     "MedicationRequest": EventResource(_MEDICATION, ("authoredOn",)),
     "MedicationStatement": EventResource(
-        _MEDICATION, ("effectiveDateTime", "effectivePeriod.start", "dateAsserted"), encounter=("context",)
+        _MEDICATION, ("effectiveDateTime", "effectivePeriod.start"), encounter=("context",), recorded=("dateAsserted",)
     ),
     "MedicationAdministration": EventResource(
         _MEDICATION, ("effectiveDateTime", "effectivePeriod.start"), encounter=("context",)
     ),
     "MedicationDispense": EventResource(_MEDICATION, ("whenHandedOver", "whenPrepared"), encounter=("context",)),
-    "Immunization": EventResource(("vaccineCode",), ("occurrenceDateTime", "recorded"), subject="patient"),
-    "AllergyIntolerance": EventResource(("code",), ("onsetDateTime", "recordedDate"), subject="patient"),
+    "Immunization": EventResource(("vaccineCode",), ("occurrenceDateTime",), subject="patient", recorded=("recorded",)),
+    "AllergyIntolerance": EventResource(
+        ("code",), ("onsetDateTime", "onsetPeriod.start"), subject="patient", recorded=("recordedDate",)
+    ),
     "ImagingStudy": EventResource(("modality", "series.modality", "procedureCode"), ("started",)),
-    "DeviceUseStatement": EventResource(("device",), ("timingDateTime", "timingPeriod.start", "recordedOn")),
+    "DeviceUseStatement": EventResource(
+        ("device",), ("timingDateTime", "timingPeriod.start"), recorded=("recordedOn",)
+    ),
     "Claim": _DIAGNOSES,
     "ExplanationOfBenefit": _DIAGNOSES,
 }
+BILLS = ("Claim", "ExplanationOfBenefit")
 NAMED = ("Medication", "Device")  # resources that others refer to; they have no time of their own
 READ = ("Patient", "Encounter", *EVENTS, *NAMED)
 _NOT_DONE = ("entered-in-error", "not-done", "not-taken", "cancelled", "planned", "preparation", "draft", "intended")
+_NO_RESULT_YET = ("registered",)
 _DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
-    "status": {*_NOT_DONE},
+    "status": {*_NOT_DONE, *_NO_RESULT_YET},
     "verificationStatus.coding.code": {"entered-in-error", "refuted"},
     "use": {"preauthorization", "predetermination"},
     "intent": {"proposal", "plan", "option"},
@@ -94,12 +103,13 @@ _ENCOUNTER_CLASSES = {  # of HL7's ActCode, named as Synthea's CSV export names 
 _US_CORE = "http://hl7.org/fhir/us/core/StructureDefinition/us-core-"
 
 
-def rows_of(resource: Resource, find: Find) -> list[Row] | str:
+def rows_of(resource: Resource, find: Find, counts: RuleCounts) -> list[Row] | str:
     """The rows of a resource.
 
     Args:
         resource: JSON of one resource, with any defects.
         find: Codes of a Medication or Device by reference; see `named_codes` and `finder`.
+        counts: Where the rules of `import_report.RULES` are counted that a part of a resource needs.
 
     Returns:
         Rows, of which the writer drops those without subject, time or code; or else the reason, a key of
@@ -118,10 +128,11 @@ def rows_of(resource: Resource, find: Find) -> list[Row] | str:
         return "not_done"
     if kind == "Encounter":
         return list(_encounter(resource, find))
-    contained = _with_contained(resource, find)
-    if EVENTS[kind] is _DIAGNOSES and not list(walk(resource, _DIAGNOSES.concepts[0])):
-        return "no_diagnosis"
-    return list(_events(resource, kind, contained))
+    if EVENTS[kind] is _DIAGNOSES:
+        return list(_bill(resource, kind)) or "no_diagnosis"
+    if kind == "Observation" and _is_without_result(resource):
+        return "no_result"
+    return list(_events(resource, kind, _with_contained(resource, find), counts))
 
 
 def did_not_happen(resource: Resource) -> bool:
@@ -182,19 +193,61 @@ def _encounter(resource: Resource, find: Find) -> Iterator[Row]:
         yield Row(Role.EVENT, subject, start, coded.code, coded.description, encounter=encounter)
 
 
-def _events(resource: Resource, kind: str, find: Find) -> Iterator[Row]:
-    """The rows of a resource of `EVENTS`; one without a code where it has none, so that it is counted."""
+def _base(resource: Resource, kind: str) -> Row:
+    """A row of a resource of `EVENTS`, without its code."""
     spec = EVENTS[kind]
     subject = referred_id(resource, spec.subject, "Patient")
     encounter = next(filter(None, (referred_id(resource, path, "Encounter") for path in spec.encounter)), None)
-    base = Row(Role.EVENT, subject, day_first(resource, spec.times), None, encounter=encounter)
-    uncoded = UNCODED + kind.upper()
+    role = Role.REPORTED if spec.recorded else Role.EVENT
+    began, recorded = day_first(resource, spec.times), day_first(resource, spec.recorded)
+    return Row(role, subject, began, None, encounter=encounter, recorded=recorded)
+
+
+def _bill(resource: Resource, kind: str) -> Iterator[Row]:
+    """The diagnoses of a bill: its own, and those of Conditions inside it."""
+    inside = {f"#{item['id']}": item for item in walk(resource, "contained") if text(item, "id")}
+    found = [inside.get(reference) for reference in texts(resource, "diagnosis.diagnosisReference.reference")]
+    own = [item for item in found if item is not None and not did_not_happen(item)]
+    diagnoses = {"own": list(walk(resource, _DIAGNOSES.concepts[0])), "contained": [item.get("code") for item in own]}
+    if any(diagnoses.values()):
+        uncoded = UNCODED + kind.upper()
+        base = _base(resource, kind)
+        for coded in coded_as(diagnoses, tuple(diagnoses), lambda reference: (), uncoded=uncoded) or [Coded("")]:
+            yield base._replace(code=coded.code or None, description=coded.description)
+
+
+def conditions_of(resource: Resource) -> list[str]:
+    """The references of a bill to Conditions; one that is inside the bill is left out, if it is there."""
+    inside = {f"#{item['id']}" for item in walk(resource, "contained") if text(item, "id")}
+    return [found for found in texts(resource, "diagnosis.diagnosisReference.reference") if found not in inside]
+
+
+def _events(resource: Resource, kind: str, find: Find, counts: RuleCounts) -> Iterator[Row]:
+    """The rows of a resource of `EVENTS`; one without a code where it has none, so that it is counted."""
+    spec, base, uncoded = EVENTS[kind], _base(resource, kind), UNCODED + kind.upper()
     parts = [part for part in walk(resource, "component") if isinstance(part, dict)] if kind == "Observation" else []
-    for part in [*([] if parts and not has_value(resource) else [resource]), *parts]:
+    whole = [resource] if not parts or has_value(resource) else []
+    results = [part for part in parts if not _lacks_value(part)]
+    counts["no_result"] += len(parts) - len(results)
+    for part in [*whole, *results]:
         codes = coded_as(part, spec.concepts, find, uncoded=uncoded) or [Coded("")]
+        counts["bound"] += kind == "Observation" and text(part, "valueQuantity.comparator") is not None
         for coded in codes:
             row = base._replace(code=coded.code or None, description=coded.description)
             yield _valued(row, part) if kind == "Observation" and coded.code not in ("", uncoded) else row
+
+
+def _is_without_result(observation: Resource) -> bool:
+    """Whether an Observation says that its value is absent, and has no component with a result."""
+    parts = [part for part in walk(observation, "component") if isinstance(part, dict)]
+    if parts and not has_value(observation):
+        return all(map(_lacks_value, parts))
+    return _lacks_value(observation)
+
+
+def _lacks_value(part: Resource) -> bool:
+    """Whether an Observation or a component of it says that its value is absent."""
+    return part.get("dataAbsentReason") is not None and not has_value(part)
 
 
 def has_value(part: Resource) -> bool:

@@ -28,4 +28,5 @@ def read_bundle(bundle: Any) -> tuple[pa.Table, ImportReport]:
     blocks.begin(None)
     schema = rows_schema(pa.string())
     rows, usable = usable_rows(blocks.rows(resources), schema, report)
+    blocks.finish()
     return clean_rows(rows.filter(pa.array(usable)), report.counts, report.row_counts), report

@@ -40,6 +40,7 @@ def import_fhir(source: str, job: Import) -> None:
                     writer.add(blocks.rows(resources))
             if malformed:
                 _lose_lines(job, file, malformed)
+        blocks.finish()
         names.write(writer.folder)
 
 

@@ -33,12 +33,13 @@ def rows_table(mapped: Sequence[Row], sources: Sequence[int], counts: RuleCounts
     visit = pc.equal(role, int(Role.VISIT))
     _describe(book, rows, visit)
     counts["uncoded"] += pc.sum(pc.starts_with(code, UNCODED)).as_py() or 0
+    role, time, end = _known_times(rows, counts)
     table = pa.table(
         {
             "subject_id": subject_ids(pa.chunked_array([rows["subject"]])),
             "role": role,
-            "time": _times(rows["time"], pc.or_(visit, pc.equal(role, int(Role.PERSON))), counts),
-            "end": _times(rows["end"], pa.scalar(False), counts),
+            "time": time,
+            "end": end,
             "code": code,
             "numeric_value": rows["number"],
             "text_value": rows["text"],
@@ -59,23 +60,46 @@ def _describe(book: CodeBook, rows: dict[str, pa.Array], visit: pa.Array) -> Non
     book.add(ends, pa.nulls(len(ends), pa.string()), stays)
 
 
-def _times(written: pa.Array, early: pa.Array | pa.Scalar, counts: RuleCounts) -> pa.Array:
-    """Times of FHIR as timestamps; one without a day becomes the last day that it may mean, or the first if `early`.
+def _known_times(rows: dict[str, pa.Array], counts: RuleCounts) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Role, time and end of each row. What was recorded later than it began has the time of its recording.
 
-    By the last day the event was certainly known, as by the end of a day for an event of that day.
+    Without that time it keeps its role `REPORTED`, since only its visit tells when it became known.
+    """
+    role = rows["role"]
+    reported = pc.equal(role, int(Role.REPORTED))
+    early = pc.or_(pc.is_in(role, value_set=_EARLY), reported)
+    began, unsure = _times(rows["time"], early)
+    recorded, recorded_unsure = _times(rows["recorded"], pa.scalar(False))
+    later = pc.greater_equal(recorded, pc.floor_temporal(began, unit="day"))
+    dated = pc.and_(pc.is_valid(recorded), pc.fill_null(later, True))
+    end, end_unsure = _times(rows["end"], pa.scalar(False))
+    used = pc.or_(pc.if_else(dated, recorded_unsure, unsure), end_unsure)
+    counts["partial_date"] += pc.sum(used).as_py() or 0
+    span = pc.and_(pc.and_(reported, unsure), pc.invert(dated))
+    if pc.any(span).as_py():
+        end = pc.if_else(span, _times(rows["time"], pa.scalar(False))[0], end)
+    role = pc.if_else(dated, pa.scalar(int(Role.EVENT), pa.int8()), role)
+    return role, pc.if_else(dated, recorded, began), end
+
+
+def _times(written: pa.Array, early: pa.Array | pa.Scalar) -> tuple[pa.Array, pa.Array]:
+    """Times of FHIR as timestamps, and which lack the day: these become the last day that they may mean.
+
+    By the last day the event was certainly known, as by the end of a day for an event of that day. Those that are
+    `early` become the first day.
     """
     written = pc.utf8_trim_whitespace(written)
     month, year = (pc.fill_null(pc.match_substring_regex(written, p), False) for p in (_MONTH, _YEAR))
     partial = pc.or_(month, year)
-    counts["partial_date"] += pc.sum(partial).as_py() or 0
     if not pc.any(partial).as_py():
-        return parse_times(pa.chunked_array([written]))
+        return parse_times(pa.chunked_array([written])), partial
     first = pc.replace_substring_regex(pc.replace_substring_regex(written, _MONTH, r"\1-\2-01"), _YEAR, r"\1-01-01")
     last = pc.replace_substring_regex(written, _YEAR, r"\1-12-31")
     time = parse_times(pa.chunked_array([pc.if_else(early, first, pc.if_else(month, first, last))]))
     late_month = pc.and_(month, pc.invert(early))
     ends = pc.subtract(pc.ceil_temporal(time, 1, unit="month", ceil_is_strictly_greater=True), _DAY)
-    return pc.if_else(late_month, ends, time)
+    return pc.if_else(late_month, ends, time), partial
 
 
 _DAY = pa.scalar(86_400_000_000, pa.duration("us"))
+_EARLY = pa.array([int(Role.VISIT), int(Role.PERSON)], pa.int8())

@@ -41,7 +41,8 @@ def connect(url: str) -> Any:
     """Open a database through Ibis.
 
     Raises:
-        EhrseqError: The text is not a URL, a DuckDB file is missing, or Spark does not answer.
+        EhrseqError: The text is not a URL, a DuckDB file is missing, Spark does not answer, or PostgreSQL's driver is not
+            installed.
     """
     import ibis
 
@@ -57,6 +58,11 @@ def connect(url: str) -> Any:
         return _spark(parts)
     if parts["scheme"].lower() not in ("postgres", "postgresql"):
         return ibis.connect(_quoted(parts))
+    try:
+        import psycopg  # noqa: F401  # Ibis would import it, too, but its error does not name our extra
+    except ImportError as error:
+        what = "reading PostgreSQL needs its driver, which is not installed"
+        raise EhrseqError(what, where="the database", fix='pip install "ehrsequencing[postgres]"') from error
     database, _, schema = (parts["path"] or "").partition("/")
     named = {key: parts[key] for key in ("user", "password", "port")}
     named |= {"host": (parts["host"] or "").strip("[]"), "database": database, "schema": schema}

@@ -1,0 +1,150 @@
+"""Which rows belong to their visit: those of its days and of the day before and after; what was known only later."""
+
+import datetime as dt
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.readers import cleaning_rules
+from ehrsequencing.readers.cleaning_rules import clean_rows
+from ehrsequencing.readers.rows import Role, rows_schema
+
+Row = dict[str, Any]
+DAY, SECOND = dt.timedelta(days=1), dt.timedelta(seconds=1)
+START, END = dt.datetime(2011, 5, 3, 22), dt.datetime(2011, 5, 6, 10)
+PERSON: Row = {"role": Role.PERSON, "time": dt.datetime(1950, 1, 1), "code": "MEDS_BIRTH"}
+
+
+def visit(end: dt.datetime | None = END, start: dt.datetime = START) -> Row:
+    return {"role": Role.VISIT, "time": start, "end": end, "code": "VISIT", "encounter_id": 7}
+
+
+def event(time: dt.datetime, role: Role = Role.EVENT, end: dt.datetime | None = None, code: str = "X") -> Row:
+    return {"role": role, "time": time, "end": end, "code": code, "encounter_id": 7}
+
+
+def cleaned(*rows: Row) -> tuple[list[Row], Counter[str]]:
+    """The rows of one person after the cleaning rules, and what was counted."""
+    made = [{"subject_id": 1, "source": number, **row} for number, row in enumerate([PERSON, *rows])]
+    counts: Counter[str] = Counter()
+    return clean_rows(pa.Table.from_pylist(made, schema=rows_schema(pa.int64())), counts).to_pylist(), counts
+
+
+def of_code(rows: list[Row], code: str = "X") -> list[tuple[dt.datetime, int | None]]:
+    return [(row["time"], row["encounter_id"]) for row in rows if row["code"] == code]
+
+
+INSIDE = [
+    START,
+    START - dt.timedelta(hours=3),  # a lab that was taken before admission
+    dt.datetime(2011, 5, 2),  # the day before, without a clock: a zone may move a date by one
+    dt.datetime(2011, 5, 2, 0, 1),
+    dt.datetime(2011, 5, 3),
+    END + dt.timedelta(hours=5),
+    dt.datetime(2011, 5, 7),
+    dt.datetime(2011, 5, 7, 23, 59),
+]
+OUTSIDE = [dt.datetime(2011, 5, 1, 23, 59), dt.datetime(2011, 5, 1), dt.datetime(2011, 5, 8), dt.datetime(2012, 1, 1)]
+
+
+@pytest.mark.parametrize("time", INSIDE)
+def test_rows_near_their_visit_belong_to_it(time: dt.datetime) -> None:
+    rows, counts = cleaned(visit(), event(time))
+    assert [encounter for _, encounter in of_code(rows)] == [7]
+    assert not counts["outside_visit"]
+
+
+@pytest.mark.parametrize("time", OUTSIDE)
+@pytest.mark.parametrize("role", [Role.EVENT, Role.SPAN])
+def test_rows_far_from_their_visit_lose_it(time: dt.datetime, role: Role) -> None:
+    rows, counts = cleaned(visit(), event(time, role))
+    assert [encounter for _, encounter in of_code(rows)] == [None]
+    assert counts["outside_visit"] == 1
+    rows, counts = cleaned(event(time, role), visit(), visit(time))  # several rows of one visit are one span
+    assert [encounter for _, encounter in of_code(rows)] == [7 if time > END else None]
+
+
+def test_a_stay_on_a_ward_that_ends_long_after_the_visit_does_not_stretch_it() -> None:
+    rows, _ = cleaned(visit(), event(START, Role.SPAN, END + 9 * DAY))
+    assert of_code(rows, "X//END") == [(END + 9 * DAY, None)]
+
+
+@pytest.mark.parametrize("end", [None, START - 2 * DAY])
+def test_a_visit_without_a_valid_end_may_go_on(end: dt.datetime | None) -> None:
+    rows, counts = cleaned(visit(end), event(START + 40 * DAY), event(START - 2 * DAY))
+    assert of_code(rows) == [(START - 2 * DAY, None), (START + 40 * DAY, 7)]
+    assert counts["outside_visit"] == 1
+
+
+def test_a_row_that_lost_its_visit_is_not_said_twice() -> None:
+    far = END + 30 * DAY
+    other = {**visit(far, far - DAY), "encounter_id": 8}
+    rows, counts = cleaned(visit(), other, event(far), {**event(far), "encounter_id": 8})
+    assert of_code(rows) == [(far, 8)]
+    assert counts["duplicates"] == 1
+
+
+REPORTED = [  # first and last day on which it began, when it was known
+    ((dt.datetime(2009, 3, 1), None), END),
+    ((dt.datetime(2011, 5, 3, 21), None), END),
+    ((dt.datetime(2011, 5, 1), dt.datetime(2011, 5, 31)), END),  # in May
+    ((dt.datetime(2011, 5, 3), None), dt.datetime(2011, 5, 3, 23, 59, 59)),
+    ((dt.datetime(2011, 5, 4, 9), None), dt.datetime(2011, 5, 4, 9)),
+]
+
+
+@pytest.mark.parametrize(("began", "known"), REPORTED)
+def test_what_began_before_its_visit_was_known_by_the_visits_end(
+    began: tuple[dt.datetime, dt.datetime | None], known: dt.datetime
+) -> None:
+    rows, counts = cleaned(visit(), event(began[0], Role.REPORTED, began[1]))
+    assert of_code(rows) == [(known, 7)]
+    assert counts["began_before"] == (known == END)
+
+
+def test_without_a_visit_it_was_known_when_it_had_begun() -> None:
+    row = event(dt.datetime(2009, 1, 1), Role.REPORTED, dt.datetime(2009, 12, 31))
+    rows, counts = cleaned({**row, "encounter_id": None}, {**row, "encounter_id": 9, "code": "Y"})
+    assert of_code(rows) == of_code(rows, "Y") == [(dt.datetime(2009, 12, 31, 23, 59, 59), None)]
+    assert not counts["began_before"]
+
+
+TIMES = st.builds(lambda days, hours: START + days * DAY + hours * dt.timedelta(hours=1), *[st.integers(-4, 4)] * 2)
+
+
+@given(st.lists(st.tuples(TIMES, st.none() | TIMES), min_size=1, max_size=3), TIMES)
+@settings(max_examples=100, deadline=None)
+def test_bounds_beside_plain_dates(spans: list[tuple[dt.datetime, dt.datetime | None]], time: dt.datetime) -> None:
+    rows, _ = cleaned(*(visit(end, start) for start, end in spans), event(time))
+
+    def late(time: dt.datetime) -> dt.datetime:
+        return time + DAY - SECOND if time.time() == dt.time(0) else time
+
+    valid = [late(end) for start, end in spans if end is not None and late(end) >= start]
+    ends = [*valid, *(s for s, end in spans if end is None or late(end) < s)]
+    near = time.date() >= min(start for start, _ in spans).date() - DAY
+    near &= not valid or time.date() <= max(ends).date() + DAY
+    assert [encounter for _, encounter in of_code(rows)] == [7 if near else None]
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant", "broken"),
+    [
+        ("rows_outside", lambda rows, *_: np.zeros(len(rows.role), dtype=bool), OUTSIDE),
+        ("known_times", lambda rows, *_: rows.time_us, [began for (began, _), known in REPORTED if known == END]),
+    ],
+)
+def test_without_the_rules_a_visit_stretches(
+    name: str, mutant: Any, broken: list[dt.datetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutants, which are the reader as it was."""
+    monkeypatch.setattr(cleaning_rules, name, mutant)
+    for time in broken:
+        rows, _ = cleaned(visit(), event(time, Role.EVENT if name == "rows_outside" else Role.REPORTED))
+        times = [row["time"] for row in rows if row["encounter_id"] == 7]
+        assert min(times) < START - DAY or max(times) > END + DAY or of_code(rows)[0][0] < START
