@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -48,6 +47,7 @@ from ehrsequencing.training.checkpoint import (
     unpack_tensors,
 )
 from ehrsequencing.training.draws import hash_seed
+from ehrsequencing.training.fabric import fabric_of
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import DESCRIPTIONS_FILE, OBJECTIVES_FILE, RESULTS_FILE, subjects_digest
@@ -113,8 +113,7 @@ class Pretrainer:
         self.codes = codes
         bundle = nn.ModuleDict({"model": self.model, "objectives": self.objectives})
         self.averaged, self.best = copy.deepcopy(bundle), copy.deepcopy(bundle)
-        precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
-        self.fabric = Fabric(accelerator="auto", devices=1, precision=precision)
+        self.fabric = fabric_of(self.settings.precision)
         steps = len(self._steps(0))
         optimizer = make_optimizer(bundle, self.settings, steps_per_epoch=steps)
         self.bundle = bundle

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from ehrsequencing.arrays import Ints
@@ -42,6 +41,7 @@ from ehrsequencing.training.checkpoint import (
     unpack_tensors,
 )
 from ehrsequencing.training.draws import hash_seed, resampled
+from ehrsequencing.training.fabric import fabric_of
 from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.masked_codes import BesideHazards
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
@@ -129,8 +129,7 @@ class Trainer:
         if isinstance(self.model.outcomes, OutcomeHead):
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        precision: Any = {"32": "32-true", "bf16": "bf16-mixed"}[self.settings.precision]
-        self.fabric = Fabric(accelerator="auto", devices=processes.devices, precision=precision)
+        self.fabric = fabric_of(self.settings.precision, processes.devices)
         depth = None if self.init is None else self.init.depth
         optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth)
         self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
@@ -232,7 +231,7 @@ class Trainer:
         self, state: TrainingState, checkpoints: Path | None, on_progress: Callable[[Progress], None] | None
     ) -> None:
         """Train from a state to the early stop; only with a folder for checkpoints is anything written."""
-        with saved_at_signals(lambda: self._save(checkpoints, state)) as self._stop:
+        with saved_at_signals(lambda: self._save_and_leave(checkpoints, state)) as self._stop:
             while not state.finished:
                 started = time.monotonic()
                 seen = self._epoch(state, checkpoints, on_progress)
@@ -303,6 +302,12 @@ class Trainer:
             return
         save_checkpoint(checkpoints, state, pack_tensors(self._models, self._optimizers))
         self._saved_at = time.monotonic()
+
+    def _save_and_leave(self, checkpoints: Path | None, state: TrainingState) -> None:
+        """Save a last checkpoint; the others wait for it, since Slurm ends all once a process has ended."""
+        self._save(checkpoints, state)
+        if self._stop.is_joint:
+            self.processes.totals(0.0)
 
     @property
     def _models(self) -> dict[str, nn.Module]:
