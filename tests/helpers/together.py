@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,9 +161,19 @@ def resumed(prepared: Path, out: Path, us: Processes) -> list[str]:
                     tell(Progress(1, 2, 3, 9, 0.0, None, 0.0))
 
             one._update = noted  # type: ignore[method-assign]
+        else:
+            save = one._save
+
+            def slow(folder: Path | None, state: TrainingState) -> None:
+                time.sleep(2.0)
+                save(folder, state)
+
+            one._save = slow  # type: ignore[method-assign]
         one.fit()
     except Stopped:
         stopped.append("both")
+        if list((out / "checkpoints").glob("step-*")):
+            stopped.append("after it was saved")
     us.totals(0.0)
     if us.is_first:
         try:

@@ -76,6 +76,8 @@ def launch(command: str, devices: int, nodes: int = 1) -> int:
     if failed is None:
         return 0
     code = copies[failed].returncode
+    if -code in told:  # it was told to stop, and once more while it ended
+        return BY_SIGNAL - code
     if code < 0:
         name = signal.Signals(-code).name
         again = "repeat the command with --resume" if command == "train" else "use fewer --devices"
@@ -211,6 +213,7 @@ def one_of_several(environment: Mapping[str, str] = os.environ, *, gpus: bool = 
         except KeyboardInterrupt as stop:  # all leave together, and process 0 says so
             if group.processes.is_first:
                 raise
+            group.wait_for_first()
             raise typer.Exit(BY_SIGNAL + number_of(stop)) from stop
         except Exception as error:
             parts, code = as_parts(error)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -11,19 +11,28 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.training.network import interface
 from ehrsequencing.training.processes import Processes
 
 COME_TOGETHER = timedelta(minutes=15)  # until all processes have started
 WAIT = timedelta(hours=4)  # for one another: process 0 alone recalibrates and writes
+LAST_WORDS = timedelta(seconds=10)  # for process 0 to say that all were told to stop
 _REPORT = "ehrseq-report"  # key of the report of the first process that fails
 
 
 @dataclass(frozen=True)
 class Group:
-    """The processes, and the store through which they know who failed first."""
+    """The processes, and the store through which they know who failed first.
+
+    Attributes:
+        processes: This one among the others.
+        store: Through which they tell.
+        has_own_store: Whether process 0 keeps it, and not torchrun.
+    """
 
     processes: Processes
     store: Store
+    has_own_store: bool = True
 
     def report(self, text: str) -> str | None:
         """Tell the others what went wrong here.
@@ -38,6 +47,15 @@ class Group:
         except RuntimeError:
             return ""
         return None if first == own else first.partition(" ")[2]
+
+    def wait_for_first(self) -> None:
+        """Return when process 0 has left, so that its last words are not cut off; at most `LAST_WORDS` later.
+
+        Its store ends with it. Under torchrun the store is not its own, and nothing can be waited for.
+        """
+        if self.has_own_store:
+            with suppress(RuntimeError):
+                self.store.wait(["ehrseq-never"], LAST_WORDS)
 
 
 @contextmanager
@@ -59,18 +77,22 @@ def joined(environment: Mapping[str, str] = os.environ, *, gpus: bool = True) ->
     if found:
         torch.cuda.set_device(processes.local_rank)
     address, port = environment.get("MASTER_ADDR", ""), number(environment, "MASTER_PORT")
-    hosts = processes.is_first and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    of_torchrun = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = TCPStore(address, port, processes.count, hosts, COME_TOGETHER)
+        store = TCPStore(address, port, processes.count, processes.is_first and not of_torchrun, COME_TOGETHER)
         own = PrefixStore(f"ehrseq-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "nccl" if found else "gloo"
+        if not found and "GLOO_SOCKET_IFNAME" not in environment:
+            name = interface(own, environment, rank=processes.rank, local_rank=processes.local_rank)
+            if name is not None:
+                os.environ["GLOO_SOCKET_IFNAME"] = name
         dist.init_process_group(backend, store=own, rank=processes.rank, world_size=processes.count, timeout=WAIT)
     except RuntimeError as error:
         what = f"not all of the {processes.count} processes could be reached"
         fix = "check that all machines run the command, and reach that address and port"
         raise EhrseqError(what, where=f"MASTER_ADDR={address}, MASTER_PORT={port}", fix=fix) from error
     try:
-        yield Group(processes, own)
+        yield Group(processes, own, not of_torchrun)
     finally:
         dist.destroy_process_group()
 
