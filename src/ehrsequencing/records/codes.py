@@ -201,7 +201,8 @@ class CodeMatcher:
         fix = f"codes that come close: {', '.join(close)}" if close else "no code of the data comes close"
         if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
             fix += "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
-        flat = sorted({code_type(root) for root in self._roots} - self._with_parents())
+        roots = self._roots.union(*(matcher._roots for matcher, _, _ in self._conditions))
+        flat = sorted({code_type(root) for root in roots} - self._with_parents())
         if flat:
             names = " or ".join(name or "untyped" for name in flat)
             fix = (
