@@ -2,8 +2,9 @@
 
 Runs simulate, prepare, train (one epoch), predict and evaluate one after another, each as its own process, and prints
 for each: wall time, CPU time, memory at most and the disk that its output takes. From these rates it computes the table
-for 1, 10 and 100 million subjects of the same kind. `--commands train,predict` runs some steps only. All numbers go to
-`OUT/scale.json`; a step that is there already is not repeated, so that an interrupted run continues.
+for 1, 10 and 100 million subjects of the same kind, with the cost at an assumed `--price` of a core-hour.
+`--commands train,predict` runs some steps only. All numbers go to `OUT/scale.json`; a step that is there already is not
+repeated, so that an interrupted run continues.
 
 Peak memory is that of the largest process of a command, as the kernel reports it: pages of memory-mapped files count,
 and the kernel can take those back. Its own memory, without them, is that of the first process (on Linux), looked at
@@ -31,6 +32,7 @@ from ehrsequencing.storage import write_json
 MAIN = [sys.executable, "-m", "ehrsequencing"]
 STEPS = ("simulate", "prepare", "train", "predict", "evaluate")
 SIZES = (1_000_000, 10_000_000, 100_000_000)
+PRICE = 0.05  # dollars per core-hour: an assumption, not a quote
 GIB = 2**30
 Row = dict[str, Any]
 
@@ -122,8 +124,11 @@ def measured_table(told: Row) -> list[str]:
     return lines
 
 
-def projected_table(told: Row) -> list[str]:
-    """CPU-hours and disk for larger numbers of the same subjects: time and disk grow with the subjects."""
+def projected_table(told: Row, price: float = PRICE) -> list[str]:
+    """CPU-hours, disk and cost for larger numbers of the same subjects: all grow with the subjects.
+
+    The cost is that of all steps but `simulate`, which users do not need. Memory and disk are not priced.
+    """
     lines = ["| CPU-hours; disk | " + " | ".join(f"{size:,}" for size in SIZES) + " |", "|---|" + "---:|" * len(SIZES)]
     for name, row in told["steps"].items():
         cells = []
@@ -132,6 +137,9 @@ def projected_table(told: Row) -> list[str]:
             disk = "" if name in ("train", "evaluate") else f"; {row['disk_gib'] * times:,.0f} GiB"
             cells.append(f"{row['cpu_s'] * times / 3600:,.1f}{disk}")
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    hours = sum(row["cpu_s"] for name, row in told["steps"].items() if name != "simulate") / 3600
+    cells = [f"${hours * size / told['subjects'] * price:,.2f}" for size in SIZES]
+    lines.append(f"| cost without `simulate`, at ${price:g} per core-hour (assumed) | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -141,11 +149,12 @@ def main() -> None:
     parser.add_argument("--subjects", type=int, default=200_000)
     parser.add_argument("--commands", default=",".join(STEPS), help="which steps, by name and with commas")
     parser.add_argument("--world", nargs="+", default=[], help="settings of the simulation, as visits_per_year=4")
+    parser.add_argument("--price", type=float, default=PRICE, help="assumed dollars per core-hour")
     parser.add_argument("settings", nargs="*", default=[], help="of training, as model.size=small")
     given = parser.parse_intermixed_args()
     given.out.mkdir(parents=True, exist_ok=True)
     told = run_chain(given.out, given.subjects, given.settings, given.commands.split(","), given.world)
-    print("\n".join([*measured_table(told), "", *projected_table(told)]))
+    print("\n".join([*measured_table(told), "", *projected_table(told, given.price)]))
 
 
 if __name__ == "__main__":

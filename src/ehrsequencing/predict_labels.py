@@ -1,8 +1,11 @@
-"""A run's risks at the moments of a MEDS label file, in the format of MEDS-DEV and `meds-evaluation`.
+"""A run's risks at the moments of a MEDS label file, in the formats of MEDS-DEV and of `meds-evaluation`.
 
     subject_id, prediction_time, boolean_value        of the labels
     predicted_boolean_probability                     risk of one cause by one horizon after prediction_time
     predicted_boolean_value                           whether that is at least one half
+
+The two formats differ in the type of the probability. MEDS-DEV 0.0.14 pins meds-evaluation 0.0.3, which reads 64-bit
+numbers only; meds-evaluation 0.0.6 reads 32-bit numbers only.
 
 The labels say who is asked and when; the records alone decide the risk. So the run's task is applied with these moments
 as its index times, and without its rule of who may enter. Each moment is asked about as an index or a landmark is, also
@@ -28,16 +31,19 @@ from ehrsequencing.run import Run
 from ehrsequencing.storage import atomic_path, refuse_foreign_file, refuse_overlap
 from ehrsequencing.training.processes import ALONE, Processes
 
-SCHEMA = pa.schema(
-    [
+FORMATS = {"meds-dev": pa.float64(), "meds-evaluation": pa.float32()}  # type of the probability
+
+
+def schema_of(style: str) -> pa.Schema:
+    """The columns of a file in one of the `FORMATS`."""
+    columns = [
         ("subject_id", pa.int64()),
         ("prediction_time", pa.timestamp("us")),
         ("boolean_value", pa.bool_()),
         ("predicted_boolean_value", pa.bool_()),
-        ("predicted_boolean_probability", pa.float32()),
-    ],
-    metadata=parquet_mark(PREDICTIONS),
-)
+        ("predicted_boolean_probability", FORMATS[style]),
+    ]
+    return pa.schema(columns, metadata=parquet_mark(PREDICTIONS))
 
 
 def predict_labels(
@@ -46,6 +52,7 @@ def predict_labels(
     out: Path,
     *,
     labels: Path,
+    style: str = "meds-dev",
     cause: str | None = None,
     horizons_days: list[float] | None = None,
     facts: DataConfig | None = None,
@@ -62,6 +69,7 @@ def predict_labels(
         data: A MEDS data set.
         out: The Parquet file to write.
         labels: MEDS labels, a file or a folder: `subject_id`, `prediction_time`, `boolean_value`.
+        style: One of `FORMATS`.
         cause: Default: the run's cause of interest.
         horizons_days: One horizon; may be left out where the run's task has one.
         facts: What the data set's own files do not tell.
@@ -78,7 +86,7 @@ def predict_labels(
         EhrseqError: Labels, run or data cannot be used, or no label has a risk.
     """
     if not out.name.endswith(".parquet"):
-        raise EhrseqError("does not end in .parquet", where=str(out), fix="MEDS-DEV reads Parquet")
+        raise EhrseqError("does not end in .parquet", where=str(out), fix="write Parquet")
     refuse_foreign_file(out, is_predictions)
     refuse_overlap(out, data)
     refuse_overlap(out, labels)
@@ -96,15 +104,16 @@ def predict_labels(
     answers = asked.answers(records, Moment("all"), say=lambda _: None, processes=processes)
     if not processes.is_first:
         return sum(map(len, answers))
-    count = 0
-    with atomic_path(out) as temporary, pq.ParquetWriter(temporary, SCHEMA) as file:
+    count, schema = 0, schema_of(style)
+    with atomic_path(out) as temporary, pq.ParquetWriter(temporary, schema) as file:
         for risks in answers:
             place, found = wanted.find(risks.subject_id, risks.prediction_us)
             risk = risks.risk[found, column, 0]
             file.write_table(pa.Table.from_arrays([
                 pa.array(risks.subject_id[found]), pa.array(risks.prediction_us[found]).cast(pa.timestamp("us")),
-                pa.array(wanted.value[place[found]]), pa.array(risk >= 0.5), pa.array(risk.astype(np.float32)),
-            ], schema=SCHEMA))  # fmt: skip
+                pa.array(wanted.value[place[found]]), pa.array(risk >= 0.5),
+                pa.array(risk.astype(np.float32)).cast(FORMATS[style]),
+            ], schema=schema))  # fmt: skip
             count += len(risk)
         if not count:
             fix = "check that the labels are of these records, and lie before the outcome"

@@ -183,6 +183,7 @@ def test_the_card_is_what_hubs_read(shared: Path, sim_run: Path) -> None:
     assert facts["license"] == "cc-by-4.0"
     assert "survival-analysis" in facts["tags"]
     assert facts["library_name"] == "ehrsequencing"
+    assert not {"metrics", "model-index"} & set(facts), "it names no metric without a value"
     assert "Nobody has evaluated this model" in body
     train = len(Prepared(Path(Run(sim_run).manifest["prepared"])).timelines("train"))
     assert f"about {round(train, -1)} people" in body
@@ -204,8 +205,14 @@ def test_the_card_has_metrics_with_intervals(sim_run: Path, tmp_path: Path) -> N
     text = (tmp_path / "shared" / CARD).read_text(encoding="utf-8")
     assert "| outcome by 1y | 0.712 | 0.651 to 0.770 |" in text
     assert "| outcome by 1y | 1.12 | – |" in text
-    results = yaml.safe_load(text.split("---\n")[1])["model-index"][0]["results"][0]["metrics"]
-    assert [row["type"] for row in results] == ["c", "oe"]
+    facts = yaml.safe_load(text.split("---\n")[1])
+    results = facts["model-index"][0]["results"][0]["metrics"]
+    assert [row["type"] for row in results] == facts["metrics"] == ["c", "oe"]
+    add_to_run(run, "metrics.json", lambda path: path.write_text(json.dumps(told | {"metrics": []})))
+    share_run(run, tmp_path / "shared")
+    text = (tmp_path / "shared" / CARD).read_text(encoding="utf-8")
+    assert "Too few people had the event to judge it." in text
+    assert "metrics" not in yaml.safe_load(text.split("---\n")[1])
     (run / "metrics.json").write_text(json.dumps(told | {"causes": ["other"]}))
     share_run(run, tmp_path / "shared")
     assert "0.712" not in (tmp_path / "shared" / CARD).read_text(encoding="utf-8"), "an edited file is not told"
@@ -228,6 +235,14 @@ def test_it_loads_everywhere_and_nothing_is_added(shared: Path, sim_data: Path, 
     with pytest.raises(EhrseqError, match="nothing is added"):
         add_to_run(shared, "notes.json", lambda path: path.write_text("{}"))
     assert {path.name for path in shared.iterdir()} == {*RUN_NEEDS, MANIFEST, CARD}
+
+
+def test_what_a_hub_adds_to_the_folder_changes_nothing(shared: Path, tmp_path: Path) -> None:
+    """`.gitattributes` on the Hugging Face Hub, and `.cache/huggingface` in a folder that `hf download` made."""
+    copy = Path(shutil.copytree(shared, tmp_path / "model"))
+    (copy / ".gitattributes").write_text("*.safetensors filter=lfs\n")
+    (copy / ".cache/huggingface").mkdir(parents=True)
+    assert Run(copy).fingerprint == Run(shared).fingerprint
 
 
 def test_a_set_that_is_gone_or_another_is_refused(sim_run: Path, tmp_path: Path) -> None:

@@ -81,6 +81,20 @@ def test_conditions_need_blanks_and_codes_keep_their_signs() -> None:
         CodeMatcher(["LAB//HbA1c>=6.5"]).require(["LAB//HbA1c"], suggest=["LAB//HbA1c"], where="task t, outcome.x")
 
 
+def test_under_without_a_hierarchy_says_so() -> None:
+    """An import gives `CODE//UNIT` the parent `CODE`, which is no hierarchy of the vocabulary."""
+    flat = {"SNOMED//1//mg": ["SNOMED//1"], "LOINC//1": ["LOINC//2"]}
+    for pattern in ("under:SNOMED//9", "under:SNOMED//9 >= 3"):
+        with pytest.raises(EhrseqError) as refused:
+            CodeMatcher([pattern], parents=flat).require([*flat], suggest=["SNOMED//99"], where="task t, index.code")
+        assert refused.value.what == f"no code of the data matches {pattern}"
+        assert "metadata/codes.parquet has no parents of SNOMED codes" in (refused.value.fix or "")
+    with pytest.raises(EhrseqError) as refused:
+        CodeMatcher(["under:LOINC//9"], parents=flat).require([*flat], suggest=[], where="task t, index.code")
+    assert "hierarchy" not in (refused.value.fix or "")
+    CodeMatcher(["under:SNOMED//1"], parents=flat).require([*flat], suggest=[], where="task t, index.code")
+
+
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [

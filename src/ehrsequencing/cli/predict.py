@@ -12,6 +12,11 @@ from ehrsequencing.cli.launch import launch, launches, one_of_several
 from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides, RunFolder, Untrusted
 from ehrsequencing.errors import EhrseqError
 
+_JUDGE = {  # format → the command that judges such a file
+    "meds-dev": "meds-dev-evaluation predictions_path={} output_dir=results",
+    "meds-evaluation": "python -m meds_evaluation predictions_path={} output_file=results.json",
+}
+
 
 def predict(
     run: RunFolder,
@@ -31,14 +36,13 @@ def predict(
     ] = None,
     top: Annotated[int | None, typer.Option("--top", help="So many most likely outcomes of each moment")] = None,
     style: Annotated[
-        str, typer.Option("--format", help="risks, or meds-dev: one risk for each of the --labels (docs/scale.md)")
+        str,
+        typer.Option("--format", help="risks; meds-dev, meds-evaluation: a risk for each of --labels (docs/scale.md)"),
     ] = "risks",
     labels: Annotated[
-        Path | None, typer.Option("--labels", help="With --format meds-dev: MEDS labels, a file or a folder")
+        Path | None, typer.Option("--labels", help="With --format meds-…: MEDS labels, a file or a folder")
     ] = None,
-    cause: Annotated[
-        str | None, typer.Option("--cause", help="With --format meds-dev: which cause [the first]")
-    ] = None,
+    cause: Annotated[str | None, typer.Option("--cause", help="With --format meds-…: which cause [the first]")] = None,
     force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
     untrusted: Untrusted = False,
     devices: Devices = 1,
@@ -78,9 +82,8 @@ def predict(
             else:
                 write_to = partial(write, run, records, out, recalibrated=recalibrate)
             if labels is not None:
-                write_to = partial(
-                    predict_labels, run, records, out, labels=labels, cause=cause, recalibrated=recalibrate
-                )
+                write_to = partial(predict_labels, run, records, out, labels=labels, style=style)
+                write_to = partial(write_to, cause=cause, recalibrated=recalibrate)
             else:
                 write_to = partial(write_to, at=at)
             write_to = partial(write_to, horizons_days=days, force=force, processes=processes)
@@ -92,9 +95,7 @@ def predict(
         say(f"risks at {count:,} prediction times")
         finish(
             wrote={"predictions": out},
-            then=["score", out, data, "--task", "TASK.yaml"]
-            if labels is None
-            else f"meds-evaluation-cli predictions_path={out} output_file=results.json",
+            then=["score", out, data, "--task", "TASK.yaml"] if labels is None else _JUDGE[style].format(out),
             result={"prediction_times": count},
         )
 
@@ -102,12 +103,13 @@ def predict(
 def _require_fitting(style: str, *, labels: Path | None, cause: str | None, others: bool) -> None:
     """Refuse options of one format beside the other format."""
     where = f"--format {style}"
-    if style not in ("risks", "meds-dev"):
-        raise EhrseqError(f"{style!r} is not a format", where="--format", fix="use risks or meds-dev")
+    if style not in ("risks", *_JUDGE):
+        raise EhrseqError(f"{style!r} is not a format", where="--format", fix=f"use risks, {', '.join(_JUDGE)}")
     if style == "risks" and (labels is not None or cause is not None):
-        raise EhrseqError("--labels and --cause need --format meds-dev", where="ehrseq predict", fix="add it")
-    if style == "meds-dev" and labels is None:
+        fix = "add it, or --format meds-evaluation"
+        raise EhrseqError("--labels and --cause need --format meds-dev", where="ehrseq predict", fix=fix)
+    if style in _JUDGE and labels is None:
         raise EhrseqError("needs the labels of the task", where=where, fix="name them with --labels")
-    if style == "meds-dev" and others:
+    if style in _JUDGE and others:
         what = "takes its moments from the labels, and one cause of the task"
         raise EhrseqError(what, where=where, fix="leave out --at, --outcome and --top")

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import finish, note, say, stages
+from ehrsequencing.cli.console import finish, note, say, stages, warn
 from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.options import DataFolder, RunFolder
+from ehrsequencing.errors import EhrseqError
 
 study_app = CommandLine(
     group="study",
@@ -40,16 +41,25 @@ def run(
     data: DataFolder,
     out: Annotated[Path, typer.Option("--out", help="File to write")] = ...,  # type: ignore[assignment]
     name: Annotated[str, typer.Option("--name", help="What this site is called in the study")] = ...,  # type: ignore[assignment]
+    split: Annotated[
+        str, typer.Option("--split", help="all subjects, or held_out: those that the data's splits hold out")
+    ] = "all",
     resamples: Annotated[int, typer.Option("--resamples", min=10, help="Of the bootstrap, for standard errors")] = 200,
 ) -> None:
     """Predict this site's patients and write sums over them; counts of fewer than 11 people are withheld.
 
     The file holds no row of a patient. Look at it before you send it: it is JSON.
     """
-    from ehrsequencing.study.site import run_site
+    from ehrsequencing.study.site import Part, run_site
 
+    if split not in ("all", "held_out"):
+        raise EhrseqError(f"{split!r} is no choice", where="--split", fix="use all or held_out")
+    told: list[str] = []
     with stages("running the study") as stage:
-        result = run_site(pack, data, out, name=name, resamples=resamples, progress=stage)
+        part: Part = "held_out" if split == "held_out" else "all"
+        result = run_site(pack, data, out, name=name, split=part, resamples=resamples, progress=stage, say=told.append)
+    for text in told:
+        warn(text)
     for entry in result["landmarks"]:
         shown, hidden = len(entry["cells"]), len(entry["withheld"])
         say(f"{entry['subjects']} subjects at day {entry['landmark_days']:g}: {shown} results, {hidden} withheld")
@@ -66,6 +76,8 @@ def merge(
     from ehrsequencing.study.merge import merge as merge_sites
 
     result = merge_sites(sites, out, draw=write_study)
+    for text in result["warnings"]:
+        warn(text)
     say("\n".join(study_lines(result)))
     for row in result["rows"]:
         if row["withheld"]:

@@ -85,13 +85,13 @@ def model_card(facts: Facts) -> str:
 def _front_matter(facts: Facts) -> dict[str, Any]:
     head: dict[str, Any] = {
         "license": facts.license or _LICENCE_UNKNOWN, "library_name": "ehrsequencing", "tags": list(TAGS),
-        "metrics": list(_TOLD),
     }  # fmt: skip
     results = [
         {"type": row["metric"], "name": f"{METRICS[row['metric']].name}, {_place(row)}", "value": row["value"]}
         for row in _rows(facts)
     ]
-    if results:
+    if results:  # hubs expect values for each metric that is listed
+        head["metrics"] = [name for name in _TOLD if name in {row["type"] for row in results}]
         data = {"name": "held-out patients of the training data", "type": "meds"}
         found = {"task": {"type": "survival-analysis", "name": facts.name}, "dataset": data, "metrics": results}
         head["model-index"] = [{"name": facts.name, "results": [found]}]

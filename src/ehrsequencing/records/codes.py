@@ -186,7 +186,7 @@ class CodeMatcher:
         return np.asarray(out)
 
     def require(self, known: Collection[str], *, suggest: Collection[str], where: str) -> None:
-        """Refuse patterns that mean no known code at all, and say which codes come close.
+        """Refuse patterns that mean no known code at all, and say why, or which codes come close.
 
         Args:
             known: Every code of the data set.
@@ -201,7 +201,21 @@ class CodeMatcher:
         fix = f"codes that come close: {', '.join(close)}" if close else "no code of the data comes close"
         if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
             fix += "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
+        roots = self._roots.union(*(matcher._roots for matcher, _, _ in self._conditions))
+        flat = sorted({code_type(root) for root in roots} - self._with_parents())
+        if flat:
+            names = " or ".join(name or "untyped" for name in flat)
+            fix = (
+                f"under: needs a hierarchy, and metadata/codes.parquet has no parents of {names} codes. List the codes "
+                "themselves (ehrseq codes DATA WORDS finds them), or import OMOP with its vocabulary tables "
+                "concept_ancestor or concept_relationship"
+            )
         raise EhrseqError(f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix)
+
+    def _with_parents(self) -> set[str]:
+        """Vocabularies with a hierarchy. That `CODE//UNIT` has the parent `CODE`, as an import writes it, is none."""
+        links = ((code, up) for code, parents in self._parents.items() for up in parents)
+        return {code_type(up) for code, up in links if not code.startswith(f"{up}//")}
 
 
 def excluded_codes(study: StudyConfig, tasks: Sequence[TaskConfig], parents: Mapping[str, list[str]]) -> CodeMatcher:

@@ -1,5 +1,6 @@
 """`ehrseq study merge`: the sites' aggregates → pooled metrics, calibration, and differences between sites."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import STUDY, STUDY_SITE
 from ehrsequencing.storage import complete_folder, read_json, refuse_overlap, write_json, write_manifest
-from ehrsequencing.study.pooling import heterogeneity, pooled, pooled_bins
+from ehrsequencing.study.pooling import SUMS, heterogeneity, pooled, pooled_bins
 
 RESULT = "study.json"
 
@@ -26,7 +27,7 @@ def merge(
         The content of `study.json`.
 
     Raises:
-        EhrseqError: A file is no site's, two sites have one name, or the sites ran different packs.
+        EhrseqError: A file is no site's, two sites have one name or the same patients, or they ran different packs.
     """
     sites = read_sites(files)
     result = merged(sites)
@@ -51,10 +52,28 @@ def read_sites(files: Sequence[Path]) -> list[dict[str, Any]]:
         if site["site"] in [other["site"] for other in sites]:
             fix = "give each site its own --name"
             raise EhrseqError(f"two files are of the site {site['site']!r}", where=str(path), fix=fix)
+        for other, earlier in zip(sites, files, strict=False):
+            if _same_patients(site, other):
+                fix = "name each hospital's result once"
+                what = f"has the sums of {earlier}, so its patients would count twice"
+                raise EhrseqError(what, where=str(path), fix=fix)
         sites.append(site)
     if not sites:
         raise EhrseqError("there is no site to merge", fix="name the files that ehrseq study run wrote")
     return sites
+
+
+def _same_patients(site: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two sites have equal sums for some landmark, cause and horizon, to rounding.
+
+    The sum of the predicted risks of other patients is another number, also where the counts are equal.
+    """
+    places = ((entry["landmark_days"], cell) for entry in site["landmarks"] for cell in entry["cells"])
+    for landmark, cell in places:
+        found = _cell(other, landmark, cell["cause"], cell["horizon"])
+        if found and all(math.isclose(found[name], cell[name], rel_tol=1e-6) for name in SUMS):
+            return True
+    return False
 
 
 def merged(sites: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -76,6 +95,11 @@ def merged(sites: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "run": first["run"],
         "task": first["task"],
         "sites": [site["site"] for site in sites],
+        "warnings": [
+            f"Subjects of {site['site']} may have been in the model's training. If so, its results are too good."
+            for site in sites
+            if site.get("seen_in_training")
+        ],
         "subjects": [
             {"site": site["site"], "landmark_days": entry["landmark_days"], "subjects": entry["subjects"]}
             for site in sites

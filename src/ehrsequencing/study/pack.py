@@ -4,10 +4,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ehrsequencing.arrays import Ints
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS, STUDY_PACK
 from ehrsequencing.run import Run
-from ehrsequencing.storage import complete_folder, read_manifest, refuse_overlap, write_manifest
+from ehrsequencing.storage import complete_folder, digest, read_manifest, refuse_overlap, write_manifest
 
 RUN_FOLDER = "run"
 
@@ -38,12 +41,28 @@ def pack(run_folder: Path, out: Path) -> dict[str, Any]:
         "horizons_days": list(run.task.horizons),
         "landmarks_days": list(run.task.landmarks),
     }
+    if (trained_on := training_subjects(run)) is not None:
+        facts["training_subjects"] = subjects_digest(trained_on)
     with complete_folder(out, STUDY_PACK) as folder:
         (folder / RUN_FOLDER).mkdir()
         for name in {MANIFEST, *RUN_NEEDS, *run.manifest.get("required", ())}:
             shutil.copyfile(run_folder / name, folder / RUN_FOLDER / name)
         write_manifest(folder, facts)
     return facts
+
+
+def training_subjects(run: Run) -> Ints | None:
+    """Ids of the subjects that a run was trained and tuned on; None where its prepared set is not on this machine."""
+    try:
+        prepared = run.prepared()
+    except EhrseqError:  # it has moved, or another one lies there now
+        return None
+    return np.concatenate([prepared.timelines(split).subject_id for split in ("train", "tuning")])
+
+
+def subjects_digest(ids: Ints) -> str:
+    """One digest of all these ids together. It tells whether another set of ids is the same, and no single id."""
+    return digest(np.unique(ids).tolist())
 
 
 def open_pack(folder: Path) -> tuple[dict[str, Any], Run]:

@@ -2,21 +2,28 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import DataConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.output_kinds import STUDY_SITE, is_json_of
+from ehrsequencing.records.codes import read_parents
+from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.splits import split_lookup
+from ehrsequencing.run import Run
 from ehrsequencing.storage import refuse_foreign_file, write_json
 from ehrsequencing.study.aggregates import RISK_EDGES, aggregate
-from ehrsequencing.study.pack import open_pack
+from ehrsequencing.study.pack import open_pack, subjects_digest, training_subjects
 
 RESAMPLES = 200
+Part = Literal["all", "held_out"]
 
 
 def run_site(
@@ -25,12 +32,14 @@ def run_site(
     out: Path,
     *,
     name: str,
+    split: Part = "all",
     facts: DataConfig | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Predict every subject of a data set with the pack's model, and write sums over them at each landmark.
+    """Predict the subjects of a data set with the pack's model, and write sums over them at each landmark.
 
     Nothing is fitted on the data.
 
@@ -39,10 +48,12 @@ def run_site(
         data: Folder of the site's MEDS records.
         out: File to write; an earlier one of a site is replaced.
         name: What the site is called in the merged study.
+        split: `held_out` for the subjects that the data's own splits hold out, by the rule of the run's settings.
         facts: What the data's files do not tell.
         resamples: Of the bootstrap, for standard errors.
         seed: Of the bootstrap.
         progress: Called with the name of each stage.
+        say: Called with a warning where subjects were in the model's training.
 
     Returns:
         What was written.
@@ -53,10 +64,17 @@ def run_site(
     told, run = open_pack(pack)
     refuse_foreign_file(out, lambda path: is_json_of(path, STUDY_SITE))
     records = read_external(run, data, facts=facts, progress=progress).population.records
+    held_out = None if split == "all" else _held_out(run, data, facts, records.timelines.subject_id)
+    if held_out is not None:
+        records = records.take(np.flatnonzero(held_out))
+    warning = _seen_in_training(run, told, records.timelines.subject_id, lambda ids: _held_out(run, data, facts, ids))
+    if warning:
+        say(warning)
     progress("risk curves")
     horizons = np.array(run.task.horizons)
     if not len(records.rows):
-        raise EhrseqError("nobody has a prediction time", where=str(data), fix="see ehrseq check")
+        whom = "nobody" if split == "all" else "none of the held-out subjects"
+        raise EhrseqError(f"{whom} has a prediction time", where=str(data), fix="see ehrseq check")
     risk = RunRisks(run).risk(records, horizons)
     landmarks: list[dict[str, Any]] = []
     for landmark in run.task.landmarks:
@@ -72,9 +90,45 @@ def run_site(
     result = {
         **STUDY_SITE.facts,
         "site": name,
+        "split": split,
+        "seen_in_training": bool(warning),
         **{key: told[key] for key in keys},
         "risk_edges": list(RISK_EDGES),
         "landmarks": landmarks,
     }
     write_json(out, result)
     return result
+
+
+def _held_out(run: Run, data: Path, facts: DataConfig | None, ids: Ints) -> Bools:
+    """(S,) which subjects the data's own splits hold out, by the rule that the run was prepared with."""
+    study = run.study if facts is None else run.study.model_copy(update={"data": facts})
+    lookup = split_lookup(data, study=study, tasks=[run.task], excluded=run.excluded(data), parents=read_parents(data))
+    return np.asarray(lookup(ids) == SPLITS.index("held_out"))
+
+
+def _seen_in_training(run: Run, told: dict[str, Any], ids: Ints, held_out: Callable[[Ints], Bools]) -> str:
+    """A warning where the model was trained on subjects that are predicted; empty where nothing says so.
+
+    Args:
+        run: The pack's run.
+        told: The facts of the pack.
+        ids: (S,) the subjects that are predicted.
+        held_out: Which of some subjects the data's own splits hold out.
+    """
+    fix = "Predict only subjects that were held out, with --split held_out"
+    trained_on = training_subjects(run)
+    if trained_on is not None:  # on the machine of the training
+        seen = int(np.isin(ids, trained_on).sum())
+        many = f"{seen:,}" if seen >= SMALLEST_COUNT else f"fewer than {SMALLEST_COUNT}"
+        what = f"{many} subject ids also occur in the model's training data. If they are the same people, the results"
+        return f"{what} are too good. {fix}" if seen else ""
+    if "training_subjects" not in told:
+        return ""
+    try:
+        others = ids[~held_out(ids)]
+    except EhrseqError:  # these records lack what the run's rule of splits needs, so they are others
+        return ""
+    if not len(others) or subjects_digest(others) != told["training_subjects"]:
+        return ""
+    return f"the model was trained on subjects of these very records, so the results are too good. {fix}"

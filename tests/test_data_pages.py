@@ -1,0 +1,101 @@
+"""The pages that go from records to a report run as they are written, on the sample data that they name."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from ehrsequencing.cli import main
+from ehrsequencing.config import load_task
+
+DOCS = Path(__file__).parents[1] / "docs"
+SAMPLES = {  # page → the sample data that it names, and what it calls them
+    "data-omop.md": ("mimic4_demo_omop", "omop_csv"),
+    "data-fhir.md": ("pysynthea_fhir", "fhir_export"),
+    "data-synthea.md": ("synthea_csv_unmc", "synthea_csv"),
+    "data-csv.md": ("synthea_csv_unmc/encounters.csv.gz", "encounters.csv.gz"),
+    "data-meds.md": ("mimic4_demo_meds", "meds"),
+}
+STEPS = ["import", "codes", "check", "prepare", "train", "audit", "evaluate"]
+
+
+def commands(page: str) -> list[list[str]]:
+    """Every command of ours on a page, as arguments."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [shlex.split(line)[1:] for line in re.findall(r"^    (ehrseq .+)$", text, re.MULTILINE)]
+
+
+def blocks(page: str, first: str) -> list[str]:
+    """Every indented block whose first line begins so."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [dedent(block) for block in re.findall(rf"(?m)^    {first}.*\n(?:    .+\n)+", text)]
+
+
+def in_folder(page: str, real_data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder that has what the page says is there: its sample data, its task file and its map."""
+    source, name = SAMPLES[page]
+    if page == "data-omop.md":
+        pytest.importorskip("ibis", reason="needs the extra omop")
+    if page == "data-fhir.md":
+        pytest.importorskip("duckdb", reason="needs the extra fhir")
+    monkeypatch.chdir(folder)
+    if (real_data / source).is_dir():
+        shutil.copytree(real_data / source, name, copy_function=shutil.copyfile)
+    else:
+        shutil.copyfile(real_data / source, name)
+    Path("task.yaml").write_text(blocks(page, "name: ")[0], encoding="utf-8")
+    for text in blocks(page, "subject: "):
+        Path("map.yaml").write_text(text, encoding="utf-8")
+
+
+def type_in(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["ehrseq", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code, arguments
+
+
+def test_there_is_one_page_for_each_source_and_the_overview_leads_there() -> None:
+    overview = (DOCS / "data.md").read_text(encoding="utf-8")
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    for page in SAMPLES:
+        assert f"]({page})" in overview
+        assert f"](docs/{page})" in readme
+        wanted = [step for step in STEPS if step != "import" or page != "data-meds.md"]
+        assert [arguments[0] for arguments in commands(page)] == wanted
+        settings = [arguments[arguments.index("task.yaml") + 1 :] for arguments in commands(page)[-5:-3]]
+        assert settings[0] == [word for word in settings[1] if word not in ("--out", "prepared")], page
+
+
+@pytest.mark.parametrize("page", SAMPLES)
+def test_every_task_on_a_page_is_a_task(page: str, tmp_path: Path) -> None:
+    tasks = blocks(page, "name: ")
+    assert tasks
+    for text in tasks:
+        (tmp_path / "task.yaml").write_text(text, encoding="utf-8")
+        assert load_task(tmp_path / "task.yaml").horizons
+
+
+@pytest.mark.parametrize("page", ["data-synthea.md", "data-csv.md"])
+def test_the_commands_of_a_page_get_to_a_prepared_set(
+    page: str, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_folder(page, real_data, tmp_path, monkeypatch)
+    for arguments in commands(page):
+        if arguments[0] in STEPS[:4]:
+            type_in(arguments, monkeypatch)
+    assert Path("prepared/tasks/emergency/cohort.parquet").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SAMPLES)
+def test_a_reader_who_types_a_page_gets_a_report(
+    page: str, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_folder(page, real_data, tmp_path, monkeypatch)
+    for arguments in commands(page):
+        type_in(arguments, monkeypatch)
+    assert Path("run/report.html").stat().st_size > 0
