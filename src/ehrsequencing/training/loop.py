@@ -231,7 +231,7 @@ class Trainer:
         self, state: TrainingState, checkpoints: Path | None, on_progress: Callable[[Progress], None] | None
     ) -> None:
         """Train from a state to the early stop; only with a folder for checkpoints is anything written."""
-        with saved_at_signals(lambda: self._save(checkpoints, state)) as self._stop:
+        with saved_at_signals(lambda: self._save_and_leave(checkpoints, state)) as self._stop:
             while not state.finished:
                 started = time.monotonic()
                 seen = self._epoch(state, checkpoints, on_progress)
@@ -296,6 +296,12 @@ class Trainer:
         """Save a checkpoint, unless the last one is recent or the run is about to be written."""
         if not state.finished and time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
             self._save(checkpoints, state)
+
+    def _save_and_leave(self, checkpoints: Path | None, state: TrainingState) -> None:
+        """Save a last checkpoint; the others wait for it, since Slurm ends all once a process has ended."""
+        self._save(checkpoints, state)
+        if self._stop.is_joint:
+            self.processes.totals(0.0)
 
     def _save(self, checkpoints: Path | None, state: TrainingState) -> None:
         if checkpoints is None:

@@ -41,8 +41,8 @@ def connect(url: str) -> Any:
     """Open a database through Ibis.
 
     Raises:
-        EhrseqError: The text is not a URL, a DuckDB file is missing, Spark does not answer, or PostgreSQL's driver is not
-            installed.
+        EhrseqError: The text is not a URL, a DuckDB file is missing, Spark does not answer, or PostgreSQL's driver is
+            not installed.
     """
     import ibis
 
