@@ -128,11 +128,21 @@ class Pretrainer:
     def _refuse_hopeless(self, codes: TargetCodes) -> None:
         where = str(self.prepared.folder)
         if len(codes) < 2:
-            raise EhrseqError("fewer than two codes may be predicted", where=where, fix="use pretraining.exclude=none")
+            raise self._too_few(where)
         for name, timelines in {"training": self.train, "tuning": self.tuning}.items():
             if not len(timelines.end_us):
                 fix = "give that split more subjects (splits of ehrseq prepare)"
                 raise EhrseqError(f"no {name} subject has a visit", where=where, fix=fix)
+
+    def _too_few(self, where: str) -> EhrseqError:
+        """The error for fewer than two target codes."""
+        if self.excluded is None or self.task_name is None:
+            fix = "prepare more records, or a lower vocabulary.min_subjects"
+            return EhrseqError("has fewer than two codes to predict", where=where, fix=fix)
+        whose = "outcome" if self.prepared.task(self.task_name).outcomes is None else "outcome and of its outcomes"
+        what = f"without the codes of the {whose} and their relatives, fewer than two codes are left to predict"
+        fix = "use pretraining.exclude=none to predict all codes; the audit then warns that outcomes were targets"
+        return EhrseqError(what, where=f"task {self.task_name} in {where}", fix=fix)
 
     @property
     def fingerprint(self) -> str:
