@@ -41,6 +41,19 @@ def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
     )
 
 
+FEW_FOUND = 0.5  # share of the records' codes below which little is transferred
+
+
+def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
+    """What to do where the model that a training starts from knows few of the records' codes; None where it does."""
+    if started_from is None or (found := 1.0 - started_from["overlap"]["none"]["share"]) >= FEW_FOUND:
+        return None
+    return (
+        f"little is transferred: the model knows {found:.0%} of the records' codes. Give codes the names of the other"
+        " data, or describe them and their parents in metadata/codes.parquet. Compare with a training without --init."
+    )
+
+
 def losses_of(measures: Mapping[str, float]) -> Iterator[tuple[str, float, float | None]]:
     """Name, our loss, and that of frequencies where it is known."""
     for name, value in measures.items():
