@@ -1,5 +1,6 @@
 """`ehrseq predict RUN DATA`: risk curves for any MEDS data."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,11 +93,16 @@ def predict(
         say(f"risks at {count:,} prediction times")
         finish(
             wrote={"predictions": out},
-            then=["score", out, data, "--task", "TASK.yaml"]
-            if labels is None
-            else f"meds-evaluation-cli predictions_path={out} output_file=results.json",
+            then=_next(run, data, out, labels=labels, outcomes=bool(outcome) or top is not None),
             result={"prediction_times": count},
         )
+
+
+def _next(run: Path, data: Path, out: Path, *, labels: Path | None, outcomes: bool) -> Sequence[object] | str:
+    """The command to type next: `score` knows a task's own causes alone, and `evaluate` every outcome."""
+    if labels is not None:
+        return f"meds-evaluation-cli predictions_path={out} output_file=results.json"
+    return ["evaluate", run] if outcomes else ["score", out, data, "--task", "TASK.yaml"]
 
 
 def _require_fitting(style: str, *, labels: Path | None, cause: str | None, others: bool) -> None:
