@@ -1,4 +1,4 @@
-"""The arms of `bench/few_labels.py`: a bare run has all of them, and an arm without the exclusion predicts everything."""
+"""The arms of `bench/few_labels.py`: a bare run has all of them, and one without the exclusion predicts everything."""
 
 import importlib
 from pathlib import Path

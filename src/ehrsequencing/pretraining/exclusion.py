@@ -47,9 +47,7 @@ class Excluded:
     def names(self, vocabulary: Vocabulary) -> dict[str, list[str]]:
         """Reason → names of codes; `outcomes` only where there are some."""
         reasons = ("outcome", "relatives", "synonyms", *(("outcomes",) if len(self.outcomes) else ()))
-        return {
-            reason: [vocabulary.tokens[token] for token in getattr(self, reason).tolist()] for reason in reasons
-        }
+        return {reason: [vocabulary.tokens[token] for token in getattr(self, reason).tolist()] for reason in reasons}
 
 
 def excluded_targets(prepared: Prepared, task_name: str, *, data: Path | None = None) -> Excluded:

@@ -314,20 +314,25 @@ class Pretrainer:
         """What the best weights do on the tuning split, beside the baselines."""
         tallies = self.tuning_tallies(self.best)
         best: Any = self.best.cpu()
+        data = Path(self.prepared.manifest.get("data_path", ""))
         number = self.codes.number[self.train.codes]
         neighbours = code_neighbours(
             best["model"], best["objectives"]["masked_codes"] if "masked_codes" in self.weights else None, self.codes,
             names=[self.prepared.vocabulary.tokens[token] for token in self.codes.tokens.tolist()],
             count=np.bincount(number[number >= 0], minlength=len(self.codes)),
-            data=Path(self.prepared.manifest.get("data_path", "")),
+            data=data,
         )  # fmt: skip
         return {
-            **PRETRAINED.facts, "neighbours": neighbours,
+            **PRETRAINED.facts, "neighbours": neighbours | {"descriptions": _descriptions(neighbours, data)},
             "task": self.task_name, "subjects": len(self.loader), "tuning_subjects": len(self.tuning_loader),
-            "targets": len(self.codes), "best_epoch": state.best_epoch, "tuning_loss": state.best_nll,
+            "targets": len(self.codes), "left_out": 0 if self.excluded is None else len(self.excluded.tokens),
+            "best_epoch": state.best_epoch, "tuning_loss": state.best_nll,
             "seconds": round(sum(row["seconds"] for row in state.history), 1),
             "objectives": {
-                name: {"weight": self.weights[name], "measures": tally.means, "counts": _shareable(tally.counts)}
+                name: {
+                    "weight": self.weights[name], "measures": tally.means, "counts": _shareable(tally.counts),
+                    "gains": tally.gains,
+                }
                 for name, tally in tallies.items()
             },
         }  # fmt: skip
@@ -372,6 +377,13 @@ def read_results(folder: Path) -> dict[str, Any]:
     """The content of a pretrained model's `pretraining.json`."""
     found: dict[str, Any] = read_json(folder / RESULTS_FILE)
     return found
+
+
+def _descriptions(neighbours: dict[str, Any], data: Path) -> dict[str, str]:
+    """Of every code that is named."""
+    known = read_descriptions(data)
+    named = {name for one in neighbours["codes"] for name in (one["code"], *one["alike"], *one.get("beside", ()))}
+    return {code: known[code] for code in sorted(named) if code in known}
 
 
 def _shareable(counts: dict[str, int]) -> dict[str, int | str | None]:

@@ -305,7 +305,9 @@ class _TaskTally:
             cause: dict(zip(horizons, row, strict=True))
             for cause, row in zip(self.task.causes, self.within.tolist(), strict=True)
         }
-        return TaskCheck(self.task, self.tally.as_json(outcomes), within, dict(zip(horizons, self.known.tolist(), strict=True)))
+        return TaskCheck(
+            self.task, self.tally.as_json(outcomes), within, dict(zip(horizons, self.known.tolist(), strict=True))
+        )
 
 
 def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:

@@ -3,15 +3,19 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ehrsequencing.reporting.pretraining_verdict import verdict_of
+
 _LOSSES = {"masked_codes": "nats a code"}  # of the others: nats a visit
 GUESSERS = ("model", "frequency", "last visit")
 KINDS = {"": "all codes", " onset": "codes new to the subject", " repeat": "codes that the subject had"}
 TOP = (1, 5, 10)
+OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
 
 def pretraining_lines(results: Mapping[str, Any]) -> Iterator[str]:
     """Lines of a terminal: held-out losses and recalls of every objective."""
-    yield f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
+    yield from verdict_of(results).lines
+    yield f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}; {OPTIMISTIC}"
     for name, found in results["objectives"].items():
         measures = found["measures"]
         yield f"{name} (weight {found['weight']:g}, losses in {_LOSSES.get(name, 'nats a visit')})"
