@@ -11,6 +11,7 @@ from ehrsequencing.audit.data import AuditData
 from ehrsequencing.audit.pretraining_checks import excluded_codes, unseen_subjects
 from ehrsequencing.config import OutcomesConfig, TaskConfig, load_study
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.evaluation.repeated_splits import repeated_splits
 from ehrsequencing.pretraining import loop
 from ehrsequencing.pretraining.exclusion import excluded_targets
 from ehrsequencing.pretraining.loop import Pretrainer
@@ -68,6 +69,8 @@ def test_no_outcome_is_a_target_and_the_audit_follows_the_chain(asked: Prepared,
         assert excluded_codes(audited(run, asked)).verdict == "passed"
         assert unseen_subjects(audited(run, asked)).verdict == "passed"
     assert Run(second).manifest["init"]["init"]["objectives"]
+    with pytest.raises(EhrseqError, match="hold out subjects whom it saw"):
+        repeated_splits(first, splits=2)
 
 
 @pytest.mark.parametrize("mutant", ["its own outcome alone", "nothing"])
