@@ -143,9 +143,13 @@ def _outcomes_line(task: TaskConfig, outcomes: Mapping[str, Any]) -> str:
     assert task.outcomes is not None
     parts = [f"{outcomes['kept']:,} kept"]
     if rare := outcomes["rare"]:
-        parts.append(f"{rare:,} with an event in fewer than min_subjects={task.outcomes.min_subjects} subjects")
+        enough = f"min_subjects={task.outcomes.min_subjects} training subjects"
+        parts.append(f"{rare:,} with an event in fewer than {enough}")
     if ends := outcomes["ends"]:
-        parts.append(f"{ends:,} are births, deaths, causes or censoring codes")
+        kind = (
+            "is a birth, death, cause or censoring code" if ends == 1 else "are birth, death, cause or censoring codes"
+        )
+        parts.append(f"{ends:,} {kind}")
     return f"{'':>10}  outcomes: {', '.join(parts)}"
 
 
