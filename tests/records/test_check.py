@@ -95,8 +95,8 @@ def test_outcomes_are_counted_as_prepare_counts_them(tmp_path: Path, kind: str) 
     assert read_json(out / "tasks" / "t" / "attrition.json") == found["attrition"]
     text = format_check(check_data(data, study=study, tasks=[task]))
     assert (
-        "outcomes: 2 kept, 2 with an event in fewer than min_subjects=8 training subjects, 2 are birth, death, cause or "
-        "censoring codes" in text
+        "outcomes: 2 kept, 2 with an event in fewer than min_subjects=8 training subjects, 2 are birth, death, cause "
+        "or censoring codes" in text
     )
     assert "warning: The pattern NOTHING* of outcomes.codes matches no code of the data." in text
 
