@@ -29,7 +29,7 @@ from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
 
 PANELS = TASKS | FIRST_DIAGNOSES
-CONTROLS = ("shuffled", "other_pairs", "renamed", "renamed_reworded")
+CONTROLS = ("shuffled", "other_pairs", "everything", "renamed", "renamed_reworded")
 _ARM = re.compile(r"(?P<source>[a-z_+]+)(-(?P<control>[a-z_]+))?(/(?P<mode>full|frozen|lora))?(\[(?P<settings>.*)\])?")
 
 
@@ -39,7 +39,7 @@ class Arm:
 
     Attributes:
         source: Objectives with a `+` between, or one of the three.
-        control: What was done to the pretraining; None for nothing.
+        control: What was done to the pretraining; None for nothing. `everything` leaves no code out of the targets.
         mode: Of the transfer.
         settings: Of the fine-tuning alone.
     """
@@ -57,6 +57,10 @@ class Arm:
             raise SystemExit(f"{text} is no arm")
         settings = tuple(filter(None, (found["settings"] or "").split(",")))
         return cls(found["source"], found["control"], found["mode"], settings)
+
+    def fits(self, panel: str) -> bool:
+        """Whether a panel can have it: only simulated records have known pairs."""
+        return self.control != "other_pairs" or PANELS[panel].world is not None
 
     @property
     def pretrained(self) -> str:
@@ -201,6 +205,7 @@ class Site:
         if not (folder / MANIFEST).is_file():
             named = "{" + ", ".join(f"{name}: 1.0" for name in arm.source.split("+")) + "}"
             asked = ["model.size=small", f"training.seed={self.seed}", *self.settings, *self.pretraining]
+            asked += ["pretraining.exclude=none"] if arm.control == "everything" else []
             study = load_study(None, [*asked, f"pretraining.objectives={named}"])
             texts = read_descriptions(Path(self.prepared.manifest["data_path"]))
             if arm.control == "renamed_reworded":

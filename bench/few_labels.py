@@ -11,6 +11,11 @@ Null controls, whose gain must vanish: `masked_codes-shuffled/full` (pretrained 
 in simulated panels, `masked_codes-other_pairs/full` (each A_k goes with another B in the records of the pretraining).
 `-renamed` renames every code of the source, which keeps its description. With `-renamed_reworded` the source has been
 pretrained on descriptions in another wording, too.
+`-everything` leaves no code out of the targets (`pretraining.exclude=none`), so that results with and without the
+exclusion stand side by side: `time_to_code-everything/frozen` beside `time_to_code/frozen`.
+
+Without `--arms` all of this is run but the renamed codes: every objective, every mode, what docs/pretraining.md
+recommends for few labels, the same without the exclusion, and both null controls.
 
 Every finished arm is kept below OUT (delete its file to run it again); tables and the figures are made of all that is
 there and of what `bench/results/few_labels` has; `--keep` adds to that. `[settings]` after an arm are those of its
@@ -22,15 +27,23 @@ from pathlib import Path
 
 import torch
 
-from _few_labels_arms import PANELS, Site
+from _few_labels_arms import PANELS, Arm, Site
 from _few_labels_results import finished, joined, keep, kept
 from _few_labels_table import collect, figure, markdown
 
 # From scratch with the settings of fine-tuning, which has no dropout: the gain over `scratch` alone proves nothing.
 SAME = "scratch[model.dropout=0,model.code_dropout=0,model.wide_head=false,model.age_polynomial=false]"
+BLEND = "[training.blend=true]"
+RECOMMENDED = f"time_to_code/frozen{BLEND}"
 ARMS = (
-    *("scratch", SAME, "trees", "masked_codes+next_visit/full", "masked_codes+next_visit/frozen"),
-    *("masked_codes+next_visit/lora", "masked_codes/full", "next_visit/full", "masked_codes+next_visit-shuffled/full"),
+    *("scratch", SAME, f"scratch{BLEND}", "trees"),
+    *("masked_codes/full", "swapped_codes/full", "next_visit/full", "marked_time/full", "time_to_code/full"),
+    *("masked_codes+next_visit/full", "masked_codes+next_visit/frozen", "masked_codes+next_visit/lora"),
+    *("masked_codes+swapped_codes/full", f"masked_codes+swapped_codes/full{BLEND}"),
+    *("time_to_code/frozen", "time_to_code/lora", f"time_to_code/full{BLEND}", RECOMMENDED),
+    *(f"time_to_code-{control}/frozen{BLEND}" for control in ("shuffled", "other_pairs", "everything")),
+    *("masked_codes+next_visit-shuffled/full", "masked_codes+next_visit-other_pairs/full"),
+    "scratch_long",  # as many steps as a pretraining had, so that one must be there
 )
 
 
@@ -54,7 +67,8 @@ def main() -> None:
         given = tuple(asked.settings), tuple(asked.pretraining)
         site = Site(asked.panel, asked.out, seed, asked.subjects, *given)
         sizes = [n for n in asked.labelled if n < site.most()]
-        for arm, n in [*((arm, n) for n in sizes for arm in asked.arms), *((arm, None) for arm in asked.all_labels)]:
+        arms = [arm for arm in asked.arms if Arm.read(arm).fits(asked.panel)]
+        for arm, n in [*((arm, n) for n in sizes for arm in arms), *((arm, None) for arm in asked.all_labels)]:
             found = site.run(arm, n)
             print(f"{site.panel} seed {seed}  n = {n or 'all'}  {arm:<40} {found.mean():.4f}", flush=True)
     if asked.keep:

@@ -10,8 +10,10 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretrained import subjects_digest
 
 
-def audited(folder: Path, *, swapped: bool = False, **changed: Any) -> Any:
-    """What the checks look at; `swapped` makes training subjects held-out ones."""
+def audited(
+    folder: Path, *, swapped: bool = False, outcomes: tuple[str, ...] = (), before: Any = None, **changed: Any
+) -> Any:
+    """What the checks look at; `swapped` makes training subjects held-out ones, `before` is what the source's was."""
     prepared = Prepared(folder)
     records = {split: prepared.records("simulated", split) for split in ("train", "tuning", "held_out")}
     seen = {split: subjects_digest(records[split].timelines.subject_id) for split in ("train", "tuning")}
@@ -21,7 +23,8 @@ def audited(folder: Path, *, swapped: bool = False, **changed: Any) -> Any:
         "prepared": str(folder), "data_path": prepared.manifest["data_path"], "subjects": seen, "objectives": {},
         "excluded_targets": excluded_targets(prepared, "simulated").names(prepared.vocabulary), **changed,
     }  # fmt: skip
-    run = SimpleNamespace(manifest={"init": init})
+    init |= {} if before is None else {"init": before}
+    run = SimpleNamespace(manifest={"init": init}, outcomes=list(outcomes))
     task = prepared.task("simulated")
     return SimpleNamespace(run=run, prepared=prepared, records=records, task=task, vocabulary=prepared.vocabulary)
 
@@ -46,3 +49,44 @@ def test_the_outcome_as_a_target_is_found(sim_prepared: Path) -> None:
     assert excluded_codes(audited(sim_prepared, excluded_targets={**known, "outcome": []})).verdict == "leak"
     asked_for = excluded_codes(audited(sim_prepared, excluded_targets=None))
     assert asked_for.verdict == "warning"
+
+
+def test_outcomes_of_the_run_as_targets_are_a_warning(sim_prepared: Path) -> None:
+    known: Any = audited(sim_prepared).run.manifest["init"]["excluded_targets"]
+    many = ("DX//A00", "DX//A01")
+    only_its_own = excluded_codes(audited(sim_prepared, outcomes=many))
+    assert only_its_own.verdict == "warning"
+    assert only_its_own.reason.startswith("the run's 2 outcomes were targets of the pretraining")
+    some = audited(sim_prepared, outcomes=many, excluded_targets={**known, "outcomes": ["DX//A00"]})
+    assert excluded_codes(some).reason.startswith("1 of the run's 2 outcomes were targets")
+    every = audited(sim_prepared, outcomes=many, excluded_targets={**known, "outcomes": list(many)})
+    assert excluded_codes(every).verdict == "passed"
+    assert "the run's 2 outcomes" in excluded_codes(audited(sim_prepared, outcomes=many, excluded_targets=None)).reason
+
+
+def test_every_model_of_a_chain_is_looked_at(sim_prepared: Path) -> None:
+    clean: Any = audited(sim_prepared).run.manifest["init"]
+    run = {key: value for key, value in clean.items() if key not in ("objectives", "excluded_targets")}
+    none: Any = {"objectives": None, "excluded_targets": None}
+
+    def through_a_run(source: Any) -> Any:
+        """A run that started from a run, which started from `source`."""
+        found = audited(sim_prepared, before=source)
+        for key in none:
+            del found.run.manifest["init"][key]
+        return found
+
+    assert excluded_codes(through_a_run(clean)).verdict == "passed"
+    assert unseen_subjects(through_a_run(clean)).verdict == "passed"
+    assert excluded_codes(through_a_run({**run, "init": clean})).verdict == "passed"
+    assert excluded_codes(through_a_run(run)).verdict == "not_tested"
+    bad = excluded_codes(through_a_run({**run, "init": {**clean, "excluded_targets": None}}))
+    assert bad.verdict == "warning"
+    forgot = unseen_subjects(through_a_run({**clean, "subjects": None}))
+    assert forgot.verdict == "not_tested"
+    assert forgot.reason.endswith("(model 2 of the 2 that the run goes back to)")
+    swapped = audited(sim_prepared, swapped=True)
+    digests = {split: subjects_digest(swapped.records[split].timelines.subject_id) for split in ("train", "tuning")}
+    nearest = {**clean, "subjects": digests, "init": clean}  # saw the right people, its source saw our held-out ones
+    swapped.run.manifest["init"] = nearest
+    assert unseen_subjects(swapped).verdict == "leak"

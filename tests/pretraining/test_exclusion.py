@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ehrsequencing.config import TaskConfig, ValuesConfig
+from ehrsequencing.config import ValuesConfig
 from ehrsequencing.pretraining.exclusion import _by_ontology, near_synonyms
 from ehrsequencing.pretraining.targets import TargetCodes, visit_rows
 from ehrsequencing.records.events import DAY_US
@@ -23,12 +23,6 @@ def vocabulary(*codes: str, numeric: tuple[str, ...] = (), carry: bool = False) 
     return Vocabulary((), codes, has, np.tile(np.linspace(0, 1, KNOTS), (n, 1)), np.zeros(n), np.ones(n), settings)
 
 
-def task(*patterns: str) -> TaskConfig:
-    return TaskConfig.model_validate({
-        "name": "t", "index": {"first_visit": True}, "outcome": {"mi": list(patterns)}, "horizons": ["1y"],
-    })  # fmt: skip
-
-
 def test_relatives_are_all_ancestors_and_descendants_of_the_outcome() -> None:
     known = vocabulary("I21", "I21.0", "I21.01", "I2", "I25", "X", "LAB")
     parents = {
@@ -41,7 +35,7 @@ def test_relatives_are_all_ancestors_and_descendants_of_the_outcome() -> None:
     }  # a circle
 
     def named(*patterns: str) -> tuple[set[str], set[str]]:
-        own, relatives = _by_ontology(task(*patterns), known, parents)
+        own, relatives = _by_ontology(patterns, known, parents)
         return {known.tokens[t] for t in own}, {known.tokens[t] for t in relatives} - {known.tokens[t] for t in own}
 
     assert named("I21.0") == ({"I21.0"}, {"I21.01", "I21", "I2"})

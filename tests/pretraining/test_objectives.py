@@ -239,11 +239,39 @@ def test_what_is_measured_agrees_with_the_loss(name: str) -> None:
     assert tally.means["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     if name == "swapped_codes":  # guesses no code
         assert tally.means["frequency loss"] <= math.log(2)
+        gain = tally.means["frequency visit loss"] - tally.means["visit loss"]
+        assert tally.gains["visit loss"]["value"] == pytest.approx(gain, rel=1e-5)
         return
+    for kind in ("", "onset ", "repeat ") if name == "next_visit" else ("",):
+        for k in (1, 5, 10):
+            ours, frequency = (tally.means[f"{who} {kind}recall@{k}"] for who in ("model", "frequency"))
+            assert tally.gains[f"{kind}recall@{k}"]["value"] == pytest.approx(ours - frequency)
     for who in ("model", "frequency", "last visit"):
         at = [tally.means[f"{who} recall@{k}"] for k in (1, 5, 10)]
         assert at == sorted(at)
         assert at[-1] == 1.0  # there are six codes
+
+
+def test_the_interval_of_a_gain_counts_subjects_and_not_codes() -> None:
+    """Ten copies of every code of a subject narrow nothing; one subject has no interval; a drawn one is covered."""
+    draw = np.random.default_rng(0)
+    held = 0
+    for _ in range(200):
+        subject = np.repeat(np.arange(60), draw.integers(1, 9, 60))
+        gain = (draw.normal(0.1, 0.3, 60))[subject] + draw.normal(0, 0.1, len(subject))
+        one, copied = Tally(), Tally()
+        for part in (subject < 30, subject >= 30):
+            one.add_gain("g", gain[part], subject[part])
+            copied.add_gain("g", np.repeat(gain[part], 10), np.repeat(subject[part], 10))
+        found = one.gains["g"]
+        assert copied.gains["g"] == pytest.approx(found)
+        assert found["low"] is not None
+        assert found["high"] is not None
+        held += found["low"] <= 0.1 <= found["high"]
+    assert 180 <= held <= 199
+    alone = Tally()
+    alone.add_gain("g", np.ones(3), np.zeros(3, dtype=np.int64))
+    assert alone.gains["g"] == {"value": 1.0, "low": None, "high": None}
 
 
 def test_without_a_target_there_is_no_gradient() -> None:

@@ -16,6 +16,7 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.reporting.pretraining_verdict import verdict_of
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained, subjects_digest
 from helpers.training import Interrupted, raise_at
@@ -46,6 +47,11 @@ def test_the_page_shows_the_numbers_and_the_known_pairs(pretrained: Path, sim_pr
     for found in results["objectives"].values():
         assert f"{found['measures']['loss']:.3f}" in page
         assert f"most frequent first: {found['measures']['frequency recall@1']:.3f}" in page
+    verdict = verdict_of(results)
+    assert f"<h1>{verdict.headline}</h1>" in page
+    assert page.index(verdict.headline) < page.index("<svg")
+    assert "slightly optimistic" in page
+    assert ('<th scope="col">Alike</th>' in page) == verdict.learned
     assert "<script" not in page
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records.check import TaskCheck, _Spread, check_data
 from ehrsequencing.records.check_text import format_check
@@ -74,6 +75,40 @@ def test_a_vocabulary_that_knows_few_rows_is_told(tmp_path: Path, rare: int, sha
         assert "TEXT//" not in text
     assert len(found["warnings"]) == (share < 0.1)
     assert "warning" not in ehrseq("prepare", data, "--out", tmp_path / "1", "vocabulary.min_subjects=1").stdout
+
+
+# ---- many outcomes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["first", "next"])
+def test_outcomes_are_counted_as_prepare_counts_them(tmp_path: Path, kind: str) -> None:
+    often = [f"-8000 MEDS_BIRTH, 0 A, 5 COMMON, {k % 2 + 7} OTHER, 90 END, 95 LATE" for k in range(8)]
+    data = write(tmp_path / "meds", *often, "0 A, 5 SELDOM, 9 MEDS_DEATH", held_out=["0 A, 5 SELDOM"] * 9)
+    asked = {"codes": ["COMMON", "OTH*", "SELDOM", "LATE", "MEDS_*", "NOTHING*"], "min_subjects": 8, "kind": kind}
+    task, out = task_of(outcomes=asked, competing={}), tmp_path / "set"
+    found = checked(data, "vocabulary.min_subjects=1", task=task)
+    assert not found["refused"]
+    found = found["tasks"][0]
+    assert found["attrition"]["outcomes"] == {"kept": 2, "rare": 2, "ends": 2, "unmatched": ["NOTHING*"]}
+    study = load_study(None, ["vocabulary.min_subjects=1"])
+    prepare(data, out, study=study, tasks=[task])
+    assert read_json(out / "tasks" / "t" / "attrition.json") == found["attrition"]
+    text = format_check(check_data(data, study=study, tasks=[task]))
+    assert (
+        "outcomes: 2 kept, 2 with an event in fewer than min_subjects=8 training subjects, 2 are birth, death, cause "
+        "or censoring codes" in text
+    )
+    assert "warning: The pattern NOTHING* of outcomes.codes matches no code of the data." in text
+
+
+def test_check_refuses_outcomes_that_nobody_has(tmp_path: Path) -> None:
+    data = write(tmp_path / "meds", *["0 A, 5 COMMON, 50 LATE, 90 END"] * 8)
+    task = task_of(outcomes={"codes": ["COMMON"], "min_subjects": 5000}, outcome={"late": ["LATE"]}, competing={})
+    found = checked(data, "vocabulary.min_subjects=1", task=task)
+    assert [error["what"] for error in found["refused"]] == ["no code has an event in 5000 training subjects"]
+    assert found["subjects"]["train"] == 8  # the facts are told all the same
+    with pytest.raises(EhrseqError, match="no code has an event in 5000 training subjects"):
+        prepare(data, tmp_path / "set", study=load_study(None, ["vocabulary.min_subjects=1"]), tasks=[task])
 
 
 # ---- facts ----------------------------------------------------------------------------------------------------------

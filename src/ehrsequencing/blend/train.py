@@ -20,7 +20,7 @@ from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
 from ehrsequencing.blend.weights import BlendRows, Points, blended_hazards, fit_weights, joined_rows
-from ehrsequencing.config import StudyConfig
+from ehrsequencing.config import StudyConfig, TransferConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
@@ -37,6 +37,7 @@ from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.run_folder import RunFolder, alone
 from ehrsequencing.training.search import Fits, Search
+from ehrsequencing.training.transfer import keep_adapters
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 Show = Callable[[Progress], None]
@@ -56,8 +57,13 @@ def trainer_of(
     What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
 
     Raises:
-        EhrseqError: A search is to start from another model, or several processes are to search or blend.
+        EhrseqError: A search is to start from another model, several processes are to search or blend, or a setting
+            of the transfer is given without a model to start from.
     """
+    if init is None and study.transfer != (nothing := TransferConfig()):
+        name = next(n for n in TransferConfig.model_fields if getattr(study.transfer, n) != getattr(nothing, n))
+        fix = "name the model with --init, or leave the setting out"
+        raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
     alone = "training.search" if study.training.search > 1 else "training.blend" if study.training.blend else ""
     if alone and processes.several:
         fix = "leave out --devices and --nodes, or train the network alone"
@@ -153,7 +159,7 @@ class BlendTrainer:
         told = {"parts": list(PARTS), "folds": len(self.folds), "tuning_nll": self._tuning_nll(model, blend)}
         facts |= {"fingerprint": self.fingerprint, "blend": told}
         history = read_json_lines(whole / HISTORY)
-        self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
+        self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE, *keep_adapters(whole, self.out)))
         folder.remove_checkpoints()
 
     def _out_of_fold(self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None) -> BlendRows:

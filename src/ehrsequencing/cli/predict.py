@@ -1,5 +1,6 @@
 """`ehrseq predict RUN DATA`: risk curves for any MEDS data."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,9 +96,16 @@ def predict(
         say(f"risks at {count:,} prediction times")
         finish(
             wrote={"predictions": out},
-            then=["score", out, data, "--task", "TASK.yaml"] if labels is None else _JUDGE[style].format(out),
+            then=_next(run, data, out, style=style, outcomes=bool(outcome) or top is not None),
             result={"prediction_times": count},
         )
+
+
+def _next(run: Path, data: Path, out: Path, *, style: str, outcomes: bool) -> Sequence[object] | str:
+    """The command to type next: `score` knows a task's own causes alone, and `evaluate` every outcome."""
+    if style in _JUDGE:
+        return _JUDGE[style].format(out)
+    return ["evaluate", run] if outcomes else ["score", out, data, "--task", "TASK.yaml"]
 
 
 def _require_fitting(style: str, *, labels: Path | None, cause: str | None, others: bool) -> None:

@@ -16,7 +16,7 @@ def pretrain(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the pretrained model")] = ...,  # type: ignore[assignment]
     task: Annotated[
-        str | None, typer.Option("--task", help="Task whose outcome, its relatives and near-synonyms are no targets")
+        str | None, typer.Option("--task", help="Task whose outcomes, their relatives and near-synonyms are no targets")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
     config: Config = None,

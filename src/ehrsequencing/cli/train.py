@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ehrsequencing.cli.console import finish, say, training_bar, unfinished
+from ehrsequencing.cli.console import finish, say, training_bar, unfinished, warn
 from ehrsequencing.cli.inputs import read_study
 from ehrsequencing.cli.launch import launch, launches, one_of_several
 from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides
@@ -32,14 +32,13 @@ def train(
         raise SystemExit(launch("train", devices, nodes))
     with one_of_several() as processes:
         keep_freed_memory()
-        study = read_study(config, [*(overrides or ()), *([f"transfer.mode={transfer}"] if transfer else ())], "train")
-        if transfer is not None and init is None:
-            raise EhrseqError("--transfer needs --init", where="ehrseq train", fix="name the model to start from")
+        given = _with_mode(overrides or [], transfer, init)
+        study = read_study(config, given, "train")
         from ehrsequencing.blend.train import trainer_of
-        from ehrsequencing.cli.results import kept_epochs
+        from ehrsequencing.cli.results import adapter_lines, kept_epochs
         from ehrsequencing.config import refuse_changes, refuse_other_task
         from ehrsequencing.records.prepared import Prepared
-        from ehrsequencing.reporting.pretraining import transfer_lines
+        from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
         from ehrsequencing.training.pretrained import Pretrained
         from ehrsequencing.training.processes import ALONE
 
@@ -52,11 +51,32 @@ def train(
         trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source, processes=all_of_them)
         for line in transfer_lines(trainer.started_from):
             say(line)
+        if advice := transfer_advice(trainer.started_from):
+            warn(advice)
         with unfinished(out), training_bar() as show:
             trainer.fit(resume=resume, on_progress=show)
         if not all_of_them.is_first:
             return
         lines, facts = kept_epochs(out)
-        for line in lines:
+        for line in [*lines, *adapter_lines(out)]:
             say(line)
         finish(wrote={"run": out}, then=["evaluate", out], result=facts)
+
+
+def _with_mode(overrides: list[str], transfer: str | None, init: Path | None) -> list[str]:
+    """The settings of the command line with that of `--transfer`.
+
+    Raises:
+        EhrseqError: There is no model to transfer from, or the two name different modes.
+    """
+    of_transfer = [text for text in overrides if text.strip().startswith("transfer.")]
+    if init is None and (transfer is not None or of_transfer):
+        what = f"{of_transfer[0] if of_transfer else '--transfer'} needs --init"
+        raise EhrseqError(what, where="ehrseq train", fix="name the model to start from, or leave it out")
+    if transfer is None:
+        return overrides
+    for text in of_transfer:
+        name, _, mode = text.partition("=")
+        if name.strip() == "transfer.mode" and mode.strip() != transfer:
+            raise EhrseqError(f"--transfer {transfer} contradicts {text}", where="ehrseq train", fix="leave out one")
+    return [*overrides, f"transfer.mode={transfer}"]

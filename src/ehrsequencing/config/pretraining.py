@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ehrsequencing.config import parts
 from ehrsequencing.config.base import Settings
@@ -48,3 +48,11 @@ class TransferConfig(Settings):
     lora_rank: int = Field(8, ge=1)
     lora_scale: float = Field(1.0, gt=0)  # the update is lora_scale · B A
     descriptions: bool = True  # match codes by their descriptions where neither name nor ancestor is known
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TransferConfig":
+        if self.mode == "frozen" and (self.layer_decay != 1.0 or self.unfreeze_epochs):
+            raise ValueError("layer_decay and unfreeze_epochs do nothing with mode=frozen: no copied layer learns")
+        if self.mode != "lora" and (self.lora_rank, self.lora_scale) != (8, 1.0):
+            raise ValueError(f"lora_rank and lora_scale do nothing with mode={self.mode}: set mode=lora")
+        return self

@@ -211,7 +211,8 @@ def repeated_splits(
         The `repeated_splits` key of `metrics.json`, which is also kept in `RUN/splits/repeated_splits.json`.
 
     Raises:
-        EhrseqError: Records or prepared set are gone, or a split cannot be trained on.
+        EhrseqError: Records or prepared set are gone, a split cannot be trained on, or the run started from another
+            model.
     """
     run = Run(run_folder)
     if not 0 <= first_seed < 2**31:
@@ -221,6 +222,9 @@ def repeated_splits(
     if run.is_visit_head:
         fix = "use head=horizon"
         raise EhrseqError("the visit head has no horizons to compare models at", where="--splits", fix=fix)
+    if "init" in run.manifest:  # that model saw subjects whom another split holds out
+        what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
+        raise EhrseqError(what, where=f"--splits, {run_folder}", fix="repeat the splits of a run without --init")
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():

@@ -90,11 +90,14 @@ def add_adapters(model: nn.Module, targets: Mapping[str, int], *, rank: int, sca
     """
     model.requires_grad_(False)
     for name, parts in targets.items():
-        layer = model.get_submodule(name)
-        if not isinstance(layer, nn.Linear):
-            raise ValueError(f"{name} is no linear layer")
-        _replace(model, name, LoRALinear(layer, rank=min(rank, *_sides(layer, parts)), scale=scale, parts=parts))
+        _replace(model, name, LoRALinear(_linear(model, name), rank=rank, scale=scale, parts=parts))
     return list(targets)
+
+
+def most_rank(model: nn.Module, name: str, parts: int = 1) -> int:
+    """The largest rank that an adapter of a linear layer can have: the smaller side of one of its matrices."""
+    layer = _linear(model, name)
+    return min(layer.in_features, layer.out_features // parts)
 
 
 def merge(model: nn.Module) -> list[str]:
@@ -141,8 +144,11 @@ def load_adapters(model: nn.Module, path: str | Path) -> list[str]:
     return names
 
 
-def _sides(layer: nn.Linear, parts: int) -> tuple[int, int]:
-    return layer.in_features, layer.out_features // parts
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    layer = model.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
+        raise ValueError(f"{name} is no linear layer")
+    return layer
 
 
 def _replace(model: nn.Module, name: str, new: nn.Module) -> None:

@@ -7,17 +7,19 @@ records without labels would be overstated. So a task's outcomes are no targets,
 - *near-synonyms*: codes c for which most training subjects with c have the outcome within a day of one of them, or for
   which most training subjects with the outcome have their first c within a day of it.
 
+Where the task asks for many `outcomes`, their codes and relatives are no targets either. Near-synonyms are looked for
+beside the task's own outcome alone.
+
 All are counted on training subjects of the prepared set, with the task's labels. Competing causes may be targets.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from ehrsequencing.arrays import Bools, Ints, spans
-from ehrsequencing.config import TaskConfig
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepared import Prepared
@@ -35,18 +37,17 @@ class Excluded:
     outcome: Ints
     relatives: Ints
     synonyms: Ints
+    outcomes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # of `outcomes`, with their relatives
 
     @property
     def tokens(self) -> Ints:
         """All of them."""
-        return np.unique(np.concatenate([self.outcome, self.relatives, self.synonyms]))
+        return np.unique(np.concatenate([self.outcome, self.relatives, self.synonyms, self.outcomes]))
 
     def names(self, vocabulary: Vocabulary) -> dict[str, list[str]]:
-        """Reason → names of codes."""
-        return {
-            reason: [vocabulary.tokens[token] for token in getattr(self, reason).tolist()]
-            for reason in ("outcome", "relatives", "synonyms")
-        }
+        """Reason → names of codes; `outcomes` only where there are some."""
+        reasons = ("outcome", "relatives", "synonyms", *(("outcomes",) if len(self.outcomes) else ()))
+        return {reason: [vocabulary.tokens[token] for token in getattr(self, reason).tolist()] for reason in reasons}
 
 
 def excluded_targets(prepared: Prepared, task_name: str, *, data: Path | None = None) -> Excluded:
@@ -61,15 +62,21 @@ def excluded_targets(prepared: Prepared, task_name: str, *, data: Path | None = 
     task, vocabulary = prepared.task(task_name), prepared.vocabulary
     folder = data or Path(prepared.manifest.get("data_path", ""))
     parents = read_parents(folder) if folder.is_dir() else {}
-    outcome, relatives = _by_ontology(task, vocabulary, parents)
+    own = [pattern for patterns in task.outcome.values() for pattern in patterns]
+    outcome, relatives = _by_ontology(own, vocabulary, parents)
     near = near_synonyms(prepared.records(task_name, "train"), vocabulary, causes=len(task.outcome))
     relatives = np.setdiff1d(relatives, outcome)
-    return Excluded(outcome, relatives, np.setdiff1d(near, np.concatenate([outcome, relatives])))
+    synonyms = np.setdiff1d(near, np.concatenate([outcome, relatives]))
+    asked = () if task.outcomes is None else task.outcomes.codes
+    many = np.concatenate(_by_ontology(asked, vocabulary, parents))
+    return Excluded(outcome, relatives, synonyms, np.setdiff1d(many, np.concatenate([outcome, relatives, synonyms])))
 
 
-def _by_ontology(task: TaskConfig, vocabulary: Vocabulary, parents: Mapping[str, list[str]]) -> tuple[Ints, Ints]:
-    """Tokens of the outcome's codes, and of their ancestors and descendants."""
-    matcher = CodeMatcher([pattern for patterns in task.outcome.values() for pattern in patterns], parents=parents)
+def _by_ontology(
+    patterns: Sequence[str], vocabulary: Vocabulary, parents: Mapping[str, list[str]]
+) -> tuple[Ints, Ints]:
+    """Tokens of the codes that some patterns match, and of their ancestors and descendants."""
+    matcher = CodeMatcher(patterns, parents=parents)
     own = [code for code in vocabulary.codes if matcher(code)]
     named = {code for code in (*parents, *vocabulary.codes) if matcher(code)}
     ancestors = set().union(*(_closure(code, parents) for code in named)) if named else set()

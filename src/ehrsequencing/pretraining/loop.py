@@ -144,7 +144,7 @@ class Pretrainer:
     def _refuse_hopeless(self, codes: TargetCodes) -> None:
         where = str(self.prepared.folder)
         if len(codes) < 2:
-            raise EhrseqError("fewer than two codes may be predicted", where=where, fix="use pretraining.exclude=none")
+            raise self._too_few(where)
         for name, timelines in {"training": self.train, "tuning": self.tuning}.items():
             if not len(timelines.end_us):
                 fix = "give that split more subjects (splits of ehrseq prepare)"
@@ -157,6 +157,16 @@ class Pretrainer:
             where = f"pretraining.described_share={share:g}"
             fix = "add descriptions to metadata/codes.parquet, or leave the setting out"
             raise EhrseqError("no code of the records has a description", where=where, fix=fix)
+
+    def _too_few(self, where: str) -> EhrseqError:
+        """The error for fewer than two target codes."""
+        if self.excluded is None or self.task_name is None:
+            fix = "prepare more records, or a lower vocabulary.min_subjects"
+            return EhrseqError("has fewer than two codes to predict", where=where, fix=fix)
+        whose = "outcome" if self.prepared.task(self.task_name).outcomes is None else "outcome and of its outcomes"
+        what = f"without the codes of the {whose} and their relatives, fewer than two codes are left to predict"
+        fix = "use pretraining.exclude=none to predict all codes; the audit then warns that outcomes were targets"
+        return EhrseqError(what, where=f"task {self.task_name} in {where}", fix=fix)
 
     @property
     def fingerprint(self) -> str:
@@ -330,20 +340,25 @@ class Pretrainer:
         """What the best weights do on the tuning split, beside the baselines."""
         tallies = self.tuning_tallies(self.best)
         best: Any = self.best.cpu()
+        data = Path(self.prepared.manifest.get("data_path", ""))
         number = self.codes.number[self.train.codes]
         neighbours = code_neighbours(
             best["model"], best["objectives"]["masked_codes"] if "masked_codes" in self.weights else None, self.codes,
             names=[self.prepared.vocabulary.tokens[token] for token in self.codes.tokens.tolist()],
             count=np.bincount(number[number >= 0], minlength=len(self.codes)),
-            data=Path(self.prepared.manifest.get("data_path", "")),
+            data=data,
         )  # fmt: skip
         return {
-            **PRETRAINED.facts, "neighbours": neighbours,
+            **PRETRAINED.facts, "neighbours": neighbours | {"descriptions": _descriptions(neighbours, data)},
             "task": self.task_name, "subjects": len(self.loader), "tuning_subjects": len(self.tuning_loader),
-            "targets": len(self.codes), "best_epoch": state.best_epoch, "tuning_loss": state.best_nll,
+            "targets": len(self.codes), "left_out": 0 if self.excluded is None else len(self.excluded.tokens),
+            "best_epoch": state.best_epoch, "tuning_loss": state.best_nll,
             "seconds": round(sum(row["seconds"] for row in state.history), 1),
             "objectives": {
-                name: {"weight": self.weights[name], "measures": tally.means, "counts": _shareable(tally.counts)}
+                name: {
+                    "weight": self.weights[name], "measures": tally.means, "counts": _shareable(tally.counts),
+                    "gains": tally.gains,
+                }
                 for name, tally in tallies.items()
             },
         }  # fmt: skip
@@ -390,6 +405,13 @@ def read_results(folder: Path) -> dict[str, Any]:
     """The content of a pretrained model's `pretraining.json`."""
     found: dict[str, Any] = read_json(folder / RESULTS_FILE)
     return found
+
+
+def _descriptions(neighbours: dict[str, Any], data: Path) -> dict[str, str]:
+    """Of every code that is named."""
+    known = read_descriptions(data)
+    named = {name for one in neighbours["codes"] for name in (one["code"], *one["alike"], *one.get("beside", ()))}
+    return {code: known[code] for code in sorted(named) if code in known}
 
 
 def _shareable(counts: dict[str, int]) -> dict[str, int | str | None]:

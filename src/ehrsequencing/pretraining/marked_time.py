@@ -5,12 +5,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ehrsequencing.arrays import Floats, Floats32
+from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.config.parts import objective
 from ehrsequencing.models.hazards import horizon_nll
 from ehrsequencing.models.segments import constant, gather_rows, to_device
 from ehrsequencing.pretraining.ahead import AheadObjective, moved
-from ehrsequencing.pretraining.objective import CodeScores, Glance, Tally, World, pairs_of, ranks_of, target_rows, wide
+from ehrsequencing.pretraining.objective import (
+    CodeScores,
+    Glance,
+    Tally,
+    World,
+    pairs_of,
+    ranks_of,
+    subjects_of,
+    target_rows,
+    wide,
+)
 from ehrsequencing.pretraining.targets import NextVisits
 
 TIME_BINS = 12  # of the hazard of the next visit: quantiles of the training subjects' gaps
@@ -76,10 +86,11 @@ class MarkedTime(AheadObjective):
             parts = (("time", when), ("code", weight * what), ("value", weight * value))
             for name, terms in parts:
                 tally.add(f"{name} loss", terms.double().sum(), n)
-            self._measure(scores.detach().cpu(), gap.cpu(), found, tally)
+            subjects = subjects_of(glance, glance.step.rows[found.chosen])
+            self._measure(scores.detach().cpu(), gap.cpu(), found, subjects, tally)
         return loss
 
-    def _measure(self, scores: Tensor, gap: Tensor, found: NextVisits, tally: Tally) -> None:
+    def _measure(self, scores: Tensor, gap: Tensor, found: NextVisits, subjects: Ints, tally: Tally) -> None:
         """Losses of the training subjects' rates, and recall of the next visit's codes, given when it is."""
         n, row, code = len(gap), found.next_row, found.next_code
         start = self.start.cpu().expand(n, 1, -1)
@@ -87,8 +98,9 @@ class MarkedTime(AheadObjective):
         weight = 1.0 / np.maximum(np.bincount(row, minlength=n), 1)[row]
         share = self.share.cpu()
         tally.add("frequency code loss", float(-(weight * share.double().numpy()[code]).sum()), n)
-        for name, guess in {"model": scores, **self.baselines(found)}.items():
-            tally.add_recall(name, ranks_of(guess, row, code))
+        guesses = {"model": scores, **self.baselines(found)}
+        ranks = {name: ranks_of(guess, row, code) for name, guess in guesses.items()}
+        tally.add_recalls(ranks, subjects[row])
 
     def _time_loss(self, logits: Tensor, gap_days: Tensor) -> Tensor:
         """(n,) −log density of each gap, in days."""

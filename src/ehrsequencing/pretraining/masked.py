@@ -17,6 +17,7 @@ from ehrsequencing.pretraining.objective import (
     Tally,
     World,
     ranks_of,
+    subjects_of,
     target_rows,
 )
 from ehrsequencing.pretraining.targets import TargetCodes, codes_of_visits
@@ -77,13 +78,13 @@ class MaskedCodes(Objective):
         position = np.full(glance.step.batch.n_visits, -1)
         position[glance.step.positions] = glance.step.rows
         visits = position[masked.row.numpy()]
-        of_subject = np.searchsorted(glance.timelines.subject_offsets, visits, side="right") - 1
+        of_subject = subjects_of(glance, visits)
         has_last = np.flatnonzero(visits > glance.timelines.subject_offsets[of_subject])
         last_row, last_code = codes_of_visits(glance.timelines, visits[has_last] - 1, glance.codes)
         by_last = by_frequency.clone()
         by_last[has_last[last_row], last_code] += 100.0  # before all others; -inf stays
-        for name, guess in (("model", scores), ("frequency", by_frequency), ("last visit", by_last)):
-            tally.add_recall(name, ranks_of(guess, row, code))
+        guesses = {"model": scores, "frequency": by_frequency, "last visit": by_last}
+        tally.add_recalls({name: ranks_of(guess, row, code) for name, guess in guesses.items()}, of_subject)
         for name, guess in (("loss", scores), ("frequency loss", by_frequency)):
             each = F.cross_entropy(guess, masked.code, reduction="none")
             tally.add(name, each.double().sum(), len(each))

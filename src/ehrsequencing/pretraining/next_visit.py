@@ -5,11 +5,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config.parts import objective
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.pretraining.ahead import AheadObjective, moved
-from ehrsequencing.pretraining.objective import CodeScores, Glance, Tally, World, pairs_of, ranks_of, target_rows
+from ehrsequencing.pretraining.objective import (
+    CodeScores,
+    Glance,
+    Tally,
+    World,
+    pairs_of,
+    ranks_of,
+    subjects_of,
+    target_rows,
+)
 from ehrsequencing.pretraining.targets import NextVisits
 
 
@@ -54,14 +63,15 @@ class NextVisit(AheadObjective):
         loss = (onsets + repeats + 0.5 * error.square().sum()) / n
         if tally is not None:
             repeat_matrix = self.repeats.all(z, rows)
-            self._measure(onset_scores.detach().cpu(), repeat_matrix.detach().cpu(), found, tally)
+            subjects = subjects_of(glance, glance.step.rows[found.chosen])
+            self._measure(onset_scores.detach().cpu(), repeat_matrix.detach().cpu(), found, subjects, tally)
             tally.add("loss", loss.double() * n, n)
             tally.add("onset loss", onsets.double(), n)
             tally.add("repeat loss", repeats.double(), n)
             self._measure_numbers(error.detach().double().cpu(), ranks[numeric], found, tally)
         return loss
 
-    def _measure(self, onsets: Tensor, repeats: Tensor, found: NextVisits, tally: Tally) -> None:
+    def _measure(self, onsets: Tensor, repeats: Tensor, found: NextVisits, subjects: Ints, tally: Tally) -> None:
         """Losses of the starting rates; recall of all codes, of new ones among new ones, of repeats among repeats."""
         n = len(found.chosen)
         had = torch.zeros(onsets.shape, dtype=torch.bool)
@@ -73,11 +83,13 @@ class NextVisit(AheadObjective):
         tally.add("frequency repeat loss", of_repeats.double(), n)
         ours = torch.where(had, repeats, onsets)  # logits of the chance that the next visit has the code
         no = float("-inf")
-        for name, guess in {"model": ours, **self.baselines(found)}.items():
-            tally.add_recall(name, ranks_of(guess, found.next_row, found.next_code))
-            for kind, mask, hidden in (("onset", ~found.is_repeat, had), ("repeat", found.is_repeat, ~had)):
-                ranks = ranks_of(guess.masked_fill(hidden, no), found.next_row[mask], found.next_code[mask])
-                tally.add_recall(f"{name} {kind}", ranks)
+        guesses, subject = {"model": ours, **self.baselines(found)}, subjects[found.next_row]
+        every, nowhere = np.ones(len(found.next_row), dtype=np.bool_), torch.zeros_like(had)
+        kinds = {"": (every, nowhere), "onset": (~found.is_repeat, had), "repeat": (found.is_repeat, ~had)}
+        for kind, (mask, hidden) in kinds.items():
+            row, code = found.next_row[mask], found.next_code[mask]
+            ranks = {name: ranks_of(guess.masked_fill(hidden, no), row, code) for name, guess in guesses.items()}
+            tally.add_recalls(ranks, subject[mask], kind=kind)
 
     @staticmethod
     def _measure_numbers(error: Tensor, rank: Tensor, found: NextVisits, tally: Tally) -> None:

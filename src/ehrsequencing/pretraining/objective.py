@@ -1,5 +1,6 @@
 """What an objective of pretraining is. Each is one class with `@objective("name")`, in any file of this folder."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,6 +54,8 @@ class Tally:
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    # Of each gain over frequencies: of some subjects at a time, who they are, their sums, and how many terms each has.
+    by_subject: dict[str, list[tuple[Ints, Floats, Floats]]] = field(default_factory=dict)
 
     def add(self, name: str, total: float | Tensor, count: int) -> None:
         """Add a sum of so many terms."""
@@ -60,20 +63,77 @@ class Tally:
         self.sums[name] = self.sums.get(name, 0.0) + value
         self.counts[name] = self.counts.get(name, 0) + int(count)
 
-    def add_recall(self, name: str, ranks: Ints) -> None:
-        """Add recall@k of some targets.
+    def add_recalls(self, ranks: Mapping[str, Ints], subject: Ints, *, kind: str = "") -> None:
+        """Add recall@k of some targets, and the model's gain over frequencies.
 
         Args:
-            name: Who guesses.
-            ranks: (P,) how many codes were guessed before each target.
+            ranks: Who guesses (`model`, `frequency`, `last visit`) → (P,) how many codes were guessed before each
+                target.
+            subject: (P,) whose target it is.
+            kind: Which targets these are; empty for all.
         """
+        suffix = f" {kind}" if kind else ""
         for k in TOP:
-            self.add(f"{name} recall@{k}", float((ranks < k).sum()), len(ranks))
+            for name, of_name in ranks.items():
+                self.add(f"{name}{suffix} recall@{k}", float((of_name < k).sum()), len(of_name))
+            gain = (ranks["model"] < k).astype(np.float64) - (ranks["frequency"] < k)
+            self.add_gain(f"{kind} recall@{k}".strip(), gain, subject)
+
+    def add_gain(self, name: str, gain: Floats, subject: Ints) -> None:
+        """Add how much better than frequencies the model is.
+
+        Args:
+            name: Of the measure.
+            gain: (P,) of each term.
+            subject: (P,) whose it is.
+        """
+        who, of_term = np.unique(subject, return_inverse=True)
+        columns = (_sums(of_term, gain), _sums(of_term, np.ones(len(gain))))
+        self.by_subject.setdefault(name, []).append((who, *columns))
+
+    @property
+    def gains(self) -> dict[str, dict[str, float | None]]:
+        """Mean gain over frequencies of each measure, with its 95 % interval over subjects (`ratio_interval`)."""
+        found: dict[str, dict[str, float | None]] = {}
+        for name, parts in self.by_subject.items():
+            whose = np.concatenate([who for who, _, _ in parts])
+            _, of_part = np.unique(whose, return_inverse=True)  # the parts of a long record are one subject's
+            total, terms = (np.concatenate([part[k] for part in parts]) for k in (1, 2))
+            found[name] = ratio_interval(_sums(of_part, total), _sums(of_part, terms))
+        return found
 
     @property
     def means(self) -> dict[str, float]:
         """Mean of each measure."""
         return {name: total / max(self.counts[name], 1) for name, total in self.sums.items()}
+
+
+def _sums(group: Ints, values: Floats) -> Floats:
+    """Sum of each group's values."""
+    found: Floats = np.bincount(group.reshape(-1), weights=values).astype(np.float64)
+    return found
+
+
+def ratio_interval(total: Floats, terms: Floats) -> dict[str, float | None]:
+    """The mean of clustered terms with its 95 % interval, by linearisation; no interval for fewer than two clusters.
+
+        m = Σ_s T_s / Σ_s n_s,   se² = S / (S − 1) · Σ_s (T_s − m n_s)² / (Σ_s n_s)²
+
+    Args:
+        total: (S,) T, the sum of each cluster's terms.
+        terms: (S,) n, how many it has.
+
+    >>> ratio_interval(np.array([1.0, 1.0]), np.array([2.0, 2.0]))
+    {'value': 0.5, 'low': 0.5, 'high': 0.5}
+    """
+    count, n = len(total), float(terms.sum())
+    if not n:
+        return {"value": None, "low": None, "high": None}
+    mean = float(total.sum()) / n
+    if count < 2:
+        return {"value": mean, "low": None, "high": None}
+    half = 1.96 * float(np.sqrt(count / (count - 1) * np.square(total - mean * terms).sum())) / n
+    return {"value": mean, "low": mean - half, "high": mean + half}
 
 
 class Objective(nn.Module):
@@ -159,6 +219,12 @@ def target_rows(glance: Glance) -> Tensor:
     table = code_embedding(glance.model).table
     rows: Tensor = table(torch.from_numpy(glance.codes.tokens).to(table.weight.device))
     return rows
+
+
+def subjects_of(glance: Glance, visits: Ints) -> Ints:
+    """(n,) the subject of each of some visits of `glance.timelines`."""
+    found: Ints = np.searchsorted(glance.timelines.subject_offsets, visits, side="right") - 1
+    return found
 
 
 def ranks_of(scores: Tensor, row: Ints, code: Ints) -> Ints:

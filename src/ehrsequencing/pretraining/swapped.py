@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from ehrsequencing.batch import VisitBatch
 from ehrsequencing.config.parts import objective
 from ehrsequencing.models.segments import gather_rows, to_device
-from ehrsequencing.pretraining.objective import Glance, Objective, Tally, World, wide
+from ehrsequencing.pretraining.objective import Glance, Objective, Tally, World, subjects_of, wide
 from ehrsequencing.pretraining.targets import TargetCodes
 
 LAST = 3  # visits, the newest first, of which a state must know whether their codes belong together
@@ -74,6 +75,10 @@ class SwappedCodes(Objective):
         if tally is not None:
             n, rate = len(found.row), float(y[found.row].mean().clamp(1e-6, 1 - 1e-6))
             entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+            position = np.full(glance.step.batch.n_visits, -1)
+            position[glance.step.positions] = glance.step.rows
+            subjects = subjects_of(glance, position[found.row.numpy()])
+            tally.add_gain("visit loss", entropy - of_visit.detach().double().cpu().numpy(), subjects)
             for name, value in {"loss": loss, **losses}.items():
                 tally.add(name, value.double() * n, n)
                 tally.add(f"frequency {name}", n * entropy, n)

@@ -10,7 +10,7 @@ from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, outcomes_nll, starting_rates
 from ehrsequencing.models.segments import gather_rows
 from ehrsequencing.pretraining.ahead import moved
-from ehrsequencing.pretraining.objective import Glance, Objective, Tally, World, ranks_of
+from ehrsequencing.pretraining.objective import Glance, Objective, Tally, World, ranks_of, subjects_of
 from ehrsequencing.pretraining.targets import ComingCodes, codes_of_visits, coming_codes
 
 TIME_BINS = 6  # of the hazards: quantiles of the training subjects' times to the next record of a code
@@ -75,8 +75,10 @@ class TimeToCode(Objective):
         by_last = by_frequency.clone()
         by_last[last_row, last_code] += 100.0
         ours = log_hazards.detach().cpu()[every, :, bins]
-        for name, guess in (("model", ours), ("frequency", by_frequency), ("last visit", by_last)):
-            tally.add_recall(name, ranks_of(guess, found.row[is_first], found.code[is_first]))
+        row, code = found.row[is_first], found.code[is_first]
+        guesses = {"model": ours, "frequency": by_frequency, "last visit": by_last}
+        ranks = {name: ranks_of(guess, row, code) for name, guess in guesses.items()}
+        tally.add_recalls(ranks, subjects_of(glance, glance.step.rows[found.chosen])[row])
 
 
 def _counts(waits: ComingCodes, edges: tuple[float, ...], n: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from ehrsequencing.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortRows, cohort_steps
 from ehrsequencing.records.events import DAY_US, opens_run
 from ehrsequencing.records.meds import SPLITS
+from ehrsequencing.records.outcome_files import OutcomeChoice
 from ehrsequencing.records.visits import Visits
 
 FEW_EVENTS = 100  # training subjects with the event, below which a model is unstable
@@ -81,8 +82,8 @@ class Tally:
         rows = [dict(zip(names, row, strict=True)) for row in counts.tolist()]
         return [{"landmark_days": days, **row} for days, row in zip(self.task.landmarks, rows, strict=True)]
 
-    def as_json(self) -> dict[str, Any]:
-        """Content of `attrition.json`."""
+    def as_json(self, outcomes: OutcomeChoice | None = None) -> dict[str, Any]:
+        """Content of `attrition.json`; `outcomes` where the task asks for many."""
         every = self._counts(slice(None))
         events, before = every.pop("events"), every.pop("records_before")
         return {
@@ -92,6 +93,7 @@ class Tally:
             "records_before": before,
             "events": events,
             "splits": {name: self._counts(slice(k, k + 1)) for k, name in enumerate(SPLITS)},
+            **({} if outcomes is None else {"outcomes": outcomes.as_json()}),
         }
 
     def _counts(self, splits: slice) -> dict[str, Any]:
@@ -125,6 +127,8 @@ def attrition_lines(
         events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
         times = f"with {part['prediction_times']:,} prediction times"
         lines.append(f"{sum(part['events'].values()):>10,}  subjects in {name}: {events}; {times}")
+    if outcomes := attrition.get("outcomes"):
+        lines.append(_outcomes_line(task, outcomes))
     lines += [f"{count:>10,}  {note}" for note, count in attrition.get("notes", {}).items()]
     for row in attrition.get("records_before", []):
         if none := row["without_record_before"]:
@@ -134,9 +138,27 @@ def attrition_lines(
     return lines + [f"warning: {text}" for text in (task_warnings(task, attrition) if warnings is None else warnings)]
 
 
+def _outcomes_line(task: TaskConfig, outcomes: Mapping[str, Any]) -> str:
+    """How many codes are outcomes, and why others are not."""
+    assert task.outcomes is not None
+    parts = [f"{outcomes['kept']:,} kept"]
+    if rare := outcomes["rare"]:
+        enough = f"min_subjects={task.outcomes.min_subjects} training subjects"
+        parts.append(f"{rare:,} with an event in fewer than {enough}")
+    if ends := outcomes["ends"]:
+        kind = (
+            "is a birth, death, cause or censoring code" if ends == 1 else "are birth, death, cause or censoring codes"
+        )
+        parts.append(f"{ends:,} {kind}")
+    return f"{'':>10}  outcomes: {', '.join(parts)}"
+
+
 def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
     """What may make a task unsafe to learn from."""
-    out = []
+    out = [
+        f"The pattern {pattern} of outcomes.codes matches no code of the data."
+        for pattern in attrition.get("outcomes", {}).get("unmatched", ())
+    ]
     trained = attrition["splits"]["train"]["events"][task.causes[0]]
     if trained < FEW_EVENTS:
         out.append(f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model.")

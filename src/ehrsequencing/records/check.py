@@ -5,7 +5,7 @@ example, never a value.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,17 @@ from ehrsequencing.config import StudyConfig, TaskConfig, format_days
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records.attrition import Tally, task_warnings
 from ehrsequencing.records.codes import excluded_codes, read_parents
-from ehrsequencing.records.cohort import Cohort, CohortBuilder
-from ehrsequencing.records.encoding import age_years
+from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
+from ehrsequencing.records.encoding import age_years, bare_rows
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC
 from ehrsequencing.records.fixes import FIXES, FixLog
 from ehrsequencing.records.meds import SPLITS, MedsReader
+from ehrsequencing.records.outcome_files import OutcomeChoice, judge_outcomes
+from ehrsequencing.records.outcomes import subjects_with_event
 from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.splits import split_lookup, split_source
 from ehrsequencing.records.survey import Progress, Steps, TrainingFit, survey
+from ehrsequencing.records.timelines import OutcomeEvents
 from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary_fit import VocabularyFit
 
@@ -153,12 +156,23 @@ def _count(
             cohort = builder.build(record, dataset_end_us=end_us)
             fixes.note("after_censoring", cohort.after_censoring, path)
             tally.add(cohort, split, record.visits)
+            if builder.outcomes is not None:
+                tally.add_outcomes(builder.outcomes.find(record), fit.numbers(record.events.codes), cohort.rows, split)
         tick()
     facts = counts.facts(len(reader.shards)) | {"splits": split_source(reader.data, study.splits)}
     facts["codes"] |= {"known_training_rows": known, "min_subjects": study.vocabulary.min_subjects}
     facts["warnings"] = vocabulary_warnings(known, min_subjects=study.vocabulary.min_subjects)
     facts["late_rows"] = asdict(reader.late) if reader.late else None
-    return DataCheck(facts, fixes, [tally.result() for tally in tallies])
+    results, refused = [], []
+    for tally in tallies:
+        choice = tally.outcome_choice(list(fit.number), parents)
+        results.append(tally.result(choice))
+        try:
+            if choice is not None:
+                choice.require(tally.task)
+        except EhrseqError as error:
+            refused.append(error)
+    return DataCheck(facts, fixes, results, refused)
 
 
 class _Spread:
@@ -249,6 +263,7 @@ class _TaskTally:
         self.task, self.tally = task, Tally(task)
         self.within = np.zeros((len(task.causes), len(task.horizons)), dtype=np.int64)
         self.known = np.zeros(len(task.horizons), dtype=np.int64)
+        self.with_outcome = Counter[int]()  # place of a code → training subjects with an event of it
 
     def add(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the visits."""
@@ -260,14 +275,39 @@ class _TaskTally:
             self.within[:, k] += np.bincount(seen, minlength=len(self.task.causes) + 1)[1:]
             self.known[k] += int(np.sum((cause > 0) | (duration >= horizon_days)))
 
-    def result(self) -> TaskCheck:
+    def add_outcomes(self, events: OutcomeEvents, numbers: Ints, rows: CohortRows, split: NDArray[np.int8]) -> None:
+        """Add a shard's events of many outcomes.
+
+        Args:
+            events: Their numbers are places among the shard's codes.
+            numbers: (c,) place of each of these codes among all.
+            rows: The prediction times.
+            split: (S,) of each subject.
+        """
+        assert self.task.outcomes is not None
+        train = np.flatnonzero(split == SPLITS.index("train"))
+        asked = bare_rows(rows, len(split)).take(train)
+        recur = self.task.outcomes.kind == "next"
+        counts = subjects_with_event(events.take(train), asked, n_outcomes=len(numbers), recur=recur)
+        self.with_outcome.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+
+    def outcome_choice(self, codes: Sequence[str], parents: Mapping[str, list[str]]) -> OutcomeChoice | None:
+        """Which codes are outcomes; None where the task asks about its causes only."""
+        if self.task.outcomes is None:
+            return None
+        subjects = np.array([self.with_outcome[k] for k in range(len(codes))], dtype=np.int64)
+        return judge_outcomes(self.task, codes, subjects, parents)
+
+    def result(self, outcomes: OutcomeChoice | None = None) -> TaskCheck:
         """The counts under their names."""
         horizons = [format_days(days) for days in self.task.horizons]
         within = {
             cause: dict(zip(horizons, row, strict=True))
             for cause, row in zip(self.task.causes, self.within.tolist(), strict=True)
         }
-        return TaskCheck(self.task, self.tally.as_json(), within, dict(zip(horizons, self.known.tolist(), strict=True)))
+        return TaskCheck(
+            self.task, self.tally.as_json(outcomes), within, dict(zip(horizons, self.known.tolist(), strict=True))
+        )
 
 
 def vocabulary_warnings(known: float | None, *, min_subjects: int) -> list[str]:

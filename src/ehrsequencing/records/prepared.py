@@ -31,7 +31,7 @@ from ehrsequencing.records.data_end import DayCounts
 from ehrsequencing.records.engines import PROCESSES, Engine
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import SPLITS, MedsReader
-from ehrsequencing.records.outcome_files import choose_outcomes, read_outcomes
+from ehrsequencing.records.outcome_files import OutcomeChoice, choose_outcomes, read_outcomes
 from ehrsequencing.records.parallel import Workers, count_processes, count_rows
 from ehrsequencing.records.row_store import KeptRows, keep, ranges
 from ehrsequencing.records.shard_work import CODES, KEPT, EncodedShard, ShardWork
@@ -164,17 +164,18 @@ class PrepareJob:
                 self.tick()
         for _ in range(done, self.n_ranges):
             self.tick()
+        choices = dict[str, OutcomeChoice]()
         for task in self.tasks:
             if task.outcomes is not None:
                 task_folder, events = folder / "tasks" / task.name, folder / KEPT / OUTCOMES / task.name
-                choose_outcomes(task_folder, events, task, list(fit.number), self.parents)
+                choices[task.name] = choose_outcomes(task_folder, events, task, list(fit.number), self.parents)
         shutil.rmtree(folder / KEPT)
         write_settings(folder / "config.yaml", self.study, only=SECTIONS)
         for task, tally in zip(self.tasks, writers.tallies, strict=True):
             task_folder = folder / "tasks" / task.name
             write_settings(task_folder / "task.yaml", task)
             write_cohort(folder, task.name)
-            write_json(task_folder / "attrition.json", tally.as_json())
+            write_json(task_folder / "attrition.json", tally.as_json(choices.get(task.name)))
         late = self.reader.late
         write_manifest(folder, {
             **PREPARED.facts, "version": __version__, "data": data_name(self.data),

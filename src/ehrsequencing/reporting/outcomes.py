@@ -31,9 +31,14 @@ def outcome_lines(result: Mapping[str, Any]) -> list[str]:
     """The summary of all outcomes as sentences, for the terminal and the page."""
     found, fewest = result["summary"], result["fewest_events"]
     pooled = result["pooled"]
+    within = "sex and age" if "sex" in result["strata"] else "age"
+    if not found["outcomes"] and pooled["outcomes"]:
+        return [
+            f"no outcome has {fewest} events or more; of the {pooled['outcomes']} with fewer, pooled, the AUC within"
+            f" {within} is {with_interval(pooled['auc'])}, and observed/expected is {with_interval(pooled['oe'])}"
+        ]
     lines = [f"{found['outcomes']} outcomes with {fewest} events or more, {pooled['outcomes']} with fewer"]
     if found["median_auc"] is not None:
-        within = "sex and age" if "sex" in result["strata"] else "age"
         lines.append(f"median AUC within {within}: {found['median_auc']:.3f}")
     if found["oe_within_10_percent"] is not None:
         lines.append(

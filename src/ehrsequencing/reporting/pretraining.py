@@ -3,15 +3,19 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ehrsequencing.reporting.pretraining_verdict import verdict_of
+
 _LOSSES = {"masked_codes": "nats a code"}  # of the others: nats a visit
 GUESSERS = ("model", "frequency", "last visit")
 KINDS = {"": "all codes", " onset": "codes new to the subject", " repeat": "codes that the subject had"}
 TOP = (1, 5, 10)
+OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
 
 def pretraining_lines(results: Mapping[str, Any]) -> Iterator[str]:
     """Lines of a terminal: held-out losses and recalls of every objective."""
-    yield f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}"
+    yield from verdict_of(results).lines
+    yield f"tuning split, {results['targets']} target codes, best epoch {results['best_epoch']}; {OPTIMISTIC}"
     for name, found in results["objectives"].items():
         measures = found["measures"]
         yield f"{name} (weight {found['weight']:g}, losses in {_LOSSES.get(name, 'nats a visit')})"
@@ -38,6 +42,19 @@ def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
     yield (
         f"starts from {started_from['folder']}: {', '.join(found) or 'none'} of the records' codes;"
         f" {overlap['none']['share']:.0%} not found"
+    )
+
+
+FEW_FOUND = 0.5  # share of the records' codes below which little is transferred
+
+
+def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
+    """What to do where the model that a training starts from knows few of the records' codes; None where it does."""
+    if started_from is None or (found := 1.0 - started_from["overlap"]["none"]["share"]) >= FEW_FOUND:
+        return None
+    return (
+        f"little is transferred: the model knows {found:.0%} of the records' codes. Give codes the names of the other"
+        " data, or describe them and their parents in metadata/codes.parquet. Compare with a training without --init."
     )
 
 

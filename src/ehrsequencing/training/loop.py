@@ -54,7 +54,7 @@ from ehrsequencing.training.resolve import resolve_model, starting_hazards, star
 from ehrsequencing.training.run_files import write_run_files
 from ehrsequencing.training.run_folder import RunFolder, alone, write_history
 from ehrsequencing.training.together import Together
-from ehrsequencing.training.transfer import Transfer
+from ehrsequencing.training.transfer import Transfer, keep_adapters
 from ehrsequencing.training.tuning import mean_nll
 
 _MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
@@ -255,7 +255,7 @@ class Trainer:
 
         A finished member is kept, an interrupted one goes on from its own checkpoints.
         """
-        count, history, facts = self.settings.members, [], []
+        count, history, facts, adapters = self.settings.members, [], [], list[str]()
         ensemble = Ensemble(self.config)
         for number, model in enumerate(ensemble.members):
             member = self._member(number)
@@ -270,8 +270,9 @@ class Trainer:
             manifest = read_manifest(member.out, what=RUN.what)
             kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
             facts.append({key: manifest[key] for key in kept if key in manifest})
+            adapters += keep_adapters(member.out, self.out, member=number + 1)
         nll = self.tuning_nll(ensemble.to(self.fabric.device))
-        self.write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll})
+        self.write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll}, more=tuple(adapters))
 
     def _member(self, number: int) -> "Trainer":
         """What trains one member of an ensemble, from 0 on."""

@@ -1,5 +1,6 @@
 """The folder of a pretrained model: what is in it, and how another training reads it."""
 
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,21 @@ class Pretrained:
         """What a run that starts from this model records of it."""
         kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
         weights = self.manifest["files"].get("model.safetensors")
-        return {"folder": str(self.folder.resolve()), "kind": self.manifest["kind"], "weights": weights, **kept}
+        own = {"folder": str(self.folder.resolve()), "kind": self.manifest["kind"], "weights": weights, **kept}
+        before = self.manifest.get("init")  # what a run itself started from: the chain goes back to new weights
+        return own if before is None else {**own, "init": before}
+
+
+def links(init: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The facts of every model that a run goes back to, the nearest first.
+
+    >>> [link["folder"] for link in links({"folder": "b", "init": {"folder": "a"}})]
+    ['b', 'a']
+    """
+    link: Mapping[str, Any] | None = init
+    while link is not None:
+        yield link
+        link = link.get("init")
 
 
 def subjects_digest(subject_id: Ints) -> str:

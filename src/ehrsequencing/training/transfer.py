@@ -30,7 +30,7 @@ from ehrsequencing.storage import digest, write_bytes
 from ehrsequencing.training.matching import DescriptionMap, Match, match_vocabularies, ngrams, normal
 from ehrsequencing.training.pretrained import Pretrained
 
-ADAPTERS_FILE = "adapters.safetensors"  # of a run with transfer.mode=lora: its adapters alone
+ADAPTERS_FILE = "adapters.safetensors"  # of a run with transfer.mode=lora: its adapters alone; adapters-001 of member 1
 LEAST_SIMILAR = 0.5  # cosine of n-grams to the most similar known description, below which a description says nothing
 _DECIDED = ("vocab_size", "causes", "edges_days", "n_code_types", "values", "value_bins", "members", "frozen")
 _EMBEDDINGS = {  # of a hierarchical model → of a flat one
@@ -214,12 +214,26 @@ class Transfer:
         return out
 
     def _add_adapters(self, model: SurvivalModel) -> None:
-        """Adapters of q, k, v, output and feed-forward, in the layers of the timeline and of the visit encoder."""
+        """Adapters of q, k, v, output and feed-forward, in the layers of the timeline and of the visit encoder.
+
+        Only a copied matrix gets one: what was not copied learns all of its weights.
+
+        Raises:
+            EhrseqError: No such matrix was copied, or the rank is larger than one of them.
+        """
         targets: dict[str, int] = {}
         for block, module in model.named_modules():
             if isinstance(module, TransformerLayer | VisitMLP):
                 targets |= {f"{block}.{name}": parts for name, parts in lora.targets_of(module).items()}
-        lora.add_adapters(model, targets, rank=self.settings.lora_rank, scale=self.settings.lora_scale)
+        targets = {name: parts for name, parts in targets.items() if f"{name}.weight" in self.copied.whole}
+        rank, asked = self.settings.lora_rank, f"transfer.mode=lora with {self.source.folder}"
+        if not targets:
+            what = "no layer was copied that could have adapters: between flat and hierarchical only embeddings are"
+            raise EhrseqError(what, where=asked, fix="use transfer.mode=frozen or full")
+        if rank > (most := min(lora.most_rank(model, name, parts) for name, parts in targets.items())):
+            what, fix = f"the adapted matrices have a rank of {most} at most", f"use {most} or less"
+            raise EhrseqError(what, where=f"transfer.lora_rank={rank}", fix=fix)
+        lora.add_adapters(model, targets, rank=rank, scale=self.settings.lora_scale)
 
     def _freeze(self, model: SurvivalModel, trainable: set[str]) -> None:
         """Leave only the head, adapters and what was not copied to be learned; of code tables, rows not copied."""
@@ -230,7 +244,7 @@ class Transfer:
                 if parameter.requires_grad:
                     hook: Any = parameter.register_hook
                     hook(lambda gradient, free=free: gradient * free.to(gradient.device))
-            elif ".base." in name or name in self.copied.whole:
+            elif name.replace(".base.", ".") in self.copied.whole:  # .base: the matrix beside its adapters
                 parameter.requires_grad_(False)
             else:  # adapters are new names
                 parameter.requires_grad_(name in trainable or name.endswith((".A", ".B")))
@@ -248,9 +262,11 @@ class Transfer:
         """How many layers below the head a parameter is: 0 for the head and for what was not copied.
 
         The layers of the timeline (flat: of the encoder) follow from the last to the first, then everything else.
+        Adapters are as deep as their layer.
         """
         parts = name.split(".")
-        if name not in self.copied.whole and name not in self.copied.rows:
+        own = f"{name.rpartition('.')[0]}.weight" if name.endswith((".A", ".B")) else name
+        if own not in self.copied.whole and own not in self.copied.rows:
             return 0
         if parts[0] in ("timeline", "encoder") and parts[1] == "layers":
             return self._layers - int(parts[2])
@@ -271,12 +287,31 @@ class Transfer:
     def finish(self, model: SurvivalModel, out: Path) -> tuple[SurvivalModel, tuple[str, ...]]:
         """The model as it is saved, with its adapters merged, and the names of files that were written for it."""
         tensors = lora.adapter_tensors(model)
-        if not tensors:  # not LoRA, or an ensemble whose members were merged
+        if not tensors:  # not LoRA, or members and a blend's network, which were merged before (`keep_adapters`)
             return model, ()
         write_bytes(out / ADAPTERS_FILE, save(tensors, metadata={"format": "pt"}))
         merged = copy.deepcopy(model)
         lora.merge(merged)
         return merged.requires_grad_(True), (ADAPTERS_FILE,)
+
+
+def keep_adapters(part: Path, out: Path, *, member: int | None = None) -> tuple[str, ...]:
+    """Copy the adapters of a member, or of a blend's network, to the run that it belongs to.
+
+    Args:
+        part: Folder of the member or network.
+        out: Folder of the run.
+        member: Its number, from 1 on, which the name of the file then has.
+
+    Returns:
+        The names of the files; none without adapters.
+    """
+    names = []
+    for path in sorted(part.glob("adapters*.safetensors")):
+        name = path.name if member is None else f"{path.stem}-{member:03d}{path.suffix}"
+        write_bytes(out / name, path.read_bytes())
+        names.append(name)
+    return tuple(names)
 
 
 def _is_code_table(name: str) -> bool:
