@@ -14,7 +14,7 @@ import pytest
 from helpers.command_line import ehrseq
 from helpers.meds import written
 from helpers.omop import SMALL, Tables, write_duckdb, write_parquet
-from helpers.spark import SPARK_TYPES, needs_spark, spark_cluster, write_spark
+from helpers.spark import SPARK_TYPES, needs_spark, write_spark
 
 pytest.importorskip("ibis", reason="needs the extra omop")
 
@@ -167,7 +167,7 @@ session.stop()
 
 
 @pytest.mark.slow
-def test_tables_of_a_metastore_from_a_cluster(expected: dict[str, bytes], tmp_path: Path) -> None:
+def test_tables_of_a_metastore_with_a_spark_of_its_own(expected: dict[str, bytes], tmp_path: Path) -> None:
     """The tables are made by another process and found through spark-defaults.conf, as a hospital's are."""
     needs_spark()
     conf = tmp_path / "conf"
@@ -189,6 +189,5 @@ def test_tables_of_a_metastore_from_a_cluster(expected: dict[str, bytes], tmp_pa
         return done.stdout
 
     run("-c", TABLES)
-    with spark_cluster(tmp_path) as place:
-        run("-m", "ehrsequencing", "import", "omop", f"spark://{place}/cdm", str(tmp_path / "meds"))
+    run("-m", "ehrsequencing", "import", "omop", "spark://local/cdm", str(tmp_path / "meds"))
     assert written(tmp_path / "meds") == expected
