@@ -7,15 +7,19 @@ import pickle
 import shutil
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ehrsequencing import expansion
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST
-from ehrsequencing.readers import csv_files
+from ehrsequencing.prediction_file import read_predictions
 from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines
+from ehrsequencing.readers.fhir.source import open_fhir
 from ehrsequencing.records.codes import CodeMatcher
+from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.run import Run
 from ehrsequencing.storage import read_json, save_manifest, sha256
@@ -162,14 +166,34 @@ def test_a_long_line_in_a_gzip_file_takes_no_memory(tmp_path: Path) -> None:
         read_csv_lines(path)
 
 
-def test_a_gzip_file_that_expands_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "person.csv.gz"
+def fhir_of(path: Path) -> list[list[object]]:
+    with open_fhir(str(path.parent)) as source:
+        return [block for file in source.files for block in source.blocks(file)]
+
+
+GZIP: dict[str, tuple[str, bytes, bytes, Callable[[Path], object]]] = {  # file, its begin, what repeats, who reads it
+    "a table": ("person.csv.gz", b"a,b\n", b"1,2\n", read_csv_lines),
+    "index times": ("cohort.csv.gz", b"subject_id,prediction_time\n", b"1,2020-01-01 00:00:00\n", read_index_times),
+    "predictions": ("preds.csv.gz", b"subject_id,prediction_time,cause,horizon_days,risk\n",
+                    b"1,2020-01-01 00:00:00,died,365,.1\n", read_predictions),
+    "a FHIR bundle": ("bundle.json.gz", b'{"resourceType": "Bundle", "entry": []', b" " * 40, fhir_of),
+    "FHIR lines": ("Patient.ndjson.gz", b"", b'{"resourceType": "Patient", "id": "anna"}\n', fhir_of),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", GZIP)
+def test_a_gzip_file_that_expands_far_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    name, begin, again, read = GZIP[what]
+    path = tmp_path / name
     with gzip.open(path, "wb") as file:
-        file.write(b"a,b\n" + b"1,2\n" * 1_000_000)
-    assert read_csv_lines(path).lines == 1_000_000  # small enough to be harmless
-    monkeypatch.setattr(csv_files, "HARMLESS_BYTES", 1_000_000)
-    with pytest.raises(EhrseqError, match=r"expands to more than \d+ times its size"):
-        read_csv_lines(path)
+        file.write(begin + again * 100_000 + (b"}" if name == "bundle.json.gz" else b""))
+    read(path)  # small enough to be harmless
+    monkeypatch.setattr(expansion, "HARMLESS_BYTES", 100_000)
+    with pytest.raises(EhrseqError, match=r"expands to more than \d+ times its size") as error:
+        read(path)
+    assert (name in str(error.value)) == (name != "bundle.json.gz"), "a document may be called after its patient"
 
 
 @pytest.mark.parametrize("spoil", ["flip", "cut", "remove"])
