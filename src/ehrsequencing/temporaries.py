@@ -21,9 +21,10 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ehrsequencing.errors import EhrseqError
@@ -37,6 +38,7 @@ _NAME = re.compile(
 _ORDER = ("put", "out", "old", "new", "del", None)  # of recovery; earlier versions wrote no role
 INSIDE = "content"  # NAME of a temporary inside the folder that it is for
 _NOT_OURS = {"lost+found", LOCK}  # the first is in the root of a file system
+_SCRATCH = "ehrseq"  # NAME of a folder in the system's folder of temporary files
 _in_use: set[Path] = set()  # temporaries of this process
 
 
@@ -129,6 +131,36 @@ def _discard(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError:
         return  # the next sweep tries again
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Yield a folder in the system's folder of temporary files (`TMPDIR`), which is removed at the end.
+
+    Only its owner can read it. What killed processes of this user left there is removed first.
+
+    Raises:
+        EhrseqError: No folder can be made there.
+    """
+    with ExitStack() as stack:
+        try:
+            place = Path(tempfile.gettempdir())
+            for path in place.glob(f".tmp-*-{_SCRATCH}"):
+                if _parts(path) == ("new", _SCRATCH) and _is_own(path) and _is_orphan(path):
+                    _discard(path)
+            folder = temporary_name(place / _SCRATCH, "new")
+            stack.enter_context(private(folder, is_folder=True))
+        except OSError as error:
+            fix = f"name a folder with room in TMPDIR: {error.strerror or 'check the disk'}"
+            raise EhrseqError("no temporary folder can be made", where="TMPDIR", fix=fix) from error
+        yield folder
+
+
+def _is_own(path: Path) -> bool:
+    """Whether this user made a file or folder."""
+    with suppress(OSError):
+        return not hasattr(os, "getuid") or path.lstat().st_uid == os.getuid()
+    return False
 
 
 def remove_folder(folder: Path) -> None:
