@@ -97,7 +97,7 @@ def predict_labels(
     if not processes.is_first:
         return sum(map(len, answers))
     count = 0
-    with atomic_path(out) as temporary, pq.ParquetWriter(temporary, SCHEMA) as file:
+    with atomic_path(out, follow=True) as temporary, pq.ParquetWriter(temporary, SCHEMA) as file:
         for risks in answers:
             place, found = wanted.find(risks.subject_id, risks.prediction_us)
             risk = risks.risk[found, column, 0]

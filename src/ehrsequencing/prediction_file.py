@@ -137,7 +137,7 @@ def prediction_file(
     """
     require_suffix(out)
     schema = pa.schema([*_COLUMNS, *BANDS], metadata=_COLUMNS.metadata) if banded else _COLUMNS
-    with atomic_path(out) as temporary, _open(temporary, schema, out.name) as file:
+    with atomic_path(out, follow=True) as temporary, _open(temporary, schema, out.name) as file:
         yield PredictionWriter(file, schema, causes=causes, horizons_days=horizons_days, start_days=start_days)
 
 
