@@ -11,14 +11,15 @@ from pydantic.fields import FieldInfo
 from ehrsequencing.config.base import SettingsT
 from ehrsequencing.config.study import EvaluationConfig, StudyConfig
 from ehrsequencing.config.task import TaskConfig
-from ehrsequencing.config.text import BadText, parse_yaml
+from ehrsequencing.config.text import LONGEST_YAML, BadText, parse_yaml
 from ehrsequencing.errors import EhrseqError
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping; dates stay text, so that they validate like any other setting."""
     try:
-        data = parse_yaml(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            data = parse_yaml(file.read(LONGEST_YAML + 1))
     except OSError as error:
         raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
     except UnicodeDecodeError as error:
