@@ -16,6 +16,7 @@ from ehrsequencing import replacing
 from ehrsequencing.arrays import ArrayWriter
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.owners import this_process
 from ehrsequencing.storage import (
     atomic_path,
     complete_folder,
@@ -389,6 +390,17 @@ def test_the_next_write_of_a_file_sweeps_its_own_orphans_and_no_others(tmp_path:
         (tmp_path / f".tmp-{dead}-new-{name}").write_bytes(b"half")
     write_bytes(tmp_path / "p.parquet", b"whole")
     assert set(everything(tmp_path)) == {"p.parquet", f".tmp-{dead}-new-other", f".tmp-{dead}-new-new-p.parquet"}
+
+
+def test_any_write_sweeps_the_files_that_dead_processes_left_in_its_folder(tmp_path: Path) -> None:
+    gone = f"{this_process().host}.{'0' * 8}.1.1"  # of another boot
+    alive = f"{'f' * 8}.{'0' * 8}.1.1"  # of another host: nobody here can tell
+    for owner, name in ((gone, "once.csv"), (gone, "x.csv"), (alive, "once.csv")):
+        (tmp_path / f".tmp-{owner}.0123abcd-new-{name}").write_bytes(b"half")
+    (tmp_path / f".tmp-{gone}.0123abcd-new-set").mkdir()
+    write_bytes(tmp_path / "x.csv", b"whole")
+    kept = {f".tmp-{alive}.0123abcd-new-once.csv", f".tmp-{gone}.0123abcd-new-set", "x.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027])

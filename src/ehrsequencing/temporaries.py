@@ -16,7 +16,6 @@ recovered by whoever holds the lock of the same output (`locks.py`), and else af
 """
 
 import errno
-import glob
 import os
 import re
 import secrets
@@ -207,16 +206,28 @@ def _recover_all(orphans: Iterable[Path], *, where: Path) -> None:
 
 
 def recover_for(path: Path, *, exclusive: bool = False) -> None:
-    """Recover what interrupted writes of one file or folder left beside it or in it.
+    """Recover what interrupted writes of one file or folder left beside it or in it, and sweep other files there.
+
+    A name may be used once only, so the unfinished files of dead processes beside it are removed whatever their name.
 
     Args:
         path: The file or folder.
         exclusive: Whether this process holds its lock. Then nobody else can be writing it.
     """
-    beside = [p for p in path.parent.glob(f".tmp-*-{glob.escape(path.name)}") if _parts(p)[1] == path.name]
+    around = list(path.parent.glob(".tmp-*"))
+    beside = [p for p in around if _parts(p)[1] == path.name and _NAME.fullmatch(p.name)]
+    for other in around:
+        if other not in beside and _is_unfinished_file(other) and _is_orphan(other):
+            _discard(other)
     inside = [p for p in path.glob(f".tmp-*-{INSIDE}") if path.is_dir() and _parts(p)[0] and _parts(p)[1] == INSIDE]
     found = [p for p in (*beside, *inside) if (exclusive and not is_in_use(p)) or _is_orphan(p)]
     _recover_all(found, where=path)
+
+
+def _is_unfinished_file(path: Path) -> bool:
+    """Whether a path is a file that some process was writing, by a name that tells which."""
+    found = _NAME.fullmatch(path.name)
+    return found is not None and found["number"] is None and found["role"] == "new" and path.is_file()
 
 
 def sweep_temporaries(folder: Path) -> None:
