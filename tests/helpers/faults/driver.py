@@ -68,6 +68,33 @@ COMMANDS: dict[str, Command] = {
     "share": Command(lambda i, o: ["export", i / "run", "--format", "share", "--out", o / "x"]),
     "predict": Command(lambda i, o: ["predict", i / "run", i / "sim", "--at", "last", "--out", o / "x.parquet"]),
 }
+_UNJUDGED = ("--baselines", "none", "evaluation.bootstrap=0")
+FURTHER: dict[str, Command] = {  # they write by the same functions: a few faults of each kind
+    "import csv": Command(lambda i, o: ["import", "csv", i / "flat.csv", "--map", i / "map.yaml", o / "x"]),
+    "import fhir": Command(lambda i, o: ["import", "fhir", i / "fhir", o / "x"]),
+    "import synthea": Command(lambda i, o: ["import", "synthea", i / "synthea", o / "x"]),
+    "check": Command(lambda i, o: ["check", i / "sim", "--out", o / "x.json"]),
+    "blend": Command(
+        lambda i, o: ["train", i / "prepared", "--out", o / "x", "--resume", *TINY, "training.blend=true"],
+        resumes=True,
+    ),
+    "audit": Command(lambda i, o: ["audit", o / "x", "--subjects", 3], starts_from="run"),
+    "evaluate --data": Command(
+        lambda i, o: ["evaluate", i / "run", "--data", i / "sim", "--out", o / "x", *_UNJUDGED]
+    ),
+    "explain": Command(lambda i, o: ["explain", i / "run", i / "sim", "--out", o / "x.csv", "--subjects", 5]),
+    "score": Command(
+        lambda i, o: ["score", i / "risks.csv", i / "sim", "--task", i / "sim" / "task.yaml", "--prepared",
+                      i / "prepared", "--out", o / "x", *_UNJUDGED]
+    ),
+    "export torch": Command(lambda i, o: ["export", i / "run", "--format", "torch", "--out", o / "x"]),
+    "study pack": Command(lambda i, o: ["study", "pack", i / "run", o / "x"]),
+    "study run": Command(
+        lambda i, o: ["study", "run", i / "pack", i / "sim", "--name", "n", "--out", o / "x.json", "--resamples", 10]
+    ),
+    "study merge": Command(lambda i, o: ["study", "merge", i / "n.json", i / "s.json", "--out", o / "x"]),
+}  # fmt: skip
+COMMANDS |= FURTHER
 
 
 def main() -> None:
