@@ -69,13 +69,14 @@ COMMANDS: dict[str, Command] = {
     "predict": Command(lambda i, o: ["predict", i / "run", i / "sim", "--at", "last", "--out", o / "x.parquet"]),
 }
 _UNJUDGED = ("--baselines", "none", "evaluation.bootstrap=0")
+_BLEND = ("training.blend=true", "training.blend_folds=2")
 FURTHER: dict[str, Command] = {  # they write by the same functions: a few faults of each kind
     "import csv": Command(lambda i, o: ["import", "csv", i / "flat.csv", "--map", i / "map.yaml", o / "x"]),
     "import fhir": Command(lambda i, o: ["import", "fhir", i / "fhir", o / "x"]),
     "import synthea": Command(lambda i, o: ["import", "synthea", i / "synthea", o / "x"]),
     "check": Command(lambda i, o: ["check", i / "sim", "--out", o / "x.json"]),
     "blend": Command(
-        lambda i, o: ["train", i / "prepared", "--out", o / "x", "--resume", *TINY, "training.blend=true"],
+        lambda i, o: ["train", i / "prepared", "--out", o / "x", "--resume", *TINY, *_BLEND],
         resumes=True,
     ),
     "audit": Command(lambda i, o: ["audit", o / "x", "--subjects", 3], starts_from="run"),
