@@ -252,16 +252,17 @@ def _content(out: Path) -> dict[str, Any]:
             data = b"a whole page"  # its patients are drawn anew, so that their numbers tell nobody
         if path.suffix in (".json", ".jsonl"):
             lines = data.splitlines() if path.suffix == ".jsonl" else [data]
-            data = json.dumps([_without_times(json.loads(line)) for line in lines], sort_keys=True).encode()
+            data = json.dumps([without_times(json.loads(line)) for line in lines], sort_keys=True).encode()
         found[path.relative_to(out).as_posix()] = hashlib.sha256(data).hexdigest()
     return found
 
 
-def _without_times(value: Any) -> Any:
+def without_times(value: Any) -> Any:
+    """What a file says, without how long anything took."""
     if isinstance(value, dict):
         timed = ("history.jsonl", "pretraining.json")
-        return {k: _without_times(v) for k, v in value.items() if k not in _TIMES and k not in timed}
-    return [_without_times(one) for one in value] if isinstance(value, list) else value
+        return {k: without_times(v) for k, v in value.items() if k not in _TIMES and k not in timed}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
 def _state(out: Path) -> str:
