@@ -1,6 +1,8 @@
 """The lists in the documentation name exactly the parts and metrics that are registered."""
 
+import ast
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from ehrsequencing.config.parts import KINDS, Kind
 from ehrsequencing.metrics.registry import METRICS
 
 DOCS = Path(__file__).parents[1] / "docs"
+SOURCE = Path(__file__).parents[1] / "src" / "ehrsequencing"
+FILE_NAME = re.compile(r"(metadata/)?[a-z*][\w-]*\.(json|jsonl|html|parquet|safetensors|yaml|csv|npz|npy|pt2|py|md)")
 
 
 def cells(page: str, first: str) -> list[str]:
@@ -49,3 +53,32 @@ def test_the_page_of_the_metrics_lists_what_is_compared() -> None:
     )
     listed = named(first.partition("|")[2].partition("|")[2]) - {"model"}
     assert listed == {key for key, metric in METRICS.items() if metric.compared}
+
+
+def may_leave() -> list[tuple[list[str], str]]:
+    """Rows of the table about what may leave the hospital: the names in its first cell, and the answer."""
+    text = (DOCS / "reliability.md").read_text(encoding="utf-8")
+    table = text.partition("## May it leave the hospital?")[2]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines() if line.startswith("| ")]
+    return [(sorted(named(row[0])), row[1].strip()) for row in rows[1:]]
+
+
+def names_in(path: Path) -> set[str]:
+    """Texts of a source file that are names of files, docstrings left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {
+        node.value.rpartition("/")[2] for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and FILE_NAME.fullmatch(node.value)
+    }  # fmt: skip
+
+
+def test_the_table_of_what_may_leave_names_every_file_that_the_package_knows() -> None:
+    names = {name for path in SOURCE.rglob("*.py") for name in names_in(path)} - {"*.py"}
+    assert {"state.json", "explorer.html", "program.pt2", "attrition.json"} <= names
+    exact = {pattern for patterns, _ in may_leave() for pattern in patterns if not pattern.startswith("*")}
+    lost = {name for name in names if not any(fnmatch(name, pattern) for pattern in exact)}
+    assert lost <= {"0.parquet", "risks.csv", "*.parquet"}, "the table of docs/reliability.md lacks them"
+
+
+def test_every_answer_of_that_table_is_one_of_three() -> None:
+    assert {re.split(r"\W", answer)[0] for _, answer in may_leave()} == {"yes", "no", "ask"}

@@ -19,6 +19,7 @@ from ehrsequencing.output_kinds import LOCK
 from ehrsequencing.owners import this_process
 from ehrsequencing.storage import complete_folder, write_bytes, write_manifest
 from ehrsequencing.temporaries import sweep_temporaries, temporary_name
+from helpers.command_line import refused
 from helpers.storage import SET, everything, in_a_process, make_set
 
 HOLD = (
@@ -199,3 +200,12 @@ def test_a_forked_process_is_another_owner() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False,
     )  # fmt: skip
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_a_second_training_is_refused_before_it_begins(tmp_path: Path, command: str) -> None:
+    """Even the prepared set, which is none, is not looked at."""
+    with holding(tmp_path / "run"):
+        error = refused(command, tmp_path, "--out", tmp_path / "run")
+    assert "is being written by" in error
+    assert "prepared" not in error

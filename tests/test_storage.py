@@ -16,15 +16,18 @@ from ehrsequencing import replacing
 from ehrsequencing.arrays import ArrayWriter
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.owners import this_process
 from ehrsequencing.storage import (
     atomic_path,
     complete_folder,
     read_json,
+    refuse_foreign_file,
     write_bytes,
     write_json,
     write_manifest,
 )
 from ehrsequencing.temporaries import sweep_temporaries
+from helpers.command_line import ehrseq
 from helpers.storage import SET, everything, in_a_process, make_set
 
 
@@ -206,11 +209,57 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path, target: str) ->
         make_set(tmp_path / "link", b"three")
 
 
+@pytest.mark.parametrize("target", ["a file", "nothing", "another link"])
+def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path, target: str) -> None:
+    (tmp_path / "link").symlink_to("disk/x.json")
+    if target == "a file":
+        write_json(tmp_path / "disk" / "x.json", 1)
+    elif target == "another link":
+        (tmp_path / "disk").mkdir()
+        (tmp_path / "disk" / "x.json").symlink_to(tmp_path / "other" / "y.json")
+    write_json(tmp_path / "link", 2, follow=True)
+    assert os.readlink(tmp_path / "link") == "disk/x.json"
+    name = "other/y.json" if target == "another link" else "disk/x.json"
+    assert read_json(tmp_path / name) == read_json(tmp_path / "link") == 2
+    assert len([path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]) == 1
+
+
+def test_a_link_in_a_folder_of_ours_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    """A stranger may have put it there."""
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to("mine")
+    write_bytes(tmp_path / "link", b"new")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("words", [
+    ("predict", "{run}", "{data}", "--at", "last", "--out", "{out}.csv"),
+    ("check", "{data}", "--out", "{out}.json"),
+    ("explain", "{run}", "{data}", "--out", "{out}.csv", "--subjects", "2"),
+    ("explore", "{run}", "{data}", "--out", "{out}.html", "--patients", "2"),
+], ids=lambda words: words[0])  # fmt: skip
+def test_the_link_of_an_output_file_stays(
+    sim_run: Path, sim_data: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    given = [word.format(run=sim_run, data=sim_data, out=tmp_path / "link") for word in words]
+    link = Path(given[given.index("--out") + 1])
+    link.symlink_to(f"behind{link.suffix}")
+    done = ehrseq(*given)
+    assert done.exit_code == 0, done.output
+    assert os.readlink(link) == f"behind{link.suffix}"
+    assert {path.name for path in tmp_path.iterdir()} == {link.name, f"behind{link.suffix}"}
+
+
 def test_a_circle_of_links_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(EhrseqError, match="cannot be written"):
         make_set(tmp_path / "a", b"one")
+    with pytest.raises(EhrseqError, match=r"a: cannot be written .*circle"):
+        write_bytes(tmp_path / "a", b"one", follow=True)
+    with pytest.raises(EhrseqError, match=r"a: cannot be written .*circle"):
+        refuse_foreign_file(tmp_path / "a", lambda path: True)
 
 
 def test_the_working_folder_can_be_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,16 +275,34 @@ def test_the_working_folder_can_be_the_output(tmp_path: Path, monkeypatch: pytes
     assert set(everything(tmp_path)) == {"work/part/x.bin", "work/manifest.json", "work/notes.txt"}
 
 
+MOUNT = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount --bind "$0" "$1" && shift && "$@"')
+
+
+def needs_mounts(disk: Path, out: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run([*MOUNT, disk, out, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+
+
+def test_a_file_that_is_mounted_is_refused_before_the_work(tmp_path: Path) -> None:
+    disk, out = tmp_path / "disk.json", tmp_path / "the out.json"
+    disk.write_text("1")
+    out.write_text("")
+    needs_mounts(disk, out)
+    command, env = in_a_process("storage.refuse_foreign_file(Path(sys.argv[1]), lambda path: True)")
+    done = subprocess.run([*MOUNT, disk, out, *command, out], env=env, capture_output=True, text=True, check=False)
+    assert "the out.json: is a file that is mounted" in done.stderr
+    assert "mount its folder" in done.stderr
+    assert disk.read_text() == "1"
+
+
 def test_a_mount_point_stays_mounted(tmp_path: Path) -> None:
     """A real one, of the same file system and with a blank in its name: no rename can replace it."""
     disk, out = tmp_path / "disk", tmp_path / "the out"
     disk.mkdir()
     out.mkdir()
     command, env = in_a_process("[make_set(Path(sys.argv[1]), text) for text in (b'one', b'two')]")
-    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", 'mount --bind "$0" "$1" && shift && "$@"']
-    if shutil.which("unshare") is None or subprocess.run([*mount, disk, out, "true"], capture_output=True).returncode:
-        pytest.skip("needs the right to mount a folder")
-    done = subprocess.run([*mount, disk, out, *command, out], env=env, capture_output=True, text=True, check=False)
+    needs_mounts(disk, out)
+    done = subprocess.run([*MOUNT, disk, out, *command, out], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert everything(out) == {}, "outside of the mount nothing was written"
     assert (disk / "part" / "x.bin").read_bytes() == b"two"
@@ -323,6 +390,17 @@ def test_the_next_write_of_a_file_sweeps_its_own_orphans_and_no_others(tmp_path:
         (tmp_path / f".tmp-{dead}-new-{name}").write_bytes(b"half")
     write_bytes(tmp_path / "p.parquet", b"whole")
     assert set(everything(tmp_path)) == {"p.parquet", f".tmp-{dead}-new-other", f".tmp-{dead}-new-new-p.parquet"}
+
+
+def test_any_write_sweeps_the_files_that_dead_processes_left_in_its_folder(tmp_path: Path) -> None:
+    gone = f"{this_process().host}.{'0' * 8}.1.1"  # of another boot
+    alive = f"{'f' * 8}.{'0' * 8}.1.1"  # of another host: nobody here can tell
+    for owner, name in ((gone, "once.csv"), (gone, "x.csv"), (alive, "once.csv")):
+        (tmp_path / f".tmp-{owner}.0123abcd-new-{name}").write_bytes(b"half")
+    (tmp_path / f".tmp-{gone}.0123abcd-new-set").mkdir()
+    write_bytes(tmp_path / "x.csv", b"whole")
+    kept = {f".tmp-{alive}.0123abcd-new-once.csv", f".tmp-{gone}.0123abcd-new-set", "x.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027])

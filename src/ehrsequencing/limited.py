@@ -1,17 +1,18 @@
 """Work on files of strangers in a child process with limits of memory, time and file sizes.
 
 A bomb, an endless loop or a crash of a decoder ends the child, and the command ends with one clear error. The child
-gets a function's name and arguments as JSON, and returns JSON: nothing that the parent loads can run code. This is no
-sandbox: the child may read and write what the user may.
+gets the name of the work and its arguments as JSON, and returns JSON: nothing that the parent loads can run code. On
+Linux it dies with its parent. This is no sandbox: the child may read and write what the user may.
 """
 
+import ctypes
 import errno
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -21,6 +22,12 @@ from typing import Any
 from ehrsequencing.errors import EhrseqError
 
 _SLOW = "takes too long"
+_CHILD = "ehrsequencing.limited"  # the module that the child runs
+_WORK: dict[str, Callable[[], Callable[..., Any]]] = {  # what a child may do, imported there only
+    "rewrite": lambda: import_module("ehrsequencing.records.plain_copy").rewrite,
+    "import_source": lambda: import_module("ehrsequencing.readers.report_of_import").import_source,
+}
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 _MEMORY = 17  # exit code of a child that asked for more memory than it may have
 
 
@@ -41,11 +48,11 @@ class Limits:
     shard_bytes: int = 1 << 30
 
 
-def in_limited_child(function: str, arguments: Mapping[str, Any], *, where: str, limits: Limits) -> Any:
+def in_limited_child(work: str, arguments: Mapping[str, Any], *, where: str, limits: Limits) -> Any:
     """Call a function in a limited child process and return its result.
 
     Args:
-        function: `module:name`.
+        work: Its name in the table of what a child may do.
         arguments: Keyword arguments, as JSON.
         where: What the work is about, for messages.
         limits: Memory, time, file sizes.
@@ -53,7 +60,7 @@ def in_limited_child(function: str, arguments: Mapping[str, Any], *, where: str,
     Raises:
         EhrseqError: The function raised one; or the child came to one of its limits, or crashed.
     """
-    words = [sys.executable, "-m", "ehrsequencing.limited", json.dumps(asdict(limits)), function]
+    words = [sys.executable, "-m", _CHILD, json.dumps(asdict(limits)), work, str(os.getpid())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -113,17 +120,26 @@ def _restrict(limits: Limits) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then the write fails with an error of its own
 
 
+def _die_with(parent: int) -> None:
+    """Let the system kill this process when its parent dies, so that nothing goes on writing; Linux only."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        os._exit(1)
+
+
 def _main() -> None:
-    """The child: limits and function on the command line, arguments on stdin, one JSON object on stdout."""
+    """The child: limits, work and parent on the command line, arguments on stdin, one JSON object on stdout."""
     limits = Limits(**json.loads(sys.argv[1]))
+    _die_with(int(sys.argv[3]))
     _restrict(limits)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing but the result gets there
     code, told = 0, {}
     try:
-        module, _, name = sys.argv[2].partition(":")
         arguments = json.loads(sys.stdin.read())
-        told = {"result": getattr(import_module(module), name)(**arguments)}
+        told = {"result": _WORK[sys.argv[2]]()(**arguments)}
     except EhrseqError as error:
         code, told = 2, {"error": {"what": error.what, "where": error.where, "fix": error.fix}}
     except MemoryError:

@@ -105,7 +105,7 @@ def predict_labels(
     if not processes.is_first:
         return sum(map(len, answers))
     count, schema = 0, schema_of(style)
-    with atomic_path(out) as temporary, pq.ParquetWriter(temporary, schema) as file:
+    with atomic_path(out, follow=True) as temporary, pq.ParquetWriter(temporary, schema) as file:
         for risks in answers:
             place, found = wanted.find(risks.subject_id, risks.prediction_us)
             risk = risks.risk[found, column, 0]

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.expansion import refuse_expansion
 from ehrsequencing.output_kinds import PREDICTIONS, is_parquet_of, parquet_mark
 from ehrsequencing.storage import atomic_path
 
@@ -136,7 +137,7 @@ def prediction_file(
     """
     require_suffix(out)
     schema = pa.schema([*_COLUMNS, *BANDS], metadata=_COLUMNS.metadata) if banded else _COLUMNS
-    with atomic_path(out) as temporary, _open(temporary, schema, out.name) as file:
+    with atomic_path(out, follow=True) as temporary, _open(temporary, schema, out.name) as file:
         yield PredictionWriter(file, schema, causes=causes, horizons_days=horizons_days, start_days=start_days)
 
 
@@ -213,6 +214,7 @@ def _read(path: Path) -> pa.Table:
     try:
         if path.name.endswith(".parquet"):
             return pq.read_table(path)
+        refuse_expansion(path)
         return pc.read_csv(path)
     except OSError as error:
         raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error

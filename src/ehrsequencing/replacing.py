@@ -36,11 +36,16 @@ def exchange(first: Path, second: Path) -> bool:
 
 def must_stay(folder: Path) -> bool:
     """Whether a folder cannot be renamed (a mount point) or should not be (the working directory)."""
-    mounts = Path("/proc/self/mountinfo")
-    mounted = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
-    if os.path.ismount(folder) or str(folder).replace(" ", "\\040") in mounted:
+    if is_mounted(folder):
         return True
     return not os.access(folder.parent, os.W_OK) or Path.cwd().is_relative_to(folder)
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether a file or folder is a mount point."""
+    mounts = Path("/proc/self/mountinfo")
+    mounted = [line.split()[4] for line in mounts.read_text().splitlines()] if mounts.is_file() else []
+    return os.path.ismount(path) or str(path).replace(" ", "\\040") in mounted
 
 
 def replace_folder(target: Path, new: Path) -> None:

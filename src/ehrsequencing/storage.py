@@ -21,7 +21,7 @@ from ehrsequencing.config import BadText, Settings, parse_json
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.locks import locked
 from ehrsequencing.output_kinds import KINDS, MANIFEST, Kind
-from ehrsequencing.replacing import must_stay, replace_content, replace_folder
+from ehrsequencing.replacing import is_mounted, must_stay, replace_content, replace_folder
 from ehrsequencing.temporaries import (
     INSIDE,
     entries,
@@ -49,19 +49,28 @@ def _disk_errors(what: str, path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic_path(path: Path, *, owner_only: bool = False) -> Iterator[Path]:
+def atomic_path(path: Path, *, owner_only: bool = False, follow: bool = False) -> Iterator[Path]:
     """Yield a temporary file beside `path`. On success it becomes `path`; on failure it is removed.
 
     Until then, only its owner can read it; with `owner_only` (mode 600), after it too.
 
+    Args:
+        path: The file; its folder is made.
+        owner_only: Whether nobody else may read it.
+        follow: Whether a link stays, and its target is replaced: for files that the user names. In a folder of ours
+            a link is replaced, since a stranger may have put it there.
+
     Raises:
-        EhrseqError: The disk refused (full, read-only, no permission). The earlier file at `path` is untouched.
+        EhrseqError: The disk refused (full, read-only, no permission), the path is a mount point, or its links go in a
+            circle. The earlier file at `path` is untouched.
     """
     require_name(path)
     if path.is_dir():
         raise EhrseqError("cannot be written", where=str(path), fix="it is a folder: name a file")
+    _require_replaceable(path)
+    given, path = path, Path(os.path.realpath(path)) if follow else path
     temporary = temporary_name(path, "new")
-    with _disk_errors("cannot be written", path):
+    with _disk_errors("cannot be written", given):
         make_folders(path.parent)
         recover_for(path)
         with private(temporary, like=path) as mode:
@@ -75,12 +84,27 @@ def atomic_path(path: Path, *, owner_only: bool = False) -> Iterator[Path]:
         fsync(path.parent)
 
 
+def _require_replaceable(path: Path) -> None:
+    """Refuse, before any work is done, a file that no rename can replace.
+
+    Raises:
+        EhrseqError: It is a mount point, or its links go in a circle.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
+        raise EhrseqError("cannot be written", where=str(path), fix="its links go in a circle: name another file")
+    if target.is_file() and is_mounted(target):
+        what = "is a file that is mounted, which cannot be replaced in one step"
+        raise EhrseqError(what, where=str(path), fix="mount its folder, and name a file in it")
+
+
 def refuse_foreign_file(path: Path, is_ours: Callable[[Path], bool]) -> None:
     """Refuse to overwrite a file that ehrseq did not write.
 
     Raises:
-        EhrseqError: Something is there, and `is_ours` does not recognise it.
+        EhrseqError: Something is there, and `is_ours` does not recognise it; or nothing can replace it.
     """
+    _require_replaceable(path)
     if path.exists() and not (path.is_file() and is_ours(path)):
         fix = "name another file, or remove this one"
         raise EhrseqError("is there already, and ehrseq did not write it", where=str(path), fix=fix)
@@ -107,16 +131,16 @@ def _is_among(path: Path, others: list[Path]) -> bool:
     return path.exists() and any(other.exists() and path.samefile(other) for other in others)
 
 
-def write_bytes(path: Path, data: bytes, *, owner_only: bool = False) -> None:
-    """Write a file atomically; with `owner_only` nobody else can read it."""
-    with atomic_path(path, owner_only=owner_only) as temporary:
+def write_bytes(path: Path, data: bytes, *, owner_only: bool = False, follow: bool = False) -> None:
+    """Write a file atomically; arguments as of `atomic_path`."""
+    with atomic_path(path, owner_only=owner_only, follow=follow) as temporary:
         temporary.write_bytes(data)
 
 
-def write_json(path: Path, value: object, *, owner_only: bool = False) -> None:
+def write_json(path: Path, value: object, *, owner_only: bool = False, follow: bool = False) -> None:
     """Write JSON atomically. NaN raises an error, since other programs cannot read it."""
     text = json.dumps(value, indent=1, sort_keys=False, allow_nan=False) + "\n"
-    write_bytes(path, text.encode(), owner_only=owner_only)
+    write_bytes(path, text.encode(), owner_only=owner_only, follow=follow)
 
 
 def write_settings(path: Path, settings: Settings, *, only: set[str] | None = None) -> None:

@@ -16,14 +16,14 @@ recovered by whoever holds the lock of the same output (`locks.py`), and else af
 """
 
 import errno
-import glob
 import os
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ehrsequencing.errors import EhrseqError
@@ -37,6 +37,7 @@ _NAME = re.compile(
 _ORDER = ("put", "out", "old", "new", "del", None)  # of recovery; earlier versions wrote no role
 INSIDE = "content"  # NAME of a temporary inside the folder that it is for
 _NOT_OURS = {"lost+found", LOCK}  # the first is in the root of a file system
+_SCRATCH = "ehrseq"  # NAME of a folder in the system's folder of temporary files
 _in_use: set[Path] = set()  # temporaries of this process
 
 
@@ -131,6 +132,36 @@ def _discard(path: Path) -> None:
         return  # the next sweep tries again
 
 
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Yield a folder in the system's folder of temporary files (`TMPDIR`), which is removed at the end.
+
+    Only its owner can read it. What killed processes of this user left there is removed first.
+
+    Raises:
+        EhrseqError: No folder can be made there.
+    """
+    with ExitStack() as stack:
+        try:
+            place = Path(tempfile.gettempdir())
+            for path in place.glob(f".tmp-*-{_SCRATCH}"):
+                if _parts(path) == ("new", _SCRATCH) and _is_own(path) and _is_orphan(path):
+                    _discard(path)
+            folder = temporary_name(place / _SCRATCH, "new")
+            stack.enter_context(private(folder, is_folder=True))
+        except OSError as error:
+            fix = f"name a folder with room in TMPDIR: {error.strerror or 'check the disk'}"
+            raise EhrseqError("no temporary folder can be made", where="TMPDIR", fix=fix) from error
+        yield folder
+
+
+def _is_own(path: Path) -> bool:
+    """Whether this user made a file or folder."""
+    with suppress(OSError):
+        return not hasattr(os, "getuid") or path.lstat().st_uid == os.getuid()
+    return False
+
+
 def remove_folder(folder: Path) -> None:
     """Rename a folder to a temporary, then remove it, so that a kill never leaves a half-removed folder under its name.
 
@@ -175,16 +206,28 @@ def _recover_all(orphans: Iterable[Path], *, where: Path) -> None:
 
 
 def recover_for(path: Path, *, exclusive: bool = False) -> None:
-    """Recover what interrupted writes of one file or folder left beside it or in it.
+    """Recover what interrupted writes of one file or folder left beside it or in it, and sweep other files there.
+
+    A name may be used once only, so the unfinished files of dead processes beside it are removed whatever their name.
 
     Args:
         path: The file or folder.
         exclusive: Whether this process holds its lock. Then nobody else can be writing it.
     """
-    beside = [p for p in path.parent.glob(f".tmp-*-{glob.escape(path.name)}") if _parts(p)[1] == path.name]
+    around = list(path.parent.glob(".tmp-*"))
+    beside = [p for p in around if _parts(p)[1] == path.name and _NAME.fullmatch(p.name)]
+    for other in around:
+        if other not in beside and _is_unfinished_file(other) and _is_orphan(other):
+            _discard(other)
     inside = [p for p in path.glob(f".tmp-*-{INSIDE}") if path.is_dir() and _parts(p)[0] and _parts(p)[1] == INSIDE]
     found = [p for p in (*beside, *inside) if (exclusive and not is_in_use(p)) or _is_orphan(p)]
     _recover_all(found, where=path)
+
+
+def _is_unfinished_file(path: Path) -> bool:
+    """Whether a path is a file that some process was writing, by a name that tells which."""
+    found = _NAME.fullmatch(path.name)
+    return found is not None and found["number"] is None and found["role"] == "new" and path.is_file()
 
 
 def sweep_temporaries(folder: Path) -> None:

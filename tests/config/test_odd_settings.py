@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from ehrsequencing.config import PRESETS, BadText, StudyConfig, TaskConfig, load_study, parse_json, validated
 from ehrsequencing.config.commands import COMMANDS
+from ehrsequencing.config.text import parse_yaml
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.storage import read_json, read_json_lines
 from helpers.command_line import TASK, ehrseq
@@ -63,6 +65,9 @@ SHAPES = {
     "lists in lists": ("[" * 2_000, "nested too deeply"),
     "mappings in mappings": ("a: " + "{a: " * 2_000, "nested too deeply"),
     "a bomb of aliases": (aliases("[x, x]", "[{}]"), "too large"),
+    "a long text": ("a: " + "x" * 1_000_000, "longer than"),
+    "a number of base 60 by its tag": ("a: !!int " + ":".join(["59"] * 100_000), "a number that is none"),
+    "a long number": ("seed: 0x" + "f" * 300_000, "too long"),
     "a bomb of merges": (aliases("{k: 1}", "{{<<: [{}]}}"), "too large"),
     "an alias to itself": ("a: &a [*a]", "alias to itself"),
     "a tag that is no number": ("!!int x", "not valid YAML"),
@@ -70,7 +75,7 @@ SHAPES = {
     "a tag that is no truth": ("a: !!bool x", "not valid YAML"),
     "a tag that runs code": ("!!python/object/apply:os.system ['true']", "not valid YAML"),
     "a control character": ("a: \x01", "not valid YAML"),
-    "a number of 6,000 digits": ("training: {epochs: " + "9" * 6_000 + "}", "not valid YAML"),
+    "a number of 6,000 digits": ("training: {epochs: " + "9" * 6_000 + "}", "too long"),
     "a seed beyond any generator": ("training: {seed: " + "9" * 400 + "}", "training.seed"),
     "not a number": ("training: {learning_rate: .nan}", "training.learning_rate"),
     "infinite": ("training: {weight_decay: .inf}", "training.weight_decay"),
@@ -95,6 +100,21 @@ def test_an_odd_task_file_and_an_odd_override_are_one_line(data: Path, tmp_path:
     assert "line 5: has the key 'horizons' twice" in refused("check", data, "--task", path)
     for odd in ("visits.ignore={a: 1, a: 2}", "visits.ignore=" + "[" * 2_000, "visits.ignore=!!int x", "visits={"):
         assert "after the equals sign" in refused("check", data, odd)
+
+
+def test_numbers_are_decimal(tmp_path: Path) -> None:
+    said = "{a: 59:59, b: 1:30.5, c: 0x1f, d: -1_000, e: 1.5e+3, f: .inf, g: 0b11, h: 017, i: 0}"
+    want = {"a": "59:59", "b": "1:30.5", "c": 31, "d": -1000, "e": 1500.0, "f": np.inf, "g": 3, "h": 15, "i": 0}
+    assert parse_yaml(said) == want
+    long = ":".join(["59"] * 200_000)
+    assert parse_yaml(f"name: {long}") == {"name": long}
+
+
+def test_many_keys_are_counted_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ehrsequencing.config.text._MOST_NODES", 1000)
+    assert len(parse_yaml("".join(f"k{n}:\n" for n in range(499)))) == 499
+    with pytest.raises(BadText, match="is too large"):
+        parse_yaml("".join(f"k{n}:\n" for n in range(501)) + "{")  # it is not read to its end
 
 
 def test_aliases_and_empty_sections_within_reason_are_read(tmp_path: Path) -> None:

@@ -42,8 +42,18 @@ def test_the_example_needs_torch_and_numpy_only() -> None:
     tree = ast.parse(Path(example.__file__).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names) == {"numpy", "torch"}
+    others = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    assert others == {"numpy", "torch", "pyarrow"}, "PyArrow is used where it is installed"
     assert "torch.load" not in Path(example.__file__).read_text(encoding="utf-8")
+
+
+def test_the_example_matches_patterns_without_pyarrow_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for name in ("pyarrow", "none"):
+        monkeypatch.setitem(sys.modules, name, None)  # then its import fails
+        found.append([example.matches(r"DX//\d{2}", code) for code in ("DX//12", "DX//123", "DX//12\n")])
+        monkeypatch.undo()
+    assert found == [[True, False, False]] * 2
 
 
 def test_the_example_reproduces_predict_on_new_records(exported: Path, sim_run: Path) -> None:

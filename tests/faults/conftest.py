@@ -15,8 +15,9 @@ from ehrsequencing.config import load_study, load_task
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training.loop import Trainer
+from helpers.command_line import ehrseq
 from helpers.faults import driver
-from helpers.omop import SMALL, write_csv
+from helpers.faults.sources import write_sources
 from helpers.simulate import busy_world
 
 Faults = Callable[..., list[dict[str, Any]]]
@@ -47,14 +48,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small OMOP database, 60 simulated subjects, their prepared set, and a run on it."""
-    folder = tmp_path_factory.mktemp("faults")
-    write_csv(SMALL, folder / "omop")
+    """A folder with a small source of each format, 60 simulated subjects, their prepared set, and a run on it."""
+    folder = write_sources(tmp_path_factory.mktemp("faults"))
     simulate(folder / "sim", subjects=60, seed=5, config=busy_world(outcome_per_year=0.3, truth_futures=4))
     task = load_task(folder / "sim" / "task.yaml")
     prepare(folder / "sim", folder / "prepared", study=load_study(None, []), tasks=[task])
     Trainer(Prepared(folder / "prepared"), task.name, folder / "run", study=load_study(None, driver.TINY)).fit()
     return folder
+
+
+@pytest.fixture(scope="session")
+def further(inputs: Path) -> Path:
+    """What `score` and `study` start from, beside that."""
+    run, sim = inputs / "run", inputs / "sim"
+    for words in (
+        ("predict", run, sim, "--at", "all", "--out", inputs / "risks.csv"), ("study", "pack", run, inputs / "pack"),
+        *(("study", "run", inputs / "pack", sim, "--name", name, "--out", inputs / f"{name}.json", "--resamples", 10)
+          for name in ("n", "s")),
+    ):  # fmt: skip
+        done = ehrseq(*words)
+        assert done.exit_code == 0, done.output
+    return inputs
 
 
 @pytest.fixture(scope="session")

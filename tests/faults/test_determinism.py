@@ -3,6 +3,7 @@
 The number of threads is one. Another number, or another kind of processor, may change the last digits.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,17 +16,31 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.output_kinds import MANIFEST
-from helpers.faults.driver import TINY
+from helpers.faults.driver import TINY, without_times
 from helpers.storage import everything
 
-PREPARE = """
+MAKE = """
 import sys
 from pathlib import Path
+from ehrsequencing.cli.app import app
+from ehrsequencing.cli.console import run
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.records.prepared import prepare
 data, out, processes = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+
+def ehrseq(*words):
+    sys.argv = ["ehrseq", *map(str, words), "-q"]
+    try:
+        run(app)
+    except SystemExit as stop:
+        assert not stop.code, words
+
 if __name__ == "__main__":
-    prepare(data, out, study=load_study(None, []), tasks=[load_task(data / "task.yaml")], processes=processes)
+    tasks = [load_task(data / "task.yaml")]
+    prepare(data, out / "set", study=load_study(None, []), tasks=tasks, processes=processes)
+    ehrseq("train", out / "set", "--out", out / "run", *sys.argv[4:])
+    ehrseq("predict", out / "run", data, "--at", "all", "--out", out / "risks.csv")
+    ehrseq("evaluate", out / "run", "--baselines", "none", "evaluation.bootstrap=20")
 """
 FIRST = ("0", 1, "as it is")
 OTHERS = [("1", 1, "as it is"), ("random", 2, "reversed"), ("random", 3, "in fives"), ("7", 2, "shuffled")]
@@ -47,17 +62,21 @@ def recut(data: Path, how: str) -> None:
             pq.write_table(table.take(rows), split / f"{'zyxwv'[number]}.parquet")
 
 
-def made(data: Path, folder: Path, *, seed: str, processes: int) -> tuple[object, bytes]:
-    """The bytes of a prepared set and of weights, made by other processes."""
+def made(data: Path, folder: Path, *, seed: str, processes: int) -> dict[str, object]:
+    """What other processes make: the bytes of a prepared set and of weights, the predictions, and the metrics."""
     env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = folder / "prepare.py"  # a file, so that its processes can import it
-    script.write_text(PREPARE)
-    subprocess.run([sys.executable, script, data, folder / "set", str(processes)], env=env, check=True)
-    words = ("train", folder / "set", "--out", folder / "run", *TINY, "-q")
-    subprocess.run([sys.executable, "-m", "ehrsequencing", *map(str, words)], env=env, check=True)
-    found = everything(folder / "set"), (folder / "run" / "model.safetensors").read_bytes()
+    script = folder / "make.py"  # a file, so that its processes can import it
+    script.write_text(MAKE)
+    subprocess.run([sys.executable, script, data, folder, str(processes), *TINY], env=env, check=True)
+    risks = (folder / "risks.csv").read_bytes().splitlines()
+    found = {
+        "prepared set": everything(folder / "set"), "weights": (folder / "run" / "model.safetensors").read_bytes(),
+        "predictions": sorted(risks),  # they come in the order of the shards
+        "metrics": without_times(json.loads((folder / "run" / "metrics.json").read_text())),
+    }  # fmt: skip
     shutil.rmtree(folder / "set")
     shutil.rmtree(folder / "run")
+    (folder / "risks.csv").unlink()
     return found
 
 
@@ -67,10 +86,10 @@ def test_neither_hashes_nor_shards_nor_processes_change_a_byte(inputs: Path, tmp
     data = Path(shutil.copytree(inputs / "sim", tmp_path / "data"))
     (data / MANIFEST).unlink()  # the shards are cut anew on purpose
     first = made(data, tmp_path, seed=FIRST[0], processes=FIRST[1])
-    assert len(first[1]) > 10_000
+    assert len(first["weights"]) > 10_000  # type: ignore[arg-type]
+    assert len(first["predictions"]) > 100  # type: ignore[arg-type]
     for seed, processes, how in OTHERS:
         recut(data, how)
         again = made(data, tmp_path, seed=seed, processes=processes)
-        assert again[0] == first[0], (seed, processes, how)
-        assert again[1] == first[1], (seed, processes, how)
-    print(f"same bytes of prepared set and weights: {[FIRST, *OTHERS]}")
+        assert [name for name in first if first[name] != again[name]] == [], (seed, processes, how)
+    print(f"same bytes of prepared set and weights, same predictions and metrics: {[FIRST, *OTHERS]}")

@@ -1,7 +1,8 @@
 """Commands that are killed, or whose disk refuses, at any call that changes the disk: `make test-faults`.
 
 After each fault the command runs again, and every byte is compared with a run without faults. Kills come at drawn
-calls, refusals at every call. The default suite has one kill.
+calls, refusals at every call; commands that write by the same functions as others get few. The default suite has one
+kill.
 """
 
 import shutil
@@ -16,15 +17,16 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.output_kinds import HISTORY
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.run import Run
-from helpers.faults.driver import COMMANDS
+from helpers.faults.driver import COMMANDS, FURTHER
 from helpers.storage import in_a_process
 
 Faults = Callable[..., list[dict[str, Any]]]
 Keep = Callable[[str, object], None]
-EVERY = tuple(COMMANDS)
+EVERY = tuple(name for name in COMMANDS if name not in FURTHER)
 FEWEST = {name: {"explore": 4, "share": 30}.get(name, 50) for name in EVERY}  # calls that each makes at least
 KILLS = 100  # drawn calls of each command, or all it has
 REFUSALS = ("full", "broken", "denied", "read-only")
+FEW = {name: (8, 4) for name in FURTHER} | {"blend": (2, 1)}  # kills, and refusals of each kind, at drawn calls
 
 
 def judge(found: list[dict[str, Any]], *, least: int, keep: Keep) -> None:
@@ -55,6 +57,15 @@ def test_a_disk_that_refuses_any_call_is_one_clear_error_and_leaves_the_earlier_
     faults: Faults, command: str, record_property: Keep
 ) -> None:
     judge(faults(*(f"{command}={kind}:0" for kind in REFUSALS)), least=FEWEST[command], keep=record_property)
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.parametrize("command", FURTHER)
+def test_a_few_faults_of_the_other_commands(faults: Faults, further: Path, command: str, record_property: Keep) -> None:
+    kills, refusals = FEW[command]
+    asked = [f"{command}=kill:{kills}", *(f"{command}={kind}:{refusals}" for kind in REFUSALS)]
+    judge(faults(*asked), least=refusals, keep=record_property)
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ def test_lines_longer_than_memory_together_are_read(tmp_path: Path, monkeypatch:
         (
             "Ann_Name.json.gz",
             gzip.compress(b"{}", mtime=0)[:-9],
-            "JSON file 1 of 1, in order of their names, cannot be read",
+            "JSON file 1 of 1, in order of their names: cannot be read",
         ),
         (
             "Patient.ndjson.gz",

@@ -1,8 +1,12 @@
 """`--untrusted`: files of strangers are decoded in a child process whose memory and time are limited."""
 
 import json
+import os
 import resource
+import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ehrsequencing import limited
 from ehrsequencing.config import DataConfig, VisitsConfig
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.limited import Limits, in_limited_child
 from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.plain_copy import plain_copy
+from ehrsequencing.temporaries import private_folder
 from helpers.command_line import ehrseq
 from helpers.meds import Row, write_meds
 from helpers.omop import SMALL, write_csv
@@ -106,22 +112,45 @@ def test_damaged_files_are_named(sim_data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "match"),
+    ("work", "arguments", "match"),
     [
-        ("helpers.misbehaving:eat", {"gib": 4}, "needs too much memory: the limit is 1 GiB"),
-        ("helpers.misbehaving:sleep", {"seconds": 60}, "takes too long: the limit is 3 s"),
-        ("helpers.misbehaving:crash", {}, "crash"),
-        ("helpers.misbehaving:write", {"mib": 8}, "would become too large"),
-        ("helpers.misbehaving:refuse", {}, "is refused"),
+        ("eat", {"gib": 4}, "needs too much memory: the limit is 1 GiB"),
+        ("sleep", {"seconds": 60}, "takes too long: the limit is 3 s"),
+        ("crash", {}, "crash"),
+        ("write", {"mib": 8}, "would become too large"),
+        ("refuse", {}, "is refused"),
     ],
 )
 def test_a_child_that_misbehaves_is_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, arguments: dict[str, int], match: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, arguments: dict[str, int], match: str
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    limits = Limits(memory_bytes=GIB, seconds=3 if "sleep" in function else 100, file_bytes=1 << 20)
+    monkeypatch.setattr(limited, "_CHILD", "helpers.misbehaving")
+    limits = Limits(memory_bytes=GIB, seconds=3 if work == "sleep" else 100, file_bytes=1 << 20)
     with pytest.raises(EhrseqError, match=match):
-        in_limited_child(function, {**arguments, "folder": str(tmp_path)}, where="x", limits=limits)
+        in_limited_child(work, {**arguments, "folder": str(tmp_path)}, where="x", limits=limits)
+
+
+def test_a_killed_command_takes_its_child_with_it_and_the_next_one_removes_what_they_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", "from helpers.misbehaving import wait_for; wait_for('')"]
+    with subprocess.Popen(command, env=env) as parent:
+        while not (written := list(tmp_path.rglob("written"))) or not written[0].read_text():
+            assert parent.poll() is None
+            time.sleep(0.05)
+        (folder,) = tmp_path.iterdir()
+        assert folder.stat().st_mode & 0o077 == 0
+        parent.kill()
+    child = int(written[0].read_text().split()[0])
+    if sys.platform.startswith("linux"):
+        while Path(f"/proc/{child}/cmdline").is_file() and Path(f"/proc/{child}/cmdline").read_bytes():
+            time.sleep(0.05)  # the system tells the child; a dead one has no command
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with private_folder() as mine, private_folder() as beside:
+        assert {*tmp_path.iterdir()} == {mine, beside}, "those of living processes stay"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_commands_read_untrusted_data(sim_data: Path, sim_run: Path, tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Checks that a small model trained on shuffled outcomes ranks subjects no better than chance."""
 
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
+from ehrsequencing.temporaries import private_folder
 from ehrsequencing.training.loop import Trainer
 
 TOLERANCE = 0.03
@@ -102,8 +101,8 @@ class _Ranked:
 def _deal_and_rank(data: AuditData, *, seed: int) -> _Ranked:
     """One deal: train, and rank those of the audited split by their risk at the last horizon."""
     shuffled = ShuffledLabels(data.prepared, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(shuffled, data.task.name, Path(folder) / "run", study=load_study(None, SMALL))
+    with private_folder() as folder:
+        trainer = Trainer(shuffled, data.task.name, folder / "run", study=load_study(None, SMALL))
         trainer.fit()
     model, records = trainer.averaged.cpu().eval(), shuffled.records(data.task.name, data.split)
     rows = records.rows

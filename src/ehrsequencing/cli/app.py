@@ -162,7 +162,7 @@ def check(
         found = check_data(records, study=study, tasks=_tasks(task, study), progress=tick)
     data = copy or data
     if out is not None:
-        write_json(out, {**CHECK.facts, **found.as_json()})
+        write_json(out, {**CHECK.facts, **found.as_json()}, follow=True)
     if text := format_check(found):
         say(text)
     if found.refused:

@@ -125,7 +125,7 @@ def _import(
         from ehrsequencing.limited import Limits, in_limited_child
 
         with bar("importing"):
-            found = in_limited_child(f"{import_source.__module__}:import_source", given, where=source, limits=Limits())
+            found = in_limited_child("import_source", given, where=source, limits=Limits())
     else:
         with bar("importing") as tick:
             found = import_source(**given, progress=tick)

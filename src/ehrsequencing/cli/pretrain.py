@@ -32,15 +32,17 @@ def pretrain(
     from ehrsequencing.reporting.pretraining_page import render_pretraining
     from ehrsequencing.reporting.report import ANSWER
     from ehrsequencing.storage import read_json_lines, write_bytes
+    from ehrsequencing.training.run_folder import alone_in
 
-    store = Prepared(prepared)
-    refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
-    trainer = Pretrainer(store, out, study=study, task_name=task)
-    with unfinished(out), training_bar("pretraining", "tuning loss") as show:
-        results = trainer.fit(resume=resume, on_progress=show)
-    say("\n".join(pretraining_lines(results)))
-    page = out / ANSWER
-    write_bytes(page, render_pretraining(results, read_json_lines(out / HISTORY)).encode())
+    with alone_in(out):  # before the work begins
+        store = Prepared(prepared)
+        refuse_changes(study, store.study, "pretrain", file=config, by=prepared)
+        trainer = Pretrainer(store, out, study=study, task_name=task)
+        with unfinished(out), training_bar("pretraining", "tuning loss") as show:
+            results = trainer.fit(resume=resume, on_progress=show)
+        say("\n".join(pretraining_lines(results)))
+        page = out / ANSWER
+        write_bytes(page, render_pretraining(results, read_json_lines(out / HISTORY)).encode())
     finish(
         wrote={"pretrained": out, "report": page},
         then=["train", prepared, "--init", out, "--out", "run"],

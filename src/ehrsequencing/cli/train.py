@@ -1,5 +1,6 @@
 """`ehrseq train`."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -41,26 +42,29 @@ def train(
         from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
         from ehrsequencing.training.pretrained import Pretrained
         from ehrsequencing.training.processes import ALONE
+        from ehrsequencing.training.run_folder import alone_in
 
-        store = Prepared(prepared)
-        refuse_changes(study, store.study, "train", file=config, by=prepared)
-        if config is not None and study.task is not None:
-            refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
-            task = task or study.task.name
-        source, all_of_them = None if init is None else Pretrained(init), processes or ALONE
-        trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source, processes=all_of_them)
-        for line in transfer_lines(trainer.started_from):
-            say(line)
-        if advice := transfer_advice(trainer.started_from):
-            warn(advice)
-        with unfinished(out), training_bar() as show:
-            trainer.fit(resume=resume, on_progress=show)
-        if not all_of_them.is_first:
-            return
-        lines, facts = kept_epochs(out)
-        for line in [*lines, *adapter_lines(out)]:
-            say(line)
-        finish(wrote={"run": out}, then=["evaluate", out], result=facts)
+        all_of_them = processes or ALONE
+        with alone_in(out) if all_of_them.is_first else nullcontext():  # before the work begins
+            store = Prepared(prepared)
+            refuse_changes(study, store.study, "train", file=config, by=prepared)
+            if config is not None and study.task is not None:
+                refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
+                task = task or study.task.name
+            source = None if init is None else Pretrained(init)
+            trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source, processes=all_of_them)
+            for line in transfer_lines(trainer.started_from):
+                say(line)
+            if advice := transfer_advice(trainer.started_from):
+                warn(advice)
+            with unfinished(out), training_bar() as show:
+                trainer.fit(resume=resume, on_progress=show)
+            if not all_of_them.is_first:
+                return
+            lines, facts = kept_epochs(out)
+            for line in [*lines, *adapter_lines(out)]:
+                say(line)
+            finish(wrote={"run": out}, then=["evaluate", out], result=facts)
 
 
 def _with_mode(overrides: list[str], transfer: str | None, init: Path | None) -> list[str]:

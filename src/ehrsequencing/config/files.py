@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from ehrsequencing.config.base import SettingsT
 from ehrsequencing.config.study import EvaluationConfig, StudyConfig
 from ehrsequencing.config.task import TaskConfig
-from ehrsequencing.config.text import BadText, parse_yaml
+from ehrsequencing.config.text import LONGEST_YAML, BadText, parse_yaml
 from ehrsequencing.errors import EhrseqError
 
 
@@ -23,7 +23,8 @@ def read_yaml(path: Path, *, see: str = "examples/tasks") -> dict[str, Any]:
         see: Where such files are shown, for messages.
     """
     try:
-        data = parse_yaml(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            data = parse_yaml(file.read(LONGEST_YAML + 1))
     except OSError as error:
         raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
     except UnicodeDecodeError as error:

@@ -1,13 +1,16 @@
 """Parse YAML and JSON strictly: duplicate keys are errors, dates stay text, and size and depth are bounded."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import yaml
 
+LONGEST_YAML = 1_000_000  # characters: PyYAML takes some seconds for as many
 _MOST_NODES = 100_000  # of a YAML text with its aliases written out; a study file has a few hundred
+_LONGEST_NUMBER = 3_000  # characters; Python writes no number of more than 4,300 digits
 _INVALID = (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError)  # PyYAML raises any of them for bad tags
 
 
@@ -23,11 +26,14 @@ def parse_yaml(text: str) -> Any:
     """Read YAML without tags that run code; `2015-01-01` stays text.
 
     Raises:
-        BadText: It is not valid, has a key twice, or is too deep or too large once its aliases are written out.
+        BadText: It is not valid, has a key twice, is too long or too deep, or too large once its aliases are written
+            out.
 
     >>> parse_yaml("{from: 2015-01-01, seed: 3}")
     {'from': '2015-01-01', 'seed': 3}
     """
+    if len(text) > LONGEST_YAML:
+        raise BadText(f"is longer than {LONGEST_YAML:,} characters")
     with _bad_text("YAML"):
         return yaml.load(text, Loader=_Strict)
 
@@ -69,7 +75,27 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Strict(yaml.SafeLoader):
-    """Safe YAML with text dates, distinct keys and a bounded size."""
+    """Safe YAML with text dates, distinct keys and a bounded size. `12:30` is text, not a number of base 60."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._composed = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """One node; refused where too many came before it."""
+        self._composed += 1
+        if self._composed > _MOST_NODES:
+            raise BadText("is too large")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """A number of decent length, also where a tag says that it is one."""
+        if len(node.value) > _LONGEST_NUMBER or ":" in node.value:
+            raise BadText("has a number that is none, or too long", node.start_mark.line + 1)
+        read = self.construct_yaml_int if node.tag == _INT else self.construct_yaml_float
+        number: int | float = read(node)
+        return number
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """A mapping with distinct keys; of two equal keys PyYAML would silently take the last."""
@@ -90,8 +116,18 @@ class _Strict(yaml.SafeLoader):
         return node
 
 
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_NUMBERS = {  # as PyYAML's own, without base 60, of which 600 kB take a minute
+    _INT: re.compile(r"[-+]?(?:0b[0-1_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+    _FLOAT: re.compile(
+        r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+}
+for _tag in _NUMBERS:
+    _Strict.add_constructor(_tag, _Strict.construct_number)
 _Strict.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, _NUMBERS.get(tag, pattern)) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 

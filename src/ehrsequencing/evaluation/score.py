@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared, data_name, prepare
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.storage import complete_folder, refuse_overlap, sha256, write_manifest
+from ehrsequencing.temporaries import private_folder
 
 _PREPARED = "prepared"  # the set that is made inside the output, and removed again
 
@@ -108,8 +108,8 @@ def score(
     given |= {"progress": progress, "draw": draw}
     data, out, prepared = Path(data), None if out is None else Path(out), None if prepared is None else Path(prepared)
     if not isinstance(predictions, str | Path):
-        with TemporaryDirectory(prefix="ehrseq-") as folder_of_table:
-            path = _written(predictions, Path(folder_of_table), out)
+        with private_folder() as folder_of_table:
+            path = _written(predictions, folder_of_table, out)
             return score(path, data, task, out=out, prepared=prepared, **given)
     predictions = Path(predictions)
     question = task if isinstance(task, TaskConfig) else load_task(Path(task))

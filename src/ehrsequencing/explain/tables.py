@@ -135,7 +135,7 @@ def is_explanation(path: Path) -> bool:
 
 def write_table(table: pa.Table, out: Path) -> None:
     """Write a table as Parquet or CSV. It appears when it is complete."""
-    with atomic_path(out) as temporary:
+    with atomic_path(out, follow=True) as temporary:
         if out.name.endswith(".parquet"):
             pq.write_table(table.replace_schema_metadata(parquet_mark(EXPLANATION)), temporary)
         else:

@@ -40,7 +40,7 @@ def write_page(explorer: Explorer, out: Path) -> None:
         EhrseqError: Something else is there, or the file cannot be written.
     """
     require_own(out)
-    write_bytes(out, page(explorer).encode(), owner_only=explorer.settings.individuals)
+    write_bytes(out, page(explorer).encode(), owner_only=explorer.settings.individuals, follow=True)
 
 
 def require_own(out: Path, *sources: Path) -> None:

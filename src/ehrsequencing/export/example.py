@@ -29,6 +29,20 @@ Row = tuple[int | None, str, float | None]  # microseconds since 1970 or None, c
 Array = np.ndarray[Any, Any]
 
 
+def matches(pattern: str, code: str) -> bool:
+    """Whether a pattern matches a whole code, as in ehrseq: by RE2, whose time grows with the length of the code.
+
+    Where PyArrow is not installed, Python's own patterns stand in. They mean the same but for rarities, and can take
+    very long for a code that somebody made for this.
+    """
+    try:
+        import pyarrow
+        import pyarrow.compute
+    except ImportError:
+        return re.fullmatch(pattern, code) is not None
+    return bool(pyarrow.compute.match_substring_regex(pyarrow.scalar(code), rf"\A(?:{pattern})\z").as_py())
+
+
 class ExportedRun:
     """The program and what it needs, read from a folder that `ehrseq export` wrote."""
 
@@ -96,7 +110,7 @@ class ExportedRun:
         """Whether a code matches a pattern of those that the run does not read."""
         for pattern in self.settings["excluded"]:
             if pattern.startswith("re:"):
-                if re.fullmatch(pattern[3:], code):
+                if matches(pattern[3:], code):
                     return True
             elif code == pattern or (pattern.endswith("*") and code.startswith(pattern[:-1])):
                 return True

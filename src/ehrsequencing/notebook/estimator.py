@@ -1,11 +1,10 @@
 """`EHRSurvival`: a run as an estimator with the interface of scikit-learn and scikit-survival."""
 
 import os
-import shutil
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, Self
 
 import numpy as np
@@ -24,6 +23,7 @@ from ehrsequencing.notebook.study import fit as fit_run
 from ehrsequencing.notebook.study import prepare
 from ehrsequencing.notebook.task import task_of
 from ehrsequencing.predict import Asked, Moment
+from ehrsequencing.temporaries import private_folder
 
 _POINTS = 100  # of a step function, beside the horizons
 _OF_FRAMES = {"splits": {"by": "hash", "train": 0.85, "tuning": 0.1499}}  # a frame holds training data only
@@ -121,8 +121,9 @@ class EHRSurvival(BaseEstimator):  # type: ignore[misc]
         """
         task = task_of(y)
         if self.out is None:
-            folder = Path(mkdtemp(prefix="ehrsequencing-"))
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            kept = ExitStack()
+            folder = kept.enter_context(private_folder())
+            weakref.finalize(self, kept.close)
         else:
             folder = Path(self.out)
         sections = {**({} if is_path(X) else _OF_FRAMES), **dict(self.prepare or {})}

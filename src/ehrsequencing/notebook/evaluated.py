@@ -269,7 +269,7 @@ class EvaluationResult:
         )
         target = Path(path)
         refuse_foreign_file(target, lambda file: file.read_bytes().startswith(FIRST_LINE.encode()))
-        write_bytes(target, text.encode())
+        write_bytes(target, text.encode(), follow=True)
         return target
 
     def figures(
@@ -313,7 +313,7 @@ class EvaluationResult:
                     )
                     path = Path(folder) / f"{name}.{format}"
                     refuse_foreign_file(path, lambda file: _MARK.encode() in file.read_bytes())
-                    write_bytes(path, _image(ax.figure, format, dpi))
+                    write_bytes(path, _image(ax.figure, format, dpi), follow=True)
                     pyplot.close(ax.figure)
                     written.append(path)
         return written

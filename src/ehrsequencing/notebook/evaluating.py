@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -20,6 +19,7 @@ from ehrsequencing.notebook.frames import as_table, is_path, meds_folder
 from ehrsequencing.notebook.progress import stages
 from ehrsequencing.notebook.task import task_of
 from ehrsequencing.run import Run
+from ehrsequencing.temporaries import private_folder
 
 
 def _settings(base: EvaluationConfig, given: Mapping[str, Any]) -> EvaluationConfig:
@@ -139,8 +139,8 @@ def score(
     study = validated(StudyConfig, sections, where="score")
     if not is_path(predictions) and out is None:
         raise EhrseqError("a frame has no place beside it", where="score", fix="name a folder to make with out=")
-    with TemporaryDirectory(prefix="ehrsequencing-") as temporary, stages("scoring", show=progress) as stage:
-        path = Path(predictions) if is_path(predictions) else Path(temporary) / "predictions.parquet"
+    with private_folder() as temporary, stages("scoring", show=progress) as stage:
+        path = Path(predictions) if is_path(predictions) else temporary / "predictions.parquet"
         if not is_path(predictions):
             pq.write_table(as_table(predictions), path)
         with meds_folder(data) as source:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.storage import write_json
+from ehrsequencing.temporaries import private_folder
 
 Frames = Literal["pandas", "polars", "arrow"]
 MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")
@@ -115,8 +115,8 @@ def meds_folder(data: Any) -> Iterator[Path]:
     if missing:
         what = f"the frame has no column {missing[0]!r}"
         raise EhrseqError(what, where="data", fix=f"give it the columns of MEDS: {', '.join(MEDS_COLUMNS)}")
-    with TemporaryDirectory(prefix="ehrsequencing-") as name:
-        folder = Path(name, "frame")
+    with private_folder() as place:
+        folder = place / "frame"
         (folder / "data").mkdir(parents=True)
         pq.write_table(table.replace_schema_metadata(), folder / "data" / "0.parquet")
         write_json(folder / "metadata" / "dataset.json", {"dataset_name": "frame"})

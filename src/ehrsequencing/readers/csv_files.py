@@ -16,10 +16,10 @@ import pyarrow.csv as pacsv
 
 from ehrsequencing.arrays import Bools
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.expansion import expands_too_much, most_bytes
 from ehrsequencing.readers.parsing import open_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
-HARMLESS_BYTES, MOST_TIMES = 1 << 30, 200  # what a small file may expand to; above it, how many times its own size
 _MAGIC = {b"PAR1": "Parquet", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive or a spreadsheet", b"%PDF": "PDF"}
 
 
@@ -96,13 +96,12 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
             names = next(csv.reader(iter(lambda: file.readline(BLOCK_BYTES), ""), delimiter=delimiter), [])
         header = _header(names, path)
         scan = _Scan(delimiter, len(header))
-        size, expanded = path.stat().st_size, 0
+        most, expanded = most_bytes(path), 0
         for number, block in _line_blocks(path):
             scan.add(number, block)
             expanded += block.nbytes
-            if expanded > max(HARMLESS_BYTES, MOST_TIMES * size):
-                fix = "look at what it holds; if it is a table of records, unpack it first"
-                raise EhrseqError(f"expands to more than {MOST_TIMES} times its size", where=str(path), fix=fix)
+            if expanded > most:
+                raise expands_too_much(str(path))
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
         raise unreadable_csv(path) from error
     needed = delimiter != "\t" and (scan.quoted or scan.uneven is not None)  # Athena's files with tabs do not quote

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.arrays import Bools, Floats, Ints, spans
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.expansion import refuse_expansion
 from ehrsequencing.records.files import parquet_files
 from ehrsequencing.records.parquet_rows import read_table
 
@@ -124,6 +125,7 @@ def _read(path: Path) -> pa.Table:
     if not path.is_file():
         raise EhrseqError("is no file", where=str(path), fix="correct index.file (relative to the task file's folder)")
     if path.name.lower().endswith((".csv", ".csv.gz")):
+        refuse_expansion(path)
         try:
             return pv.read_csv(path)
         except (pa.ArrowException, OSError) as error:

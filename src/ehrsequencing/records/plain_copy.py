@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from ehrsequencing.records.files import listed
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.parquet_rows import damaged
 from ehrsequencing.storage import complete_folder, refuse_overlap, write_bytes, write_json, write_manifest
+from ehrsequencing.temporaries import private_folder
 
 _METADATA = {
     "codes.parquet": ("code", "description", "parent_codes"), "subject_splits.parquet": ("subject_id", "split"),
@@ -64,8 +64,8 @@ def plain_copy(
             write_manifest(folder, {**PLAIN_COPY.facts, "source": data.name})
         yield keep
         return
-    with TemporaryDirectory(prefix="ehrseq-") as name:
-        folder = Path(name) / data.resolve().name
+    with private_folder() as place:
+        folder = place / data.resolve().name
         folder.mkdir()
         _copy(data, folder, columns, limits)
         yield folder
@@ -76,9 +76,8 @@ def _copy(data: Path, out: Path, columns: Sequence[str], limits: Limits) -> None
     shards = find_shards(data)  # looks at names only
     work = [(path, list(columns)) for path in shards]
     work += [(path, list(_METADATA[path.name])) for path in listed(data / "metadata") if path.name in _METADATA]
-    function = f"{__name__}:rewrite"
     files = [[str(path), str(out / path.relative_to(data)), wanted] for path, wanted in work]
-    in_limited_child(function, {"files": files, "limits": asdict(limits)}, where=str(data), limits=limits)
+    in_limited_child("rewrite", {"files": files, "limits": asdict(limits)}, where=str(data), limits=limits)
     _copy_card(data / "metadata" / _CARD, out / "metadata" / _CARD)
 
 

@@ -96,7 +96,7 @@ def run_site(
         "risk_edges": list(RISK_EDGES),
         "landmarks": landmarks,
     }
-    write_json(out, result)
+    write_json(out, result, follow=True)
     return result
 
 

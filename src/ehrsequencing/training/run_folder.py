@@ -1,7 +1,8 @@
 """The folder of a run while it trains: started, resumed or refused, and what is removed at the end."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -27,6 +28,20 @@ class HasFolder(Protocol):
 Maker = TypeVar("Maker", bound=HasFolder)
 
 
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Hold the lock of the folder of a run; a process that holds it already passes.
+
+    Raises:
+        EhrseqError: Another process is writing the folder, or it is a file.
+    """
+    require_name(out)
+    if out.exists() and not out.is_dir():
+        raise EhrseqError("is a file", where=str(out), fix="name a folder")
+    with locked(out):
+        yield
+
+
 def alone(
     fit: Callable[Concatenate[Maker, Arguments], Result],
 ) -> Callable[Concatenate[Maker, Arguments], Result]:
@@ -38,10 +53,7 @@ def alone(
 
     @wraps(fit)
     def locked_fit(self: Maker, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
-        require_name(self.out)
-        if self.out.exists() and not self.out.is_dir():
-            raise EhrseqError("is a file", where=str(self.out), fix="name a folder")
-        with locked(self.out):
+        with alone_in(self.out):
             return fit(self, *given, **named)
 
     return locked_fit

@@ -68,6 +68,34 @@ COMMANDS: dict[str, Command] = {
     "share": Command(lambda i, o: ["export", i / "run", "--format", "share", "--out", o / "x"]),
     "predict": Command(lambda i, o: ["predict", i / "run", i / "sim", "--at", "last", "--out", o / "x.parquet"]),
 }
+_UNJUDGED = ("--baselines", "none", "evaluation.bootstrap=0")
+_BLEND = ("training.blend=true", "training.blend_folds=2")
+FURTHER: dict[str, Command] = {  # they write by the same functions: a few faults of each kind
+    "import csv": Command(lambda i, o: ["import", "csv", i / "flat.csv", "--map", i / "map.yaml", o / "x"]),
+    "import fhir": Command(lambda i, o: ["import", "fhir", i / "fhir", o / "x"]),
+    "import synthea": Command(lambda i, o: ["import", "synthea", i / "synthea", o / "x"]),
+    "check": Command(lambda i, o: ["check", i / "sim", "--out", o / "x.json"]),
+    "blend": Command(
+        lambda i, o: ["train", i / "prepared", "--out", o / "x", "--resume", *TINY, *_BLEND],
+        resumes=True,
+    ),
+    "audit": Command(lambda i, o: ["audit", o / "x", "--subjects", 3], starts_from="run"),
+    "evaluate --data": Command(
+        lambda i, o: ["evaluate", i / "run", "--data", i / "sim", "--out", o / "x", *_UNJUDGED]
+    ),
+    "explain": Command(lambda i, o: ["explain", i / "run", i / "sim", "--out", o / "x.csv", "--subjects", 5]),
+    "score": Command(
+        lambda i, o: ["score", i / "risks.csv", i / "sim", "--task", i / "sim" / "task.yaml", "--prepared",
+                      i / "prepared", "--out", o / "x", *_UNJUDGED]
+    ),
+    "export torch": Command(lambda i, o: ["export", i / "run", "--format", "torch", "--out", o / "x"]),
+    "study pack": Command(lambda i, o: ["study", "pack", i / "run", o / "x"]),
+    "study run": Command(
+        lambda i, o: ["study", "run", i / "pack", i / "sim", "--name", "n", "--out", o / "x.json", "--resamples", 10]
+    ),
+    "study merge": Command(lambda i, o: ["study", "merge", i / "n.json", i / "s.json", "--out", o / "x"]),
+}  # fmt: skip
+COMMANDS |= FURTHER
 
 
 def main() -> None:
@@ -224,16 +252,17 @@ def _content(out: Path) -> dict[str, Any]:
             data = b"a whole page"  # its patients are drawn anew, so that their numbers tell nobody
         if path.suffix in (".json", ".jsonl"):
             lines = data.splitlines() if path.suffix == ".jsonl" else [data]
-            data = json.dumps([_without_times(json.loads(line)) for line in lines], sort_keys=True).encode()
+            data = json.dumps([without_times(json.loads(line)) for line in lines], sort_keys=True).encode()
         found[path.relative_to(out).as_posix()] = hashlib.sha256(data).hexdigest()
     return found
 
 
-def _without_times(value: Any) -> Any:
+def without_times(value: Any) -> Any:
+    """What a file says, without how long anything took."""
     if isinstance(value, dict):
         timed = ("history.jsonl", "pretraining.json")
-        return {k: _without_times(v) for k, v in value.items() if k not in _TIMES and k not in timed}
-    return [_without_times(one) for one in value] if isinstance(value, list) else value
+        return {k: without_times(v) for k, v in value.items() if k not in _TIMES and k not in timed}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
 def _state(out: Path) -> str:

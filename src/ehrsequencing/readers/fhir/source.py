@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.expansion import refuse_expansion
 from ehrsequencing.readers.fhir.elements import kind_of, resources_of
 from ehrsequencing.readers.fhir.mapping import NAMED, READ
 
@@ -102,8 +103,7 @@ class FhirSource:
 
     def _bad(self, file: FhirFile) -> EhrseqError:
         """The error about a document; it does not repeat the name, which may be the patient's."""
-        documents = [other for other in self.files if not other.lines]
-        what = f"JSON file {documents.index(file) + 1} of {len(documents)}, in order of their names, cannot be read"
+        what = f"{_unnamed(file, [other for other in self.files if not other.lines])}, cannot be read"
         return EhrseqError(what, where=self.where, fix="check that the file is whole JSON in UTF-8")
 
 
@@ -169,9 +169,9 @@ def open_fhir(text: str) -> Iterator[FhirSource]:
     files = [file for p in found if not p.name.startswith(".") and (file := _file(p)) is not None]
     if not files:
         raise EhrseqError("holds no .ndjson and no .json file", where=text, fix=_FIX)
-    for file in files:
-        if file.lines:
-            _require_whole(file.path)
+    documents = [file for file in files if not file.lines]
+    for file in files:  # DuckDB would silently read the beginning of a gz file that is cut off
+        refuse_expansion(file.path, where=None if file.lines else f"{text}, {_unnamed(file, documents)}")
     connection = duckdb.connect()
     try:
         connection.execute(f"SET memory_limit='{MEMORY}'; SET threads=1; SET preserve_insertion_order=true")
@@ -180,22 +180,9 @@ def open_fhir(text: str) -> Iterator[FhirSource]:
         connection.close()
 
 
-def _require_whole(path: Path) -> None:
-    """Refuse a gz file that is cut off or damaged, of which DuckDB would silently read the beginning.
-
-    Raises:
-        EhrseqError: It is.
-    """
-    if path.suffix.lower() != ".gz":
-        return
-    try:
-        with gzip.open(path) as file:
-            while file.read(1 << 20):
-                pass
-    except (OSError, EOFError, zlib.error) as error:
-        raise EhrseqError(
-            "cannot be read", where=str(path), fix="copy the file again: it is cut off or damaged"
-        ) from error
+def _unnamed(file: FhirFile, documents: list[FhirFile]) -> str:
+    """Which document it is, without its name."""
+    return f"JSON file {documents.index(file) + 1} of {len(documents)}, in order of their names"
 
 
 def _file(path: Path) -> FhirFile | None:
