@@ -26,7 +26,11 @@ EVERY = tuple(name for name in COMMANDS if name not in FURTHER)
 FEWEST = {name: {"explore": 4, "share": 30}.get(name, 50) for name in EVERY}  # calls that each makes at least
 KILLS = 100  # drawn calls of each command, or all it has
 REFUSALS = ("full", "broken", "denied", "read-only")
-FEW = {name: (8, 4) for name in FURTHER} | {"blend": (2, 1)}  # kills, and refusals of each kind, at drawn calls
+FEW = {name: (8, 4) for name in FURTHER} | {
+    "blend": (2, 1),
+    "audit": (2, 1),
+    "evaluate --data": (3, 2),
+}  # kills, and refusals of each kind, at drawn calls
 
 
 def judge(found: list[dict[str, Any]], *, least: int, keep: Keep) -> None:

@@ -260,7 +260,7 @@ def _content(out: Path) -> dict[str, Any]:
 def without_times(value: Any) -> Any:
     """What a file says, without how long anything took."""
     if isinstance(value, dict):
-        timed = ("history.jsonl", "pretraining.json")
+        timed = ("history.jsonl", "pretraining.json", "audit.json")
         return {k: without_times(v) for k, v in value.items() if k not in _TIMES and k not in timed}
     return [without_times(one) for one in value] if isinstance(value, list) else value
 
