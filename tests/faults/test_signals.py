@@ -24,11 +24,12 @@ SLOW = [pytest.mark.slow, pytest.mark.faults]
 
 
 @pytest.fixture(autouse=True)
-def _sigint_is_not_ignored() -> Iterator[None]:
-    """A background job of a shell ignores SIGINT, and ehrseq leaves ignored what is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def _no_signal_is_ignored() -> Iterator[None]:
+    """A background job of a shell ignores SIGINT, and nohup SIGHUP; ehrseq leaves ignored what is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip((signal.SIGINT, signal.SIGHUP), before, strict=True):
+        signal.signal(number, handler)
 
 
 def start(*words: object) -> subprocess.Popen[str]:

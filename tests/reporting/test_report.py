@@ -238,15 +238,16 @@ def test_durations_read_well() -> None:
 
 # --------------------------------------------------------------------------------------------------------- the figures
 
+_NO_NUMBER = r"\b(nan|inf)\b"
 risk = st.floats(0, 1, allow_subnormal=False)
 some_text = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=8).filter(
-    lambda text: "\ufffe" not in text and "\uffff" not in text
+    lambda text: "\ufffe" not in text and "\uffff" not in text and not re.search(_NO_NUMBER, text)
 )
 
 
 def check(svg: str) -> None:
     ElementTree.fromstring(svg)
-    assert not re.search(r'"[^"]*\b(nan|inf)\b[^"]*"', svg)
+    assert not re.search(rf'"[^"]*{_NO_NUMBER}[^"]*"', svg)
 
 
 @settings(max_examples=60, deadline=None)
