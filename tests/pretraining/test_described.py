@@ -17,11 +17,12 @@ from ehrsequencing.pretraining.described import DescribedEmbedding
 from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Trainer
-from ehrsequencing.training.matching import hashed_ngrams, ngrams
+from ehrsequencing.training.matching import Wording
 from ehrsequencing.training.pretrained import Pretrained
 from helpers.training import Interrupted, raise_at
 
 TEXTS = ["", "", "Acute heart failure", "Chronic heart failure", "", "Kidney injury", "failure, heart: acute"]
+WORDING = Wording.of(TEXTS)
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=4"),
     *("training.checkpoint_steps=1", "training.checkpoint_seconds=0", "pretraining.described_share=0.3"),
@@ -32,14 +33,14 @@ TINY = (
 def branch() -> DescribedEmbedding:
     torch.manual_seed(0)
     table = nn.Embedding(len(TEXTS), 4, padding_idx=0, dtype=torch.float64)
-    made = DescribedEmbedding(table, [hashed_ngrams(text) for text in TEXTS], share=0.4).double()
+    made = DescribedEmbedding(table, [WORDING.row(text) for text in TEXTS], share=0.4).double()
     nn.init.normal_(made.projection)
     return made.eval()
 
 
 def slowly(branch: DescribedEmbedding, ids: torch.Tensor) -> torch.Tensor:
     """Row + n-grams · P, with dense n-grams."""
-    return branch.weight[ids] + torch.from_numpy(ngrams(TEXTS))[ids] @ branch.projection
+    return branch.weight[ids] + torch.from_numpy(WORDING.rows(TEXTS))[ids] @ branch.projection
 
 
 @pytest.mark.parametrize("shape", [(7,), (2, 3), (0,)])
@@ -139,7 +140,7 @@ def test_codes_of_other_names_get_the_vectors_of_their_descriptions(pretrained: 
     texts, projection = Pretrained(pretrained).descriptions, source.projection
     assert projection is not None
     code = "DX//A00"
-    expected = torch.from_numpy(ngrams([texts[code]]) @ projection)[0]
+    expected = torch.from_numpy(Wording.of(source.descriptions.values()).rows([texts[code]]) @ projection)[0]
     torch.testing.assert_close(rows[vocabulary.index[code]].double(), expected, atol=1e-6, rtol=1e-5)
 
 

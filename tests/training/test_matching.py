@@ -6,7 +6,7 @@ import pytest
 from ehrsequencing.config import ValuesConfig
 from ehrsequencing.records.scales import KNOTS
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.matching import REASONS, DescriptionMap, match_vocabularies, ngrams
+from ehrsequencing.training.matching import REASONS, DescriptionMap, Wording, match_vocabularies
 
 
 def vocabulary(codes: tuple[str, ...], *, numeric: tuple[str, ...] = (), carry: bool = False) -> Vocabulary:
@@ -66,6 +66,7 @@ def test_the_strength_is_chosen_by_refits_without_each_code() -> None:
     rng = np.random.default_rng(0)
     words = ["heart", "kidney", "failure", "acute", "chronic", "left", "injury", "of", "unspecified"]
     texts = [" ".join(rng.choice(words, 4)) for _ in range(40)]
+    ngrams = Wording.of(texts).rows
     vectors = ngrams(texts) @ rng.normal(size=(1024, 3)) + 0.1 * rng.normal(size=(40, 3))
     fitted = DescriptionMap.fit(texts, vectors)
     assert fitted is not None

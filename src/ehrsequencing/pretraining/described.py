@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.matching import WIDTH, hashed_ngrams
+from ehrsequencing.training.matching import WIDTH, Wording
 
 
 class DescribedEmbedding(nn.Embedding):
@@ -23,7 +23,7 @@ class DescribedEmbedding(nn.Embedding):
 
         e_c = m_c · E_c + Σ_g x_{c,g} P_g,    m_c ~ Bernoulli(1 − share) in training, else 1
 
-    with x_c the hashed character n-grams of c's description (norm 1). A code without a description keeps its row. P
+    with x_c the weighted n-grams of c's description (`Wording`). A code without a description keeps its row. P
     starts at 0.
 
     Args:
@@ -93,9 +93,10 @@ def describe_codes(
         share: See `DescribedEmbedding`.
     """
     described = [(np.zeros(0, dtype=np.int64), np.zeros(0))] * len(vocabulary)
-    for code, text in descriptions.items():
-        if code in vocabulary.index:
-            described[vocabulary.index[code]] = hashed_ngrams(text)
+    known = {vocabulary.index[code]: text for code, text in descriptions.items() if code in vocabulary.index}
+    wording = Wording.of(known.values())
+    for token, text in known.items():
+        described[token] = wording.row(text)
     for embedding in _code_embeddings(model):
         embedding.table = DescribedEmbedding(embedding.table, described, share=share)
     return sum(len(columns) > 0 for columns, _ in described)

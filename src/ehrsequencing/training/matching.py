@@ -7,7 +7,7 @@ vector is foretold by the descriptions of all other codes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -133,10 +133,54 @@ def normal(text: str) -> str:
     return " ".join(re.sub(r"[\W_]+", " ", text.casefold()).split())
 
 
-def hashed_ngrams(text: str) -> tuple[Ints, Floats]:
-    """Hashed character n-grams of the words of one description: columns (g,) below `WIDTH`, and numbers of norm 1.
+@dataclass(frozen=True)
+class Wording:
+    """Descriptions as hashed character n-grams of their words, weighted by how rare an n-gram is among them.
 
-    N-grams do not cross words, so that the order of words does not matter. Both are empty without text.
+    A word that nearly all descriptions have tells codes apart no better than none: n-gram g of n descriptions, d_g of
+    which have it, weighs `log((1 + n) / (1 + d_g))`.
+
+    Attributes:
+        weight: (1024,) of each hashed n-gram.
+    """
+
+    weight: Floats
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Wording":
+        """The weights among some descriptions; empty ones do not count.
+
+        >>> wording = Wording.of([f"Pair {k}: first half" for k in range(10, 40)])
+        >>> a, b, c = wording.rows(["Pair 17, first half", "half, first: pair 17", "Pair 38: first half"])
+        >>> bool(a @ b > 0.99), bool(a @ c < 0.1)
+        (True, True)
+        """
+        found, count = np.zeros(WIDTH), 0
+        for text in texts:
+            columns = _hashed(text)[0]
+            found[columns] += 1.0
+            count += len(columns) > 0
+        return cls(np.log((1.0 + count) / (1.0 + found)))
+
+    def row(self, text: str) -> tuple[Ints, Floats]:
+        """Columns (g,) and numbers (g,) of one description, of norm 1; both empty without text."""
+        columns, numbers = _hashed(text)
+        numbers = numbers * self.weight[columns]
+        return columns, numbers / max(float(np.linalg.norm(numbers)), 1e-12)
+
+    def rows(self, texts: Sequence[str]) -> Floats:
+        """(n, 1024) n-grams of descriptions, rows of norm 1, or of norm 0 without text."""
+        out = np.zeros((len(texts), WIDTH))
+        for place, text in enumerate(texts):
+            columns, numbers = self.row(text)
+            out[place, columns] = numbers
+        return out
+
+
+def _hashed(text: str) -> tuple[Ints, Floats]:
+    """Columns below `WIDTH` of a description's n-grams, and their signed numbers.
+
+    N-grams do not cross words, so that the order of words does not matter.
     """
     row: dict[int, float] = {}
     for word in normal(text).split():
@@ -146,28 +190,14 @@ def hashed_ngrams(text: str) -> tuple[Ints, Floats]:
                 hashed = crc32(padded[start : start + length].encode())
                 column = hashed % WIDTH
                 row[column] = row.get(column, 0.0) + (1.0 if hashed & 2**31 else -1.0)
-    columns, numbers = np.fromiter(row, np.int64, len(row)), np.fromiter(row.values(), np.float64, len(row))
-    return columns, numbers / max(float(np.linalg.norm(numbers)), 1e-12)
-
-
-def ngrams(texts: list[str]) -> Floats:
-    """Hashed character n-grams of descriptions, rows of norm 1 (of norm 0 without text): (n, 1024).
-
-    >>> a, b, c = ngrams(["Type 2 diabetes", "Diabetes, type 2", "Fracture of femur"])
-    >>> bool(a @ b > 0.99), bool(a @ c < 0.5)
-    (True, True)
-    """
-    out = np.zeros((len(texts), WIDTH))
-    for row, text in enumerate(texts):
-        columns, numbers = hashed_ngrams(text)
-        out[row, columns] = numbers
-    return out
+    return np.fromiter(row, np.int64, len(row)), np.fromiter(row.values(), np.float64, len(row))
 
 
 @dataclass(frozen=True)
 class DescriptionMap:
-    """Ridge regression from descriptions to vectors: `vector = mean + ngrams(text) · W`."""
+    """Ridge regression from descriptions to vectors: `vector = mean + n-grams · W`."""
 
+    wording: Wording
     mean: Floats  # (d,)
     weights: Floats  # (1024, d)
     strength: float
@@ -182,7 +212,8 @@ class DescriptionMap:
         """
         if len(texts) < LEAST_DESCRIBED:
             return None
-        x, y = ngrams(texts), np.asarray(vectors, dtype=np.float64)
+        wording, y = Wording.of(texts), np.asarray(vectors, dtype=np.float64)
+        x = wording.rows(texts)
         mean = y.mean(0)
         y = y - mean
         left, singular, right = np.linalg.svd(x, full_matrices=False)
@@ -199,8 +230,8 @@ class DescriptionMap:
         if best[0] <= 0:
             return None
         weights = right.T @ ((singular / (squares + best[1]))[:, None] * projected)
-        return cls(mean, weights, best[1], best[0])
+        return cls(wording, mean, weights, best[1], best[0])
 
     def __call__(self, texts: list[str]) -> Floats:
         """(n, d) vectors of descriptions."""
-        return np.asarray(self.mean + ngrams(texts) @ self.weights)
+        return np.asarray(self.mean + self.wording.rows(texts) @ self.weights)

@@ -27,7 +27,7 @@ from ehrsequencing.models.visit_encoder import VisitMLP
 from ehrsequencing.records.codes import read_descriptions, read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.storage import digest, write_bytes
-from ehrsequencing.training.matching import DescriptionMap, Match, match_vocabularies, ngrams, normal
+from ehrsequencing.training.matching import DescriptionMap, Match, Wording, match_vocabularies, normal
 from ehrsequencing.training.pretrained import Pretrained
 
 ADAPTERS_FILE = "adapters.safetensors"  # of a run with transfer.mode=lora: its adapters alone; adapters-001 of member 1
@@ -180,15 +180,16 @@ class Transfer:
             return rows
         texts, asked = [source.descriptions[code] for code in known], [described[code] for code in unknown]
         facts: dict[str, Any] = {"learned": source.projection is not None}
+        wording = Wording.of(texts)
         if source.projection is not None:
-            vectors = ngrams(asked) @ source.projection
+            vectors = wording.rows(asked) @ source.projection
         else:
             own = theirs[[source.vocabulary.index[code] for code in known]].detach().numpy()
             fitted = DescriptionMap.fit(texts, own)
             if fitted is None:
                 return rows
             vectors, facts = fitted(asked), facts | {"explained": fitted.explained, "strength": fitted.strength}
-        nearest = (ngrams(asked) @ ngrams(texts).T).max(1)
+        nearest = (wording.rows(asked) @ wording.rows(texts).T).max(1)
         similar = np.flatnonzero(nearest >= LEAST_SIMILAR)
         tokens = np.array([vocabulary.index[unknown[k]] for k in similar], dtype=np.int64)
         if len(tokens):
