@@ -32,5 +32,5 @@ def test_rare_outcomes_are_answered_together() -> None:
 def test_the_command_after_predictions_of_outcomes_is_evaluate() -> None:
     """`score` knows the causes of a task file, and an outcome is none of them."""
     run, data, out = Path("run"), Path("data"), Path("p.parquet")
-    assert _next(run, data, out, labels=None, outcomes=True) == ["evaluate", run]
-    assert list(_next(run, data, out, labels=None, outcomes=False))[:3] == ["score", out, data]
+    assert _next(run, data, out, style="risks", outcomes=True) == ["evaluate", run]
+    assert list(_next(run, data, out, style="risks", outcomes=False))[:3] == ["score", out, data]
