@@ -16,6 +16,7 @@ from ehrsequencing.errors import EhrseqError
 from ehrsequencing.pretraining.described import DescribedEmbedding
 from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training import matching
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.matching import Wording
 from ehrsequencing.training.pretrained import Pretrained
@@ -127,7 +128,10 @@ class Renamed(Pretrained):
         self.vocabulary = replace(self.vocabulary, codes=tuple(names[code] for code in self.vocabulary.codes))
 
 
-def test_codes_of_other_names_get_the_vectors_of_their_descriptions(pretrained: Path, sim_prepared: Path) -> None:
+def test_codes_of_other_names_get_the_vectors_of_their_descriptions(
+    pretrained: Path, sim_prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "SAME_WORDS", 1.1)  # no description counts as the same
     source = Renamed(pretrained, words="(recorded)")
     study = load_study(None, ["training.epochs=1"])
     trainer = Trainer(Prepared(sim_prepared), "simulated", sim_prepared / "nowhere", study=study, init=source)

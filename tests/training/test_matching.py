@@ -61,6 +61,26 @@ def test_renamed_codes_with_their_descriptions_keep_their_vectors() -> None:
     assert found.tolist() == [vocabulary(old).index[code] for code in old]
 
 
+def test_the_same_words_in_another_order_are_the_same_description() -> None:
+    """A word that one side adds to all says nothing; one that changes the meaning does."""
+    old = tuple(f"DX//{k}" for k in range(10, 40))
+    new = tuple(f"LOCAL//{k}" for k in range(10, 50))
+    text = {k: f"Disease number {k} of organ {k % 7}" for k in range(10, 50)}
+    match = match_vocabularies(
+        vocabulary(new),
+        vocabulary(old),
+        parents={},
+        our_descriptions={f"LOCAL//{k}": f"organ {k % 7}, disease number {k} NOS" for k in range(10, 50)},
+        their_descriptions={f"DX//{k}": text[k] for k in range(10, 40)},
+    )
+    place = vocabulary(new).index
+    found = {k: int(match.source[place[f"LOCAL//{k}"]]) for k in range(10, 50)}
+    assert {k: found[k] for k in range(10, 40)} == {k: vocabulary(old).index[f"DX//{k}"] for k in range(10, 40)}
+    assert all(found[k] == -1 for k in range(40, 50))  # the other site has no disease of that number
+    reasons = {REASONS[int(match.reason[place[f"LOCAL//{k}"]])] for k in range(10, 40)}
+    assert reasons == {"similar description"}
+
+
 def test_the_strength_is_chosen_by_refits_without_each_code() -> None:
     """The leave-one-out error by its formula, beside 40 fits that each lack a code."""
     rng = np.random.default_rng(0)

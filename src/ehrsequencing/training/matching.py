@@ -7,8 +7,9 @@ vector is foretold by the descriptions of all other codes.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -20,6 +21,8 @@ from ehrsequencing.records.vocabulary import Vocabulary
 WIDTH = 1024  # hashed n-grams
 LENGTHS = (3, 4, 5)  # characters of an n-gram
 STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # of the ridge, on rows of norm 1
+SAME_WORDS = 0.9  # cosine from which two descriptions have nearly the same words
+_AT_ONCE = 1000  # descriptions compared at once
 LEAST_DESCRIBED = 20  # codes with a description below which no map is fitted
 REASONS = ("name", "ancestor", "description", "similar description", "none")
 
@@ -67,7 +70,8 @@ def match_vocabularies(
     """Find each of our tokens among theirs.
 
     A code corresponds to the code of that name; else to its nearest ancestor that has a token there; else to the code
-    with the same description (case, punctuation and blanks apart). Bins and summaries follow their code.
+    with the same description (case, punctuation and blanks apart), or with nearly the same words (a cosine of
+    `SAME_WORDS` between their n-grams). Bins and summaries follow their code.
 
     Args:
         ours: The vocabulary to fill.
@@ -95,6 +99,8 @@ def match_vocabularies(
             found[code] = (up, 1)
         elif (same := by_text.get(normal(our_descriptions.get(code, "")))) is not None:
             found[code] = (same, 2)
+    near = list(_other_wordings(ours, found, our_descriptions, theirs, their_descriptions))
+    found |= {code: (same, 3) for code, same in near}
     for token, key in enumerate(_keys(ours)):
         if key is None or key[0] not in found:
             continue
@@ -102,6 +108,31 @@ def match_vocabularies(
         source[token] = made.get((other, *key[1:]), -1)
         reason[token] = why if source[token] >= 0 else REASONS.index("none")
     return Match(source, reason)
+
+
+def _other_wordings(
+    ours: Vocabulary,
+    found: Mapping[str, Any],
+    our_descriptions: Mapping[str, str],
+    theirs: Vocabulary,
+    their_descriptions: Mapping[str, str],
+) -> Iterator[tuple[str, str]]:
+    """Our codes without a counterpart and the code there that is described in nearly the same words, if there is one.
+
+    Words count by their rarity on both sides, so that a word which one side adds to every description says little.
+    """
+    left = [code for code in ours.codes if code not in found and normal(our_descriptions.get(code, ""))]
+    known = [code for code in theirs.codes if normal(their_descriptions.get(code, ""))]
+    if not left or not known:
+        return
+    texts, asked = [their_descriptions[code] for code in known], [our_descriptions[code] for code in left]
+    wording = Wording.of([*texts, *asked])
+    rows = wording.rows(texts)
+    for start in range(0, len(left), _AT_ONCE):
+        cosine = wording.rows(asked[start : start + _AT_ONCE]) @ rows.T
+        for code, one in zip(left[start : start + _AT_ONCE], cosine, strict=True):
+            if one.max() >= SAME_WORDS:
+                yield code, known[int(one.argmax())]
 
 
 def _keys(vocabulary: Vocabulary) -> list[tuple[str, int, int] | None]:
