@@ -1,9 +1,10 @@
 """Which token of another model's vocabulary each of our tokens corresponds to: by name, by ancestor, by description.
 
-A site may call a code by another name. Then its description decides: equal descriptions are the same code, and similar
-ones get a vector from a linear map of hashed character n-grams, which is fitted to the vectors that the other model
-learned. The map is ridge regression; its strength is chosen by leave-one-out error, that is by how well a code's
-vector is foretold by the descriptions of all other codes.
+A site may call a code by another name. Then its description decides: equal descriptions, and those of nearly the same
+words, are the same code. Other ones that are similar to a known one get a vector from a linear map of hashed character
+n-grams. The source learned that map while it was pretrained (`pretraining/described.py`), or it is a ridge regression
+fitted to the vectors that the source learned; its strength is chosen by leave-one-out error, that is by how well a
+code's vector is foretold by the descriptions of all other codes.
 """
 
 import re
