@@ -5,16 +5,15 @@ Spark reads its own settings (memory, catalogs, keys) from `SPARK_CONF_DIR/spark
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.ports import check_answer
 
 LOCAL = "local"
-_WAIT_SECONDS = 20  # for the master to take a connection
 _TRIES = 4  # of a task on this machine, as on a cluster
 _SETTINGS = {
     "spark.ui.enabled": "false",  # it listens on all addresses
@@ -44,7 +43,7 @@ def spark_session(place: str) -> Iterator[Any]:
         yield there.newSession()
         return
     if place != LOCAL:
-        _check_answer(place)
+        check_answer(place)
     handler = signal.getsignal(signal.SIGINT)
     try:
         session = _builder(place).getOrCreate()
@@ -65,15 +64,6 @@ def spark_session(place: str) -> Iterator[Any]:
 
 def _is_of(place: str, master: str) -> bool:
     return master.partition("[")[0] == LOCAL if place == LOCAL else master == f"spark://{place}"
-
-
-def _check_answer(place: str) -> None:
-    """Spark itself would try for a minute and more."""
-    host, _, port = place.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_WAIT_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise ConnectionError("the master does not answer") from error
 
 
 def _builder(place: str) -> Any:

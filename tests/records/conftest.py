@@ -1,11 +1,15 @@
-"""Fixtures of the tests of cohorts."""
+"""Fixtures of the tests of cohorts and of clusters."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ehrsequencing.records.prepared import prepare
+from helpers.clusters import STUDY
 from helpers.cohorts import HandMade
+from helpers.meds import write_meds
+from helpers.shards import PARENTS, TASK, files, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -14,3 +18,17 @@ def hand_store(request: pytest.FixtureRequest) -> Iterator[Path]:
     hand: HandMade = request.module.HAND
     with hand.prepared() as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records in four shards, for clusters to prepare."""
+    return write_meds(tmp_path_factory.mktemp("sharded") / "data", rows_of(60), shards=4, parents=PARENTS)
+
+
+@pytest.fixture(scope="session")
+def of_one_process(sharded: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """File → its bytes, of what one process makes of `sharded`."""
+    out = tmp_path_factory.mktemp("one") / "set"
+    prepare(sharded, out, study=STUDY, tasks=[TASK], processes=1)
+    return files(out)

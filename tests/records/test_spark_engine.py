@@ -1,40 +1,22 @@
 """`prepare` on Spark: the same bytes as one process, also where a worker or an executor dies; clear errors."""
 
 import importlib.util
-import os
-import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ehrsequencing.config import load_study
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.records import prepared as prepared_room
 from ehrsequencing.records.engines import Engine
 from ehrsequencing.records.prepared import prepare
-from ehrsequencing.records.shard_work import ShardWork
+from helpers.clusters import STUDY, fragile
 from helpers.meds import write_meds
-from helpers.shards import PARENTS, TASK, files, rows_of
+from helpers.shards import TASK, files, rows_of
 from helpers.spark import needs_spark, spark_cluster
 
-STUDY = load_study(None, ["vocabulary.rollup=ancestors", "vocabulary.min_subjects=3"])
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning", "ignore::FutureWarning")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_meds(tmp_path_factory.mktemp("spark") / "data", rows_of(60), shards=4, parents=PARENTS)
-
-
-@pytest.fixture(scope="module")
-def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    out = tmp_path_factory.mktemp("one") / "set"
-    prepare(data, out, study=STUDY, tasks=[TASK], processes=1)
-    return files(out)
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +33,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @quiet
 @pytest.mark.parametrize("place", ["local", "cluster"])
 def test_spark_makes_the_same_bytes(
-    data: Path, expected: dict[str, bytes], tmp_path: Path, place: str, request: pytest.FixtureRequest
+    sharded: Path, of_one_process: dict[str, bytes], tmp_path: Path, place: str, request: pytest.FixtureRequest
 ) -> None:
     needs_spark()
     engine = "spark://local" if place == "local" else request.getfixturevalue("cluster")
-    prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine=engine)
-    assert files(tmp_path / "set") == expected
+    prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine=engine)
+    assert files(tmp_path / "set") == of_one_process
 
 
 @pytest.mark.slow
@@ -75,51 +57,25 @@ def test_an_error_of_a_worker_is_the_error_of_one_process(tmp_path: Path) -> Non
     assert told[0] == told[1]
 
 
-def fragile(folder: Path, victim: str) -> type[ShardWork]:
-    """A `ShardWork` that kills its own process, or the JVM that started it, once in each pass.
-
-    A class inside a function is sent to the workers with its code, since they cannot import the tests.
-    """
-
-    class Fragile(ShardWork):
-        def _die_once(self, name: str) -> None:
-            def parent(process: int) -> int:
-                return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-            chosen = os.getpid() if victim == "worker" else parent(os.getppid())
-            try:
-                with open(folder / name, "xb") as file:
-                    file.write(Path(f"/proc/{chosen}/cmdline").read_bytes())
-            except FileExistsError:
-                return
-            os.kill(chosen, signal.SIGKILL)
-            time.sleep(60)
-
-        def fit(self, *words: Any) -> Any:
-            self._die_once("fit")
-            return super().fit(*words)
-
-        def encode(self, *words: Any) -> Any:
-            self._die_once("encode")
-            return super().encode(*words)
-
-    return Fragile
-
-
 @pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("victim", ["worker", "executor"])
 def test_what_is_killed_in_each_pass_loses_nothing(
-    data: Path, expected: dict[str, bytes], cluster: str, tmp_path: Path, victim: str, monkeypatch: pytest.MonkeyPatch
+    sharded: Path,
+    of_one_process: dict[str, bytes],
+    cluster: str,
+    tmp_path: Path,
+    victim: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     died = tmp_path / "died"
     died.mkdir()
     monkeypatch.setattr(prepared_room, "ShardWork", fragile(died, victim))
-    prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine=cluster)
+    prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine=cluster)
     assert sorted(path.name for path in died.iterdir()) == ["encode", "fit"]
     program = {"worker": b"pyspark.daemon", "executor": b"CoarseGrainedExecutorBackend"}[victim]
     assert all(program in path.read_bytes() for path in died.iterdir())
-    assert files(tmp_path / "set") == expected
+    assert files(tmp_path / "set") == of_one_process
 
 
 @pytest.mark.slow
@@ -139,19 +95,19 @@ def test_a_session_that_is_there_stays_open(tmp_path: Path) -> None:
         session.stop()
 
 
-def test_a_master_that_does_not_answer_is_said(data: Path, tmp_path: Path) -> None:
+def test_a_master_that_does_not_answer_is_said(sharded: Path, tmp_path: Path) -> None:
     needs_spark()
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody listens
         for place in (f"127.0.0.1:{closed.getsockname()[1]}", "127.0.0.1", "127.0.0.1:99999"):
             with pytest.raises(EhrseqError, match=f"--engine spark, {place}: no scheduler answers"):
-                prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine=f"spark://{place}")
+                prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine=f"spark://{place}")
     assert not (tmp_path / "set").exists()
 
 
-def test_without_pyspark_the_extra_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyspark_the_extra_is_named(sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("pyspark"):
         for name in ("pyspark", "pyspark.errors", "pyspark.sql"):
             monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(EhrseqError, match=r"needs pyspark.*ehrsequencing\[spark\]"):
-        prepare(data, tmp_path / "set", study=STUDY, tasks=[TASK], engine="spark://local")
+        prepare(sharded, tmp_path / "set", study=STUDY, tasks=[TASK], engine="spark://local")

@@ -1,24 +1,31 @@
 """Where the work on shards runs: processes of this machine, or a cluster of Dask, Ray or Spark.
 
-Dask and Ray are called through joblib. Spark is called as it is, since its backend for joblib does not work.
+Dask is called through joblib. Ray and Spark are called as they are: a task of Ray is done again when its worker dies,
+which joblib's backend for Ray does not ask for, and the backend for Spark does not work.
 
 A cluster needs a file system that all its machines see at the same paths, since shards are read and kept rows are
 written where the work is done.
 """
 
+import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import joblib
 
 from ehrsequencing.errors import EhrseqError
+from ehrsequencing.ports import check_answer
 from ehrsequencing.spark import spark_session
 
 PROCESSES = "processes"
+_LOCAL = "local"  # a cluster on this machine, for as long as it is needed
 _WAIT_SECONDS = 20  # for the scheduler of a cluster to answer
+_REPEATS = 3  # of a task of Ray whose worker died, as with Spark
 _PATTERN = re.compile(r"(dask|ray|spark)://(\S+)")
 _PACKAGES = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}
 CallAll = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]  # a function and items → results in their order
@@ -77,12 +84,14 @@ class Engine:
     def unreachable(self) -> EhrseqError:
         """The error of a cluster that does not answer."""
         fix = "check the address, and that the scheduler runs the same package versions"
+        if self.kind == "ray":
+            fix += "; a cluster with tokens needs RAY_AUTH_MODE=token and its token here, too"
         return EhrseqError("no scheduler answers", where=f"--engine {self.kind}, {self.address}", fix=fix)
 
 
 def _address(kind: str, place: str) -> str:
     """The address as the package writes it; `local` is a cluster on this machine."""
-    if place == "local" or kind == "spark":
+    if place == _LOCAL or kind == "spark":
         return place
     return f"tcp://{place}" if kind == "dask" else f"{kind}://{place}"
 
@@ -104,21 +113,46 @@ def _dask(address: str) -> Iterator[CallAll]:
         yield _by_joblib
 
 
+def _called(function: Callable[[Any], Any], item: Any) -> Any:
+    return function(item)
+
+
 @contextmanager
 def _ray(address: str) -> Iterator[CallAll]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray of its own would report its use to its makers
     import ray
-    from ray.util.joblib import register_ray
 
+    def call_all(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        task, shared = ray.remote(max_retries=_REPEATS)(_called), ray.put(function)
+        return list(ray.get([task.remote(shared, item) for item in items]))
+
+    if ray.is_initialized():  # of whoever called us, in a notebook: it stays open
+        yield call_all
+        return
     try:
-        ray.init(None if address == "local" else address, ignore_reinit_error=True, log_to_driver=False)
+        _start_ray(address)
     except (ConnectionError, TimeoutError, RuntimeError) as error:
         raise Engine("ray", address).unreachable() from error
-    register_ray()
     try:
-        with joblib.parallel_config("ray", n_jobs=-1):
-            yield _by_joblib
+        yield call_all
     finally:
         ray.shutdown()
+
+
+def _start_ray(address: str) -> None:
+    """Connect to a cluster, or start one: twice, since Ray's proxy at times hangs at its first client."""
+    import ray
+
+    start = partial(ray.init, address, log_to_driver=False, logging_level="ERROR")
+    if address == _LOCAL:
+        start(include_dashboard=False)
+        return
+    check_answer(address.removeprefix("ray://"))
+    with warnings.catch_warnings(action="ignore"):  # they say what the error says
+        try:
+            start()
+        except ConnectionError:
+            start()
 
 
 @contextmanager
