@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from ehrsequencing.output_kinds import MANIFEST
 from helpers.command_line import ehrseq
 from helpers.faults.driver import TINY
 from helpers.faults.sources import write_sources
+from helpers.serve import Client
 
 IDS, BIRTH = {"train": 987_654_321_012_345, "held_out": 876_543_210_123_456}, dt.datetime(1947, 11, 13, 4, 5, 6)
 ID = IDS["train"]
@@ -320,6 +322,56 @@ def test_a_checkpoint_holds_no_canary(run: Run, place: Path) -> None:
     assert list((place / "stopped" / "checkpoints").glob("step-*"))
     assert canaries_below(place / "stopped") == {}
     assert canaries_in(told) == set()
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+def test_a_service_tells_no_canary(run: Run, data: Path, place: Path, tmp_path: Path) -> None:
+    """Neither what it prints, nor its counts, its problems or any file, of good requests and of bad ones."""
+    pytest.importorskip("fastapi", reason="needs the extra serve")
+    run("train")
+    before = {file: file.read_bytes() for file in (place / "run").rglob("*") if file.is_file()}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-m", "ehrsequencing", "serve", str(place / "run"), str(data), "--port", "0"]
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        told = ""
+        while "listening on" not in told:
+            line = process.stdout.readline()
+            assert line, told
+            told += line
+        client = Client(int(re.findall(r"listening on http://127.0.0.1:(\d+)", told)[0]))
+        replies = [client.ask(*asked, timeout=120) for asked in _requests_with_canaries()]
+        kept = [*tmp_path.rglob("*")]
+        process.send_signal(signal.SIGINT)
+        told += process.communicate(timeout=120)[0]
+    assert [reply.status for reply in replies] == [200, 200, 200, 422, 422, 422, 404, 404]
+    assert b'unknown_rows":2' in replies[0].body, "the record was read"
+    assert canaries_in(told.encode()) == set(), told
+    assert [canaries_in(reply.body) for reply in replies] == [set()] * len(replies)
+    assert [canaries_of(file) for file in kept if file.is_file()] == []
+    assert {file: file.read_bytes() for file in (place / "run").rglob("*") if file.is_file()} == before
+
+
+def _requests_with_canaries() -> list[tuple[Any, ...]]:
+    """A record, counts, then records that cannot be read, and paths that are not there."""
+    rows: list[dict[str, Any]] = [
+        {"time": BIRTH.isoformat(), "code": "MEDS_BIRTH"},
+        {"time": "2020-02-03T09:30:00", "code": "ENROLLMENT"},
+        *({"time": "2020-02-03T09:40:00", "code": code} for code in CODES),
+    ]
+    patient = {"resourceType": "Patient", "id": str(ID), "birthDate": "1947-11-13T99", "name": [{"text": CODES[1]}]}
+    bundle = {"resourceType": "Bundle", "type": "collection", "entry": [{"resource": patient}, {"resource": patient}]}
+    return [
+        ("POST", "/predict", {"rows": rows}),
+        ("GET", "/metrics"),
+        ("POST", "/predict", {"rows": [{**row, "subject_id": ID} for row in rows]}),
+        ("POST", "/predict", {"rows": [{**row, "time": CODES[1]} for row in rows]}),
+        ("POST", "/predict", {"rows": [*rows, rows[0] | {"time": "1950-01-01"}], "at": str(ID)}),
+        ("POST", "/fhir", bundle),
+        ("GET", f"/{ID}/1947-11-13"),
+        ("POST", "/Mr%20Canary", {"rows": rows}),
+    ]
 
 
 @pytest.mark.parametrize("spoil", ["a code with a line break", "a second birth", "no time"])
