@@ -42,6 +42,7 @@ from ehrsequencing.cli.study import study_app
 from ehrsequencing.cli.train import train
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.threads import wait_briefly
 
 app = CommandLine(
     name="ehrseq",
@@ -377,4 +378,5 @@ def audit(
 
 def main() -> None:
     """Entry point of `ehrseq`."""
+    wait_briefly()
     run_app(app)

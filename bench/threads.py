@@ -1,0 +1,70 @@
+"""What a second thread is worth, alone and beside other work; `python bench/threads.py PREPARED OUT [--rounds 3]`.
+
+Trains the same epochs in turning order with one thread and with one thread a core, alone and beside one process that
+computes all the time. `spinning` waits as OpenMP does by itself, `brief` as `ehrseq` does. Printed are medians of
+subjects per second. Nothing else should run.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SETTINGS = ("training.epochs=1",)
+CORES = str(os.cpu_count())
+WAYS = {
+    "one thread": {"OMP_NUM_THREADS": "1"},
+    "all cores, spinning": {"OMP_NUM_THREADS": CORES, "GOMP_SPINCOUNT": "30000000000"},
+    "all cores, brief": {"OMP_NUM_THREADS": CORES},
+}
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Some processes that compute as long as the block lasts."""
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def rate(prepared: Path, out: Path, way: dict[str, str], settings: list[str]) -> float:
+    """Subjects per second of a training, by its own clock."""
+    shutil.rmtree(out, ignore_errors=True)
+    command = [sys.executable, "-m", "ehrsequencing", "train", str(prepared), "--out", str(out), "--quiet"]
+    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    subprocess.run([*command, *SETTINGS, *settings], env=own | way, check=True)
+    rows = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    return statistics.mean(row["subjects_per_second"] for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prepared", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("settings", nargs="*", default=[])
+    given = parser.parse_intermixed_args()
+    found: dict[tuple[str, int], list[float]] = {(name, others): [] for name in WAYS for others in (0, 1)}
+    for number in range(given.rounds):
+        turns = list(found)[number % len(found) :] + list(found)[: number % len(found)]
+        for name, others in turns:
+            with busy(others):
+                found[name, others].append(rate(given.prepared, given.out, WAYS[name], given.settings))
+            print(number, name, others, f"{found[name, others][-1]:.0f}", file=sys.stderr, flush=True)
+    print("| subjects/s | alone | beside one busy process |\n|---|---:|---:|")
+    for name in WAYS:
+        print(f"| {name} | " + " | ".join(f"{statistics.median(found[name, others]):.0f}" for others in (0, 1)) + " |")
+
+
+if __name__ == "__main__":
+    main()
