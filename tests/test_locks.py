@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import ehrsequencing as eh
 from ehrsequencing import locks, owners, temporaries
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.locks import locked
@@ -209,3 +211,9 @@ def test_a_second_training_is_refused_before_it_begins(tmp_path: Path, command: 
         error = refused(command, tmp_path, "--out", tmp_path / "run")
     assert "is being written by" in error
     assert "prepared" not in error
+
+
+@pytest.mark.parametrize("function", [eh.fit, eh.pretrain])
+def test_a_second_training_in_python_is_refused_before_it_begins(tmp_path: Path, function: Callable[..., Any]) -> None:
+    with holding(tmp_path / "run"), pytest.raises(EhrseqError, match="is being written by"):
+        function(tmp_path / "no-prepared-set", out=tmp_path / "run")

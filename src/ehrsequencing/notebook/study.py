@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ehrsequencing.notebook.asked import events_table
 from ehrsequencing.notebook.cards import card
 from ehrsequencing.notebook.frames import as_frame, kind_of, meds_folder
 from ehrsequencing.notebook.loaded import TrainedRun
-from ehrsequencing.notebook.progress import progress_bar
+from ehrsequencing.notebook.progress import Tick, progress_bar
 from ehrsequencing.notebook.task import task_of
 from ehrsequencing.output_kinds import MANIFEST, PREPARED, is_json_of
 from ehrsequencing.records.meds import MedsReader, find_shards
@@ -26,6 +27,7 @@ from ehrsequencing.records.prepared import prepare as write_prepared
 from ehrsequencing.storage import digest, read_json, sha256
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.progress import Progress
+from ehrsequencing.training.run_folder import alone_in
 
 
 class PreparedData(Prepared):
@@ -202,18 +204,20 @@ def fit(
             raise EhrseqError("transfer needs init", where="fit", fix="name the model to start from")
         settings["transfer"] = {"mode": transfer} if isinstance(transfer, str) else dict(transfer)
     study = validated(StudyConfig, settings, where="fit")
-    store = data if isinstance(data, Prepared) else Prepared(Path(data))
-    source = None if init is None else Pretrained(Path(init))
-    trainer = trainer_of(store, task or store.only_task(), Path(out), study=study, init=source)
-    with progress_bar("training", show=progress) as tick:
-
-        def show(p: Progress) -> None:
-            nll = "" if p.tuning_nll is None else f", tuning NLL {p.tuning_nll:.4f}"
-            done = ((p.member - 1) * p.epochs + p.epoch - 1) * p.steps + p.step
-            tick(done, p.members * p.epochs * p.steps, f"training: epoch {p.epoch}, loss {p.loss:.4f}{nll}")
-
-        trainer.fit(resume=_may_resume(study, Path(out)) if resume is None else resume, on_progress=show)
+    go_on = _may_resume(study, Path(out)) if resume is None else resume
+    with alone_in(Path(out)):  # before the work begins
+        store = data if isinstance(data, Prepared) else Prepared(Path(data))
+        source = None if init is None else Pretrained(Path(init))
+        trainer = trainer_of(store, task or store.only_task(), Path(out), study=study, init=source)
+        with progress_bar("training", show=progress) as tick:
+            trainer.fit(resume=go_on, on_progress=partial(_show, tick))
     return TrainedRun(out, frames=frames)
+
+
+def _show(tick: Tick, p: Progress) -> None:
+    nll = "" if p.tuning_nll is None else f", tuning NLL {p.tuning_nll:.4f}"
+    done = ((p.member - 1) * p.epochs + p.epoch - 1) * p.steps + p.step
+    tick(done, p.members * p.epochs * p.steps, f"training: epoch {p.epoch}, loss {p.loss:.4f}{nll}")
 
 
 def _may_resume(study: StudyConfig, out: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from ehrsequencing.config import StudyConfig, validated
 from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.run_folder import alone_in
 
 
 def pretrain(
@@ -40,8 +41,9 @@ def pretrain(
     Raises:
         EhrseqError: A setting is unknown, the data cannot be used, or `out` holds something else.
     """
-    prepared = data if isinstance(data, Prepared) else Prepared(Path(data))
     sections = {"model": model, "training": training, "pretraining": pretraining, "preset": preset}
     given = {name: value for name, value in sections.items() if value is not None}
     study = validated(StudyConfig, given, where="ehrsequencing.pretrain")
-    return Pretrainer(prepared, Path(out), study=study, task_name=task).fit(resume=resume)
+    with alone_in(Path(out)):  # before the work begins
+        prepared = data if isinstance(data, Prepared) else Prepared(Path(data))
+        return Pretrainer(prepared, Path(out), study=study, task_name=task).fit(resume=resume)
