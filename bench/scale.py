@@ -1,8 +1,9 @@
-"""The whole chain at a size of your choice; `python bench/scale.py OUT [--subjects 200000] [--world KEY=VALUE …]`.
+"""The whole chain at a size of your choice; `python bench/scale.py OUT [SETTING …] [--subjects N] [--world …]`.
 
 Runs simulate, prepare, train (one epoch), predict and evaluate one after another, each as its own process, and prints
 for each: wall time, CPU time, memory at most and the disk that its output takes. From these rates it computes the table
 for 1, 10 and 100 million subjects of the same kind, with the cost at an assumed `--price` of a core-hour.
+SETTINGs are those of training, as model.size=small, and come before `--world`, which takes all words that follow it.
 `--commands train,predict` runs some steps only. All numbers go to `OUT/scale.json`; a step that is there already is not
 repeated, so that an interrupted run continues.
 
