@@ -1,12 +1,12 @@
 """How threads wait for one another: a thread that spins takes a core from whoever has work.
 
-torch's threads meet hundreds of times in a step. By default each one spins for a second before it sleeps, which is
+torch's threads meet again and again within a step. By default each one spins for long before it sleeps, which is
 fastest alone and, where another job needs the core, several times slower than one thread (docs/performance.md).
 """
 
 import os
 
-_SPINS = "30000"  # rounds, some tens of microseconds: longer than most waits within a step
+_SPINS = "30000"  # rounds of waiting before a thread sleeps
 
 
 def wait_briefly() -> None:
