@@ -158,6 +158,25 @@ def test_a_ray_that_does_not_answer_is_said(sharded: Path, tmp_path: Path) -> No
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.parametrize("hangs", [0, 1, 2])
+def test_a_proxy_of_ray_that_hangs_once_is_asked_again(hangs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for Ray, whose own proxy hangs only now and then."""
+    asked: list[str] = []
+
+    def init(address: str, **_: Any) -> None:
+        asked.append(address)
+        if len(asked) <= hangs:
+            raise ConnectionError
+
+    stand_in = SimpleNamespace(init=init, is_initialized=lambda: False, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    monkeypatch.setattr(engines, "check_answer", lambda place: None)
+    expected = nullcontext() if hangs < 2 else pytest.raises(EhrseqError, match="no scheduler answers")
+    with expected, Engine.of("ray://10.0.0.7:10001").connected():
+        pass
+    assert asked == ["ray://10.0.0.7:10001"] * min(hangs + 1, 2)
+
+
 def test_calls_that_joblib_makes_in_this_process_make_the_same_bytes(
     sharded: Path, of_one_process: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

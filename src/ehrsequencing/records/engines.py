@@ -140,7 +140,7 @@ def _ray(address: str) -> Iterator[CallAll]:
 
 
 def _start_ray(address: str) -> None:
-    """Connect to a cluster, or start one: twice, since Ray's proxy at times hangs at its first client."""
+    """Start a Ray here, or connect to a cluster, with a second try: its proxy at times hangs at its first client."""
     import ray
 
     start = partial(ray.init, address, log_to_driver=False, logging_level="ERROR")
