@@ -1,8 +1,8 @@
-"""What a second thread is worth, alone and beside other work; `python bench/threads.py PREPARED OUT [--rounds 3]`.
+"""What a second thread is worth, alone and beside other work.
 
-Trains the same epochs in turning order with one thread and with one thread a core, alone and beside one process that
-computes all the time. `spinning` waits as OpenMP does by itself, `brief` as `ehrseq` does. Printed are medians of
-subjects per second. Nothing else should run.
+`python bench/threads.py PREPARED OUT [--others 0 1 2] [--rounds 3]` trains the same epochs in turning order with one
+thread and with one thread a core, alone and beside processes that compute all the time. `spinning` waits as OpenMP does
+by itself, `brief` for 30,000 turns. Printed are medians of subjects per second. Nothing else should run.
 """
 
 import argparse
@@ -21,7 +21,7 @@ CORES = str(os.cpu_count())
 WAYS = {
     "one thread": {"OMP_NUM_THREADS": "1"},
     "all cores, spinning": {"OMP_NUM_THREADS": CORES, "GOMP_SPINCOUNT": "30000000000"},
-    "all cores, brief": {"OMP_NUM_THREADS": CORES},
+    "all cores, brief": {"OMP_NUM_THREADS": CORES, "GOMP_SPINCOUNT": "30000"},
 }
 
 
@@ -51,19 +51,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prepared", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--others", type=int, nargs="+", default=[0, 1, 2], help="processes that compute beside it")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("settings", nargs="*", default=[])
     given = parser.parse_intermixed_args()
-    found: dict[tuple[str, int], list[float]] = {(name, others): [] for name in WAYS for others in (0, 1)}
+    found: dict[tuple[str, int], list[float]] = {(name, others): [] for name in WAYS for others in given.others}
     for number in range(given.rounds):
         turns = list(found)[number % len(found) :] + list(found)[: number % len(found)]
         for name, others in turns:
             with busy(others):
                 found[name, others].append(rate(given.prepared, given.out, WAYS[name], given.settings))
             print(number, name, others, f"{found[name, others][-1]:.0f}", file=sys.stderr, flush=True)
-    print("| subjects/s | alone | beside one busy process |\n|---|---:|---:|")
+    print("| busy processes beside it | " + " | ".join(map(str, given.others)) + " |")
+    print("|---" + "|---:" * len(given.others) + "|")
     for name in WAYS:
-        print(f"| {name} | " + " | ".join(f"{statistics.median(found[name, others]):.0f}" for others in (0, 1)) + " |")
+        cells = [f"{statistics.median(found[name, others]):.0f}" for others in given.others]
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ from ehrsequencing.cli.study import study_app
 from ehrsequencing.cli.train import train
 from ehrsequencing.errors import EhrseqError
 from ehrsequencing.memory import keep_freed_memory
-from ehrsequencing.threads import wait_briefly
 
 app = CommandLine(
     name="ehrseq",
@@ -378,5 +377,4 @@ def audit(
 
 def main() -> None:
     """Entry point of `ehrseq`."""
-    wait_briefly()
     run_app(app)
