@@ -3,7 +3,9 @@
 import itertools
 import os
 import pickle
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -58,8 +60,20 @@ def test_calls_that_take_several_shards_make_the_same_bytes(tmp_path: Path) -> N
         prepare(data, tmp_path / str(processes), study=study, tasks=[TASK], processes=processes)
     assert files(tmp_path / "1") == files(tmp_path / "2")
     job = prepared_room.PrepareJob(data, study, [TASK])
-    assert Workers(job.work(tmp_path), 2).shards_at_once(30) == 2
-    assert [Workers(job.work(tmp_path), 2).shards_at_once(shards) for shards in (1, 4, 10_000)] == [1, 1, 8]
+    workers = Workers(job.work(tmp_path), 2)
+    assert [len(list(workers.calls(shards))) for shards in (1, 4, 30, 102, 10_000)] == [1, 4, 16, 14, 1250]
+
+
+@given(st.integers(1, 2000), st.integers(1, 9))
+def test_calls_cover_all_shards_once_and_share_them_fairly(shards: int, processes: int) -> None:
+    """With at least as many shards as processes, each process has as many calls, and calls differ by one shard."""
+    work: Any = None
+    calls = list(Workers(work, processes).calls(shards))
+    assert [number for call in calls for number in range(shards)[call]] == list(range(shards))
+    sizes = [call.stop - call.start for call in calls]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= 8
+    assert len(calls) % processes == 0 or len(calls) == shards
 
 
 def refusal(data: Path, out: Path, processes: int) -> str:
@@ -96,14 +110,49 @@ class Dying(ShardWork):
     def die(self) -> None:
         os._exit(9)
 
+    def meet(self) -> None:
+        """Ends when the file `there` is."""
+        while not (self.folder / "there").exists():
+            time.sleep(0.01)
+        (self.folder / "met").touch()
 
-def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
+    def fail(self) -> None:
+        raise EhrseqError("is bad", fix="replace it")
+
+
+def dying(tmp_path: Path) -> Dying:
     data, study = write_meds(tmp_path / "data", rows_of(4), shards=2), StudyConfig()
     excluded = CodeMatcher([])
     lookup = split_lookup(data, study=study, tasks=[], excluded=excluded, parents={})
-    work = Dying(MedsReader(data), lookup, study, [], excluded, {}, tmp_path)
+    return Dying(MedsReader(data), lookup, study, [], excluded, {}, tmp_path)
+
+
+def test_a_killed_process_is_a_clear_error(tmp_path: Path) -> None:
+    workers = Workers(dying(tmp_path), 2)
     with pytest.raises(EhrseqError, match="a process was killed"):
-        list(Workers(work, 2).in_order(Dying.die, [(), ()]))
+        list(workers.in_order(Dying.die, [(), ()]))
+    with pytest.raises(EhrseqError, match="a process was killed"), workers.beside(Dying.die):
+        pass
+
+
+def test_a_call_beside_runs_while_the_block_does_and_has_ended_after_it(tmp_path: Path) -> None:
+    with Workers(dying(tmp_path), 2).beside(Dying.meet):
+        assert not (tmp_path / "met").exists()
+        (tmp_path / "there").touch()
+    assert (tmp_path / "met").exists()
+    (tmp_path / "met").unlink()
+    with Workers(dying(tmp_path), 1).beside(Dying.meet):  # without other processes it comes after the block
+        assert not (tmp_path / "met").exists()
+    assert (tmp_path / "met").exists()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_beside_is_raised_and_one_of_the_block_goes_first(tmp_path: Path, processes: int) -> None:
+    workers = Workers(dying(tmp_path), processes)
+    with pytest.raises(EhrseqError, match="is bad"), workers.beside(Dying.fail):
+        pass
+    with pytest.raises(OSError, match="full"), workers.beside(Dying.fail):
+        raise OSError("full")
 
 
 def test_an_error_keeps_its_parts_between_processes() -> None:

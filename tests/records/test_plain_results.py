@@ -39,8 +39,8 @@ def test_every_result_of_a_real_preparation_comes_back(sim_data: Path, tmp_path:
     results = list[Any]()
     plain = parallel.Workers.in_order
 
-    def kept(self: Any, method: Any, items: Any) -> Any:
-        for result in plain(self, method, items):
+    def kept(self: Any, method: Any, items: Any, *, mapped: bool = False) -> Any:
+        for result in plain(self, method, items, mapped=mapped):
             results.append(result)
             yield from_bytes(to_bytes(result), where="a result")
 
@@ -57,6 +57,10 @@ def test_every_result_of_a_real_preparation_comes_back(sim_data: Path, tmp_path:
 
 def through_file(value: Any, path: Path) -> Any:
     """What comes back from a file of `write_result`."""
+    write_result(value, path)
+    mapped = read_result(path, mapped=True)
+    path.unlink()  # arrays that lie in it stay
+    assert same(mapped, value)
     write_result(value, path)
     return read_result(path)
 

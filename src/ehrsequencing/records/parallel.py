@@ -5,16 +5,19 @@ being made, and the first process adds them up, or appends them to files, in ord
 """
 
 import itertools
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from joblib.externals.loky import get_reusable_executor
@@ -73,15 +76,25 @@ class Workers:
         """Where the first pass keeps the rows of a shard."""
         return self.work.folder / KEPT / f"{number}.rows"
 
-    def shards_at_once(self, shards: int) -> int:
-        """How many shards one call of the first pass takes.
+    def calls(self, shards: int) -> Iterator[slice]:
+        """The shards of each call of the first pass: every process gets as many calls, of about as many shards.
 
         Samples are bounded, so that of several shards is hardly larger than that of one: fewer calls return less.
         """
-        return max(1, min(_SHARDS_AT_ONCE, shards // (_CALLS_PER_PROCESS * self.processes)))
+        most = max(1, min(_SHARDS_AT_ONCE, shards // (_CALLS_PER_PROCESS * self.processes)))
+        rounds = math.ceil(shards / (most * self.processes))
+        bounds = np.linspace(0, shards, min(shards, rounds * self.processes) + 1).astype(int)
+        return itertools.starmap(slice, itertools.pairwise(bounds.tolist()))
 
-    def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
+    def in_order(
+        self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]], *, mapped: bool = False
+    ) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item; results come in the items' order.
+
+        Args:
+            method: Of `ShardWork`.
+            items: The arguments of each call.
+            mapped: Whether arrays may be read-only and lie in files (`read_result`), for results that are soon dropped.
 
         Raises:
             EhrseqError: What the first failing item raises, or a process was killed.
@@ -92,28 +105,49 @@ class Workers:
         if self.engine.is_cluster:
             yield from self._on_cluster(method.__name__, iter(items))
             return
-        try:
-            yield from self._in_processes(method.__name__, iter(items))
-        except BrokenProcessPool as error:
-            fix = "use fewer processes if memory ran out"
-            raise EhrseqError("a process was killed during its work", where="prepare", fix=fix) from error
+        with _killed():
+            yield from self._in_processes(method.__name__, iter(items), mapped)
 
-    def _in_processes(self, method: str, items: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
+    @contextmanager
+    def beside(self, method: Callable[..., None], *item: Any) -> Iterator[None]:
+        """Call a method of `ShardWork` while the block runs, if there are processes here that can; else after it.
+
+        Raises:
+            EhrseqError: What the method raises, or its process was killed.
+        """
+        if self.processes == 1 or self.engine.is_cluster:
+            yield
+            method(self.work, *item)
+            return
+        with _killed():
+            call = self._executor().submit(_call, method.__name__, item)
+            try:
+                yield
+            finally:
+                wait([call])
+            if (error := call.result()) is not None:
+                raise error
+
+    def _executor(self) -> Any:
+        """The processes, started where they are not running."""
+        return get_reusable_executor(
+            self.processes, timeout=_IDLE, initializer=_start, initargs=(self.work,), env=_ONE_THREAD
+        )
+
+    def _in_processes(self, method: str, items: Iterator[tuple[Any, ...]], mapped: bool) -> Iterator[Any]:
         """Results come through files: through a pipe, both processes would copy them, and wait for each other."""
         folder = self.work.folder / KEPT
         folder.mkdir(exist_ok=True)
-        executor = get_reusable_executor(
-            self.processes, timeout=_IDLE, initializer=_start, initargs=(self.work,), env=_ONE_THREAD
-        )
+        executor = self._executor()
         waiting = deque[tuple[Path, Future[EhrseqError | None]]]()
         try:
             for number, item in enumerate(items):
                 path = folder / f"{number}.result"
                 waiting.append((path, executor.submit(_call, method, item, path)))
                 if len(waiting) >= _WAITING * self.processes:
-                    yield _taken(*waiting.popleft())
+                    yield _taken(*waiting.popleft(), mapped)
             while waiting:
-                yield _taken(*waiting.popleft())
+                yield _taken(*waiting.popleft(), mapped)
         finally:
             wait([call for _, call in waiting if not call.cancel()])  # after an error: nobody writes there any more
 
@@ -141,18 +175,28 @@ class Workers:
         raise EhrseqError("the cluster failed", where=f"--engine {self.engine.kind}", fix=fix) from last
 
 
-def _result(error: EhrseqError | None, path: Path) -> Any:
+@contextmanager
+def _killed() -> Iterator[None]:
+    """A clear error where a process was killed."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        fix = "use fewer processes if memory ran out"
+        raise EhrseqError("a process was killed during its work", where="prepare", fix=fix) from error
+
+
+def _result(error: EhrseqError | None, path: Path, *, mapped: bool = False) -> Any:
     """The result of a call that has ended."""
     if error is not None:
         raise error
-    result = read_result(path)
+    result = read_result(path, mapped=mapped)
     path.unlink()
     return result
 
 
-def _taken(path: Path, call: "Future[EhrseqError | None]") -> Any:
+def _taken(path: Path, call: "Future[EhrseqError | None]", mapped: bool) -> Any:
     """The result of a call, when it is there."""
-    return _result(call.result(), path)
+    return _result(call.result(), path, mapped=mapped)
 
 
 _work: ShardWork  # of a worker process
@@ -188,13 +232,15 @@ def _call_on(work: ShardWork, method: str, call: tuple[tuple[Any, ...], Path]) -
     return None
 
 
-def _call(method: str, item: tuple[Any, ...], path: Path) -> EhrseqError | None:
-    """Runs in a worker, and writes the result to a file.
+def _call(method: str, item: tuple[Any, ...], path: Path | None = None) -> EhrseqError | None:
+    """Runs in a worker, and writes the result to a file, if it is to have one.
 
     An error is returned, so that the first item's is raised, not the first in time.
     """
     try:
-        write_result(getattr(_work, method)(*item), path)
+        result = getattr(_work, method)(*item)
+        if path is not None:
+            write_result(result, path)
     except EhrseqError as error:
         return error
     return None

@@ -9,11 +9,12 @@ The classes that a file may name are listed here, and are filled without being c
 import io
 import json
 import math
+import mmap
 import zipfile
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,12 +98,32 @@ def write_result(result: Any, path: Path) -> None:
             file.write(np.ascontiguousarray(array).data)
 
 
-def read_result(path: Path) -> Any:
-    """The result that `write_result` wrote; each array has memory of its own."""
+def read_result(path: Path, *, mapped: bool = False) -> Any:
+    """The result that `write_result` wrote.
+
+    Args:
+        path: The file.
+        mapped: Whether its arrays stay in the file, read-only, which takes disk until the last one is dropped, even
+            if the file was removed. Otherwise each array has memory of its own.
+    """
     with open(path, "rb") as file:
         text, kinds = json.loads(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
-        arrays = [np.fromfile(file, kind, math.prod(shape)).reshape(shape) for kind, shape in kinds]
+        if mapped:
+            arrays = _mapped(file, kinds)
+        else:
+            arrays = [np.fromfile(file, kind, math.prod(shape)).reshape(shape) for kind, shape in kinds]
     return _restored(text, arrays)
+
+
+def _mapped(file: IO[bytes], kinds: list[tuple[str, list[int]]]) -> list[NDArray[Any]]:
+    """The arrays from the file's place on, without a copy."""
+    arrays, start = list[NDArray[Any]](), file.tell()
+    content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    for kind, shape in kinds:
+        stop = start + np.dtype(kind).itemsize * math.prod(shape)
+        arrays.append(content[start:stop].view(kind).reshape(shape))
+        start = stop
+    return arrays
 
 
 def _plain(value: Any, arrays: list[NDArray[Any]]) -> Any:

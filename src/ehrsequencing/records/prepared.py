@@ -36,7 +36,7 @@ from ehrsequencing.records.parallel import Workers, count_processes, count_rows
 from ehrsequencing.records.row_store import KeptRows, keep, ranges
 from ehrsequencing.records.shard_work import CODES, KEPT, EncodedShard, ShardWork
 from ehrsequencing.records.splits import split_lookup, split_source
-from ehrsequencing.records.store import ArrayAppender, open_arrays, write_cohort
+from ehrsequencing.records.store import ArrayAppender, open_arrays
 from ehrsequencing.records.survey import Part, Progress, Steps, Survey, survey
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -158,7 +158,7 @@ class PrepareJob:
         fit, fixes, done = fitted.found.part.fit, fitted.fixes, 0
         with ExitStack() as stack:
             writers = _Writers(folder, self.tasks, stack)
-            for done, pieces in enumerate(workers.in_order(ShardWork.encode, self.items(fitted)), start=1):  # noqa: B007
+            for done, pieces in enumerate(workers.in_order(ShardWork.encode, self.items(fitted), mapped=True), start=1):  # noqa: B007
                 for piece in pieces:
                     writers.add(piece, fixes)
                 self.tick()
@@ -169,12 +169,12 @@ class PrepareJob:
             if task.outcomes is not None:
                 task_folder, events = folder / "tasks" / task.name, folder / KEPT / OUTCOMES / task.name
                 choices[task.name] = choose_outcomes(task_folder, events, task, list(fit.number), self.parents)
-        shutil.rmtree(folder / KEPT)
+        with workers.beside(ShardWork.write_cohorts):
+            shutil.rmtree(folder / KEPT)
         write_settings(folder / "config.yaml", self.study, only=SECTIONS)
         for task, tally in zip(self.tasks, writers.tallies, strict=True):
             task_folder = folder / "tasks" / task.name
             write_settings(task_folder / "task.yaml", task)
-            write_cohort(folder, task.name)
             write_json(task_folder / "attrition.json", tally.as_json(choices.get(task.name)))
         late = self.reader.late
         write_manifest(folder, {
@@ -222,8 +222,7 @@ class _FitAndKeep(Part):
             yield from super().shards(reader)
             return
         shards = [(path, self.workers.kept_path(number)) for number, path in enumerate(reader.shards)]
-        size = self.workers.shards_at_once(len(shards))
-        items = ((shards[first : first + size], reader.late) for first in range(0, len(shards), size))
+        items = ((shards[some], reader.late) for some in self.workers.calls(len(shards)))
         for found in self.workers.in_order(ShardWork.fit, items):
             self.fit.merge(found.part)
             reader.fixes.merge(found.fixes)

@@ -25,6 +25,7 @@ from ehrsequencing.records.meds import SPLITS, MedsReader
 from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.row_store import KeptRows, keep, read_kept
 from ehrsequencing.records.splits import SplitLookup
+from ehrsequencing.records.store import write_cohort
 from ehrsequencing.records.survey import TrainingFit
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -81,10 +82,7 @@ class ShardWork:
             shards: Each shard, and the file that its rows are kept in.
             late: Which rows are late.
         """
-        reader, part = (
-            copy(self.reader),
-            self.new_fit(),
-        )  # this may run in the first process, whose reader stays as it is
+        reader, part = copy(self.reader), self.new_fit()  # of the first process, the reader stays as it is
         reader.fixes, reader.late = FixLog(), late
         kept, days, numbers = list[KeptRows](), list[DayCounts](), list[Ints]()
         for path, file in shards:
@@ -101,6 +99,11 @@ class ShardWork:
             self._encode(make_record(events, excluded=self.excluded, settings=self.study.visits), dataset_end_us)
             for events in read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
         ]
+
+    def write_cohorts(self) -> None:
+        """After the second pass: each task's table of prediction times."""
+        for builder in self.builders:
+            write_cohort(self.folder, builder.task.name)
 
     def _encode(self, record: Record, dataset_end_us: int) -> EncodedShard:
         """Encode visits and each task's prediction times; subjects come split by split."""

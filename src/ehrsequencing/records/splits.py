@@ -121,17 +121,21 @@ def _from_file(path: Path) -> Assigned:
     if not {"subject_id", "split"} <= set(table.column_names):
         raise EhrseqError("needs the columns subject_id and split", where=str(path), fix="see the MEDS schema")
     ids = subject_ids(table["subject_id"], path).to_numpy()
-    names = table["split"].to_pylist()
-    unknown = [row for row, name in enumerate(names) if name not in SPLITS]
-    if unknown:
-        word = names[unknown[0]]
+    words = table["split"].combine_chunks().dictionary_encode()
+    number = [SPLITS.index(word) if word in SPLITS else -1 for word in words.dictionary.to_pylist()]
+    place = pc.fill_null(words.indices, len(number)).to_numpy(zero_copy_only=False)
+    split = np.array([*number, -1], dtype=np.int8)[place]
+    if len(unknown := np.flatnonzero(split < 0)):
+        word = words[int(unknown[0])].as_py()
         shown = f" {word!r}" if word in _OTHER_SPLITS else ""  # anything else may be a patient's
         fix = f"use {', '.join(SPLITS)}"
         raise EhrseqError(f"unknown split{shown}", where=f"{path}, row {unknown[0]}", fix=fix)
-    pairs = np.unique(np.stack([ids, np.array([SPLITS.index(name) for name in names], dtype=np.int64)]), axis=1)
-    if len(np.unique(pairs[0])) != pairs.shape[1]:
+    order = np.argsort(ids, kind="stable")
+    ids, split = ids[order], split[order]
+    opens = opens_run(ids)
+    if (opens_run(ids, split) & ~opens).any():
         raise EhrseqError("a subject is in two splits", where=str(path), fix="keep one row per subject")
-    return pairs[0], pairs[1].astype(np.int8)
+    return ids[opens], split[opens]
 
 
 def _folder(path: Path, data: Path) -> str:

@@ -87,11 +87,13 @@ class SharedWorkers(Workers):
         """Where the first pass keeps the rows of a shard: each worker has names of its own."""
         return self.shared.folder / "rows" / f"{self._passes}-{number}-{this_process()}.rows"
 
-    def shards_at_once(self, shards: int) -> int:
-        """One: the pieces must be the same for all workers, however many they are."""
-        return 1
+    def calls(self, shards: int) -> Iterator[slice]:
+        """One for each shard: the pieces must be the same for all workers, however many they are."""
+        return (slice(number, number + 1) for number in range(shards))
 
-    def in_order(self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
+    def in_order(
+        self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]], *, mapped: bool = False
+    ) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item that has no result, then yield all results in order."""
         for piece in self.help(method, items):
             yield self.shared.load(piece)
