@@ -181,7 +181,7 @@ def _killed() -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool as error:
-        fix = "use fewer processes if memory ran out"
+        fix = "if memory ran out, let it use fewer cores (taskset -c 0 ehrseq prepare …): each has a process"
         raise EhrseqError("a process was killed during its work", where="prepare", fix=fix) from error
 
 
