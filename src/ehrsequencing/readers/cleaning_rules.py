@@ -258,9 +258,10 @@ def role_mask(rows: pa.Table, *roles: Role) -> Bools:
 
 
 def _among_roles(role: Ints, roles: tuple[Role, ...]) -> Bools:
-    wanted = np.zeros(len(Role), dtype=bool)
-    wanted[[int(one) for one in roles]] = True
-    return wanted[role]
+    found: Bools = role == roles[0]
+    for one in roles[1:]:
+        found |= role == one
+    return found
 
 
 def _timestamps(us: Ints) -> pa.Array:

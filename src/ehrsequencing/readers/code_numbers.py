@@ -1,7 +1,7 @@
 """Codes as numbers: the writer keeps each distinct code once, and its rows hold numbers of four bytes."""
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ehrsequencing.readers.rows import encoded
 
@@ -10,16 +10,15 @@ class CodeNumbers:
     """Numbers the codes of an import in the order in which they are met."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self.texts = pa.array([], pa.string())  # the codes by number
 
     def of(self, code: pa.ChunkedArray) -> pa.Array:
         """(n,) int32 numbers of codes, null for null."""
         places = encoded(code)
-        texts = places.dictionary.to_pylist()
-        numbers = np.array([self._numbers.setdefault(text, len(self._numbers)) for text in texts], dtype=np.int32)
-        return pa.array(numbers).take(places.indices)
-
-    @property
-    def texts(self) -> pa.Array:
-        """The codes by number."""
-        return pa.array(list(self._numbers), pa.string())
+        texts = places.dictionary.cast(pa.string())
+        numbers = pc.index_in(texts, self.texts)
+        new = texts.filter(pc.and_(numbers.is_null(), texts.is_valid()))
+        if len(new):
+            self.texts = pa.concat_arrays([self.texts, pc.unique(new)])
+            numbers = pc.index_in(texts, self.texts)
+        return numbers.take(places.indices)
