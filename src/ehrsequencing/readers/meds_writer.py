@@ -35,12 +35,12 @@ BUCKETS = 128
 FLUSH_ROWS = 500_000  # rows held before they are spilled, and the least that a shard is cut from
 REPORT = "import_report.json"
 OPEN_YEAR = 2050  # an end before this year is never taken for "not ended yet"
+YEAR_GAP = 10  # dates after so many years without a row are taken for wrong
 _LAYOUT = {
     "use_dictionary": ["subject_id", "code", "text_value"],  # whose values recur within a file
     "write_statistics": ["subject_id", "time"],  # which queries choose rows by
-    "store_schema": False,
+    "store_schema": False,  # `_write_data` stores another
 }
-YEAR_GAP = 10  # dates after so many years without a row are taken for wrong
 
 
 class CodeFacts(NamedTuple):
@@ -238,7 +238,7 @@ def _with_ancestors(facts: Mapping[str, CodeFacts], codes: set[str]) -> dict[str
 
 
 def _write_data(path: Path, rows: pa.Table) -> None:
-    """Write MEDS rows whose codes are of a dictionary. Parquet takes it as it is, which saves a third of the time.
+    """Write MEDS rows whose codes are of a dictionary. Parquet takes it as it is, which saves half of the time.
 
     The file says that its codes are plain text, as MEDS wants them, and holds no code without a row.
     """
