@@ -148,4 +148,4 @@ def _kind(arm: str) -> int:
     """Which mark: 0 for what was pretrained, 1 for trees, 2 for networks from scratch, 3 for null controls."""
     if "-shuffled" in arm or "-other_pairs" in arm:
         return 3
-    return {"trees": 1, "scratch": 2}.get(arm.split(",")[0].split("[")[0], 0)
+    return {"trees": 1, "scratch": 2, "scratch_long": 2}.get(arm.split(",")[0].split("[")[0], 0)
