@@ -26,7 +26,7 @@ test-all: .venv/dev
 	EXAMPLES=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --doctest-modules --override-ini "addopts=-q --strict-markers --strict-config" -m "not faults" src tests
 
 # The lowest supported versions, in an environment of their own. Oracles that need newer packages are left out, and those versions' own deprecations.
-LOWEST := records metrics config models cli test_batch.py test_predict.py test_run_files.py test_storage.py
+LOWEST := records metrics config models cli batches core prediction
 test-lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -m pip install --quiet -c constraints-lowest.txt -e ".[fhir,omop,notebook]" pytest pytest-xdist hypothesis lifelines polars
@@ -35,7 +35,7 @@ test-lowest:
 
 # Kills, full disks and damaged files in great number, with what docs/reliability.md promises.
 test-faults: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -rP -m "faults or not slow" tests/faults tests/test_storage.py tests/test_locks.py tests/test_manifests.py tests/test_run_files.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -rP -m "faults or not slow" tests/faults tests/core tests/prediction/test_run_files.py
 
 # An hour of training, predicting and serving: memory and descriptors must be flat (make soak SECONDS_OF_SOAK=300 for a look).
 soak: .venv/dev
@@ -43,7 +43,7 @@ soak: .venv/dev
 
 # The notebooks of examples/, on few patients.
 notebooks: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/notebook/test_notebooks.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow tests/api/test_notebooks.py
 
 # Broken models: each breaks one thing, and a test must see it.
 mutants: .venv/dev

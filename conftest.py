@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-_NEED_FILES = ("ehrsequencing/notebook", "docs/python.md")  # whose examples name files
+_NEED_FILES = ("ehrsequencing/api", "docs/python.md")  # whose examples name files
 _TASK = """
 name: hf
 index:      {code: ENROLLMENT, which: first}

@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing import __version__
+from ehrsequencing.core.version import __version__
 
 
-def cpu_of(script: str, *arguments: object, python: str = sys.executable) -> tuple[str, dict[str, float]]:
+def cpu_of(
+    script: str, *arguments: object, python: str = sys.executable
+) -> tuple[str, dict[str, float]]:
     """Run a script in a process of its own.
 
     Returns:
@@ -36,7 +38,10 @@ def cpu_of(script: str, *arguments: object, python: str = sys.executable) -> tup
             raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
         wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
         printed.seek(0)
-        used = {"user_s": after.ru_utime - before.ru_utime, "system_s": after.ru_stime - before.ru_stime}
+        used = {
+            "user_s": after.ru_utime - before.ru_utime,
+            "system_s": after.ru_stime - before.ru_stime,
+        }
         return printed.read(), {**used, "wall_s": wall, "own_gib": own}
 
 

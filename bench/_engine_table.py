@@ -30,7 +30,14 @@ class Goal:
 
 
 def _ratio(slow: str, fast: str, shape: str, mode: str, dim: int) -> dict[str, object]:
-    return {"section": "ratio", "slow": slow, "fast": fast, "shape": shape, "mode": mode, "dim": dim}
+    return {
+        "section": "ratio",
+        "slow": slow,
+        "fast": fast,
+        "shape": shape,
+        "mode": mode,
+        "dim": dim,
+    }
 
 
 _DENSE, _RAGGED = "dense 50×30", "ragged truncated"
@@ -66,20 +73,39 @@ def goals_table(rows: list[Row]) -> str:
         for n in threads:
             wanted = {**goal.row, "threads": n}
             cells.append(
-                next((spread(row[goal.value], percent=goal.percent) for row in found_rows if _fits(row, wanted)), "")
+                next(
+                    (
+                        spread(row[goal.value], percent=goal.percent)
+                        for row in found_rows
+                        if _fits(row, wanted)
+                    ),
+                    "",
+                )
             )
-        lines.append(_line([goal.what, goal.must, goal.aim, *(cell or "not in this run" for cell in cells)]))
+        lines.append(
+            _line([goal.what, goal.must, goal.aim, *(cell or "not in this run" for cell in cells)])
+        )
     others = [""] * (len(threads) - 1)  # measured with one thread
     ingest = "5 M events per CPU-second, ≤ 0.6 GiB"
-    lines.append(_line(["cost against data, subjects", "within 15 %", "within 5 %", _worst_cost(rows), *others]))
-    lines.append(_line(["MEDS → prepared", ingest, "10 M, 0.4 GiB", "see bench/ingest.py", *others]))
+    lines.append(
+        _line(
+            ["cost against data, subjects", "within 15 %", "within 5 %", _worst_cost(rows), *others]
+        )
+    )
+    lines.append(
+        _line(["MEDS → prepared", ingest, "10 M, 0.4 GiB", "see bench/ingest.py", *others])
+    )
     return "\n".join(lines)
 
 
 def memory_ratio(rows: list[Row]) -> list[Row]:
     """Flat's peak over ours, both beyond what the imports take."""
     peaks = {row["contender"]: row["peak_mib"] for row in rows if row["section"] == "memory"}
-    return [{"section": "memory ratio", "ratio": [peaks["flat"] / peaks["ours"]] * 3, "threads": 1}] if peaks else []
+    return (
+        [{"section": "memory ratio", "ratio": [peaks["flat"] / peaks["ours"]] * 3, "threads": 1}]
+        if peaks
+        else []
+    )
 
 
 def ratios_table(rows: list[Row]) -> str:
@@ -88,12 +114,23 @@ def ratios_table(rows: list[Row]) -> str:
     pairs = list(dict.fromkeys((row["slow"], row["fast"]) for row in ratios))
     cells = list(dict.fromkeys(_cell(row) for row in ratios))
     lines = _header(
-        ["records", "", "size", "threads", "ours, µs per visit", *(f"{slow} ÷ {fast}" for slow, fast in pairs)]
+        [
+            "records",
+            "",
+            "size",
+            "threads",
+            "ours, µs per visit",
+            *(f"{slow} ÷ {fast}" for slow, fast in pairs),
+        ]
     )
     for cell in cells:
-        here = {(row["slow"], row["fast"]): spread(row["ratio"]) for row in ratios if _cell(row) == cell}
+        here = {
+            (row["slow"], row["fast"]): spread(row["ratio"]) for row in ratios if _cell(row) == cell
+        }
         ours = next(
-            row for row in rows if row["section"] == "step" and _cell(row) == cell and row["contender"] == "ours"
+            row
+            for row in rows
+            if row["section"] == "step" and _cell(row) == cell and row["contender"] == "ours"
         )
         shape, mode, dim, layers, threads = cell
         lines.append(_line([shape, mode, f"d{dim}, {layers} layers", str(threads), spread(ours["us_per_visit"]),
@@ -103,12 +140,16 @@ def ratios_table(rows: list[Row]) -> str:
 
 def sections_table(rows: list[Row]) -> str:
     """GEMM peaks, memory, the parts of training, and cost against data."""
-    return "\n\n".join(text for text in (_shares(rows), _memory(rows), _train(rows), _scaling(rows)) if text)
+    return "\n\n".join(
+        text for text in (_shares(rows), _memory(rows), _train(rows), _scaling(rows)) if text
+    )
 
 
 def _shares(rows: list[Row]) -> str:
     found = [row for row in rows if row["section"] == "share"]
-    lines = _header(["records", "size", "threads", "GEMM peak, GFLOP/s", "kFLOP per visit", "our share"])
+    lines = _header(
+        ["records", "size", "threads", "GEMM peak, GFLOP/s", "kFLOP per visit", "our share"]
+    )
     for row in found:
         lines.append(_line([row["shape"], f"d{row['dim']}, {row['layers']} layers", str(row["threads"]),
                             spread(row["peak_gflops"]), f"{row['kflops_per_visit'][1]:.0f}",
@@ -138,10 +179,18 @@ def _train(rows: list[Row]) -> str:
 def _scaling(rows: list[Row]) -> str:
     found = [row for row in rows if row["section"] == "scaling"]
     lines = _header(
-        ["subjects", "µs per subject and epoch", "÷ the smallest cohort's", "own memory, MiB", "peak RSS, MiB"]
+        [
+            "subjects",
+            "µs per subject and epoch",
+            "÷ the smallest cohort's",
+            "own memory, MiB",
+            "peak RSS, MiB",
+        ]
     )
     for row in found:
-        values = (row[name] for name in ("us_per_subject", "against_smallest", "own_mib", "peak_mib"))
+        values = (
+            row[name] for name in ("us_per_subject", "against_smallest", "own_mib", "peak_mib")
+        )
         lines.append(_line([f"{row['subjects']:,}", *(spread(value) for value in values)]))
     return "\n".join(lines) if found else ""
 
@@ -173,7 +222,9 @@ def _cell(row: Row) -> tuple[Any, ...]:
 
 def _fits(row: Row, wanted: dict[str, object]) -> bool:
     """A row without a number of threads was measured with one."""
-    return all(row.get(key, 1 if key == "threads" else None) == value for key, value in wanted.items())
+    return all(
+        row.get(key, 1 if key == "threads" else None) == value for key, value in wanted.items()
+    )
 
 
 def _header(names: list[str]) -> list[str]:

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from _measure import Clock, child, own_mib, peak_mib, quartiles
+from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import ModelConfig, StudyConfig, TrainingConfig
-from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import loop
@@ -25,7 +25,12 @@ EHRSEQ = Path(sys.executable).with_name("ehrseq")
 TASKS = Path(__file__).parents[1] / "examples" / "tasks"
 REAL = {"mimic4_demo": [], "physionet2012": ["visits.by=window", "visits.window=1h"]}
 EPOCHS = {"mimic4_demo": 5}  # 100 subjects: one epoch is over too soon
-INSIDE = ("forward", "backward", "optimiser")  # what a step has to do; the rest is what the program adds
+# what a step has to do; the rest is what the program adds
+INSIDE = (
+    "forward",
+    "backward",
+    "optimiser",
+)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -58,7 +63,9 @@ def copies(data: Path, out: Path, times: int) -> Path:
         table = pq.read_table(file)
         place = out / file.relative_to(data)
         if file == splits:
-            pq.write_table(pa.concat_tables([_moved(table, n * apart) for n in range(times)]), place)
+            pq.write_table(
+                pa.concat_tables([_moved(table, n * apart) for n in range(times)]), place
+            )
         elif "subject_id" in table.column_names:
             place.parent.mkdir(parents=True, exist_ok=True)
             for n in range(times):
@@ -69,7 +76,9 @@ def copies(data: Path, out: Path, times: int) -> Path:
 def _moved(table: pa.Table, by: int) -> pa.Table:
     column = table.column_names.index("subject_id")
     return table.set_column(
-        column, table.schema.field("subject_id"), pc.add(table["subject_id"], pa.scalar(by, pa.int64()))
+        column,
+        table.schema.field("subject_id"),
+        pc.add(table["subject_id"], pa.scalar(by, pa.int64())),
     )
 
 
@@ -81,20 +90,29 @@ def trainer_of(folder: Path, out: Path, *, size: str, epochs: int, **settings: A
     data = Prepared(folder)
     model = ModelConfig.model_validate({"size": size})
     training = TrainingConfig(epochs=epochs, patience=epochs, **settings)
-    return loop.Trainer(data, data.only_task(), out, study=StudyConfig(model=model, training=training))
+    return loop.Trainer(
+        data, data.only_task(), out, study=StudyConfig(model=model, training=training)
+    )
 
 
-def time_of_train(folder: Path, data: Path, *, subjects: int, repeats: int, quick: bool) -> list[Row]:
+def time_of_train(
+    folder: Path, data: Path, *, subjects: int, repeats: int, quick: bool
+) -> list[Row]:
     """Where the time of training goes: shares by part, on simulated records and on the real ones that are there."""
     sets = {"simulated": simulated(folder / "simulated", subjects)}
     for name, settings in REAL.items():
         if (data / f"{name}_meds").is_dir() and not quick:
-            sets[name] = prepared(data / f"{name}_meds", folder / name, TASKS / f"{name}.yaml", *settings)
+            sets[name] = prepared(
+                data / f"{name}_meds", folder / name, TASKS / f"{name}.yaml", *settings
+            )
     rows = []
     for name, found in sets.items():
         runs = [clocked(found, folder / "run", size="small" if quick else "medium", epochs=EPOCHS.get(name, 1))
                 for _ in range(repeats)]  # fmt: skip
-        parts = {part: quartiles([run.get(part, 0.0) / sum(run.values()) for run in runs]) for part in sorted(runs[0])}
+        parts = {
+            part: quartiles([run.get(part, 0.0) / sum(run.values()) for run in runs])
+            for part in sorted(runs[0])
+        }
         step = [sum(run[part] for part in (*INSIDE, "collate")) for run in runs]
         outside = [1 - sum(run[part] for part in INSIDE) / sum(run.values()) for run in runs]
         rows.append({
@@ -128,7 +146,9 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
 # ---- cost against number of subjects ---------------------------------------------------------------------------------
 
 
-def cost_of_subjects(folder: Path, cohorts: Sequence[int], *, repeats: int, script: Path) -> list[Row]:
+def cost_of_subjects(
+    folder: Path, cohorts: Sequence[int], *, repeats: int, script: Path
+) -> list[Row]:
     """Time of an epoch per subject, and the training process's own memory, for cohorts of copies of one another."""
     base = simulated(folder / "base", cohorts[0])
     sets = {cohorts[0]: base}
@@ -158,9 +178,14 @@ def cost_of_subjects(folder: Path, cohorts: Sequence[int], *, repeats: int, scri
 def one_training(folder: Path, *, epochs: int) -> Row:
     """In a process of its own: the epochs' median time per subject, tuning excluded, and memory."""
     out = folder.parent / f"{folder.name}-run"
-    trainer = trainer_of(folder, out, size="small", epochs=epochs, min_steps=1)  # or small cohorts get smaller steps
+    # or small cohorts get smaller steps
+    trainer = trainer_of(folder, out, size="small", epochs=epochs, min_steps=1)
     trainer.fit()
     history = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     shutil.rmtree(out)
     seconds = quartiles([row["seconds"] for row in history])[1]
-    return {"us_per_subject": 1e6 * seconds / len(trainer.loader), "peak_mib": peak_mib(), "own_mib": own_mib()}
+    return {
+        "us_per_subject": 1e6 * seconds / len(trainer.loader),
+        "peak_mib": peak_mib(),
+        "own_mib": own_mib(),
+    }

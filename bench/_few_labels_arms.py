@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from _league_tasks import FIRST_DIAGNOSES, TASKS, Place
-from ehrsequencing.arrays import Floats
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import StudyConfig, load_study, load_task
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.output_kinds import MANIFEST
 from ehrsequencing.evaluation.few_labels import FewLabels
-from ehrsequencing.output_kinds import MANIFEST
-from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import Timelines
@@ -27,10 +26,13 @@ from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.pretraining.loop import Pretrainer
 
 PANELS = TASKS | FIRST_DIAGNOSES
 CONTROLS = ("shuffled", "other_pairs", "everything", "renamed", "renamed_reworded")
-_ARM = re.compile(r"(?P<source>[a-z_+]+)(-(?P<control>[a-z_]+))?(/(?P<mode>full|frozen|lora))?(\[(?P<settings>.*)\])?")
+_ARM = re.compile(
+    r"(?P<source>[a-z_+]+)(-(?P<control>[a-z_]+))?(/(?P<mode>full|frozen|lora))?(\[(?P<settings>.*)\])?"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class Arm:
     @property
     def pretrained(self) -> str:
         """Folder of the pretrained model."""
-        learned = {"renamed": None, "renamed_reworded": "reworded"}.get(self.control or "", self.control)
+        learned = {"renamed": None, "renamed_reworded": "reworded"}.get(
+            self.control or "", self.control
+        )
         return "pretrained-" + self.source + (f"-{learned}" if learned else "")
 
 
@@ -106,7 +110,13 @@ class Site:
             simulate(self.folder / "data", subjects=self.subjects, seed=self.seed, config=knobs)
             task = load_task(self.folder / "data" / "task.yaml")
             study = load_study(None, [])
-            prepare(self.folder / "data", self.folder / "prepared", study=study, tasks=[task], processes=1)
+            prepare(
+                self.folder / "data",
+                self.folder / "prepared",
+                study=study,
+                tasks=[task],
+                processes=1,
+            )
         return Prepared(self.folder / "prepared")
 
     @property
@@ -160,18 +170,26 @@ class Site:
 
     def _trees(self, n: int | None) -> Floats:
         labels, labelled = self.labels(n), self.labels(n).labelled
-        train, stop = (labelled.records(self.task, s).take(labels.subjects(s)) for s in ("train", "tuning"))
+        train, stop = (
+            labelled.records(self.task, s).take(labels.subjects(s)) for s in ("train", "tuning")
+        )
         task, held_out = self.prepared.task(self.task), self.prepared.records(self.task, "held_out")
-        edges = Trainer(labelled, self.task, self.folder / "none", study=load_study(None, [])).config.edges_days
+        edges = Trainer(
+            labelled, self.task, self.folder / "none", study=load_study(None, [])
+        ).config.edges_days
         data = FittingData(task, self.prepared.vocabulary, train, stop, edges, self.seed)
         return BoostedVisits(data, trials=1).nll(held_out, np.arange(len(held_out)))
 
     def _network(self, arm: Arm, n: int | None, run: Path) -> tuple[Floats, dict[str, Any]]:
-        study = load_study(None, ["model.size=small", f"training.seed={self.seed}", *self.settings, *arm.settings])
+        study = load_study(
+            None, ["model.size=small", f"training.seed={self.seed}", *self.settings, *arm.settings]
+        )
         init: Pretrained | None = None
         if arm.mode is not None:
             init = self.pretrained(arm)
-            study = study.model_copy(update={"transfer": study.transfer.model_copy(update={"mode": arm.mode})})
+            study = study.model_copy(
+                update={"transfer": study.transfer.model_copy(update={"mode": arm.mode})}
+            )
         labels = self.labels(n)
         trainer = labels.trainer(run, study=study, init=init)
         if arm.source == "scratch_long":
@@ -181,13 +199,19 @@ class Site:
             trainer.fit(resume=run.is_dir())
         rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
         best = max(row["epoch"] for row in rows if row["best"])
-        facts = {"epochs": len(rows), "best_epoch": best, "steps": sum(row["steps"] for row in rows)}
+        facts = {
+            "epochs": len(rows),
+            "best_epoch": best,
+            "steps": sum(row["steps"] for row in rows),
+        }
         return labels.held_out_nll(run), facts
 
     def _as_long(self, study: StudyConfig, trainer: Trainer) -> StudyConfig:
         """As many epochs as pretraining had steps for, and no early end (the best epoch is kept all the same)."""
         pretrained = sorted(self.folder.glob("pretrained-*/history.jsonl"))
-        rows = [json.loads(line) for path in pretrained[:1] for line in path.read_text().splitlines()]
+        rows = [
+            json.loads(line) for path in pretrained[:1] for line in path.read_text().splitlines()
+        ]
         steps = sum(row["steps"] for row in rows)
         per_epoch = len(trainer.loader.shuffled(
             0, seed=0, visit_budget=trainer.budget, most_subjects=trainer.settings.subjects_per_step
@@ -204,16 +228,26 @@ class Site:
         folder = self.folder / arm.pretrained
         if not (folder / MANIFEST).is_file():
             named = "{" + ", ".join(f"{name}: 1.0" for name in arm.source.split("+")) + "}"
-            asked = ["model.size=small", f"training.seed={self.seed}", *self.settings, *self.pretraining]
+            asked = [
+                "model.size=small",
+                f"training.seed={self.seed}",
+                *self.settings,
+                *self.pretraining,
+            ]
             asked += ["pretraining.exclude=none"] if arm.control == "everything" else []
             study = load_study(None, [*asked, f"pretraining.objectives={named}"])
             texts = read_descriptions(Path(self.prepared.manifest["data_path"]))
             if arm.control == "renamed_reworded":
                 texts = {code: reworded(text) for code, text in texts.items()}
-            trainer = Pretrainer(self.prepared, folder, study=study, task_name=self.task, descriptions=texts)
+            trainer = Pretrainer(
+                self.prepared, folder, study=study, task_name=self.task, descriptions=texts
+            )
             for loader in (trainer.loader, trainer.tuning_loader):
                 loader.timelines = self._changed(loader.timelines, arm.control)
-            trainer.train, trainer.tuning = trainer.loader.timelines, trainer.tuning_loader.timelines
+            trainer.train, trainer.tuning = (
+                trainer.loader.timelines,
+                trainer.tuning_loader.timelines,
+            )
             trainer.fit(resume=folder.is_dir())
         source = Pretrained(folder)
         if arm.control in ("renamed", "renamed_reworded"):
@@ -227,7 +261,9 @@ class Site:
             return replace(timelines, codes=timelines.codes[order], values=timelines.values[order])
         if control == "other_pairs":  # A_k goes with another B in these records
             vocabulary = self.prepared.vocabulary
-            partners = [token for code, token in vocabulary.index.items() if code.startswith("RX//B")]
+            partners = [
+                token for code, token in vocabulary.index.items() if code.startswith("RX//B")
+            ]
             new = np.arange(len(vocabulary), dtype=timelines.codes.dtype)
             new[partners] = np.roll(partners, 1)
             return replace(timelines, codes=new[timelines.codes])
@@ -242,7 +278,9 @@ def reworded(text: str) -> str:
 def rename(source: Pretrained) -> None:
     """Give every code of a pretrained model another name; it keeps its description."""
     names = {code: f"SITE//{number}" for number, code in enumerate(sorted(source.vocabulary.index))}
-    source.descriptions = {names[code]: text for code, text in source.descriptions.items() if code in names}
+    source.descriptions = {
+        names[code]: text for code, text in source.descriptions.items() if code in names
+    }
     source.vocabulary = _renamed(source.vocabulary, names)
 
 

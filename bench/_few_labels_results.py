@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.storage import read_json, write_bytes
 from ehrsequencing.evaluation.few_labels import paired_gain
-from ehrsequencing.storage import read_json, write_bytes
 
 FOLDER = Path(__file__).parent / "results" / "few_labels"
 DIGITS = 6
@@ -63,7 +63,12 @@ def finished(out: Path) -> list[Row]:
             continue
         subjects = np.array(json.loads((seed / "subjects.json").read_text()))
         sizes = {n for _, n in arms if n is not None}
-        arms |= {(f"{arm}, all labels", n): arms[arm, None] for arm, m in tuple(arms) if m is None for n in sizes}
+        arms |= {
+            (f"{arm}, all labels", n): arms[arm, None]
+            for arm, m in tuple(arms)
+            if m is None
+            for n in sizes
+        }
         trees = arms.get(("trees", None))
         for (arm, n), nll in arms.items():
             if (base := arms.get(("scratch", n))) is not None:
@@ -76,7 +81,13 @@ def finished(out: Path) -> list[Row]:
 def kept() -> list[Row]:
     """The lines that the repository has."""
     return [
-        Row(**{**one, "gain": tuple(one["gain"]), "over_trees": one["over_trees"] and tuple(one["over_trees"])})
+        Row(
+            **{
+                **one,
+                "gain": tuple(one["gain"]),
+                "over_trees": one["over_trees"] and tuple(one["over_trees"]),
+            }
+        )
         for path in sorted(FOLDER.glob("*.json"))
         for one in read_json(path)["rows"]
     ]

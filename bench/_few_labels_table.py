@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from _few_labels_results import Pair, Row
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.reporting.chart import Chart, ticks
 from ehrsequencing.reporting.report import standalone
 
@@ -98,7 +98,10 @@ def markdown(found: Sequence[Result]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
-        base, same = one.arm == "scratch", one.arm == "trees, all labels" or (one.arm, one.n) == ("trees", None)
+        base, same = (
+            one.arm == "scratch",
+            one.arm == "trees, all labels" or (one.arm, one.n) == ("trees", None),
+        )
         lines.append("| " + " | ".join((
             one.panel, "all" if one.n is None else f"{one.n:,}", f"`{one.arm}`", str(len(one.nll)),
             f"{one.nll.mean():.4f}", "" if base else str(one.gain),
@@ -117,7 +120,9 @@ def figure(found: Sequence[Result]) -> str:
     shown = [
         one
         for one in found
-        if one.n is not None and one.arm != "scratch" and "[" not in one.arm.replace(_BLEND, "").split(",")[0]
+        if one.n is not None
+        and one.arm != "scratch"
+        and "[" not in one.arm.replace(_BLEND, "").split(",")[0]
     ]
     if not shown:
         return ""
@@ -129,16 +134,22 @@ def figure(found: Sequence[Result]) -> str:
     chart = Chart(_WIDTH, height, (low - pad, high + pad), left=_LEFT, top=6)
     chart.verticals(ticks(chart.x.low, chart.x.high), "grid")
     chart.verticals([0.0], "reference")
-    chart.x_axis("NLL gained over from-scratch training with as many labels", lambda value: f"{value:+.2f}")
+    chart.x_axis(
+        "NLL gained over from-scratch training with as many labels", lambda value: f"{value:+.2f}"
+    )
     y = chart.y.high
     for n in sizes:
         chart.margin_text(4, y + 15, f"{n:,} labelled subjects", "strong")
         y += _HEAD
-        for one in sorted((one for one in shown if one.n == n), key=lambda one: -one.gain.interval[0]):
+        for one in sorted(
+            (one for one in shown if one.n == n), key=lambda one: -one.gain.interval[0]
+        ):
             name, (mean, *ends) = one.arm.replace(_BLEND, ", blend"), one.gain.interval
             chart.margin_text(14, y + _ROW / 2, name)
             chart.whisker(_kind(one.arm), (ends[0], ends[1]), (y + _ROW / 2, y + _ROW / 2))
-            chart.mark(_kind(one.arm), mean, y + _ROW / 2, f"{name}, {n:,} labels: {one.gain}", size=3.8)
+            chart.mark(
+                _kind(one.arm), mean, y + _ROW / 2, f"{name}, {n:,} labels: {one.gain}", size=3.8
+            )
             chart.told.append(f"{name}, {n:,} labels: {one.gain}")
             y += _ROW
     return standalone(chart.svg(f"What pretraining gains: {shown[0].panel}"))

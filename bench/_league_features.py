@@ -71,14 +71,25 @@ class Events:
         subject = table["subject_id"].to_numpy()
         order = np.lexsort((time, subject))
         code = names.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        return cls(subject[order], time[order], code[order], number[order], tuple(names.dictionary.to_pylist()))
+        return cls(
+            subject[order],
+            time[order],
+            code[order],
+            number[order],
+            tuple(names.dictionary.to_pylist()),
+        )
 
 
 NO_TIME = np.iinfo(np.int64).min
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    kinds = {"subject_id": pa.int64(), "time": pa.timestamp("us"), "code": pa.string(), "numeric_value": pa.float64()}
+    kinds = {
+        "subject_id": pa.int64(),
+        "time": pa.timestamp("us"),
+        "code": pa.string(),
+        "numeric_value": pa.float64(),
+    }
     return pa.table({name: table[name].cast(kind) for name, kind in kinds.items()})
 
 
@@ -101,7 +112,9 @@ def known_events(events: Events, subject_id: Array, prediction_us: Array) -> Kno
     end = np.searchsorted(events.subject_id, subject_id, side="right")
     stop = np.empty_like(end)
     for row, (first, last) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
-        stop[row] = first + np.searchsorted(events.time_us[first:last], prediction_us[row], side="right")
+        stop[row] = first + np.searchsorted(
+            events.time_us[first:last], prediction_us[row], side="right"
+        )
     size = stop - begin
     row = np.repeat(np.arange(len(size)), size)
     event = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size) + np.repeat(begin, size)
@@ -130,8 +143,12 @@ class Columns:
 
         codes = frequent(timed)
         has = ~np.isnan(events.number[known.event]) & timed
-        share = np.bincount(code[has], minlength=size) / np.maximum(np.bincount(code[timed], minlength=size), 1)
-        return cls(tuple(frequent(~timed)), tuple(codes), tuple(one for one in codes if share[one] > 0.5))
+        share = np.bincount(code[has], minlength=size) / np.maximum(
+            np.bincount(code[timed], minlength=size), 1
+        )
+        return cls(
+            tuple(frequent(~timed)), tuple(codes), tuple(one for one in codes if share[one] > 0.5)
+        )
 
     def names(self, events: Events) -> tuple[str, ...]:
         """(F,) names of the features."""
@@ -243,7 +260,13 @@ class Bins:
 
 
 def visits(
-    events: Events, subject_id: Array, prediction_us: Array, *, age_years: Array, bins: Bins, window_days: float
+    events: Events,
+    subject_id: Array,
+    prediction_us: Array,
+    *,
+    age_years: Array,
+    bins: Bins,
+    window_days: float,
 ) -> list[list[list[str]]]:
     """Each row's past as a list of visits of code names: codes without a time and the age's decade are the first.
 
@@ -260,13 +283,18 @@ def visits(
     known = known_events(events, subject_id, prediction_us)
     names = np.array(events.codes, dtype=object)[events.code[known.event]]
     for one, edges in bins.edges.items():
-        which = np.flatnonzero((events.code[known.event] == one) & ~np.isnan(events.number[known.event]))
+        which = np.flatnonzero(
+            (events.code[known.event] == one) & ~np.isnan(events.number[known.event])
+        )
         quintile = 1 + np.searchsorted(edges, events.number[known.event[which]], side="right")
         names[which] = [f"{events.codes[one]}//Q{q}" for q in quintile.tolist()]
     timed = events.time_us[known.event] != NO_TIME
-    window = np.where(timed, np.floor_divide(events.time_us[known.event], round(window_days * DAY_US)), NO_TIME)
+    window = np.where(
+        timed, np.floor_divide(events.time_us[known.event], round(window_days * DAY_US)), NO_TIME
+    )
     out: list[list[list[str]]] = [
-        [[f"AGE//{int(age // 10)}" if not np.isnan(age) else "AGE//unknown"]] for age in age_years.tolist()
+        [[f"AGE//{int(age // 10)}" if not np.isnan(age) else "AGE//unknown"]]
+        for age in age_years.tolist()
     ]
     last = [NO_TIME] * len(out)
     for row, when, name in zip(known.row.tolist(), window.tolist(), names.tolist(), strict=True):

@@ -10,10 +10,10 @@ from typing import Any
 from _league_tasks import FOREIGN, NAMES, OURS, Place
 from contenders.exchange import FACTS, PREDICTIONS
 from ehrsequencing.config import format_days
+from ehrsequencing.core.storage import digest, read_json, sha256, write_json
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.file_risks import people
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.storage import digest, read_json, sha256, write_json
 
 COLUMNS = {"nll": "NLL", "ipa": "IPA", "c": "C", "auc": "AUC", "oe": "O/E"}
 COMPARED = ("nll", "ipa", "c")
@@ -67,7 +67,13 @@ class Scored:
 
     def _find(self, rows: Sequence[Row], model: str, metric: str) -> Row | None:
         landmark, horizon = self.place.one.shown_days
-        wanted = (model, metric, landmark, None if metric == "nll" else horizon, self.place.question.causes[0])
+        wanted = (
+            model,
+            metric,
+            landmark,
+            None if metric == "nll" else horizon,
+            self.place.question.causes[0],
+        )
         keys = ("model", "metric", "landmark_days", "horizon_days", "cause")
         return next((row for row in rows if tuple(row[key] for key in keys) == wanted), None)
 
@@ -75,14 +81,21 @@ class Scored:
 def score_place(place: Place, *, resamples: int) -> Scored:
     """Score every file of one division together; what was scored of the same files before is read again."""
     done = {
-        model: read_json(place.folder / model / FACTS) for model in NAMES if (place.folder / model / FACTS).is_file()
+        model: read_json(place.folder / model / FACTS)
+        for model in NAMES
+        if (place.folder / model / FACTS).is_file()
     }
     nothing = Scored(place, done, [], {})
     if not done:
         return nothing
     files = {model: place.folder / model / PREDICTIONS for model in done}
     mark = digest(
-        [SCORES_FORMAT, resamples, place.one.censoring, {model: sha256(path) for model, path in files.items()}]
+        [
+            SCORES_FORMAT,
+            resamples,
+            place.one.censoring,
+            {model: sha256(path) for model, path in files.items()},
+        ]
     )
     kept = place.folder / "scores.json"
     found = read_json(kept) if kept.is_file() else {}
@@ -92,7 +105,9 @@ def score_place(place: Place, *, resamples: int) -> Scored:
     return Scored(place, done, found["metrics"], found["differences"])
 
 
-def _scores(place: Place, done: Scored, files: Mapping[str, Any], *, resamples: int) -> dict[str, Any]:
+def _scores(
+    place: Place, done: Scored, files: Mapping[str, Any], *, resamples: int
+) -> dict[str, Any]:
     """Metrics of all models, the differences of ours to all, and those of our other model to the strongest rival."""
     given = [f"evaluation.bootstrap={resamples}", f"evaluation.censoring={place.one.censoring}"]
     study = place.study("evaluation.baselines=none", *given)
@@ -163,7 +178,9 @@ def task_table(one: Scored) -> str:
         ]  # fmt: skip
         tried = f"{facts['trials']} of {facts['of_trials']}"
         cpu = "–" if facts["cpu_seconds"] is None else f"{facts['cpu_seconds']:.0f}"
-        lines.append(f"| {NAMES[model]}{mark} | {tried} | {cpu} | {loss} | {' | '.join([*cells, *gaps])} |")
+        lines.append(
+            f"| {NAMES[model]}{mark} | {tried} | {cpu} | {loss} | {' | '.join([*cells, *gaps])} |"
+        )
     if one.cell(ORACLE, "c") is not None:
         cells = [number(metric, one.cell(ORACLE, metric)) for metric in COLUMNS]
         lines.append(f"| *true hazards* | | | | {' | '.join(cells)} | | |")
@@ -212,10 +229,13 @@ def summary_table(scored: Sequence[Scored]) -> str:
         rival = one.strongest
         for ours in [model for model in OURS if model in one.facts] or [None]:
             found = {
-                metric: None if ours is None or rival is None else one.gap(ours, rival, metric) for metric in COMPARED
+                metric: None if ours is None or rival is None else one.gap(ours, rival, metric)
+                for metric in COMPARED
             }
             cells = [
-                f"{number(metric, row, signed=True)} *{verdict(metric, row)}*" if row is not None else "–"
+                f"{number(metric, row, signed=True)} *{verdict(metric, row)}*"
+                if row is not None
+                else "–"
                 for metric, row in found.items()
             ]
             names = "–" if rival is None else NAMES[rival], "–" if ours is None else NAMES[ours]

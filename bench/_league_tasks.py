@@ -17,8 +17,8 @@ from contenders.exchange import SPLITS, VISITS, Question
 from ehrsequencing.cli.demo import WORLD
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.config.files import load_study, load_task
+from ehrsequencing.core.output_kinds import MANIFEST
 from ehrsequencing.evaluation.repeated_splits import split_study
-from ehrsequencing.output_kinds import MANIFEST
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.simulate import SimulationConfig, simulate
@@ -151,7 +151,9 @@ class Place:
     @property
     def records(self) -> Path:
         """The MEDS data set."""
-        return self.folder / "data" if self.one.file is None else self.data / f"{self.one.file}_meds"
+        return (
+            self.folder / "data" if self.one.file is None else self.data / f"{self.one.file}_meds"
+        )
 
     def study(self, *more: str) -> StudyConfig:
         """All settings of ours, with the division into training, tuning and held-out subjects."""
@@ -201,16 +203,23 @@ class LandmarkRows:
         return np.array(self.records.subject_id[self.chosen])
 
 
-def knots_days(duration_days: np.ndarray, cause: np.ndarray, horizons: Sequence[float]) -> np.ndarray:  # type: ignore[type-arg]
+def knots_days(
+    duration_days: np.ndarray, cause: np.ndarray, horizons: Sequence[float]
+) -> np.ndarray:  # type: ignore[type-arg]
     """(K,) quantiles of training events up to the last horizon, and the horizons; whole days."""
     events = duration_days[(cause > 0) & (duration_days < max(horizons))]
     spaced = np.quantile(events, np.linspace(0, 1, KNOTS + 2)[1:-1]) if len(events) else np.zeros(0)
-    near = np.array([np.abs(day - np.array(horizons)).min() < 0.02 * max(horizons) for day in spaced], dtype=bool)
+    near = np.array(
+        [np.abs(day - np.array(horizons)).min() < 0.02 * max(horizons) for day in spaced],
+        dtype=bool,
+    )
     found = np.unique(np.r_[np.ceil(spaced[~near]), np.array(horizons)])
     return found[found > 0]
 
 
-def write_question(place: Place, prepared: Prepared, folder: Path, *, with_visits: bool) -> Question:
+def write_question(
+    place: Place, prepared: Prepared, folder: Path, *, with_visits: bool
+) -> Question:
     """Write what a foreign model gets: features from MEDS, training and tuning labels, the days of the risks."""
     task, events = place.question, Events.read(place.records)
     rows = {split: LandmarkRows.of(prepared, task, split) for split in SPLITS}
@@ -236,7 +245,8 @@ def write_question(place: Place, prepared: Prepared, folder: Path, *, with_visit
         bins = Bins.fit(events, known, columns)
         given = {"bins": bins, "window_days": place.one.window_days}
         found = {
-            split: visits(events, ids[split], at[split], age_years=features[split][:, 0], **given) for split in SPLITS
+            split: visits(events, ids[split], at[split], age_years=features[split][:, 0], **given)
+            for split in SPLITS
         }
         (folder / VISITS).write_text(json.dumps(found))
     return question
@@ -246,7 +256,10 @@ def python_with(package: str, pythons: Sequence[Path]) -> Path | None:
     """The first interpreter that has a package; None where no one has."""
     for python in [*pythons, Path(sys.executable)]:
         look = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
-        if python.is_file() and subprocess.run([str(python), "-c", look], check=False).returncode == 0:
+        if (
+            python.is_file()
+            and subprocess.run([str(python), "-c", look], check=False).returncode == 0
+        ):
             return python
     return None
 
@@ -259,7 +272,9 @@ def run_foreign(model: str, python: Path, folder: Path, *, seconds: float) -> No
     log = folder / "log.txt"
     with log.open("w") as out:
         command = [str(python), str(script), str(folder), "--seconds", str(seconds)]
-        done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False, env=environment)
+        done = subprocess.run(
+            command, stdout=out, stderr=subprocess.STDOUT, check=False, env=environment
+        )
     if done.returncode:
         last = (log.read_text().strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"{FOREIGN[model].script}: {last} (see {log})")

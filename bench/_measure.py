@@ -95,7 +95,9 @@ def gemm_contenders(rows: int, dim: int) -> dict[str, Contender]:
 
     def contender(m: int, k: int, n: int) -> Contender:
         a, b, out = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
-        return Contender(lambda _: None, lambda _: torch.mm(a, b, out=out), lambda _: 2.0 * m * k * n)
+        return Contender(
+            lambda _: None, lambda _: torch.mm(a, b, out=out), lambda _: 2.0 * m * k * n
+        )
 
     d = dim
     shapes = [(rows, d, 3 * d), (rows, d, 4 * d), (rows, 4 * d, d), (4 * d, rows, d)]
@@ -126,7 +128,9 @@ def peak_mib() -> float:
     found = _status("VmHWM")
     if found is not None:
         return found
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )
 
 
 def own_mib() -> float:
@@ -146,7 +150,9 @@ def child(script: Path, *arguments: object, threads: int = 1) -> dict[str, Any]:
     """Run a script in a process of its own; the JSON of its last line."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, str(script), *map(str, arguments)]
-    output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    output = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
@@ -182,7 +188,9 @@ class Clock:
         """Time `owner.attribute` under a name, for each (owner, attribute, name), while the context lasts."""
         with ExitStack() as stack:
             for owner, attribute, name in places:
-                stack.enter_context(patch.object(owner, attribute, self.wrap(getattr(owner, attribute), name)))
+                stack.enter_context(
+                    patch.object(owner, attribute, self.wrap(getattr(owner, attribute), name))
+                )
             yield
 
 
@@ -193,7 +201,9 @@ def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.is_file() else []
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    name = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
+    )
     flags = next((line.split() for line in lines if line.startswith("flags")), [])
     known = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     load = os.getloadavg()[0]

@@ -26,7 +26,11 @@ def values_of(stored: Mapping[str, Any], horizon: float | None = None) -> Values
         stored: A split's `rows.json`.
         horizon: Only this horizon; default all.
     """
-    rows = [row for row in stored["metrics"] if row["landmark_days"] is not None and row["metric"] in COLUMNS]
+    rows = [
+        row
+        for row in stored["metrics"]
+        if row["landmark_days"] is not None and row["metric"] in COLUMNS
+    ]
     outcome = rows[0]["cause"]
     cells: dict[tuple[str, float, float | None], dict[str, float]] = {}
     for row in rows:
@@ -45,7 +49,9 @@ def values_of(stored: Mapping[str, Any], horizon: float | None = None) -> Values
     return {place: float(np.mean(values)) for place, values in found.items()}
 
 
-def interval(values: Iterable[float], splits: Sequence[Mapping[str, Any]]) -> tuple[float, float, float]:
+def interval(
+    values: Iterable[float], splits: Sequence[Mapping[str, Any]]
+) -> tuple[float, float, float]:
     """Mean over splits with the interval of Nadeau and Bengio."""
     ratio = float(np.mean([one["held_out_subjects"] / one["train_subjects"] for one in splits]))
     return corrected_interval(list(values), ratio)
@@ -98,10 +104,18 @@ def verdict(metric: str, found: tuple[float, float, float]) -> str:
 
 
 def gap(
-    by_split: Sequence[Values], splits: Sequence[Mapping[str, Any]], model: str, metric: str, *, ours: str = OURS
+    by_split: Sequence[Values],
+    splits: Sequence[Mapping[str, Any]],
+    model: str,
+    metric: str,
+    *,
+    ours: str = OURS,
 ) -> tuple[float, float, float]:
     """One of ours minus another model, paired by split."""
-    values = [found.get((ours, metric), math.nan) - found.get((model, metric), math.nan) for found in by_split]
+    values = [
+        found.get((ours, metric), math.nan) - found.get((model, metric), math.nan)
+        for found in by_split
+    ]
     return interval(values, splits)
 
 

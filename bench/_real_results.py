@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.storage import read_json, write_bytes
+from ehrsequencing.core.storage import read_json, write_bytes
 
 FOLDER = Path(__file__).parent / "results" / "real"
 DIGITS = 6
@@ -21,10 +21,15 @@ Place = tuple[float, float | None]  # (landmark, horizon) in days; the likelihoo
 
 def shortened(stored: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, Any]:
     """A split's `rows.json` as it is kept: only these metrics, of the outcome, at landmarks."""
-    wanted, rows = set(metrics), [row for row in stored["metrics"] if row["landmark_days"] is not None]
+    wanted, rows = (
+        set(metrics),
+        [row for row in stored["metrics"] if row["landmark_days"] is not None],
+    )
     outcome = rows[0]["cause"]
     rows = [row for row in rows if row["metric"] in wanted and row["cause"] == outcome]
-    places: dict[Place, None] = dict.fromkeys((row["landmark_days"], row["horizon_days"]) for row in rows)
+    places: dict[Place, None] = dict.fromkeys(
+        (row["landmark_days"], row["horizon_days"]) for row in rows
+    )
     number = {place: i for i, place in enumerate(places)}
     values: dict[str, dict[str, list[float | None]]] = {}
     for row in rows:
@@ -33,7 +38,12 @@ def shortened(stored: Mapping[str, Any], metrics: Iterable[str]) -> dict[str, An
             cells[number[row["landmark_days"], row["horizon_days"]]] = round(row["value"], DIGITS)
     tuning = {model: round(value, DIGITS) for model, value in stored["tuning_nll"].items()}
     kept = {key: stored[key] for key in SAME}
-    return kept | {"outcome": outcome, "tuning_nll": tuning, "places": [list(one) for one in places], "values": values}
+    return kept | {
+        "outcome": outcome,
+        "tuning_nll": tuning,
+        "places": [list(one) for one in places],
+        "values": values,
+    }
 
 
 def lengthened(kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,10 +66,15 @@ def kept_splits(path: Path) -> dict[int, dict[str, Any]]:
     return {int(one["seed"]): one for one in read_json(path)["splits"]}
 
 
-def keep(path: Path, settings: Iterable[str], splits: Iterable[Mapping[str, Any]], metrics: Iterable[str]) -> None:
+def keep(
+    path: Path, settings: Iterable[str], splits: Iterable[Mapping[str, Any]], metrics: Iterable[str]
+) -> None:
     """Add splits to a file; those of the same seed are replaced."""
     columns = list(metrics)
     found = kept_splits(path) | {int(one["seed"]): shortened(one, columns) for one in splits}
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(found[seed], allow_nan=False) for seed in sorted(found))  # one split a line
-    write_bytes(path, f'{{"settings": {json.dumps(sorted(settings))}, "splits": [\n{lines}\n]}}\n'.encode())
+    # one split a line
+    lines = ",\n".join(json.dumps(found[seed], allow_nan=False) for seed in sorted(found))
+    write_bytes(
+        path, f'{{"settings": {json.dumps(sorted(settings))}, "splits": [\n{lines}\n]}}\n'.encode()
+    )

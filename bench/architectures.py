@@ -35,7 +35,9 @@ def dense_batch(subjects: int, vocab_size: int) -> VisitBatch:
     real = torch.ones(subjects, V, C, dtype=torch.bool)
     ages, gaps = torch.full((subjects, V), 60.0), torch.full((subjects, V), 30.0)
     cause = torch.zeros(subjects, V, dtype=torch.int64)
-    return VisitBatch.from_padded(codes, real, ages, gaps, real.any(-1), at_risk=real.any(-1), cause=cause)
+    return VisitBatch.from_padded(
+        codes, real, ages, gaps, real.any(-1), at_risk=real.any(-1), cause=cause
+    )
 
 
 def main() -> None:
@@ -48,13 +50,22 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     batch = dense_batch(arguments.subjects, vocab_size=1000)
-    shape = {"vocab_size": 1000, "dim": arguments.dim, "heads": 4, "layers": arguments.layers, "head": "visit"}
+    shape = {
+        "vocab_size": 1000,
+        "dim": arguments.dim,
+        "heads": 4,
+        "layers": arguments.layers,
+        "head": "visit",
+    }
     models, flops = {}, {}
     for name, settings in VARIANTS.items():
         chosen = {k: arguments.layers if v is None else v for k, v in settings.items()}
         exact = {"dropout": 0.0, "history_dropout": 0.0}
         models[name] = build_model(ModelConfig.model_validate({**shape, **chosen, **exact}))
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # flash FLOPs are not counted
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            FlopCounterMode(display=False) as counter,
+        ):  # flash FLOPs are not counted
             models[name].loss(batch).backward()  # type: ignore[no-untyped-call]
         flops[name] = counter.get_total_flops()
     seconds: dict[str, list[float]] = {name: [] for name in models}
@@ -67,7 +78,9 @@ def main() -> None:
     flat = statistics.median(seconds["flat"])
     print(f"d{arguments.dim}, {arguments.layers} layers, V = {V}, C = {C}, B = {arguments.subjects}, "
           f"{torch.get_num_threads()} thread(s)\n")  # fmt: skip
-    print("| model | parameters | attention pairs | GFLOPs a step | ms a step | flat ÷ this: pairs | FLOPs | time |")
+    print(
+        "| model | parameters | attention pairs | GFLOPs a step | ms a step | flat ÷ this: pairs | FLOPs | time |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name, model in models.items():
         pairs, ms = PAIRS[name[:4]], statistics.median(seconds[name])

@@ -30,13 +30,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.storage import write_json
 from ehrsequencing.evaluation.outcome_table import FEWEST_EVENTS, OneOutcome, OutcomeRows
 from ehrsequencing.metrics.bootstrap import interval_around
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.run import Run
-from ehrsequencing.storage import write_json
 
 NO_EVENT, FIRST_CODE = 1, 13  # tokens of Delphi: 0 is a pad, 2 and 3 the sexes, 4 to 12 habits
 NO_EVENT_DAYS = 5 * 365.25
@@ -70,17 +70,29 @@ class Tokens:
     @classmethod
     def of(cls, data: Path) -> "Tokens":
         """Of a MEDS folder whose subjects have sex, birth, diagnoses and death."""
-        rows = pa.concat_tables([pq.read_table(path) for path in sorted((data / "data").rglob("*.parquet"))])
+        rows = pa.concat_tables(
+            [pq.read_table(path) for path in sorted((data / "data").rglob("*.parquet"))]
+        )
         code = np.array(rows["code"].to_pylist(), dtype=object)
         subject = rows["subject_id"].to_numpy()
-        time_us = rows["time"].cast(pa.timestamp("us")).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        time_us = (
+            rows["time"].cast(pa.timestamp("us")).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        )
         names = sorted({name for name in code.tolist() if name.startswith(DIAGNOSES)})
-        number = {**SEX, **{name: FIRST_CODE + k for k, name in enumerate(names)}, DEATH: FIRST_CODE + len(names)}
+        number = {
+            **SEX,
+            **{name: FIRST_CODE + k for k, name in enumerate(names)},
+            DEATH: FIRST_CODE + len(names),
+        }
         born = code == BIRTH
-        birth_us = dict(zip(subject[born].tolist(), time_us[born].astype(np.int64).tolist(), strict=True))
+        birth_us = dict(
+            zip(subject[born].tolist(), time_us[born].astype(np.int64).tolist(), strict=True)
+        )
         token = np.array([number.get(name, 0) for name in code.tolist()])
         birth = np.array([birth_us[one] for one in subject.tolist()])
-        days = np.where(token < FIRST_CODE, 0, (np.nan_to_num(time_us) - birth) // DAY_US).astype(np.int64)
+        days = np.where(token < FIRST_CODE, 0, (np.nan_to_num(time_us) - birth) // DAY_US).astype(
+            np.int64
+        )
         kept = np.flatnonzero(token)
         order = kept[np.lexsort((token[kept], days[kept], subject[kept]))]
         splits = pq.read_table(data / "metadata" / "subject_splits.parquet").to_pydict()
@@ -96,16 +108,25 @@ class Tokens:
         """Write a split in Delphi's format: (n, 3) uint32 of subject, age in days, and token − 1."""
         own = np.array([self.split[one] == split for one in self.subject.tolist()])
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.stack([self.subject, self.days, self.token - 1], axis=1)[own].astype(np.uint32).tofile(path)
+        np.stack([self.subject, self.days, self.token - 1], axis=1)[own].astype(np.uint32).tofile(
+            path
+        )
 
 
 def train(delphi: Path, tokens: Tokens, out: Path, *, device: str) -> None:
     """Run Delphi's training with the settings of its demonstration."""
     for name, split in (("train.bin", "train"), ("val.bin", "tuning")):
         tokens.write(delphi / "data" / "ehrseq" / name, split)
-    told = {"dataset": "ehrseq", "vocab_size": tokens.size, "out_dir": out.resolve(), "device": device}
+    told = {
+        "dataset": "ehrseq",
+        "vocab_size": tokens.size,
+        "out_dir": out.resolve(),
+        "device": device,
+    }
     command = [sys.executable, "train.py", "config/train_delphi_demo.py"]
-    subprocess.run([*command, *(f"--{key}={value}" for key, value in told.items())], cwd=delphi, check=True)
+    subprocess.run(
+        [*command, *(f"--{key}={value}" for key, value in told.items())], cwd=delphi, check=True
+    )
 
 
 def load(delphi: Path, checkpoint: Path) -> torch.nn.Module:
@@ -119,7 +140,9 @@ def load(delphi: Path, checkpoint: Path) -> torch.nn.Module:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def log_rates(model: torch.nn.Module, tokens: Tokens, *, subject: Ints, days: Floats, wanted: Ints) -> Floats32:
+def log_rates(
+    model: torch.nn.Module, tokens: Tokens, *, subject: Ints, days: Floats, wanted: Ints
+) -> Floats32:
     """Delphi's log rates per day (R, C) of some tokens, after what was known at each prediction time.
 
     Args:
@@ -164,7 +187,9 @@ def sequence(tokens: Tokens, subject: int, asked_days: Floats) -> tuple[Ints, Fl
     return token[order], days[order]
 
 
-def compare(run: Run, rates: Floats32, columns: Mapping[str, int], settings: EvaluationConfig) -> dict[str, Any]:
+def compare(
+    run: Run, rates: Floats32, columns: Mapping[str, int], settings: EvaluationConfig
+) -> dict[str, Any]:
     """Both models on every outcome with enough events.
 
     Args:
@@ -179,7 +204,10 @@ def compare(run: Run, rates: Floats32, columns: Mapping[str, int], settings: Eva
         if one.events >= FEWEST_EVENTS:
             theirs = rows.auc(one.number, rates[:, columns[run.outcomes[one.number]]])
             found.append((one, theirs.mean))
-    ours, delphi = (np.stack(part) for part in ([one.auc.mean for one, _ in found], [other for _, other in found]))
+    ours, delphi = (
+        np.stack(part)
+        for part in ([one.auc.mean for one, _ in found], [other for _, other in found])
+    )
     medians = {"ours": np.nanmedian(ours, axis=0), "Delphi": np.nanmedian(delphi, axis=0)}
     return {
         "outcomes": len(found), "subjects": len(rows.subject_ids),
@@ -198,12 +226,18 @@ def compare(run: Run, rates: Floats32, columns: Mapping[str, int], settings: Eva
 def told(values: Floats) -> dict[str, float]:
     """The whole's value, and its interval over the resamples."""
     low, high = interval_around(values[0], values[1:])
-    return {"value": round(float(values[0]), 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+    return {
+        "value": round(float(values[0]), 4),
+        "low": round(float(low), 4),
+        "high": round(float(high), 4),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train Delphi where it is not there, compare, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("delphi", type=Path, help="clone of Delphi's repository")
     parser.add_argument("data", type=Path, help="delphi_sim_meds")
     parser.add_argument("run", type=Path, help="run of ours")
@@ -221,7 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     days = (np.asarray(records.rows.prediction_us) - birth) / DAY_US
     wanted = np.array([tokens.number[code] for code in run.outcomes])
     rates = log_rates(model, tokens, subject=subject, days=days, wanted=wanted)
-    found = compare(run, rates, {code: k for k, code in enumerate(run.outcomes)}, EvaluationConfig())
+    found = compare(
+        run, rates, {code: k for k, code in enumerate(run.outcomes)}, EvaluationConfig()
+    )
     print(json.dumps({name: value for name, value in found.items() if name != "each"}, indent=1))
     write_json(asked.out / "delphi.json", found)
 

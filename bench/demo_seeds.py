@@ -52,10 +52,15 @@ def numbers(found: dict[str, Any]) -> list[float]:
 def table(found: dict[int, list[float]]) -> str:
     """Rows of the seeds, then mean ± standard deviation over them."""
     out = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    out += [f"| {seed} | {' | '.join(f'{value:.3f}' for value in row)} |" for seed, row in found.items()]
+    out += [
+        f"| {seed} | {' | '.join(f'{value:.3f}' for value in row)} |" for seed, row in found.items()
+    ]
     if len(found) > 1:
         columns = zip(*found.values(), strict=True)
-        cells = [f"{statistics.mean(column):.3f} ± {statistics.stdev(column):.3f}" for column in map(list, columns)]
+        cells = [
+            f"{statistics.mean(column):.3f} ± {statistics.stdev(column):.3f}"
+            for column in map(list, columns)
+        ]
         out.append(f"| mean ± SD | {' | '.join(cells)} |")
     return "\n".join(out)
 

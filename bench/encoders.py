@@ -20,16 +20,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.config import load_study, load_task
+from ehrsequencing.core.storage import read_json, write_manifest
 from ehrsequencing.evaluation.oracle import Truth
 from ehrsequencing.evaluation.oracle_table import oracle_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.storage import read_json, write_manifest
+from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.loop import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
@@ -50,7 +50,12 @@ PAIRS = MIXED.model_copy(update={
     "order_visit_share": 0.0, "acute_visit_share": 0.0, "lab_effect": 0.0, "lab_visit_share": 0.0,
     "background_codes": 10,
 })  # fmt: skip
-HELD_OUT, SIZES, PAIRS_SIZE = 0.15, (1_000, 4_000, 16_000), 4_000  # share of a simulation; who train and tune
+# share of a simulation; who train and tune
+HELD_OUT, SIZES, PAIRS_SIZE = (
+    0.15,
+    (1_000, 4_000, 16_000),
+    4_000,
+)
 RECIPE = (  # today's defaults, but for what so small a world wants: a small model and more, faster steps
     "model.size=small", "model.dropout=0.2", "training.learning_rate=2e-3", "training.visit_budget=512",
     "training.subjects_per_step=null", "training.min_steps=100", "training.epochs=20", "training.patience=3",
@@ -78,7 +83,9 @@ Row = dict[str, Any]
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def prepared_world(out: Path, name: str, world: SimulationConfig, sizes: tuple[int, ...]) -> dict[int, Prepared]:
+def prepared_world(
+    out: Path, name: str, world: SimulationConfig, sizes: tuple[int, ...]
+) -> dict[int, Prepared]:
     """Simulate a world once; prepare its first n subjects, and all that are held out, for each n."""
     data, found = out / name, {}
     if not (data / "task.yaml").is_file():
@@ -103,34 +110,48 @@ def first_subjects(data: Path, out: Path, size: int) -> None:
     kept = (pc.field("subject_id") <= int(others[:size][-1])) | (pc.field("split") == "held_out")
     pq.write_table(splits.filter(kept), out / "metadata" / "subject_splits.parquet")
     for path in [*out.glob("data/train/*.parquet"), *out.glob("data/tuning/*.parquet")]:
-        pq.write_table(pq.read_table(path).filter(pc.field("subject_id") <= int(others[:size][-1])), path)
-    facts = {name: value for name, value in read_json(out / "manifest.json").items() if name != "files"}
+        pq.write_table(
+            pq.read_table(path).filter(pc.field("subject_id") <= int(others[:size][-1])), path
+        )
+    facts = {
+        name: value for name, value in read_json(out / "manifest.json").items() if name != "files"
+    }
     write_manifest(out, facts)  # the data was changed on purpose
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def result(folder: Path, prepared: Prepared, settings: tuple[str, ...], *, linear: bool = False) -> Row:
+def result(
+    folder: Path, prepared: Prepared, settings: tuple[str, ...], *, linear: bool = False
+) -> Row:
     """Train and evaluate one model, unless it is there already; with `linear`, nothing but a linear head reads u."""
     summary = folder.with_suffix(".json")
     if not summary.is_file():
-        shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: its cost could not be told
-        trainer = Trainer(prepared, "simulated", folder, study=load_study(None, [*RECIPE, *settings]))
+        # begun and not finished: its cost could not be told
+        shutil.rmtree(folder, ignore_errors=True)
+        trainer = Trainer(
+            prepared, "simulated", folder, study=load_study(None, [*RECIPE, *settings])
+        )
         if linear:
             for model in (trainer.model, trainer.averaged, trainer.best):
                 silence_all_but_wide_head(model)
         started = time.process_time()
         trainer.fit()
         seconds = time.process_time() - started
-        tuning = [json.loads(line)["tuning_nll"] for line in (folder / "history.jsonl").read_text().splitlines()]
+        tuning = [
+            json.loads(line)["tuning_nll"]
+            for line in (folder / "history.jsonl").read_text().splitlines()
+        ]
         facts: Row = {"epochs": len(tuning), "best_epoch": 1 + tuning.index(min(tuning))}
         facts["cpu_seconds_per_epoch"] = seconds / len(tuning)
         summary.write_text(json.dumps(judged(Run(folder), prepared) | facts))
     found: Row = json.loads(summary.read_text())
     shares = ", ".join(f"{name} {share:.2f}" for name, share in found["shares"].items())
     cost = f"best epoch {found['best_epoch']} of {found['epochs']}, {found['cpu_seconds_per_epoch']:.1f} s each"
-    say(f"{folder.name}: gain {found['gain_share']:.2f} ± {1.96 * found['gain_share_se']:.2f}; {shares}; {cost}")
+    say(
+        f"{folder.name}: gain {found['gain_share']:.2f} ± {1.96 * found['gain_share_se']:.2f}; {shares}; {cost}"
+    )
     return found
 
 
@@ -157,7 +178,10 @@ def judged(run: Run, prepared: Prepared) -> Row:
         edges_days=run.study.model.edges_days,
         task=run.task,
     )
-    chosen = {key: found[key] for key in ("gain_share", "gain_share_se", "beats_oracle_z", "prediction_times")}
+    chosen = {
+        key: found[key]
+        for key in ("gain_share", "gain_share_se", "beats_oracle_z", "prediction_times")
+    }
     shares = {row["mechanism"]: row["share"] for row in found["mechanisms"]}
     errors = {row["mechanism"]: row["share_se"] for row in found["mechanisms"]}
     parameters = sum(p.numel() for p in run.model.parameters())
@@ -174,13 +198,27 @@ def say(words: str) -> None:
 
 def mechanism_table(rows: list[Row]) -> str:
     """What was learned of each mechanism, by encoder and sample size; means over seeds, but each seed's pairs."""
-    columns = ["encoder", "subjects", "share of the gain", *MECHANISMS, "CPU s per epoch", "epochs", "parameters"]
+    columns = [
+        "encoder",
+        "subjects",
+        "share of the gain",
+        *MECHANISMS,
+        "CPU s per epoch",
+        "epochs",
+        "parameters",
+    ]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for runs in cells_of(rows):
         half = 1.96 * max(row["gain_share_se"] for row in runs)
-        cells = [runs[0]["encoder"], f"{runs[0]['subjects']:,}", f"{mean_of(runs, 'gain'):.2f} ± {half:.2f}"]
+        cells = [
+            runs[0]["encoder"],
+            f"{runs[0]['subjects']:,}",
+            f"{mean_of(runs, 'gain'):.2f} ± {half:.2f}",
+        ]
         for name in MECHANISMS:
-            shares = [row["shares"][name] for row in runs] if name == "pair" else [mean_of(runs, name)]
+            shares = (
+                [row["shares"][name] for row in runs] if name == "pair" else [mean_of(runs, name)]
+            )
             cells.append(", ".join(f"{share:.2f}" for share in shares))
         cells.append(f"{statistics.mean(row['cpu_seconds_per_epoch'] for row in runs):.1f}")
         cells += [", ".join(str(row["epochs"]) for row in runs), f"{runs[0]['parameters']:,}"]
@@ -208,11 +246,19 @@ def mean_of(runs: list[Row], name: str) -> float:
 
 def pairs_table(rows: list[Row]) -> str:
     """What was learned of the pairs, by encoder, MLP and reader."""
-    lines = [f"| encoder | MLP | {' | '.join(READERS)} | CPU s per epoch |", "|---" * (3 + len(READERS)) + "|"]
+    lines = [
+        f"| encoder | MLP | {' | '.join(READERS)} | CPU s per epoch |",
+        "|---" * (3 + len(READERS)) + "|",
+    ]
     for name in POOLING:
         for mlp in (False, True):
-            here = {row["reader"]: row for row in rows if row["encoder"] == name and row["mlp"] == mlp}
-            cells = [f"{row['shares']['pair']:.2f} ± {1.96 * row['share_se']['pair']:.2f}" for row in here.values()]
+            here = {
+                row["reader"]: row for row in rows if row["encoder"] == name and row["mlp"] == mlp
+            }
+            cells = [
+                f"{row['shares']['pair']:.2f} ± {1.96 * row['share_se']['pair']:.2f}"
+                for row in here.values()
+            ]
             cells.append(f"{here['timeline']['cpu_seconds_per_epoch']:.1f}")
             lines.append(f"| {name} | {'yes' if mlp else 'no'} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -221,7 +267,9 @@ def pairs_table(rows: list[Row]) -> str:
 # ---- the figure ------------------------------------------------------------------------------------------------------
 
 # Okabe and Ito's palette: distinct for colour-blind readers; the shape of the mark differs too.
-SERIES = dict(zip(ENCODERS, ("#999999", "#0072B2", "#56B4E9", "#D55E00", "#009E73", "#CC79A7"), strict=True))
+SERIES = dict(
+    zip(ENCODERS, ("#999999", "#0072B2", "#56B4E9", "#D55E00", "#009E73", "#CC79A7"), strict=True)
+)
 CORNERS = {  # of each encoder's mark, around (0, 0); none: a circle
     "mean": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
     "attention (query)": (),
@@ -240,7 +288,9 @@ TITLES = {
 def figure(rows: list[Row], pair_rows: list[Row]) -> str:
     """Both experiments as SVG: above, share learned by sample size; below, pairs by what stands behind the pooling."""
     subjects = pair_rows[0]["subjects"]
-    parts = [words(20, 28, "Share learned of each mechanism, by subjects (1: all of it)", bold=True)]
+    parts = [
+        words(20, 28, "Share learned of each mechanism, by subjects (1: all of it)", bold=True)
+    ]
     sizes = sorted({row["subjects"] for row in rows})
     for number, name in enumerate((*MECHANISMS, "gain")):
         parts += panel(54 + number % 4 * 216, 70 + number // 4 * 210, name, rows, sizes)
@@ -248,7 +298,12 @@ def figure(rows: list[Row], pair_rows: list[Row]) -> str:
         x, y = 54 + 3 * 216, 292 + 24 * number
         parts += [mark(encoder, x, y), words(x + 14, y + 5, encoder)]
     parts += [
-        words(20, 490, f"Share learned of pairs alone, {subjects:,} subjects, by what reads the visit", bold=True)
+        words(
+            20,
+            490,
+            f"Share learned of pairs alone, {subjects:,} subjects, by what reads the visit",
+            bold=True,
+        )
     ]
     for number, reader in enumerate(READERS):
         parts += pairs_panel(190 + number * 235, 530, reader, pair_rows, names=number == 0)
@@ -274,17 +329,35 @@ def panel(x: float, y: float, name: str, rows: list[Row], sizes: list[int]) -> l
     parts = [words(x + PANEL_WIDE / 2, y - 10, TITLES[name], anchor="middle")]
     for tick in (0.0, 0.5, 1.0):
         at = height(y, tick)
-        parts += [segment(x, at, x + PANEL_WIDE, at, PALE), words(x - 6, at + 4, f"{tick:g}", size=12, anchor="end")]
-    places = {size: x + 16 + (PANEL_WIDE - 32) * i / max(1, len(sizes) - 1) for i, size in enumerate(sizes)}
+        parts += [
+            segment(x, at, x + PANEL_WIDE, at, PALE),
+            words(x - 6, at + 4, f"{tick:g}", size=12, anchor="end"),
+        ]
+    places = {
+        size: x + 16 + (PANEL_WIDE - 32) * i / max(1, len(sizes) - 1)
+        for i, size in enumerate(sizes)
+    }
     for size, at in places.items():
         parts.append(
-            words(at, y + PANEL_HIGH + 16, f"{size // 1000}k" if size >= 1000 else str(size), size=12, anchor="middle")
+            words(
+                at,
+                y + PANEL_HIGH + 16,
+                f"{size // 1000}k" if size >= 1000 else str(size),
+                size=12,
+                anchor="middle",
+            )
         )
     for encoder, color in SERIES.items():
         own = [runs for runs in cells_of(rows) if runs[0]["encoder"] == encoder]
-        line = " ".join(f"{places[runs[0]['subjects']]:g},{height(y, mean_of(runs, name)):.1f}" for runs in own)
+        line = " ".join(
+            f"{places[runs[0]['subjects']]:g},{height(y, mean_of(runs, name)):.1f}" for runs in own
+        )
         parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.8"/>')
-        parts += [mark(encoder, places[row["subjects"]], height(y, learned(row, name))) for runs in own for row in runs]
+        parts += [
+            mark(encoder, places[row["subjects"]], height(y, learned(row, name)))
+            for runs in own
+            for row in runs
+        ]
     return parts
 
 
@@ -306,7 +379,11 @@ def pairs_panel(x: float, y: float, reader: str, rows: list[Row], *, names: bool
                 here = at + (-6 if row["mlp"] else 6)
                 ends = [x + wide * clipped(share + sign * half) / TOP_SHARE for sign in (-1, 1)]
                 parts.append(segment(ends[0], here, ends[1], here, SERIES[encoder]))
-                parts.append(mark(encoder, x + wide * clipped(share) / TOP_SHARE, here, hollow=not row["mlp"]))
+                parts.append(
+                    mark(
+                        encoder, x + wide * clipped(share) / TOP_SHARE, here, hollow=not row["mlp"]
+                    )
+                )
     return parts
 
 
@@ -344,7 +421,9 @@ def mark(encoder: str, x: float, y: float, *, hollow: bool = False) -> str:
 # ---- the two experiments ---------------------------------------------------------------------------------------------
 
 
-def mechanisms(out: Path, sizes: tuple[int, ...], more: tuple[str, ...], *, seeds: int) -> list[Row]:
+def mechanisms(
+    out: Path, sizes: tuple[int, ...], more: tuple[str, ...], *, seeds: int
+) -> list[Row]:
     """All architectures on growing samples of the world of six mechanisms."""
     worlds = prepared_world(out, "mixed", MIXED, sizes)
     found = []
@@ -368,7 +447,9 @@ def pairs(out: Path, size: int, more: tuple[str, ...]) -> list[Row]:
                 folder = out / f"pairs-{slug(name)}-{'mlp' if mlp else 'no-mlp'}-{slug(reader)}"
                 settings = (*ENCODERS[name], *behind, f"model.visit_mlp={str(mlp).lower()}", *more)
                 row = result(folder, prepared, settings, linear="model.wide_head=true" in behind)
-                found.append({"encoder": name, "mlp": mlp, "reader": reader, "subjects": size} | row)
+                found.append(
+                    {"encoder": name, "mlp": mlp, "reader": reader, "subjects": size} | row
+                )
     return found
 
 
@@ -381,7 +462,9 @@ def main() -> None:
     """Run what is not there yet; print, write, draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--quick", action="store_true", help="a smoke test: few subjects, two epochs")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke test: few subjects, two epochs"
+    )
     parser.add_argument("--seeds", type=int, default=1, help="of the first experiment's runs")
     parser.add_argument("--figure", type=Path, help="where to draw; default: OUT/encoders.svg")
     arguments = parser.parse_args()
@@ -390,10 +473,15 @@ def main() -> None:
     torch.set_num_threads(1)  # so small a model gains little from a second one
     sizes, size = ((150, 300, 600), 300) if arguments.quick else (SIZES, PAIRS_SIZE)
     more = ("training.epochs=2",) if arguments.quick else ()
-    found = {"mechanisms": mechanisms(out, sizes, more, seeds=arguments.seeds), "pairs": pairs(out, size, more)}
+    found = {
+        "mechanisms": mechanisms(out, sizes, more, seeds=arguments.seeds),
+        "pairs": pairs(out, size, more),
+    }
     (out / "encoders.json").write_text(json.dumps(found, indent=1) + "\n")
     print(mechanism_table(found["mechanisms"]), pairs_table(found["pairs"]), sep="\n\n")
-    (arguments.figure or out / "encoders.svg").write_text(figure(found["mechanisms"], found["pairs"]))
+    (arguments.figure or out / "encoders.svg").write_text(
+        figure(found["mechanisms"], found["pairs"])
+    )
 
 
 if __name__ == "__main__":

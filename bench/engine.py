@@ -47,7 +47,8 @@ from ehrsequencing import ModelConfig, VisitBatch
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # where the other side of the comparison lives
+# where the other side of the comparison lives
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from reference.seeds import PaddedFlat, PaddedHierarchical, PaddedTokens, PaddedVisits
 
 Row = dict[str, Any]
@@ -78,12 +79,19 @@ class Shape:
     most_codes: int = 10**6
 
     @staticmethod
-    def draw(law: tuple[float, float] | None, most: int, size: tuple[int, ...], chance: torch.Generator) -> Tensor:
+    def draw(
+        law: tuple[float, float] | None, most: int, size: tuple[int, ...], chance: torch.Generator
+    ) -> Tensor:
         """Sizes of at least one."""
         if law is None:
             return torch.full(size, most)
         spread = math.log(law[1] / law[0]) / 2.3263  # the normal's 99th percentile
-        return (law[0] * (spread * torch.randn(size, generator=chance)).exp()).round().clamp(1, most).long()
+        return (
+            (law[0] * (spread * torch.randn(size, generator=chance)).exp())
+            .round()
+            .clamp(1, most)
+            .long()
+        )
 
 
 SHAPES = {
@@ -107,7 +115,12 @@ def padded(shape: Shape, subjects: int, *, seed: int) -> PaddedVisits:
     ages = 20 + 60 * torch.rand(subjects, 1, generator=chance) + gaps.cumsum(1) / 365.25
     event = torch.rand(subjects, generator=chance) < 0.5
     return PaddedVisits(
-        ids.view_as(code_mask) * code_mask, code_mask, ages * visit_mask, gaps * visit_mask, visit_mask, event
+        ids.view_as(code_mask) * code_mask,
+        code_mask,
+        ages * visit_mask,
+        gaps * visit_mask,
+        visit_mask,
+        event,
     )
 
 
@@ -178,7 +191,9 @@ def model_of(name: str, dim: int, layers: int) -> Model:
     return build_model(ModelConfig.model_validate({**settings, **hierarchical, **OURS[name]}))
 
 
-def contender(name: str, mode: str, *, shape: str, subjects: int, dim: int, layers: int) -> Contender:
+def contender(
+    name: str, mode: str, *, shape: str, subjects: int, dim: int, layers: int
+) -> Contender:
     """A model with its own first `subjects` of the drawn batches; its units are real visits."""
     drawn = [padded(SHAPES[shape], subjects, seed=seed) for seed in range(N_BATCHES)]
     if name == "flat":
@@ -188,11 +203,16 @@ def contender(name: str, mode: str, *, shape: str, subjects: int, dim: int, laye
 
     def prepare(number: int) -> Any:
         given = batches[number % N_BATCHES]
-        return replace(given)  # a packed batch derives its indices on first use: each step starts with a new one
+        # a packed batch derives its indices on first use: each step starts with a new one
+        return replace(given)
 
     model = model_of(name, dim, layers).train(mode == "train")
     visits = [float(x.visit_mask.sum()) for x in drawn]
-    run = train_step(model, bf16=name == "ours bf16") if mode == "train" else inference(model, bf16=name == "ours bf16")
+    run = (
+        train_step(model, bf16=name == "ours bf16")
+        if mode == "train"
+        else inference(model, bf16=name == "ours bf16")
+    )
     return Contender(prepare, run, lambda number: visits[number % N_BATCHES])
 
 
@@ -232,9 +252,18 @@ def steps(scale: Scale, *, busy: bool) -> Iterator[list[Row]]:
         for dim, layers in scale.sizes:
             for shape in SHAPES:
                 for mode in ("train", "inference"):
-                    cell = {"shape": shape, "mode": mode, "dim": dim, "layers": layers, "threads": threads}
+                    cell = {
+                        "shape": shape,
+                        "mode": mode,
+                        "dim": dim,
+                        "layers": layers,
+                        "threads": threads,
+                    }
                     yield one_cell(cell, scale, busy=busy and threads == 1)
-                    print(f"{shape}, {mode}, d{dim}, {layers} layers, {threads} thread(s): done", flush=True)
+                    print(
+                        f"{shape}, {mode}, d{dim}, {layers} layers, {threads} thread(s): done",
+                        flush=True,
+                    )
 
 
 def one_cell(cell: Row, scale: Scale, *, busy: bool = False) -> list[Row]:
@@ -242,13 +271,21 @@ def one_cell(cell: Row, scale: Scale, *, busy: bool = False) -> list[Row]:
     n_packed, n_padded, n_flat = scale.subjects[cell["shape"]]
     size = {"shape": cell["shape"], "dim": cell["dim"], "layers": cell["layers"]}
     subjects = {"flat": n_flat, "padded": n_padded, **dict.fromkeys(OURS, n_packed)}
-    contenders = {name: contender(name, cell["mode"], subjects=n, **size) for name, n in subjects.items()}
+    contenders = {
+        name: contender(name, cell["mode"], subjects=n, **size) for name, n in subjects.items()
+    }
     if cell["mode"] == "train":
         contenders |= gemm_contenders(int(contenders["ours"].units(0)), cell["dim"])
     clock = time.process_time if busy else time.perf_counter
     seconds = interleaved(contenders, rounds=scale.rounds, burst=scale.burst, clock=clock)
     rows: list[Row] = [
-        {"section": "step", **cell, "contender": name, "subjects": n, "us_per_visit": quartiles(seconds[name], 1e6)}
+        {
+            "section": "step",
+            **cell,
+            "contender": name,
+            "subjects": n,
+            "us_per_visit": quartiles(seconds[name], 1e6),
+        }
         for name, n in subjects.items()
     ]
     for slow, fast in PAIRS:
@@ -278,7 +315,14 @@ def memory(scale: Scale) -> list[Row]:
         size = ("--dim", dim, "--layers", layers, "--subjects", subjects)
         found = child(Path(__file__), "--peak-of", name, *size)
         rows.append(
-            {"section": "memory", "contender": name, "dim": dim, "layers": layers, "subjects": subjects, **found}
+            {
+                "section": "memory",
+                "contender": name,
+                "dim": dim,
+                "layers": layers,
+                "subjects": subjects,
+                **found,
+            }
         )
     print("memory: done", flush=True)
     return rows
@@ -298,15 +342,28 @@ SECTIONS = ("step", "memory", "train", "scaling")
 
 def main(given: list[str] | None = None) -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", dest="scale", action="store_const", const="quick", help="seconds: does it run?")
-    size.add_argument("--full", dest="scale", action="store_const", const="full", help="the whole table")
+    size.add_argument(
+        "--quick", dest="scale", action="store_const", const="quick", help="seconds: does it run?"
+    )
+    size.add_argument(
+        "--full", dest="scale", action="store_const", const="full", help="the whole table"
+    )
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--busy", action="store_true", help="section step at one thread: CPU time, for a busy machine")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="where the real data sets are")
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="section step at one thread: CPU time, for a busy machine",
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="where the real data sets are"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench/engine.json"))
-    parser.add_argument("--peak-of", help=argparse.SUPPRESS)  # the rest: what child processes are asked
+    # the rest: what child processes are asked
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     parser.add_argument("--train-of", type=Path, help=argparse.SUPPRESS)
     for name in ("--dim", "--layers", "--subjects", "--epochs"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
@@ -314,13 +371,24 @@ def main(given: list[str] | None = None) -> None:
     if arguments.peak_of:
         print(
             json.dumps(
-                one_peak(arguments.peak_of, dim=arguments.dim, layers=arguments.layers, subjects=arguments.subjects)
+                one_peak(
+                    arguments.peak_of,
+                    dim=arguments.dim,
+                    layers=arguments.layers,
+                    subjects=arguments.subjects,
+                )
             )
         )
     elif arguments.train_of:
         print(json.dumps(one_training(arguments.train_of, epochs=arguments.epochs)))
     else:
-        measure(arguments.scale or "short", arguments.only, data=arguments.data, out=arguments.out, busy=arguments.busy)
+        measure(
+            arguments.scale or "short",
+            arguments.only,
+            data=arguments.data,
+            out=arguments.out,
+            busy=arguments.busy,
+        )
 
 
 def measure(name: str, sections: Sequence[str], *, data: Path, out: Path, busy: bool) -> None:
@@ -329,11 +397,17 @@ def measure(name: str, sections: Sequence[str], *, data: Path, out: Path, busy: 
     facts = {**machine(), "clock_of_one_thread": "CPU time" if busy else "wall"}
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="ehrseq-bench-") as folder:
-        for found in pieces(scale, sections, Path(folder), data=data, quick=name == "quick", busy=busy):
+        for found in pieces(
+            scale, sections, Path(folder), data=data, quick=name == "quick", busy=busy
+        ):
             rows += found
             facts["minutes"] = round((time.monotonic() - started) / 60, 1)
-            out.write_text(json.dumps({"machine": facts, "scale": name, "rows": rows}, indent=1) + "\n")
-    print(f"\n{facts}\n\n{goals_table(rows)}\n\n{ratios_table(rows)}\n\n{sections_table(rows)}\n\n{out}")
+            out.write_text(
+                json.dumps({"machine": facts, "scale": name, "rows": rows}, indent=1) + "\n"
+            )
+    print(
+        f"\n{facts}\n\n{goals_table(rows)}\n\n{ratios_table(rows)}\n\n{sections_table(rows)}\n\n{out}"
+    )
 
 
 def pieces(
@@ -346,7 +420,9 @@ def pieces(
     if "memory" in sections:
         yield memory(scale)
     if "train" in sections:
-        yield time_of_train(folder, data, subjects=scale.simulated, repeats=scale.repeats, quick=quick)
+        yield time_of_train(
+            folder, data, subjects=scale.simulated, repeats=scale.repeats, quick=quick
+        )
     if "scaling" in sections:
         yield cost_of_subjects(folder, scale.cohorts, repeats=scale.repeats, script=Path(__file__))
 

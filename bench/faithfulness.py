@@ -25,23 +25,23 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from ehrsequencing.arrays import Bools
 from ehrsequencing.audit.shuffled import SMALL, ShuffledLabels
-from ehrsequencing.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.run_answers import RunAnswers
 from ehrsequencing.config import load_study
+from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.storage import read_json, write_json
 from ehrsequencing.explain import Edit, Question, SubjectRecord, subject_records
 from ehrsequencing.explain.deletions import edit_of
 from ehrsequencing.explain.edits import kept_rows
 from ehrsequencing.explain.tables import explain_subject
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
-from ehrsequencing.predict import NewRecords
+from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig
 from ehrsequencing.simulate.contributions import Contribution, Contributions
 from ehrsequencing.simulate.dataset import SPLITS, split_of
-from ehrsequencing.storage import read_json, write_json
 from ehrsequencing.training.loop import Trainer
 
 EARLY_DAYS = 30.0  # contributions are those of the prediction time; they are sought in the hazard soon after it
@@ -72,7 +72,10 @@ def held_out(records: NewRecords, wanted: int) -> list[SubjectRecord]:
     """Held-out subjects that were asked at least twice, the first so many."""
     found = list[SubjectRecord]()
     for record in subject_records(records):
-        if SPLITS[int(split_of(np.array([record.subject_id]))[0])] == "held_out" and len(record.moments) > 1:
+        if (
+            SPLITS[int(split_of(np.array([record.subject_id]))[0])] == "held_out"
+            and len(record.moments) > 1
+        ):
             found.append(record)
         if len(found) == wanted:
             break
@@ -94,13 +97,17 @@ def edits_of(one: Contribution) -> list[Edit]:
     return [Edit.of_code_at(*both), *(Edit.of_code_at(half) for half in both)]
 
 
-def effects(question: Question, people: list[SubjectRecord], truth: Contributions) -> list[dict[str, Any]]:
+def effects(
+    question: Question, people: list[SubjectRecord], truth: Contributions
+) -> list[dict[str, Any]]:
     """One row for each contribution: the true one, and what deletion says of it."""
     rows = []
     for record in people:
         listed = true_contributions(truth, record)
         edits = [edits_of(one) for one in listed]
-        kept = [kept_rows(record, edit) for edit in (Edit(), *(edit for own in edits for edit in own))]
+        kept = [
+            kept_rows(record, edit) for edit in (Edit(), *(edit for own in edits for edit in own))
+        ]
         log_hazard = question.of_copies(record, kept, rows=[-1])[:, 0, 1]
         change, place = log_hazard[0] - log_hazard[1:], 0
         for one, own in zip(listed, edits, strict=True):
@@ -137,7 +144,11 @@ def swapped(
     code[own[events.code[own] == record.code_number[one.codes[1]]]] = record.code_number[other]
     changed = replace(record, record=replace(record.record, events=replace(events, code=code)))
     then = question.of_copies(changed, [np.ones(len(events), dtype=bool)], rows=[-1])[0, 0, 1]
-    (same,) = (c for c in true_contributions(truth, changed) if c.visit == one.visit and c.mechanism == "pair")
+    (same,) = (
+        c
+        for c in true_contributions(truth, changed)
+        if c.visit == one.visit and c.mechanism == "pair"
+    )
     return {"swap": now - float(then), "swap_truth": one.log_hazard - same.log_hazard}
 
 
@@ -154,7 +165,9 @@ def correlations(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     for name in ("pair", "chronic", "lab", "decay"):
         out[name] = r([row for row in rows if row["mechanism"] == name])
     pairs = [row for row in rows if row["half"] is not None]
-    swaps = [{"truth": row["swap_truth"], "said": row["swap"]} for row in rows if row["swap"] is not None]
+    swaps = [
+        {"truth": row["swap_truth"], "said": row["swap"]} for row in rows if row["swap"] is not None
+    ]
     return out | {
         "pair, by striking one half": r(pairs, "half"),
         "pair, by interaction": r(pairs, "interaction"),
@@ -164,7 +177,9 @@ def correlations(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def importances(question: Question, record: SubjectRecord, rng: np.random.Generator) -> tuple[list[Bools], Any]:
+def importances(
+    question: Question, record: SubjectRecord, rng: np.random.Generator
+) -> tuple[list[Bools], Any]:
     """The rows that each code in each visit is, and its size by each method."""
     found, table = explain_subject(question, record, kinds=["code in visit"])
     rows = table.to_pylist()
@@ -183,12 +198,19 @@ def curves(question: Question, people: list[SubjectRecord]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     struck = {name: np.zeros(len(SHARES)) for name in METHODS}
     alone = {name: np.zeros(len(SHARES)) for name in METHODS}
-    agree: dict[str, list[float]] = {"deletion, gradients": [], "deletion, attention": [], "gradients, attention": []}
+    agree: dict[str, list[float]] = {
+        "deletion, gradients": [],
+        "deletion, attention": [],
+        "gradients, attention": [],
+    }
     for record in people:
         masks, sizes = importances(question, record, rng)
         every = np.any(masks, axis=0)
         chosen = [
-            np.any([masks[k] for k in np.argsort(-sizes[name])[: max(1, round(share * len(masks)))]], axis=0)
+            np.any(
+                [masks[k] for k in np.argsort(-sizes[name])[: max(1, round(share * len(masks)))]],
+                axis=0,
+            )
             for name in METHODS
             for share in SHARES
         ]
@@ -220,7 +242,9 @@ def shuffled_network(run: Run) -> SurvivalModel:
     """A small network trained on labels that were dealt out among the subjects."""
     shuffled = ShuffledLabels(run.prepared(), seed=0)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(shuffled, run.task.name, Path(folder) / "run", study=load_study(None, SMALL))
+        trainer = Trainer(
+            shuffled, run.task.name, Path(folder) / "run", study=load_study(None, SMALL)
+        )
         trainer.fit()
         return trainer.averaged.cpu().eval()
 
@@ -251,7 +275,8 @@ def measure(
     out: dict[str, Any] = {"subjects": len(people)}
     rows = effects(early, people, truth)
     out["slopes"] = {
-        name: slope([row for row in rows if row["mechanism"] == name]) for name in ("pair", "chronic", "lab", "decay")
+        name: slope([row for row in rows if row["mechanism"] == name])
+        for name in ("pair", "chronic", "lab", "decay")
     }
     out["effects"] = len(rows)
     out["correlation"] = {"trained": correlations(rows)}
@@ -288,7 +313,11 @@ def main() -> None:
         print(text, flush=True)
 
     found = measure(
-        Run(arguments.run), arguments.data, subjects=arguments.subjects, controls=arguments.controls, say=say
+        Run(arguments.run),
+        arguments.data,
+        subjects=arguments.subjects,
+        controls=arguments.controls,
+        say=say,
     )
     print(json.dumps(found, indent=1))
     if arguments.out is not None:

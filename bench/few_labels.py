@@ -32,16 +32,31 @@ from _few_labels_results import finished, joined, keep, kept
 from _few_labels_table import collect, figure, markdown
 
 # From scratch with the settings of fine-tuning, which has no dropout: the gain over `scratch` alone proves nothing.
-SAME = "scratch[model.dropout=0,model.code_dropout=0,model.wide_head=false,model.age_polynomial=false]"
+SAME = (
+    "scratch[model.dropout=0,model.code_dropout=0,model.wide_head=false,model.age_polynomial=false]"
+)
 BLEND = "[training.blend=true]"
 RECOMMENDED = f"time_to_code/frozen{BLEND}"
 ARMS = (
     *("scratch", SAME, f"scratch{BLEND}", "trees"),
-    *("masked_codes/full", "swapped_codes/full", "next_visit/full", "marked_time/full", "time_to_code/full"),
-    *("masked_codes+next_visit/full", "masked_codes+next_visit/frozen", "masked_codes+next_visit/lora"),
+    *(
+        "masked_codes/full",
+        "swapped_codes/full",
+        "next_visit/full",
+        "marked_time/full",
+        "time_to_code/full",
+    ),
+    *(
+        "masked_codes+next_visit/full",
+        "masked_codes+next_visit/frozen",
+        "masked_codes+next_visit/lora",
+    ),
     *("masked_codes+swapped_codes/full", f"masked_codes+swapped_codes/full{BLEND}"),
     *("time_to_code/frozen", "time_to_code/lora", f"time_to_code/full{BLEND}", RECOMMENDED),
-    *(f"time_to_code-{control}/frozen{BLEND}" for control in ("shuffled", "other_pairs", "everything")),
+    *(
+        f"time_to_code-{control}/frozen{BLEND}"
+        for control in ("shuffled", "other_pairs", "everything")
+    ),
     *("masked_codes+next_visit-shuffled/full", "masked_codes+next_visit-other_pairs/full"),
     "scratch_long",  # as many steps as a pretraining had, so that one must be there
 )
@@ -49,18 +64,31 @@ ARMS = (
 
 def main() -> None:
     """Run what is missing, then print the table of all that is there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("settings", nargs="*", help="settings of every network, as model.dim=32")
     parser.add_argument("--panel", choices=sorted(PANELS), default="sim_pairs")
     parser.add_argument("--subjects", type=int, default=4000, help="of a simulated panel")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--labelled", type=int, nargs="*", default=[50, 200, 1000], help="subjects with labels")
+    parser.add_argument(
+        "--labelled", type=int, nargs="*", default=[50, 200, 1000], help="subjects with labels"
+    )
     parser.add_argument("--arms", nargs="*", default=ARMS)
-    parser.add_argument("--all-labels", nargs="*", default=["scratch", "trees"], help="arms that get all labels, too")
-    parser.add_argument("--pretraining", nargs="*", default=["training.epochs=20"], help="settings of it alone")
+    parser.add_argument(
+        "--all-labels",
+        nargs="*",
+        default=["scratch", "trees"],
+        help="arms that get all labels, too",
+    )
+    parser.add_argument(
+        "--pretraining", nargs="*", default=["training.epochs=20"], help="settings of it alone"
+    )
     parser.add_argument("--table", action="store_true", help="only print what is there")
-    parser.add_argument("--keep", action="store_true", help="add the numbers to bench/results/few_labels")
+    parser.add_argument(
+        "--keep", action="store_true", help="add the numbers to bench/results/few_labels"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     for seed in () if asked.table else asked.seeds:
@@ -68,16 +96,24 @@ def main() -> None:
         site = Site(asked.panel, asked.out, seed, asked.subjects, *given)
         sizes = [n for n in asked.labelled if n < site.most()]
         arms = [arm for arm in asked.arms if Arm.read(arm).fits(asked.panel)]
-        for arm, n in [*((arm, n) for n in sizes for arm in arms), *((arm, None) for arm in asked.all_labels)]:
+        for arm, n in [
+            *((arm, n) for n in sizes for arm in arms),
+            *((arm, None) for arm in asked.all_labels),
+        ]:
             found = site.run(arm, n)
-            print(f"{site.panel} seed {seed}  n = {n or 'all'}  {arm:<40} {found.mean():.4f}", flush=True)
+            print(
+                f"{site.panel} seed {seed}  n = {n or 'all'}  {arm:<40} {found.mean():.4f}",
+                flush=True,
+            )
     if asked.keep:
         keep(finished(asked.out))
     found = collect(joined(kept(), finished(asked.out)))
     print(markdown(found))
     (asked.out / "few_labels.md").write_text(markdown(found))
     for panel in sorted({one.panel for one in found}):
-        (asked.out / f"{panel}.svg").write_text(figure([one for one in found if one.panel == panel]))
+        (asked.out / f"{panel}.svg").write_text(
+            figure([one for one in found if one.panel == panel])
+        )
 
 
 if __name__ == "__main__":

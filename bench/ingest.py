@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from _cpu import cpu_of, made_once, versions
 from ehrsequencing.config import TaskConfig, load_study
+from ehrsequencing.core.storage import write_json
 from ehrsequencing.records.prepared import prepare
-from ehrsequencing.storage import write_json
 
 MUST_RATE, MUST_GIB = 5e6, 0.6  # PERFORMANCE.md: events per CPU-second, and peak memory
 SHARD_ROWS = 1_000_000
@@ -51,10 +51,14 @@ def code_table() -> tuple[list[str], NDArray[np.float64]]:
     names += [f"{kinds[k % len(kinds)]}//{k}" for k in range(CODES - NUMERIC_CODES)]
     labs = 1.0 / np.arange(1, NUMERIC_CODES + 1)
     others = 1.0 / np.arange(1, CODES - NUMERIC_CODES + 1)
-    return names, np.r_[labs / labs.sum() * NUMERIC_SHARE, others / others.sum() * (1 - NUMERIC_SHARE)]
+    return names, np.r_[
+        labs / labs.sum() * NUMERIC_SHARE, others / others.sum() * (1 - NUMERIC_SHARE)
+    ]
 
 
-def make_shard(subject_id: NDArray[np.int64], seed: int, names: list[str], shares: NDArray[np.float64]) -> pa.Table:
+def make_shard(
+    subject_id: NDArray[np.int64], seed: int, names: list[str], shares: NDArray[np.float64]
+) -> pa.Table:
     """Draw one shard: visits per subject and codes per visit are lognormal (median 12, p99 152; median 6, p99 55)."""
     rng = np.random.default_rng(seed)
     n = len(subject_id)
@@ -95,7 +99,8 @@ def make_data(folder: Path, events: int) -> int:
 def _write_data(folder: Path, events: int) -> int:
     names, shares = code_table()
     subjects = max(events // EVENTS_PER_SUBJECT, 1)
-    shards = -(-subjects * EVENTS_PER_SUBJECT * 11 // 10 // SHARD_ROWS)  # a tenth of room: no shard over the limit
+    # a tenth of room: no shard over the limit
+    shards = -(-subjects * EVENTS_PER_SUBJECT * 11 // 10 // SHARD_ROWS)
     ids = np.random.default_rng(events).permutation(subjects).astype(np.int64) + 1_000_000
     (folder / "data").mkdir(parents=True, exist_ok=True)
     total = 0
@@ -147,9 +152,13 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="settings of prepare, as values.carry=false")
     parser.add_argument("--events", type=int, nargs="+", default=[10_000_000, 20_000_000])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--clean", action="store_true", help="remove each size's data after it was measured")
     parser.add_argument(
-        "--keep", action="store_true", help="leave each size's prepared set, as bench/streaming.py wants it"
+        "--clean", action="store_true", help="remove each size's data after it was measured"
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave each size's prepared set, as bench/streaming.py wants it",
     )
     parser.add_argument("--prepare", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -167,7 +176,10 @@ def main() -> None:
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         for folder in [data] * given.clean + [out] * (not given.keep):
             shutil.rmtree(folder)
-    write_json(given.out / "ingest.json", {"versions": versions(), "settings": given.settings, "rows": rows})
+    write_json(
+        given.out / "ingest.json",
+        {"versions": versions(), "settings": given.settings, "rows": rows},
+    )
     print(table(rows))
 
 

@@ -40,14 +40,14 @@ from _league_tasks import (
     write_question,
 )
 from contenders.exchange import FACTS, PREDICTIONS, QUESTION, nll_through
-from ehrsequencing import __version__
-from ehrsequencing.blend.train import trainer_of
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.memory import keep_freed_memory
-from ehrsequencing.prediction_file import Risks, prediction_file
+from ehrsequencing.baselines.blend.train import trainer_of
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.prediction_file import Risks, prediction_file
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
-from ehrsequencing.storage import write_json
 
 PAGE = Path(__file__).parents[1] / "docs" / "league.md"
 PEERS_PYTHON = Path(__file__).parent / "peers" / ".venv-pyhealth" / "bin" / "python"
@@ -63,19 +63,27 @@ def run_ours(place: Place, prepared: Prepared, model: str) -> None:
     folder, task = place.folder / model, place.question
     torch.set_num_threads(1)  # so small a model loses much by a second thread on a busy machine
     started, cpu, resumed = time.monotonic(), time.process_time(), (folder / "run").exists()
-    study = place.study(f"training.blend={str(model == 'blend').lower()}", f"training.seed={place.seed}")
+    study = place.study(
+        f"training.blend={str(model == 'blend').lower()}", f"training.seed={place.seed}"
+    )
     trainer_of(prepared, task.name, folder / "run", study=study).fit(resume=True)
     run = Run(folder / "run")
     train = LandmarkRows.of(prepared, task, "train")
     days = knots_days(train.column("duration_days"), train.column("cause"), task.horizons)
     loss = np.nan
     with prediction_file(
-        folder / PREDICTIONS, causes=task.causes, horizons_days=days.tolist(), start_days=task.blanking, banded=False
+        folder / PREDICTIONS,
+        causes=task.causes,
+        horizons_days=days.tolist(),
+        start_days=task.blanking,
+        banded=False,
     ) as file:
         for split in ("tuning", "held_out"):
             rows = LandmarkRows.of(prepared, task, split)
             risk = run.risk(rows.records, horizons_days=days)[rows.chosen]
-            file.write(Risks(rows.subject_id, rows.column("prediction_us"), risk.astype(np.float32)))
+            file.write(
+                Risks(rows.subject_id, rows.column("prediction_us"), risk.astype(np.float32))
+            )
             if split == "tuning":
                 own = rows.column("duration_days"), rows.column("cause").astype(np.int64)
                 loss = nll_through(risk.astype(np.float64), days, *own)
@@ -116,7 +124,11 @@ def run_cell(place: Place, model: str, pythons: Sequence[Path], *, trial_seconds
 
 
 def say(place: Place, model: str, what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {place.task} seed {place.seed} {model}: {what}", file=sys.stderr, flush=True)
+    print(
+        f"{time.strftime('%H:%M:%S')} {place.task} seed {place.seed} {model}: {what}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def work(places: Sequence[Place], models: Sequence[str], pythons: Sequence[Path], *, jobs_seconds: float | None,
@@ -170,19 +182,36 @@ def write_page(path: Path, text: str) -> None:
 
 def main() -> None:
     """Run what is missing, score, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder that holds pbc2_meds, nafld_meds …")
     parser.add_argument("out", type=Path)
-    parser.add_argument("words", nargs="*", default=[], metavar="TASK|key=value", help=f"tasks: {', '.join(TASKS)}")
+    parser.add_argument(
+        "words", nargs="*", default=[], metavar="TASK|key=value", help=f"tasks: {', '.join(TASKS)}"
+    )
     parser.add_argument("--models", nargs="+", choices=list(NAMES), help="default: all")
     parser.add_argument("--splits", type=int, default=1, help="divisions of each task")
     parser.add_argument("--subjects", type=int, default=3000, help="of each simulated world")
-    parser.add_argument("--python", type=Path, action="append", default=[], help="a Python with foreign packages")
-    parser.add_argument("--jobs-seconds", type=float, help="stop after so long; 0 only scores and prints")
-    parser.add_argument("--trial-seconds", type=float, default=300.0, help="of a foreign model: no trial starts later")
+    parser.add_argument(
+        "--python", type=Path, action="append", default=[], help="a Python with foreign packages"
+    )
+    parser.add_argument(
+        "--jobs-seconds", type=float, help="stop after so long; 0 only scores and prints"
+    )
+    parser.add_argument(
+        "--trial-seconds",
+        type=float,
+        default=300.0,
+        help="of a foreign model: no trial starts later",
+    )
     parser.add_argument("--bootstrap", type=int, default=500, help="resamples of subjects")
-    parser.add_argument("--markdown", action="store_true", help="run nothing: only the tables of what is there")
-    parser.add_argument("--page", action="store_true", help="also write the tables into docs/league.md")
+    parser.add_argument(
+        "--markdown", action="store_true", help="run nothing: only the tables of what is there"
+    )
+    parser.add_argument(
+        "--page", action="store_true", help="also write the tables into docs/league.md"
+    )
     arguments = parser.parse_intermixed_args()
     settings = tuple(word for word in arguments.words if "=" in word)
     names = [word for word in arguments.words if "=" not in word] or list(TASKS)
@@ -199,7 +228,13 @@ def main() -> None:
     ]  # fmt: skip
     models = arguments.models or [*FOREIGN, *OURS]
     if not arguments.markdown and arguments.jobs_seconds != 0:
-        work(places, models, pythons, jobs_seconds=arguments.jobs_seconds, trial_seconds=arguments.trial_seconds)
+        work(
+            places,
+            models,
+            pythons,
+            jobs_seconds=arguments.jobs_seconds,
+            trial_seconds=arguments.trial_seconds,
+        )
     text = page_text(scored(places, resamples=arguments.bootstrap), date=time.strftime("%-d %B %Y"))
     print(text)
     if arguments.page:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from _measure import child, machine, own_mib, peak_mib
-from ehrsequencing.answers import risk_of_rows
+from ehrsequencing.batches.loader import MAX_VISIT_CODES, SubjectLoader
+from ehrsequencing.batches.reach import Reach
 from ehrsequencing.config import ModelConfig, TrainingConfig
-from ehrsequencing.loader import MAX_VISIT_CODES, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model
-from ehrsequencing.models.reach import Reach
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
+from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.optimizer import make_optimizer
 
 CASES = {  # visits, codes of each
@@ -81,7 +81,9 @@ def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict
     torch.set_num_threads(1)
     n_visits, codes_per_visit = CASES[case]
     records = long_record(n_visits, codes_per_visit)
-    model = build_model(ModelConfig(vocab_size=VOCABULARY, edges_days=(30.0, 180.0, 365.25), **settings)).eval()
+    model = build_model(
+        ModelConfig(vocab_size=VOCABULARY, edges_days=(30.0, 180.0, 365.25), **settings)
+    ).eval()
     train_step(model, long_record(20, 10))  # buffers and optimiser states
     if uncut:
         Reach.of = lambda config: None  # type: ignore[assignment, method-assign]
@@ -100,20 +102,31 @@ def measure(case: str, task: str, settings: dict[str, Any], uncut: bool) -> dict
 
 def main() -> None:
     """Run every case in a process of its own, print the table, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--architecture", default="hierarchical", choices=["hierarchical", "flat"])
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), metavar="CASE", help=f"of {list(CASES)}")
+    parser.add_argument(
+        "--cases", nargs="+", choices=list(CASES), metavar="CASE", help=f"of {list(CASES)}"
+    )
     parser.add_argument("--uncut", action="store_true", help="without parts, for comparison")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    shape = {"dim": arguments.dim, "layers": arguments.layers, "architecture": arguments.architecture}
+    shape = {
+        "dim": arguments.dim,
+        "layers": arguments.layers,
+        "architecture": arguments.architecture,
+    }
     if arguments.child:
         print(json.dumps(measure(*arguments.child, shape, arguments.uncut)))
         return
-    chosen = [*(f"--{name}={value}" for name, value in shape.items()), *(["--uncut"] if arguments.uncut else [])]
+    chosen = [
+        *(f"--{name}={value}" for name, value in shape.items()),
+        *(["--uncut"] if arguments.uncut else []),
+    ]
     found = []
     print(f"{'':24}{'':>8}{'parts':>7}{'CPU s':>9}{'ms/visit':>10}{'µs/code':>9}{'MiB':>8}")
     for case in arguments.cases or CASES:
@@ -126,7 +139,9 @@ def main() -> None:
             times = f"{row['cpu_seconds']:9.1f}{row['ms_per_visit']:10.2f}{row['us_per_code']:9.1f}"
             print(f"{case:24}{task:>8}{row['parts'] or '':>7}{times}{row['mib']:8.0f}", flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine(), "shape": shape, "rows": found}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"machine": machine(), "shape": shape, "rows": found}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

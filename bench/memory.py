@@ -23,12 +23,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.core.output_kinds import MANIFEST
 from ehrsequencing.simulate import SimulationConfig, simulate
 
 BLOCK = 2_000  # simulated subjects, and subjects of a shard
 DRAWN = "evaluation.subjects=5000"
-SMALL = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.subjects_per_step=null")
+SMALL = (
+    "model.dim=16",
+    "model.heads=2",
+    "model.layers=1",
+    "training.epochs=1",
+    "training.subjects_per_step=null",
+)
 
 
 def repeated(source: Path, out: Path, *, times: int) -> Path:
@@ -38,7 +44,8 @@ def repeated(source: Path, out: Path, *, times: int) -> Path:
     splits = pq.read_table(source / "metadata" / "subject_splits.parquet")
     step = pc.max(splits["subject_id"]).as_py() + 1
     pq.write_table(
-        pa.concat_tables(_moved(splits, k * step) for k in range(times)), out / "metadata" / "subject_splits.parquet"
+        pa.concat_tables(_moved(splits, k * step) for k in range(times)),
+        out / "metadata" / "subject_splits.parquet",
     )
     for path in sorted((source / "data").rglob("*.parquet")):
         table, folder = pq.read_table(path), out / path.parent.relative_to(source)
@@ -82,7 +89,11 @@ def measure(words: Sequence[object]) -> dict[str, float]:
         time.sleep(0.02)
     if child.wait():
         raise SystemExit(f"ehrseq {words[0]} ended with {child.returncode}")
-    return {"own_mib": own / 1024, "peak_mib": resident / 1024, "seconds": time.monotonic() - started}
+    return {
+        "own_mib": own / 1024,
+        "peak_mib": resident / 1024,
+        "seconds": time.monotonic() - started,
+    }
 
 
 def commands(data: Path, folder: Path) -> dict[str, list[object]]:
@@ -92,10 +103,27 @@ def commands(data: Path, folder: Path) -> dict[str, list[object]]:
     return {
         "prepare": ["prepare", data, "--task", data / "task.yaml", "--out", prepared],
         "train, one epoch": ["train", prepared, "--out", run, *SMALL],
-        "predict --at last": ["predict", run, data, "--at", "last", "--out", folder / "risks.parquet"],
+        "predict --at last": [
+            "predict",
+            run,
+            data,
+            "--at",
+            "last",
+            "--out",
+            folder / "risks.parquet",
+        ],
         "evaluate": ["evaluate", run, *few],
         "evaluate, 5,000 subjects": ["evaluate", run, *few, DRAWN],
-        "evaluate --data, 5,000 subjects": ["evaluate", run, "--data", data, "--out", folder / "external", *few, DRAWN],
+        "evaluate --data, 5,000 subjects": [
+            "evaluate",
+            run,
+            "--data",
+            data,
+            "--out",
+            folder / "external",
+            *few,
+            DRAWN,
+        ],
         "explain --subjects 100": ["explain", run, data, "--subjects", 100],
     }
 
@@ -122,7 +150,11 @@ def main() -> None:
             if name == "train, one epoch":
                 shutil.rmtree(folder / "run", ignore_errors=True)
             found.setdefault(name, {})[subjects] = measure(words)
-            print(f"{subjects:,} subjects, {name}: {found[name][subjects]}", file=sys.stderr, flush=True)
+            print(
+                f"{subjects:,} subjects, {name}: {found[name][subjects]}",
+                file=sys.stderr,
+                flush=True,
+            )
     (given.out / "memory.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
     print(table(found, given.subjects))
 
@@ -141,10 +173,16 @@ def measure_fhir(source: Path, out: Path, sizes: Sequence[int]) -> dict[str, dic
 
 def table(found: dict[str, dict[int, Any]], sizes: Sequence[int]) -> str:
     """Own memory by command and number of subjects, as Markdown."""
-    lines = [f"| own MiB | {' | '.join(f'{size:,}' for size in sizes)} | bytes for each further subject |"]
+    lines = [
+        f"| own MiB | {' | '.join(f'{size:,}' for size in sizes)} | bytes for each further subject |"
+    ]
     lines.append("|---|" + "---:|" * (len(sizes) + 1))
     for name, by in found.items():
-        cells = [f"{by[size]['own_mib']:,.0f} ({by[size]['peak_mib']:,.0f})" for size in sizes if size in by]
+        cells = [
+            f"{by[size]['own_mib']:,.0f} ({by[size]['peak_mib']:,.0f})"
+            for size in sizes
+            if size in by
+        ]
         first, last = by[min(by)], by[max(by)]
         more = (last["own_mib"] - first["own_mib"]) * 2**20 / max(max(by) - min(by), 1)
         lines.append(f"| {name} | {' | '.join(cells)} | {more:,.0f} |")

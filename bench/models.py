@@ -53,7 +53,11 @@ def result(folder: Path, prepared: Path, task: str, settings: list[str]) -> dict
         run("evaluate", folder, "evaluation.baselines=none", "evaluation.bootstrap=0")
         metrics = (read_result(folder) or {})["metrics"]
         first = min(row["landmark_days"] for row in metrics if row["landmark_days"] is not None)
-        ours = [row for row in metrics if row["model"] == "ehrsequencing" and row["landmark_days"] == first]
+        ours = [
+            row
+            for row in metrics
+            if row["model"] == "ehrsequencing" and row["landmark_days"] == first
+        ]
         history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
         summary.write_text(json.dumps({
             "c": {f"{row['horizon_days']:g} d": row["value"] for row in ours if row["metric"] == "c"},
@@ -71,13 +75,22 @@ def result(folder: Path, prepared: Path, task: str, settings: list[str]) -> dict
 def table(found: dict[str, list[dict[str, Any]]]) -> None:
     """Print the runs by variant."""
 
-    def spread(runs: list[dict[str, Any]], value: Callable[[dict[str, Any]], float], digits: int) -> str:
+    def spread(
+        runs: list[dict[str, Any]], value: Callable[[dict[str, Any]], float], digits: int
+    ) -> str:
         values = [value(row) for row in runs]
         sd = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
         return f"{statistics.mean(values):.{digits}f}{sd}"
 
     horizons = list(next(iter(found.values()))[0]["c"])
-    names = [f"C {h}" for h in horizons] + ["IBS", "NLL", "s/epoch", "epochs", "peak MiB", "parameters"]
+    names = [f"C {h}" for h in horizons] + [
+        "IBS",
+        "NLL",
+        "s/epoch",
+        "epochs",
+        "peak MiB",
+        "parameters",
+    ]
     print(f"\n| model | seeds | {' | '.join(names)} |\n|{'---|' * (len(names) + 2)}")
     for name, runs in found.items():
         cells = [spread(runs, lambda row, h=h: row["c"][h], 3) for h in horizons]  # type: ignore[misc]
@@ -92,15 +105,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--task", default="nafld", help="nafld or physionet2012, or another file in examples/tasks")
+    parser.add_argument(
+        "--task", default="nafld", help="nafld or physionet2012, or another file in examples/tasks"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--set", nargs="*", default=[], help="more settings, as in training.epochs=10")
+    parser.add_argument(
+        "--set", nargs="*", default=[], help="more settings, as in training.epochs=10"
+    )
     arguments = parser.parse_args()
     task, prepared = arguments.task, arguments.out / f"{arguments.task}-prepared"
     if not prepared.is_dir():
         data = arguments.data / f"{task}_meds"
-        run("prepare", data, "--task", TASKS / f"{task}.yaml", "--out", prepared, *CUTS.get(task, []))
+        run(
+            "prepare",
+            data,
+            "--task",
+            TASKS / f"{task}.yaml",
+            "--out",
+            prepared,
+            *CUTS.get(task, []),
+        )
     found: dict[str, list[dict[str, Any]]] = {}
     for seed in range(arguments.seeds):
         for name in arguments.only:

@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from _cpu import cpu_of, made_once, versions
+from ehrsequencing.core.storage import write_json
 from ehrsequencing.readers.omop import import_omop
-from ehrsequencing.storage import write_json
 
 MUST_RATE, MUST_GIB = 1.5e6, 2.0  # PERFORMANCE.md: source rows per CPU-second, and peak memory
 CHUNK_PERSONS = 10_000  # persons of one file
@@ -46,7 +46,9 @@ Row = dict[str, Any]
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def times(us: Ints, absent: NDArray[np.bool_], undated: NDArray[np.bool_]) -> tuple[pa.Array, pa.Array]:
+def times(
+    us: Ints, absent: NDArray[np.bool_], undated: NDArray[np.bool_]
+) -> tuple[pa.Array, pa.Array]:
     """A column of dates and one of times, null where a row has only a date, or neither."""
     date = pa.array((us // DAY_US).astype(np.int32), mask=undated).cast(pa.date32())
     return date, pa.array(us, mask=absent | undated).cast(pa.timestamp("us"))
@@ -57,7 +59,9 @@ def zipf(rng: np.random.Generator, n: int, kinds: int) -> Ints:
     return np.minimum(np.exp(rng.random(n) * np.log(kinds + 1)).astype(np.int64) - 1, kinds - 1)
 
 
-def event_table(rng: np.random.Generator, name: str, stem: str, when: str, visit: pa.Table, each: int) -> pa.Table:
+def event_table(
+    rng: np.random.Generator, name: str, stem: str, when: str, visit: pa.Table, each: int
+) -> pa.Table:
     """`each` rows for every visit, and faults: 1 row in 200 comes twice, 1 in 100 has no concept, 1 in 1000 no date."""
     place = np.repeat(np.arange(len(visit)), each)
     start = visit["start"].to_numpy()[place]
@@ -113,7 +117,9 @@ def make_chunk(folder: Path, number: int, person: Ints) -> int:
     month = years.astype("datetime64[M]").astype(np.int64)
     visits = np.maximum(np.rint(rng.lognormal(np.log(VISITS) - 0.32, 0.8, n)), 1).astype(np.int64)
     owner = np.repeat(np.arange(n), visits)
-    start = (birth + 7_000 * DAY_US)[owner] + rng.integers(0, 5_000 * 86_400, len(owner)) * 1_000_000
+    start = (birth + 7_000 * DAY_US)[owner] + rng.integers(
+        0, 5_000 * 86_400, len(owner)
+    ) * 1_000_000
     end = start + rng.integers(3_600, 5 * 86_400, len(owner)) * 1_000_000
     visit = pa.table({
         "visit_occurrence_id": pa.array(number * 10**7 + np.arange(len(owner))),
@@ -129,7 +135,9 @@ def make_chunk(folder: Path, number: int, person: Ints) -> int:
     named = [f"visit_{which}_{kind}" for which in ("start", "end") for kind in ("date", "datetime")]
     for name, column in zip(named, dates, strict=True):
         visit = visit.append_column(name, column)
-    tables["visit_occurrence"] = visit.drop_columns("start").take(pa.array(rng.permutation(len(visit))))
+    tables["visit_occurrence"] = visit.drop_columns("start").take(
+        pa.array(rng.permutation(len(visit)))
+    )
     tables["person"] = pa.table({
         "person_id": pa.array(person), "year_of_birth": pa.array((1970 + month // 12).astype(np.int32)),
         "month_of_birth": pa.array((month % 12 + 1).astype(np.int32)), "day_of_birth": pa.nulls(n, pa.int32()),
@@ -139,8 +147,12 @@ def make_chunk(folder: Path, number: int, person: Ints) -> int:
     dead = np.flatnonzero(rng.random(n) < 0.1)
     last = np.full(n, birth.min())
     np.maximum.at(last, owner, end)
-    date, moment = times(last[dead] + 30 * DAY_US, rng.random(len(dead)) < 0.5, np.zeros(len(dead), bool))
-    tables["death"] = pa.table({"person_id": pa.array(person[dead]), "death_date": date, "death_datetime": moment})
+    date, moment = times(
+        last[dead] + 30 * DAY_US, rng.random(len(dead)) < 0.5, np.zeros(len(dead), bool)
+    )
+    tables["death"] = pa.table(
+        {"person_id": pa.array(person[dead]), "death_date": date, "death_datetime": moment}
+    )
     for name, table in tables.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         pq.write_table(table, folder / name / f"{number:05d}.parquet")
@@ -149,7 +161,9 @@ def make_chunk(folder: Path, number: int, person: Ints) -> int:
 
 def make_concepts(folder: Path) -> None:
     """A vocabulary: the concepts of the events in a hierarchy, units, values, kinds of visits, and sexes."""
-    ids = np.r_[np.arange(1, 1 + UNITS // 2), np.arange(100, 100 + VALUES), np.arange(1000, 1000 + CONCEPTS)]
+    ids = np.r_[
+        np.arange(1, 1 + UNITS // 2), np.arange(100, 100 + VALUES), np.arange(1000, 1000 + CONCEPTS)
+    ]
     ids = np.r_[ids, 9201 + 10**6, 8507 + 10**6]  # which nobody uses
     vocabularies = np.array(["SNOMED", "RxNorm", "LOINC", "CPT4", "ICD10CM"])
     concept = pa.table({
@@ -213,7 +227,9 @@ def rows_of(folder: Path) -> int:
 def import_here(data: Path, out: Path) -> None:
     """What the child process does."""
     report = import_omop(data, out)
-    print(json.dumps({"written": report.rows, "subjects": report.subjects, "shards": report.shards}))
+    print(
+        json.dumps({"written": report.rows, "subjects": report.subjects, "shards": report.shards})
+    )
 
 
 def table(rows: list[Row]) -> str:
@@ -226,16 +242,26 @@ def table(rows: list[Row]) -> str:
         cpu = f"{r['user_s']:.1f} + {r['system_s']:.1f}"
         figures = f"{cpu} | {r['wall_s']:.1f} | {r['own_gib']:.2f} | {r['written']:,}"
         lines.append(f"| {r['who']} | {r['rows']:,} | {r['rate'] / 1e6:.3f} | {figures} |")
-    return "\n".join([*lines, "", f"must: {MUST_RATE / 1e6:g} M rows per CPU-second, {MUST_GIB:g} GiB at every size"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"must: {MUST_RATE / 1e6:g} M rows per CPU-second, {MUST_GIB:g} GiB at every size",
+        ]
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[5_000_000, 10_000_000])
-    parser.add_argument("--clean", action="store_true", help="remove each size's data after it was measured")
+    parser.add_argument(
+        "--clean", action="store_true", help="remove each size's data after it was measured"
+    )
     parser.add_argument("--keep", action="store_true", help="leave each size's MEDS data set")
-    parser.add_argument("--pyhealth", action="store_true", help="let PyHealth read the same files, too")
+    parser.add_argument(
+        "--pyhealth", action="store_true", help="let PyHealth read the same files, too"
+    )
     parser.add_argument("--import-from", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.import_from is not None:
@@ -249,7 +275,9 @@ def main() -> None:
         if given.pyhealth:
             found["PyHealth"] = measure_pyhealth(data, given.out / f"pyhealth-{size}")
         for who, used in found.items():
-            rows.append({"who": who, "rate": used["rows"] / (used["user_s"] + used["system_s"]), **used})
+            rows.append(
+                {"who": who, "rate": used["rows"] / (used["user_s"] + used["system_s"]), **used}
+            )
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         for folder in [data] * given.clean + [out] * (not given.keep):
             shutil.rmtree(folder)

@@ -22,7 +22,8 @@ COLUMNS = ("subjects", "encoder", "share of the gain (expected)", "slopes, outco
            "of hazard a year", "learned of each mechanism")  # fmt: skip
 DEFAULT = "attention"
 RECIPE = ["training.patience=3"]
-WORLD = ["truth_futures=512"]  # with the default 128 the truth's own noise adds a hundredth to the shares
+# with the default 128 the truth's own noise adds a hundredth to the shares
+WORLD = ["truth_futures=512"]
 GOALS = {20_000: 0.75, 60_000: 0.88}  # share of the gain; slopes of the outcome: 0.95 to 1.05
 ENCODERS = {
     "attention": [],
@@ -59,7 +60,8 @@ def slopes(risks: list[dict[str, Any]]) -> str:
 def line(name: str, subjects: int, oracle: dict[str, Any]) -> str:
     """One row of the table."""
     risks = {
-        row["cause"]: [other for other in oracle["risks"] if other["cause"] == row["cause"]] for row in oracle["risks"]
+        row["cause"]: [other for other in oracle["risks"] if other["cause"] == row["cause"]]
+        for row in oracle["risks"]
     }
     outcome = next(iter(risks.values()))
     share = f"{oracle['gain_share']:.3f} ± {1.96 * oracle['gain_share_se']:.3f} ({oracle['gain_share_expected']:.3f})"
@@ -67,7 +69,9 @@ def line(name: str, subjects: int, oracle: dict[str, Any]) -> str:
     cells += [slopes(rows) for rows in risks.values()]
     cells.append(" ".join(f"{row['rmse']:.3f}" for row in outcome))
     cells.append(f"{next(iter(oracle['hazard_rmse_per_year'].values())):.3f}")
-    cells.append(", ".join(f"{row['mechanism']} {row['share']:.2f}" for row in oracle["mechanisms"]))
+    cells.append(
+        ", ".join(f"{row['mechanism']} {row['share']:.2f}" for row in oracle["mechanisms"])
+    )
     return f"| {' | '.join(cells)} |"
 
 
@@ -76,10 +80,17 @@ def missed(subjects: int, oracle: dict[str, Any]) -> list[str]:
     out = []
     goal = GOALS.get(subjects)
     if goal is not None and oracle["gain_share"] + 1.96 * oracle["gain_share_se"] < goal:
-        out.append(f"{subjects:,} subjects: share of the gain {oracle['gain_share']:.3f}, goal {goal}")
+        out.append(
+            f"{subjects:,} subjects: share of the gain {oracle['gain_share']:.3f}, goal {goal}"
+        )
     for row in oracle["risks"]:
-        if row["cause"] == oracle["risks"][0]["cause"] and abs(row["slope"] - 1) - 1.96 * row["slope_se"] > 0.05:
-            out.append(f"{subjects:,} subjects: slope {row['slope']:.3f} by {row['horizon_days']:g} days")
+        if (
+            row["cause"] == oracle["risks"][0]["cause"]
+            and abs(row["slope"] - 1) - 1.96 * row["slope_se"] > 0.05
+        ):
+            out.append(
+                f"{subjects:,} subjects: slope {row['slope']:.3f} by {row['horizon_days']:g} days"
+            )
     return out
 
 
@@ -89,9 +100,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--subjects", type=int, nargs="*", default=[20_000, 60_000, 100_000])
     parser.add_argument("--seed", type=int, default=1, help="of the simulation")
-    parser.add_argument("--only", nargs="*", choices=list(ENCODERS), help="default: all with the fewest subjects")
+    parser.add_argument(
+        "--only", nargs="*", choices=list(ENCODERS), help="default: all with the fewest subjects"
+    )
     parser.add_argument("--set", nargs="*", default=[], help="more settings, as in training.seed=1")
-    parser.add_argument("--check", action="store_true", help="status 1 where the default model misses a goal")
+    parser.add_argument(
+        "--check", action="store_true", help="status 1 where the default model misses a goal"
+    )
     arguments = parser.parse_args()
     print(f"| {' | '.join(COLUMNS)} |\n" + "|---" * len(COLUMNS) + "|", flush=True)
     short = []

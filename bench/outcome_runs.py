@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from delphi import told
-from ehrsequencing.arrays import Floats
 from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.evaluation.outcome_table import FEWEST_EVENTS, OutcomeRows
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.run import Run
 
 
 def tables(run: Run, split: str) -> dict[str, tuple[Floats, Floats]]:
@@ -27,7 +27,9 @@ def tables(run: Run, split: str) -> dict[str, tuple[Floats, Floats]]:
     return {run.outcomes[one.number]: (one.auc.mean, one.observed / one.expected) for one in chosen}
 
 
-def compare(first: dict[str, tuple[Floats, Floats]], second: dict[str, tuple[Floats, Floats]]) -> dict[str, Any]:
+def compare(
+    first: dict[str, tuple[Floats, Floats]], second: dict[str, tuple[Floats, Floats]]
+) -> dict[str, Any]:
     """Medians, and the differences over the outcomes."""
     if set(first) != set(second):
         raise SystemExit("the runs have other outcomes: train both on one prepared set")
@@ -39,13 +41,17 @@ def compare(first: dict[str, tuple[Floats, Floats]], second: dict[str, tuple[Flo
         "difference_of_medians": told(np.nanmedian(a, axis=0) - np.nanmedian(b, axis=0)),
         "mean_difference": told(np.nanmean(a - b, axis=0)),
         "first_is_higher": float(np.mean(a[:, 0] > b[:, 0])),
-        "oe_within_10_percent": [round(float(np.mean(np.abs(ratio - 1) <= 0.1)), 3) for ratio in oe],
+        "oe_within_10_percent": [
+            round(float(np.mean(np.abs(ratio - 1) <= 0.1)), 3) for ratio in oe
+        ],
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("other", type=Path)
     parser.add_argument("--split", default="held_out", choices=["tuning", "held_out"])

@@ -16,10 +16,10 @@ import torch
 
 from ehrsequencing.config import load_study
 from ehrsequencing.config.parts import objective
-from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.pretraining.loop import Pretrainer
 
 
 def supervised(prepared: Prepared, out: Path, settings: list[str]) -> list[Callable[[], None]]:
@@ -57,7 +57,9 @@ def pretraining(prepared: Prepared, out: Path, settings: list[str]) -> list[Call
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("prepared", type=Path)
     parser.add_argument("settings", nargs="*", help="as model.size=small")
     parser.add_argument("--steps", type=int, default=30)
@@ -71,7 +73,10 @@ def main() -> None:
             "supervised, with masked codes": supervised(prepared, out, settings),
         }
         names = sorted(objective.parts)
-        kinds |= {n: pretraining(prepared, out, [*settings, f"pretraining.objectives=[{n}]"]) for n in names}
+        kinds |= {
+            n: pretraining(prepared, out, [*settings, f"pretraining.objectives=[{n}]"])
+            for n in names
+        }
         kinds["all objectives"] = pretraining(
             prepared, out, [*settings, f"pretraining.objectives=[{', '.join(names)}]"]
         )
@@ -83,7 +88,9 @@ def main() -> None:
                 seconds[name].append(time.process_time() - started)
     base = np.median(seconds["supervised"][2:])
     for name, taken in seconds.items():
-        print(f"{name:<32} {1000 * np.median(taken[2:]):7.1f} ms   {np.median(taken[2:]) / base:5.2f} supervised steps")
+        print(
+            f"{name:<32} {1000 * np.median(taken[2:]):7.1f} ms   {np.median(taken[2:]) / base:5.2f} supervised steps"
+        )
 
 
 if __name__ == "__main__":

@@ -27,19 +27,33 @@ def cpu_seconds(command: list[str], threads: int) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def run(prepared: Path, out: Path, *, devices: int, threads: int, settings: list[str]) -> tuple[float, float]:
+def run(
+    prepared: Path, out: Path, *, devices: int, threads: int, settings: list[str]
+) -> tuple[float, float]:
     """Subjects per second, and CPU seconds per process without the start."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "ehrsequencing", "train", str(prepared), "--out", str(out), "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "ehrsequencing",
+        "train",
+        str(prepared),
+        "--out",
+        str(out),
+        "--quiet",
+    ]
     command += [*SETTINGS, *settings, *(["--devices", str(devices)] if devices > 1 else [])]
     whole = cpu_seconds(command, threads)
-    start = cpu_seconds([*command, "--resume"], threads)  # of a finished run: it starts and has nothing to do
+    # of a finished run: it starts and has nothing to do
+    start = cpu_seconds([*command, "--resume"], threads)
     rows = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     return statistics.mean(row["subjects_per_second"] for row in rows), (whole - start) / devices
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("prepared", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
@@ -53,9 +67,22 @@ def main() -> None:
         for name in order:
             devices, threads = ways[name]
             found[name].append(
-                run(given.prepared, given.out, devices=devices, threads=threads, settings=given.settings)
+                run(
+                    given.prepared,
+                    given.out,
+                    devices=devices,
+                    threads=threads,
+                    settings=given.settings,
+                )
             )
-            print(number, name, found[name][-1], f"load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+            print(
+                number,
+                name,
+                found[name][-1],
+                f"load {os.getloadavg()[0]:.1f}",
+                file=sys.stderr,
+                flush=True,
+            )
     print("| | subjects/s | CPU-s per process |\n|---|---:|---:|")
     for name, rows in found.items():
         rates, cpu = (statistics.median(column) for column in zip(*rows, strict=True))

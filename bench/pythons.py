@@ -22,19 +22,34 @@ from safetensors.numpy import load_file
 
 from same_bytes import ROOT, digest
 
-SMALL = ["model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4"]
-ASK = (
-    "import json, sys, numpy, torch; print(json.dumps([sys.version.split()[0], torch.__version__, numpy.__version__]))"
-)
+SMALL = [
+    "model.dim=16",
+    "model.heads=2",
+    "model.layers=1",
+    "training.epochs=2",
+    "training.min_steps=4",
+]
+ASK = "import json, sys, numpy, torch\n"
+ASK += "print(json.dumps([sys.version.split()[0], torch.__version__, numpy.__version__]))"
 KINDS = ["simulated", "prepared", "weights", "history", "predictions", "metrics"]
 
 
 def make(python: Path, out: Path, subjects: int) -> dict[str, Any]:
     """Run the chain with one interpreter; digests of what it made, by kind."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "random"}
-    ask = subprocess.run([python, "-c", ASK], env=environment, check=True, capture_output=True, text=True)
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "random",
+    }
+    ask = subprocess.run(
+        [python, "-c", ASK], env=environment, check=True, capture_output=True, text=True
+    )
     version, torch, numpy_version = json.loads(ask.stdout)
-    ready, folder = out / version, out / "now"  # manifests name the folder of the data: it must be the same for all
+    # manifests name the folder of the data: it must be the same for all
+    ready, folder = (
+        out / version,
+        out / "now",
+    )
     data, prepared, run = folder / "data", folder / "prepared", folder / "run"
     commands: list[list[object]] = [
         ["simulate", data, "--subjects", subjects, "--seed", 0],
@@ -58,10 +73,20 @@ def make(python: Path, out: Path, subjects: int) -> dict[str, Any]:
         "predictions": [ready / "risks.parquet"],
         "metrics": [run / "metrics.json"],
     }
-    digests = {kind: {str(path.relative_to(ready)): digest(path) for path in files[kind]} for kind in KINDS}
+    digests = {
+        kind: {str(path.relative_to(ready)): digest(path) for path in files[kind]} for kind in KINDS
+    }
     exactly = [path for path in files["prepared"] if path.suffix == ".json"]
-    digests["prepared"] |= {str(path.relative_to(ready)): sha256(path.read_bytes()).hexdigest() for path in exactly}
-    return {"python": version, "torch": torch, "numpy": numpy_version, "folder": ready, "digests": digests}
+    digests["prepared"] |= {
+        str(path.relative_to(ready)): sha256(path.read_bytes()).hexdigest() for path in exactly
+    }
+    return {
+        "python": version,
+        "torch": torch,
+        "numpy": numpy_version,
+        "folder": ready,
+        "digests": digests,
+    }
 
 
 def gaps(first: Path, other: Path) -> tuple[float, float]:
@@ -78,13 +103,23 @@ def main(out: Path, pythons: list[Path], subjects: int) -> int:
     """Print the table; how many pairs differ that should not."""
     found = [make(python, out, subjects) for python in pythons]
     wrong = 0
-    print("| Python | torch | NumPy | " + " | ".join(KINDS) + " | weights differ by | risks differ by |")
+    print(
+        "| Python | torch | NumPy | "
+        + " | ".join(KINDS)
+        + " | weights differ by | risks differ by |"
+    )
     print("|---|---|---|" + "---|" * (len(KINDS) + 2))
     for one in found:
         cells = []
         for kind in KINDS:
             same = next(other for other in found if other["digests"][kind] == one["digests"][kind])
-            cells.append(f"as {same['python']}" if same is not one else "its own" if one is not found[0] else "first")
+            cells.append(
+                f"as {same['python']}"
+                if same is not one
+                else "its own"
+                if one is not found[0]
+                else "first"
+            )
             mates = [other for other in found if other["torch"] == one["torch"]]
             wrong += one["digests"][kind] != mates[0]["digests"][kind]
         weights, risks = gaps(found[0]["folder"], one["folder"])
@@ -102,4 +137,6 @@ if __name__ == "__main__":
     parser.add_argument("--subjects", type=int, default=400)
     arguments = parser.parse_args()
     out = arguments.out.absolute()
-    sys.exit(1 if main(out, [path.absolute() for path in arguments.pythons], arguments.subjects) else 0)
+    sys.exit(
+        1 if main(out, [path.absolute() for path in arguments.pythons], arguments.subjects) else 0
+    )

@@ -46,10 +46,10 @@ from ehrsequencing.baselines.cox import RIDGES_PER_EVENT
 from ehrsequencing.baselines.forest import LEAVES, TIME_PARTS, CompetingForest
 from ehrsequencing.config import EvaluationConfig, StudyConfig, format_days
 from ehrsequencing.config.files import load_study, load_task
+from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.storage import digest, read_json, write_json
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.repeated_splits import ROWS, one_split, split_fingerprint, split_study
-from ehrsequencing.memory import keep_freed_memory
-from ehrsequencing.storage import digest, read_json, write_json
 
 REPOSITORY = Path(__file__).parents[1]
 TASKS = REPOSITORY / "examples" / "tasks"
@@ -140,7 +140,9 @@ class Trial:
     @property
     def origin(self) -> str:
         """A digest of the settings."""
-        return digest(self.study.model_dump(mode="json", exclude={"evaluation", "preset", "splits"}))
+        return digest(
+            self.study.model_dump(mode="json", exclude={"evaluation", "preset", "splits"})
+        )
 
     @property
     def kept_at(self) -> Path:
@@ -154,7 +156,11 @@ class Trial:
     def done(self) -> list[dict[str, Any]]:
         """The finished splits, by seed: those of the repository that hold for these settings, and those in `out`."""
         kept = kept_splits(self.kept_at)
-        found = {seed: lengthened(one) for seed, one in kept.items() if one["fingerprint"] == self.fingerprint(seed)}
+        found = {
+            seed: lengthened(one)
+            for seed, one in kept.items()
+            if one["fingerprint"] == self.fingerprint(seed)
+        }
         for path in (trial_folder(self.out, self.settings) / self.name).glob(f"seed-*/{ROWS}"):
             stored = read_json(path)
             found.setdefault(int(stored["seed"]), stored)  # what is kept may have more models
@@ -166,7 +172,11 @@ def run_split(trial: Trial, data: Path, number: int) -> None:
     folder, name = trial_folder(trial.out, trial.settings), trial.name
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "trial.json", {"settings": sorted(trial.settings)})
-    place, started, cpu = folder / name / f"seed-{FIRST_SEED + number}", time.monotonic(), time.process_time()
+    place, started, cpu = (
+        folder / name / f"seed-{FIRST_SEED + number}",
+        time.monotonic(),
+        time.process_time(),
+    )
 
     def stage(what: str) -> None:
         print(f"[{time.process_time() - cpu:6.0f} CPU s] {folder.name} {name} split {number + 1}: {what}",
@@ -196,7 +206,10 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     rivals = [model for model in means if model not in own]
     for model in [*own, *rivals]:
         cells = [
-            cell(metric, interval((found.get((model, metric), math.nan) for found in by_split), splits))
+            cell(
+                metric,
+                interval((found.get((model, metric), math.nan) for found in by_split), splits),
+            )
             for metric in COLUMNS
         ]
         mark = " (strongest)" if model == rival else ""
@@ -210,7 +223,10 @@ def table(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str
     pairs = [(OURS, NETWORK)] if len(own) > 1 else []
     for mine, other in [*pairs, *((mine, other) for mine in own for other in rivals)]:
         found = {metric: gap(by_split, splits, other, metric, ours=mine) for metric in COMPARED}
-        cells = [f"{cell(metric, value, signed=True)} *{verdict(metric, value)}*" for metric, value in found.items()]
+        cells = [
+            f"{cell(metric, value, signed=True)} *{verdict(metric, value)}*"
+            for metric, value in found.items()
+        ]
         lines.append(f"| {own[mine]} − {own.get(other, other)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -221,17 +237,29 @@ SUMMARY_HEAD = """| set | model | NLL | IPA | C | O/E | NLL: blend − model |
 
 def summary(name: str, splits: Sequence[Mapping[str, Any]]) -> str:
     """One set for README: means over splits of every model, and ours minus each of them in likelihood."""
-    by_split, own, rival = [values_of(stored) for stored in splits], ours_of(splits), strongest(splits)
+    by_split, own, rival = (
+        [values_of(stored) for stored in splits],
+        ours_of(splits),
+        strongest(splits),
+    )
     lines, place = [], f"{name}: {SETS[name].records}, {len(splits)} splits"
     for model in [*own, *(other for other in tuning_means(splits) if other not in own)]:
         means = {
-            metric: interval((found.get((model, metric), math.nan) for found in by_split), splits)[0]
+            metric: interval((found.get((model, metric), math.nan) for found in by_split), splits)[
+                0
+            ]
             for metric in ("nll", "ipa", "c", "oe")
         }
-        numbers = " | ".join(cell(metric, (mean, math.nan, math.nan)) for metric, mean in means.items())
-        less = "" if model == OURS else cell("nll", gap(by_split, splits, model, "nll"), signed=True)
+        numbers = " | ".join(
+            cell(metric, (mean, math.nan, math.nan)) for metric, mean in means.items()
+        )
+        less = (
+            "" if model == OURS else cell("nll", gap(by_split, splits, model, "nll"), signed=True)
+        )
         label = f"**{own.get(model, model)}**" if model in own else model
-        lines.append(f"| {place} | {label}{' (strongest)' if model == rival else ''} | {numbers} | {less} |")
+        lines.append(
+            f"| {place} | {label}{' (strongest)' if model == rival else ''} | {numbers} | {less} |"
+        )
         place = ""
     return "\n".join(lines)
 
@@ -250,7 +278,11 @@ def level_table(name: str, splits: Sequence[Mapping[str, Any]], study: StudyConf
             value = interval((found.get((model, "oe"), math.nan) for found in by_split), splits)
             cohort = interval((oe_beside_cohort(found, model) for found in by_split), splits)
             is_own = model in (OURS, NETWORK)
-            own = f"{study.training.early_stop} | {study.training.recalibration:g}" if is_own else " | "
+            own = (
+                f"{study.training.early_stop} | {study.training.recalibration:g}"
+                if is_own
+                else " | "
+            )
             place = f"{name} | {format_days(days)} | {model} | {len(splits)} | {own}"
             lines.append(f"| {place} | {cell('oe', value)} | {cell('oe', cohort)} |")
     return "\n".join(lines)
@@ -276,9 +308,14 @@ and adds its row.
 """
 
 
-def trial_row(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str], date: str) -> str:
+def trial_row(
+    name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence[str], date: str
+) -> str:
     """The row of a trial in the table of trials."""
-    tried = {"boosted visits": SETS[name].tuning_trials, CompetingForest.name: len(LEAVES) * len(TIME_PARTS)}
+    tried = {
+        "boosted visits": SETS[name].tuning_trials,
+        CompetingForest.name: len(LEAVES) * len(TIME_PARTS),
+    }
     tried["landmark Cox"] = len(RIDGES_PER_EVENT)
     rivals = [
         f"{model} {value:.4f}" + (f" ({tried[model]})" if model in tried else "")
@@ -288,14 +325,19 @@ def trial_row(name: str, splits: Sequence[Mapping[str, Any]], settings: Sequence
     words = ", ".join(f"`{text}`" for text in sorted(settings)) or "defaults"
     own, means = ours_of(splits), tuning_means(splits)
     told = ", ".join(
-        f"{label} {means[model]:.4f}" if len(own) > 1 else f"{means[model]:.4f}" for model, label in own.items()
+        f"{label} {means[model]:.4f}" if len(own) > 1 else f"{means[model]:.4f}"
+        for model, label in own.items()
     )
     return f"| {date} | {name} | {words} | {len(splits)} ({seeds_of(splits)}) | {told} | {', '.join(rivals)} |"
 
 
 def add_trial(path: Path, row: str) -> None:
     """Append the row to the table; the row of the same set, settings and day is replaced."""
-    lines = (path.read_text(encoding="utf-8") if path.is_file() else TRIALS_HEAD).rstrip("\n").split("\n")
+    lines = (
+        (path.read_text(encoding="utf-8") if path.is_file() else TRIALS_HEAD)
+        .rstrip("\n")
+        .split("\n")
+    )
     same = row.split(" | ")[:3]
     lines = [line for line in lines if line.split(" | ")[:3] != same]
     path.write_text("\n".join([*lines, row]) + "\n", encoding="utf-8")
@@ -333,18 +375,30 @@ def wanted(name: str, splits: int | None) -> int:
 
 def main() -> None:
     """Run what is missing, then print what is there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder that holds pbc2_meds, nafld_meds …")
     parser.add_argument("out", type=Path)
-    parser.add_argument("words", nargs="*", default=[], metavar="SET|key=value", help=f"sets: {', '.join(SETS)}")
+    parser.add_argument(
+        "words", nargs="*", default=[], metavar="SET|key=value", help=f"sets: {', '.join(SETS)}"
+    )
     parser.add_argument("--splits", type=int, help="instead of the number of each set")
     parser.add_argument("--jobs-seconds", type=float, help="stop after so long; 0 only prints")
     parser.add_argument("--baselines", default="forest", choices=("fast", "forest", "all"))
     parser.add_argument("--markdown", action="store_true", help="only the tables, without progress")
-    parser.add_argument("--summary", action="store_true", help="one short table of all sets, as README has it")
-    parser.add_argument("--level", action="store_true", help="also observed over expected at each horizon")
-    parser.add_argument("--keep", action="store_true", help=f"also keep the finished splits in {FOLDER}")
-    parser.add_argument("--trials", action="store_true", help=f"also write the trial into {TRIALS_TABLE.name}")
+    parser.add_argument(
+        "--summary", action="store_true", help="one short table of all sets, as README has it"
+    )
+    parser.add_argument(
+        "--level", action="store_true", help="also observed over expected at each horizon"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help=f"also keep the finished splits in {FOLDER}"
+    )
+    parser.add_argument(
+        "--trials", action="store_true", help=f"also write the trial into {TRIALS_TABLE.name}"
+    )
     arguments = parser.parse_intermixed_args()
     settings = [word for word in arguments.words if "=" in word]
     names = [word for word in arguments.words if "=" not in word] or list(SETS)

@@ -17,11 +17,16 @@ from _real_numbers import COLUMNS
 from _real_results import keep, kept_splits, lengthened, shortened
 from ehrsequencing.baselines.forest import CompetingForest
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.core.memory import keep_freed_memory
 from ehrsequencing.evaluation.repeated_splits import one_split
-from ehrsequencing.memory import keep_freed_memory
 from real import SETS, Trial, study_of
 
-QUICK = ("training.epochs=1", "training.min_steps=1", "model.size=small", "evaluation.explained_subjects=0")
+QUICK = (
+    "training.epochs=1",
+    "training.min_steps=1",
+    "model.size=small",
+    "evaluation.explained_subjects=0",
+)
 
 
 def forest_of(trial: Trial, data: Path, kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,8 +38,13 @@ def forest_of(trial: Trial, data: Path, kept: Mapping[str, Any]) -> dict[str, An
     seed, quick = int(kept["seed"]), study_of(trial.name, QUICK)
     settings = trial.judged_by.model_copy(update={"tuning_trials": 1})
     folder = trial.out / trial.name / f"seed-{seed}"
-    found = one_split(data / f"{trial.name}_meds", folder, study=quick, seed=seed, settings=settings)
-    fresh, merged = shortened(found, COLUMNS), {key: dict(kept[key]) for key in ("values", "tuning_nll")}
+    found = one_split(
+        data / f"{trial.name}_meds", folder, study=quick, seed=seed, settings=settings
+    )
+    fresh, merged = (
+        shortened(found, COLUMNS),
+        {key: dict(kept[key]) for key in ("values", "tuning_nll")},
+    )
     if (
         differs(fresh["values"][LandmarkCox.name], kept["values"][LandmarkCox.name])
         or fresh["places"] != kept["places"]
@@ -48,12 +58,17 @@ def forest_of(trial: Trial, data: Path, kept: Mapping[str, Any]) -> dict[str, An
 def differs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two models' numbers differ by more than rounding."""
     pairs = [pair for metric in other for pair in zip(one[metric], other[metric], strict=True)]
-    return any((a is None) != (b is None) or (a is not None and not math.isclose(a, b, abs_tol=2e-5)) for a, b in pairs)
+    return any(
+        (a is None) != (b is None) or (a is not None and not math.isclose(a, b, abs_tol=2e-5))
+        for a, b in pairs
+    )
 
 
 def main() -> None:
     """Add the forest where it is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder that holds pbc2_meds, nafld_meds …")
     parser.add_argument("out", type=Path, help="for unfinished work")
     parser.add_argument("sets", nargs="+", choices=sorted(SETS))
@@ -65,7 +80,12 @@ def main() -> None:
         for seed, kept in kept_splits(trial.kept_at).items():
             if CompetingForest.name not in kept["values"]:
                 print(f"{name} {seed}", file=sys.stderr, flush=True)
-                keep(trial.kept_at, arguments.settings, [lengthened(forest_of(trial, arguments.data, kept))], COLUMNS)
+                keep(
+                    trial.kept_at,
+                    arguments.settings,
+                    [lengthened(forest_of(trial, arguments.data, kept))],
+                    COLUMNS,
+                )
 
 
 if __name__ == "__main__":

@@ -11,18 +11,20 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from ehrsequencing.blend.train import trainer_of
+from ehrsequencing.baselines.blend.train import trainer_of
+from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.storage import MANIFEST, read_json, write_json
 from ehrsequencing.evaluation.repeated_splits import split_study
-from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run
-from ehrsequencing.storage import MANIFEST, read_json, write_json
 from real import SETS, TRIALS_TABLE, add_trial, study_of, trial_folder
 
 FIRST_SEED = 19000
 
 
-def tried(name: str, data: Path, folder: Path, settings: tuple[str, ...], seed: int) -> dict[str, float]:
+def tried(
+    name: str, data: Path, folder: Path, settings: tuple[str, ...], seed: int
+) -> dict[str, float]:
     """Tuning NLL, CPU seconds and epochs of one training."""
     found, records, run = folder / "trial.json", folder / "prepared", folder / "run"
     if found.is_file():
@@ -43,10 +45,14 @@ def tried(name: str, data: Path, folder: Path, settings: tuple[str, ...], seed: 
 
 def main() -> None:
     """Train what is missing, then write the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder that holds pbc2_meds, nafld_meds …")
     parser.add_argument("out", type=Path)
-    parser.add_argument("words", nargs="+", metavar="SET|key=value", help=f"sets: {', '.join(SETS)}")
+    parser.add_argument(
+        "words", nargs="+", metavar="SET|key=value", help=f"sets: {', '.join(SETS)}"
+    )
     parser.add_argument("--splits", type=int, default=3)
     arguments = parser.parse_intermixed_args()
     settings = tuple(word for word in arguments.words if "=" in word)
@@ -62,7 +68,9 @@ def main() -> None:
         seeds = f"{len(results)} ({FIRST_SEED}–{FIRST_SEED + len(results) - 1})"
         cost = f"not fitted ({mean['cpu_s']:.0f} CPU-s a training, {mean['epochs']:.0f} epochs)"
         date = time.strftime("%Y-%m-%d")
-        add_trial(TRIALS_TABLE, f"| {date} | {name} | {words} | {seeds} | {mean['nll']:.4f} | {cost} |")
+        add_trial(
+            TRIALS_TABLE, f"| {date} | {name} | {words} | {seeds} | {mean['nll']:.4f} | {cost} |"
+        )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ def main() -> None:
     torch.set_num_threads(1)
     d = given.dim
     weights = torch.randn(4 * d, d).bfloat16(), torch.randn(d, 4 * d).bfloat16()
-    print("| rows | rounded | feed-forward: odd ÷ rounded | weight gradient: odd ÷ rounded |\n|---:|---:|---:|---:|")
+    print(
+        "| rows | rounded | feed-forward: odd ÷ rounded | weight gradient: odd ÷ rounded |\n|---:|---:|---:|---:|"
+    )
     for odd in given.rows:
         lengths = odd, -(-odd // 64) * 64
         inputs = {n: torch.randn(n, d).bfloat16() for n in lengths}

@@ -18,7 +18,17 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("EHRSEQ_DATA", ROOT / "../shared/data")).resolve()
-VOLATILE = {"versions", "created", "path", "data", "data_path", "prepared", "files", "manifest", "sha256"}
+VOLATILE = {
+    "versions",
+    "created",
+    "path",
+    "data",
+    "data_path",
+    "prepared",
+    "files",
+    "manifest",
+    "sha256",
+}
 VOLATILE |= {"seconds", "wall_seconds", "subjects_per_second"}
 SPEED = re.compile(rb" in [0-9.,]+ (seconds|minutes|hours)")
 
@@ -26,12 +36,31 @@ SPEED = re.compile(rb" in [0-9.,]+ (seconds|minutes|hours)")
 def jobs(out: Path) -> list[tuple[str, list[object]]]:
     """The commands, in order, each with the folder whose presence says that it is done."""
     nafld, prepared, run = DATA / "nafld_meds", out / "nafld-prepared", out / "nafld"
+    pbc2, pbc2_prepared = DATA / "pbc2_meds", out / "pbc2-prepared"
+    tasks = ROOT / "examples/tasks"
+    demo = ["train", out / "demo/prepared", "--out"]
+    short = ["training.epochs=2", "training.min_steps=4"]
+    objectives = ["pretraining.objectives={masked_codes: 1.0, time_to_code: 1.0}", *short]
     return [
         ("demo", ["demo", "--out", out / "demo"]),
-        ("nafld-prepared", ["prepare", nafld, "--task", ROOT / "examples/tasks/nafld.yaml", "--out", prepared]),
+        (
+            "nafld-prepared",
+            ["prepare", nafld, "--task", tasks / "nafld.yaml", "--out", prepared],
+        ),
         ("nafld", ["train", prepared, "--task", "nafld", "--out", run, "training.epochs=3"]),
         ("nafld/report.html", ["evaluate", run]),
         ("nafld.parquet", ["predict", run, nafld, "--out", out / "nafld.parquet"]),
+        ("pbc2-prepared", ["prepare", pbc2, "--task", tasks / "pbc2.yaml", "--out", pbc2_prepared]),
+        ("pbc2", ["train", pbc2_prepared, "--task", "pbc2", "--out", out / "pbc2"]),
+        ("pbc2/report.html", ["evaluate", out / "pbc2"]),
+        ("pbc2.parquet", ["predict", out / "pbc2", pbc2, "--out", out / "pbc2.parquet"]),
+        (
+            "pretrained",
+            ["pretrain", out / "demo/prepared", "--out", out / "pretrained", *objectives],
+        ),
+        ("lora", [*demo, out / "lora", "--init", out / "pretrained", "transfer.mode=lora", *short]),
+        ("members", [*demo, out / "members", "training.members=2", *short]),
+        ("blend", [*demo, out / "blend", "training.blend=true", *short]),
         ("omop", ["import", "omop", DATA / "mimic4_demo_omop", out / "omop"]),
     ]
 
@@ -47,7 +76,9 @@ def digest(path: Path) -> str:
     """SHA-256 of a file; of a JSON file, of its lasting entries."""
     if path.suffix in {".json", ".jsonl"}:
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        return hashlib.sha256(json.dumps([cleaned(json.loads(line)) for line in lines]).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([cleaned(json.loads(line)) for line in lines]).encode()
+        ).hexdigest()
     found = path.read_bytes()
     return hashlib.sha256(SPEED.sub(b"", found) if path.suffix == ".html" else found).hexdigest()
 
@@ -55,12 +86,23 @@ def digest(path: Path) -> str:
 def make(source: Path, out: Path) -> None:
     """Run every job and write the digests."""
     out.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    environment = os.environ | {
+        "PYTHONPATH": str(source),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+    }
     for made, command in jobs(out):
         if not (out / made).exists():
-            words = [sys.executable, "-c", "from ehrsequencing.cli.app import main; main()", *map(str, command)]
+            words = [
+                sys.executable,
+                "-c",
+                "from ehrsequencing.cli.app import main; main()",
+                *map(str, command),
+            ]
             subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
-    files = sorted(path for path in out.rglob("*") if path.is_file() and path != out / "digests.json")
+    files = sorted(
+        path for path in out.rglob("*") if path.is_file() and path != out / "digests.json"
+    )
     table = {str(path.relative_to(out)): digest(path) for path in files}
     (out / "digests.json").write_text(json.dumps(table, indent=1))
 
@@ -69,7 +111,11 @@ def differences(before: Any, after: Any, place: str = "") -> list[str]:
     """Where two JSON values differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted((before.keys() | after.keys()) - VOLATILE)
-        return [d for key in keys for d in differences(before.get(key), after.get(key), f"{place}/{key}")]
+        return [
+            d
+            for key in keys
+            for d in differences(before.get(key), after.get(key), f"{place}/{key}")
+        ]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))
         return [d for i, (a, b) in pairs for d in differences(a, b, f"{place}/{i}")]
@@ -79,11 +125,15 @@ def differences(before: Any, after: Any, place: str = "") -> list[str]:
 def compare(one: Path, other: Path) -> int:
     """Print what differs; how many files do."""
     before, after = (json.loads((folder / "digests.json").read_text()) for folder in (one, other))
-    moved = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    moved = sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
     for name in moved:
         print(name, "" if name in before else "is new", "" if name in after else "is gone")
         if name in before and name in after and name.endswith(".json"):
-            places = differences(*(json.loads((folder / name).read_text()) for folder in (one, other)))
+            places = differences(
+                *(json.loads((folder / name).read_text()) for folder in (one, other))
+            )
             print("   ", *places[:8], f"and {len(places) - 8} more" if len(places) > 8 else "")
     print(f"{len(before.keys() | after.keys()) - len(moved)} files equal, {len(moved)} not")
     return len(moved)

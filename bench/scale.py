@@ -27,8 +27,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from _cpu import own_gib
-from ehrsequencing import __version__
-from ehrsequencing.storage import write_json
+from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.version import __version__
 
 MAIN = [sys.executable, "-m", "ehrsequencing"]
 STEPS = ("simulate", "prepare", "train", "predict", "evaluate")
@@ -86,7 +86,11 @@ def events_of(data: Path) -> int:
 
 
 def run_chain(
-    out: Path, subjects: int, settings: Sequence[str], wanted: Sequence[str], world: Sequence[str] = ()
+    out: Path,
+    subjects: int,
+    settings: Sequence[str],
+    wanted: Sequence[str],
+    world: Sequence[str] = (),
 ) -> Row:
     """Run the wanted steps that are not done; what was measured of all of them."""
     found = out / "scale.json"
@@ -94,8 +98,14 @@ def run_chain(
     if found.is_file():
         told |= json.loads(found.read_text())
     if told["subjects"] != subjects or told["world"] != list(world):
-        raise SystemExit(f"{found} is of {told['subjects']:,} subjects with {told['world']}: name another folder")
-    told |= {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "version": __version__}
+        raise SystemExit(
+            f"{found} is of {told['subjects']:,} subjects with {told['world']}: name another folder"
+        )
+    told |= {
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "version": __version__,
+    }
     for name, (command, made) in commands(out, subjects, settings, told["world"]).items():
         if name not in wanted or name in told["steps"]:
             continue
@@ -115,7 +125,10 @@ def run_chain(
 def measured_table(told: Row) -> list[str]:
     """What was measured, as Markdown."""
     head = f"{told['subjects']:,} subjects, {told.get('events', 0):,} events"
-    lines = [f"| {head} | wall | CPU | own memory | with mapped files | disk | rate |", "|---|" + "---:|" * 6]
+    lines = [
+        f"| {head} | wall | CPU | own memory | with mapped files | disk | rate |",
+        "|---|" + "---:|" * 6,
+    ]
     for name, row in told["steps"].items():
         rate = f"{told['subjects'] / row['cpu_s']:,.0f} subjects per CPU-s"
         lines.append(
@@ -130,7 +143,10 @@ def projected_table(told: Row, price: float = PRICE) -> list[str]:
 
     The cost is that of all steps but `simulate`, which users do not need. Memory and disk are not priced.
     """
-    lines = ["| CPU-hours; disk | " + " | ".join(f"{size:,}" for size in SIZES) + " |", "|---|" + "---:|" * len(SIZES)]
+    lines = [
+        "| CPU-hours; disk | " + " | ".join(f"{size:,}" for size in SIZES) + " |",
+        "|---|" + "---:|" * len(SIZES),
+    ]
     for name, row in told["steps"].items():
         cells = []
         for size in SIZES:
@@ -140,21 +156,33 @@ def projected_table(told: Row, price: float = PRICE) -> list[str]:
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     hours = sum(row["cpu_s"] for name, row in told["steps"].items() if name != "simulate") / 3600
     cells = [f"${hours * size / told['subjects'] * price:,.2f}" for size in SIZES]
-    lines.append(f"| cost without `simulate`, at ${price:g} per core-hour (assumed) | " + " | ".join(cells) + " |")
+    lines.append(
+        f"| cost without `simulate`, at ${price:g} per core-hour (assumed) | "
+        + " | ".join(cells)
+        + " |"
+    )
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--subjects", type=int, default=200_000)
-    parser.add_argument("--commands", default=",".join(STEPS), help="which steps, by name and with commas")
-    parser.add_argument("--world", nargs="+", default=[], help="settings of the simulation, as visits_per_year=4")
+    parser.add_argument(
+        "--commands", default=",".join(STEPS), help="which steps, by name and with commas"
+    )
+    parser.add_argument(
+        "--world", nargs="+", default=[], help="settings of the simulation, as visits_per_year=4"
+    )
     parser.add_argument("--price", type=float, default=PRICE, help="assumed dollars per core-hour")
     parser.add_argument("settings", nargs="*", default=[], help="of training, as model.size=small")
     given = parser.parse_intermixed_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    told = run_chain(given.out, given.subjects, given.settings, given.commands.split(","), given.world)
+    told = run_chain(
+        given.out, given.subjects, given.settings, given.commands.split(","), given.world
+    )
     print("\n".join([*measured_table(told), "", *projected_table(told, given.price)]))
 
 

@@ -29,7 +29,11 @@ def bodies(data: Path, *, visits: int, count: int) -> list[bytes]:
     found = []
     for subject in pc.unique(table["subject_id"]).to_pylist()[:count]:
         rows = table.filter(pc.equal(table["subject_id"], subject)).to_pylist()
-        timed = [row for row in rows if row["time"] is not None and row["code"] not in ("MEDS_BIRTH", *OUTCOMES)]
+        timed = [
+            row
+            for row in rows
+            if row["time"] is not None and row["code"] not in ("MEDS_BIRTH", *OUTCOMES)
+        ]
         days = sorted({row["time"].date() for row in timed})
         if len(days) < 2:
             continue
@@ -74,7 +78,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--clients", type=int, default=8)
@@ -101,7 +107,10 @@ def main() -> None:
             port = int(server.stdout.readline().split(" (")[0].rpartition(":")[2])
             client(port, sent[:10])
             each = given.requests // given.clients
-            shares = [[sent[(k * each + n) % len(sent)] for n in range(each)] for k in range(given.clients)]
+            shares = [
+                [sent[(k * each + n) % len(sent)] for n in range(each)]
+                for k in range(given.clients)
+            ]
             start, cpu = time.perf_counter(), cpu_seconds(server.pid)
             with ThreadPoolExecutor(given.clients) as pool:
                 seconds = np.concatenate(list(pool.map(lambda share: client(port, share), shares)))
@@ -110,8 +119,12 @@ def main() -> None:
             server.terminate()
     size = np.mean([body.count(b'"code"') for body in sent])
     p50, p95, p99 = np.percentile(1000 * seconds, [50, 95, 99])
-    print(f"{len(seconds)} requests of {given.visits} visits ({size:.0f} rows), {given.clients} clients:")
-    print(f"p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms, {len(seconds) / wall:.0f} requests a second")
+    print(
+        f"{len(seconds)} requests of {given.visits} visits ({size:.0f} rows), {given.clients} clients:"
+    )
+    print(
+        f"p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms, {len(seconds) / wall:.0f} requests a second"
+    )
     print(f"{1000 * cpu / len(seconds):.1f} ms of the server's processor time for each request")
 
 

@@ -25,13 +25,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.predict import predict
+from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 from serving import bodies
 
-TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
+TINY = (
+    "model.dim=16",
+    "model.heads=2",
+    "model.layers=1",
+    "training.epochs=2",
+    "training.min_steps=4",
+)
 CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 REQUESTS = 50  # a round
 
@@ -51,7 +57,10 @@ def serving(run: Path) -> Iterator[tuple[int, int]]:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as server:
         try:
             assert server.stdout is not None
-            yield server.pid, int(server.stdout.readline().split(" (")[0].rpartition(":")[2].strip("/ \n"))
+            yield (
+                server.pid,
+                int(server.stdout.readline().split(" (")[0].rpartition(":")[2].strip("/ \n")),
+            )
         finally:
             server.terminate()
 
@@ -85,7 +94,12 @@ def rounds(folder: Path, seconds: float) -> Iterator[dict[str, tuple[float, int]
         while time.monotonic() < ends:
             number += 1
             out = folder / "run"
-            Trainer(Prepared(store), task.name, out, study=load_study(None, [*TINY, f"training.seed={number}"])).fit()
+            Trainer(
+                Prepared(store),
+                task.name,
+                out,
+                study=load_study(None, [*TINY, f"training.seed={number}"]),
+            ).fit()
             predict(out, data, folder / "risks.parquet", at="last")
             answers = asked(port, requests)
             if set(answers) != {200}:
@@ -103,7 +117,10 @@ def verdict(seen: list[dict[str, tuple[float, int]]]) -> tuple[list[str], bool]:
     for name in seen[0]:
         memory = [row[name][0] for row in seen]
         files = [row[name][1] for row in seen]
-        first, last = statistics.median(memory[start : start + part]), statistics.median(memory[-part:])
+        first, last = (
+            statistics.median(memory[start : start + part]),
+            statistics.median(memory[-part:]),
+        )
         more = max(files[-part:]) - max(files[start : start + part])
         is_flat = last <= 1.03 * first + 8 and more <= 0
         flat &= is_flat
@@ -132,7 +149,9 @@ def main() -> None:
     if len(seen) < 10:
         raise SystemExit(f"{len(seen)} rounds are too few to tell: give it more seconds")
     lines, flat = verdict(seen)
-    print(f"{len(seen)} rounds of a training, a prediction and {REQUESTS} requests in {given.seconds:.0f} s")
+    print(
+        f"{len(seen)} rounds of a training, a prediction and {REQUESTS} requests in {given.seconds:.0f} s"
+    )
     print("\n".join(lines))
     sys.exit(0 if flat else 1)
 

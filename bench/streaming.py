@@ -55,12 +55,16 @@ def main() -> None:
     if given.one:
         print(json.dumps(measure(given.prepared[0], given.steps)))
         return
-    print("| training subjects | visits | steps | own MiB: imports | arrays open | at most | with mapped pages |")
+    print(
+        "| training subjects | visits | steps | own MiB: imports | arrays open | at most | with mapped pages |"
+    )
     print("|---:|---:|---:|---:|---:|---:|---:|")
     for folder in given.prepared:
         row = child(Path(__file__), folder, "--one", "--steps", given.steps)
         facts = [f"{row[name]:,}" for name in ("subjects", "visits", "steps")]
-        facts += [f"{row[name]:,.0f}" for name in ("imports_mib", "open_mib", "own_mib", "peak_mib")]
+        facts += [
+            f"{row[name]:,.0f}" for name in ("imports_mib", "open_mib", "own_mib", "peak_mib")
+        ]
         print(f"| {' | '.join(facts)} |", flush=True)
 
 

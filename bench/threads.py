@@ -28,7 +28,9 @@ WAYS = {
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
     """Some processes that compute as long as the block lasts."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
+    ]
     try:
         yield
     finally:
@@ -40,28 +42,51 @@ def busy(processes: int) -> Iterator[None]:
 def rate(prepared: Path, out: Path, way: dict[str, str], settings: list[str]) -> float:
     """Subjects per second of a training, by its own clock."""
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "-m", "ehrsequencing", "train", str(prepared), "--out", str(out), "--quiet"]
-    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [
+        sys.executable,
+        "-m",
+        "ehrsequencing",
+        "train",
+        str(prepared),
+        "--out",
+        str(out),
+        "--quiet",
+    ]
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
     subprocess.run([*command, *SETTINGS, *settings], env=own | way, check=True)
     rows = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
     return statistics.mean(row["subjects_per_second"] for row in rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("prepared", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--others", type=int, nargs="+", default=[0, 1, 2], help="processes that compute beside it")
+    parser.add_argument(
+        "--others", type=int, nargs="+", default=[0, 1, 2], help="processes that compute beside it"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("settings", nargs="*", default=[])
     given = parser.parse_intermixed_args()
-    found: dict[tuple[str, int], list[float]] = {(name, others): [] for name in WAYS for others in given.others}
+    found: dict[tuple[str, int], list[float]] = {
+        (name, others): [] for name in WAYS for others in given.others
+    }
     for number in range(given.rounds):
         turns = list(found)[number % len(found) :] + list(found)[: number % len(found)]
         for name, others in turns:
             with busy(others):
-                found[name, others].append(rate(given.prepared, given.out, WAYS[name], given.settings))
-            print(number, name, others, f"{found[name, others][-1]:.0f}", file=sys.stderr, flush=True)
+                found[name, others].append(
+                    rate(given.prepared, given.out, WAYS[name], given.settings)
+                )
+            print(
+                number, name, others, f"{found[name, others][-1]:.0f}", file=sys.stderr, flush=True
+            )
     print("| busy processes beside it | " + " | ".join(map(str, given.others)) + " |")
     print("|---" + "|---:" * len(given.others) + "|")
     for name in WAYS:

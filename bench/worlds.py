@@ -33,9 +33,13 @@ def run(*command: object) -> None:
 
 def judged(out: Path, world: str, *, subjects: int, seed: int) -> dict[str, Any]:
     """The `metrics.json` of one world, made as far as it is not there."""
-    data, prepared, folder = (out / f"{world}-{subjects}-{seed}" / name for name in ("data", "prepared", "run"))
+    data, prepared, folder = (
+        out / f"{world}-{subjects}-{seed}" / name for name in ("data", "prepared", "run")
+    )
     if not (data / "task.yaml").is_file():
-        knobs = [f"{name}={value}" for name, value in WORLD.model_dump(exclude_defaults=True).items()]
+        knobs = [
+            f"{name}={value}" for name, value in WORLD.model_dump(exclude_defaults=True).items()
+        ]
         run("simulate", data, "--subjects", subjects, "--seed", seed, *knobs, *WORLDS[world])
     if not (prepared / "manifest.json").is_file():
         run("prepare", data, "--task", data / "task.yaml", "--out", prepared)
@@ -51,17 +55,24 @@ def lines(world: str, found: dict[str, Any]) -> list[str]:
     """Rows of the table: a model each, the strongest baseline marked."""
     cause, landmark = found["causes"][0], found["landmarks_days"][0]
 
-    def value(rows: list[dict[str, Any]], model: str, metric: str, at: float | None, horizon: float | None) -> Any:
+    def value(
+        rows: list[dict[str, Any]], model: str, metric: str, at: float | None, horizon: float | None
+    ) -> Any:
         place = (model, metric, at, horizon, cause)
         keys = ("model", "metric", "landmark_days", "horizon_days", "cause")
         return next((row for row in rows if tuple(row[key] for key in keys) == place), None)
 
     out = []
     for model in found["models"]:
-        c, ipa = (value(found["metrics"], model, name, landmark, HORIZON_DAYS)["value"] for name in ("c", "ipa"))
+        c, ipa = (
+            value(found["metrics"], model, name, landmark, HORIZON_DAYS)["value"]
+            for name in ("c", "ipa")
+        )
         nll = value(found["metrics"], model, "nll", None, None)["value"]
         gap = value(found["differences"], model, "nll", None, None)
-        said = "" if gap is None else f"{gap['value']:+.4f} ({gap['low']:+.4f} to {gap['high']:+.4f})"
+        said = (
+            "" if gap is None else f"{gap['value']:+.4f} ({gap['low']:+.4f} to {gap['high']:+.4f})"
+        )
         name = f"{model} (strongest baseline)" if model == found["strongest"] else model
         out.append(f"| {world} | {name} | {c:.3f} | {ipa:.3f} | {nll:.4f} | {said} |")
     return out

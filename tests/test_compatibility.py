@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.predict import predict
+from ehrsequencing.core.storage import read_json
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json
 
 MADE = sorted(path for path in (Path(__file__).parent / "compatibility").iterdir() if path.is_dir())
 

@@ -42,13 +42,3 @@ def test_helpers_hold_no_tests() -> None:
     assert not [path for path in shared if path.name.startswith("test_")]
     assert not [(path, name) for path in shared for name in definitions(path) if name.startswith(("test_", "Test"))]
     assert not [path for path in shared if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text()))]
-
-
-def test_the_architecture_page_has_every_file() -> None:
-    """Whoever has read docs/architecture.md can say of any file what it does; and no file there is gone."""
-    page = (TESTS.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([\w/]+\.py)`", page))
-    there = {path for path in SOURCE.rglob("*.py") if path.name != "__init__.py"}
-    ends = {"/".join(path.relative_to(SOURCE).parts[-n:]) for path in there for n in (1, 2, 3)}
-    assert not {path.name for path in there} - {Path(name).name for name in named}
-    assert not {name for name in named if name not in ends and not (TESTS.parent / name).exists()}

@@ -13,12 +13,12 @@ from ehrsequencing.audit.data import AuditData
 from ehrsequencing.audit.presence import Presence
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.predict import predict
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import render
-from ehrsequencing.run import Run
 from ehrsequencing.training.loop import Trainer
 from helpers.meds import Row
 from reference.records import Records

@@ -26,10 +26,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-QUESTION, PREDICTIONS, FACTS, VISITS = "question.npz", "predictions.parquet", "facts.json", "visits.json"
+QUESTION, PREDICTIONS, FACTS, VISITS = (
+    "question.npz",
+    "predictions.parquet",
+    "facts.json",
+    "visits.json",
+)
 SPLITS = ("train", "tuning", "held_out")
 COHORT_SHARE = 0.01  # of the cohort's hazard in every prediction
-LEAST_SURVIVAL = 1e-5  # nobody's risks sum to 1: the likelihood of those who are still there would be infinite
+# nobody's risks sum to 1: the likelihood of those who are still there would be infinite
+LEAST_SURVIVAL = 1e-5
 GRID_POINTS = 100  # quantiles of event times at which cumulative hazards are read, beside the knots
 
 
@@ -66,7 +72,11 @@ class Question:
     def write(self) -> None:
         """Write the folder's `question.npz`, without the labels of held-out rows."""
         arrays: dict[str, Array] = {"names": np.array(self.names), "causes": np.array(self.causes)}
-        arrays |= {"horizons_days": self.horizons_days, "knots_days": self.knots_days, "seed": np.array(self.seed)}
+        arrays |= {
+            "horizons_days": self.horizons_days,
+            "knots_days": self.knots_days,
+            "seed": np.array(self.seed),
+        }
         for split in SPLITS:
             for column in ("features", "subject_id", "prediction_us"):
                 arrays[f"{split}.{column}"] = getattr(self, column)[split]
@@ -81,7 +91,11 @@ class Question:
         """Read what `write` wrote."""
         with np.load(folder / QUESTION, allow_pickle=False) as found:
             of_rows = {
-                column: {split: found[f"{split}.{column}"] for split in SPLITS if f"{split}.{column}" in found}
+                column: {
+                    split: found[f"{split}.{column}"]
+                    for split in SPLITS
+                    if f"{split}.{column}" in found
+                }
                 for column in ("features", "subject_id", "prediction_us", "duration_days", "cause")
             }
             names, causes = (tuple(found[name].tolist()) for name in ("names", "causes"))
@@ -114,14 +128,18 @@ class Question:
         train = raw["train"]
         known = ~np.isnan(train).all(axis=0)
         gap = np.zeros(train.shape[1])
-        gap[known] = np.where(since[known], np.nanmax(train[:, known], axis=0), np.nanmedian(train[:, known], axis=0))
+        gap[known] = np.where(
+            since[known], np.nanmax(train[:, known], axis=0), np.nanmedian(train[:, known], axis=0)
+        )
         full = {split: np.where(np.isnan(values), gap, values) for split, values in raw.items()}
         low, high = full["train"].min(axis=0), full["train"].max(axis=0)
         _, first = np.unique(full["train"], axis=1, return_index=True)
         kept = np.sort(first)
         kept = kept[(high > low)[kept] & known[kept]]
         mean, spread = full["train"][:, kept].mean(axis=0), full["train"][:, kept].std(axis=0)
-        return {split: (np.clip(v, low, high)[:, kept] - mean) / spread for split, v in full.items()}
+        return {
+            split: (np.clip(v, low, high)[:, kept] - mean) / spread for split, v in full.items()
+        }
 
 
 def cohort_hazard(duration_days: Array, cause: Array, *, causes: int, grid_days: Array) -> Array:
@@ -165,7 +183,8 @@ def nll_through(risk: Array, knots_days: Array, duration_days: Array, cause: Arr
     """
     gained = np.maximum(np.diff(risk, axis=2, prepend=0.0), 0.0)
     survival = np.maximum(1 - risk.sum(axis=1), 1e-12)
-    step = -np.diff(np.log(np.c_[np.ones(len(risk)), survival]), axis=1)  # (n, K) cumulative hazard in each interval
+    # (n, K) cumulative hazard in each interval
+    step = -np.diff(np.log(np.c_[np.ones(len(risk)), survival]), axis=1)
     either, width = gained.sum(axis=1), np.diff(np.r_[0.0, knots_days])
     inside = np.clip((duration_days[:, None] - np.r_[0.0, knots_days[:-1]]) / width, 0.0, 1.0)
     loss = (step * inside).sum(axis=1)
@@ -227,7 +246,9 @@ def risks_of(question: Question, cumulative: Array) -> Array:
     train = question.duration_days["train"], question.cause["train"]
     base = cohort_hazard(*train, causes=len(question.causes), grid_days=grid)
     mixed = (1 - COHORT_SHARE) * cumulative + COHORT_SHARE * base
-    risk = incidences(np.asarray(mixed, dtype=np.float64))[:, :, np.searchsorted(grid, question.knots_days)]
+    risk = incidences(np.asarray(mixed, dtype=np.float64))[
+        :, :, np.searchsorted(grid, question.knots_days)
+    ]
     return (1 - LEAST_SURVIVAL) * risk
 
 
@@ -281,7 +302,10 @@ def contend(
     started, cpu = time.monotonic(), time.process_time()
     question = Question.read(arguments.folder)
     risk, facts = answer(question, arguments.seconds)
-    facts |= {"seconds": round(time.monotonic() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
+    facts |= {
+        "seconds": round(time.monotonic() - started, 1),
+        "cpu_seconds": round(time.process_time() - cpu, 1),
+    }
     horizons = question.horizons_days if at_horizons_only else question.knots_days
     write_answer(
         question, risk, facts, horizons_days=horizons, is_curve=not at_horizons_only, packages=packages

@@ -23,7 +23,9 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
     def fit(settings: Mapping[str, Any]) -> Fitted:
         models = []
         for number in range(1, len(question.causes) + 1):
-            frame = pd.DataFrame(filled["train"], columns=[f"x{i}" for i in range(filled["train"].shape[1])])
+            frame = pd.DataFrame(
+                filled["train"], columns=[f"x{i}" for i in range(filled["train"].shape[1])]
+            )
             frame["duration"], frame["event"] = duration, question.cause["train"] == number
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -31,8 +33,12 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
                 models.append(model.fit(frame, duration_col="duration", event_col="event"))
 
         def predict(split: str) -> Array:
-            frame = pd.DataFrame(filled[split], columns=[f"x{i}" for i in range(filled[split].shape[1])])
-            found = [model.predict_cumulative_hazard(frame, times=grid).to_numpy().T for model in models]
+            frame = pd.DataFrame(
+                filled[split], columns=[f"x{i}" for i in range(filled[split].shape[1])]
+            )
+            found = [
+                model.predict_cumulative_hazard(frame, times=grid).to_numpy().T for model in models
+            ]
             return np.stack(found, axis=1)
 
         return predict

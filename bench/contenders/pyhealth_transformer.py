@@ -25,7 +25,8 @@ MOST_VISITS = 30  # the newest
 
 def import_pyhealth() -> tuple[Any, Any, Any]:
     """PyHealth's datasets, models and trainer: see `bench/peers/pyhealth_step.py` for what the import needs."""
-    home = Path(sys.prefix) / "home"  # its caches, and those of what it imports, stay inside the environment
+    # its caches, and those of what it imports, stay inside the environment
+    home = Path(sys.prefix) / "home"
     home.mkdir(exist_ok=True)
     os.environ["HOME"] = str(home)
     library = torch.library.Library("torchvision", "FRAGMENT")
@@ -57,12 +58,22 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
     stored = json.loads((question.folder / VISITS).read_text())
     rng, started, networks = np.random.default_rng(question.seed), time.monotonic(), 0
     shape = (len(question.causes), len(question.horizons_days))
-    out = {split: np.zeros((len(question.subject_id[split]), *shape)) for split in ("tuning", "held_out")}
+    out = {
+        split: np.zeros((len(question.subject_id[split]), *shape))
+        for split in ("tuning", "held_out")
+    }
 
     def samples(split: str, rows: Array, label: Array) -> list[dict[str, Any]]:
-        past = [stored[split][row][:1] + stored[split][row][1:][-MOST_VISITS:] for row in rows.tolist()]
+        past = [
+            stored[split][row][:1] + stored[split][row][1:][-MOST_VISITS:] for row in rows.tolist()
+        ]
         return [
-            {"patient_id": f"{split}-{i}", "visit_id": str(i), "codes": codes, "label": int(label[row])}
+            {
+                "patient_id": f"{split}-{i}",
+                "visit_id": str(i),
+                "codes": codes,
+                "label": int(label[row]),
+            }
             for i, (row, codes) in enumerate(zip(rows.tolist(), past, strict=True))
         ]
 
@@ -83,15 +94,22 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
         # One data set, so that all splits share its vocabulary; codes that only later splits have stay untrained.
         parts = {name: samples(name.removeprefix("all_"), *given) for name, given in rows.items()}
         whole = datasets.create_sample_dataset(
-            [one for part in parts.values() for one in part], {"codes": "nested_sequence"}, {"label": "binary"}
+            [one for part in parts.values() for one in part],
+            {"codes": "nested_sequence"},
+            {"label": "binary"},
         )
         bounds = np.cumsum([0, *(len(part) for part in parts.values())])
-        subset = {name: whole.subset(list(range(bounds[i], bounds[i + 1]))) for i, name in enumerate(parts)}
+        subset = {
+            name: whole.subset(list(range(bounds[i], bounds[i + 1])))
+            for i, name in enumerate(parts)
+        }
         loader = {
             name: datasets.get_dataloader(part, batch_size=BATCH, shuffle=name == "train")
             for name, part in subset.items()
         }
-        model = models.Transformer(whole, embedding_dim=DIM, heads=HEADS, num_layers=LAYERS, dropout=0.3)
+        model = models.Transformer(
+            whole, embedding_dim=DIM, heads=HEADS, num_layers=LAYERS, dropout=0.3
+        )
         run = trainer.Trainer(model, device="cpu", metrics=["roc_auc"], enable_logging=False)
         run.train(
             loader["train"], loader["tuning"], epochs=EPOCHS, optimizer_params={"lr": 1e-3}, monitor="roc_auc",
@@ -100,10 +118,18 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
         networks += 1
         for split, name in (("tuning", "all_tuning"), ("held_out", "held_out")):
             out[split][:, e, h] = np.asarray(run.inference(loader[name])[1]).reshape(-1)
-    for values in out.values():  # separate networks: risks may fall with the horizon, which no incidence does
+    for values in (
+        out.values()
+    ):  # separate networks: risks may fall with the horizon, which no incidence does
         np.maximum.accumulate(values, axis=2, out=values)
         values /= np.maximum(values.sum(axis=1, keepdims=True), 1.0)
-    settings = {"embedding_dim": DIM, "heads": HEADS, "num_layers": LAYERS, "epochs": EPOCHS, "dropout": 0.3}
+    settings = {
+        "embedding_dim": DIM,
+        "heads": HEADS,
+        "num_layers": LAYERS,
+        "epochs": EPOCHS,
+        "dropout": 0.3,
+    }
     return out, {
         "trials": 1, "of_trials": 1, "chosen": settings, "networks": networks,
         "search_seconds": round(time.monotonic() - started, 1),

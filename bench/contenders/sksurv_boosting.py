@@ -24,7 +24,9 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
     def fit(settings: Mapping[str, Any]) -> Fitted:
         models = []
         for number in range(1, len(question.causes) + 1):
-            label = Surv.from_arrays(question.cause["train"] == number, question.duration_days["train"])
+            label = Surv.from_arrays(
+                question.cause["train"] == number, question.duration_days["train"]
+            )
             model = GradientBoostingSurvivalAnalysis(
                 learning_rate=0.1, subsample=0.5, max_features="sqrt", min_samples_leaf=5,
                 random_state=question.seed, **settings,

@@ -22,7 +22,9 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
     def fit(settings: Mapping[str, Any]) -> Fitted:
         models = []
         for number in range(1, len(question.causes) + 1):
-            label = Surv.from_arrays(question.cause["train"] == number, question.duration_days["train"])
+            label = Surv.from_arrays(
+                question.cause["train"] == number, question.duration_days["train"]
+            )
             model = RandomSurvivalForest(
                 n_estimators=TREES, min_samples_leaf=settings["min_samples_leaf"], max_features="sqrt", n_jobs=1,
                 random_state=question.seed,
@@ -32,7 +34,11 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
         def predict(split: str) -> Array:
             x = filled[split].astype(np.float32)
             found = [
-                at_grid(model.predict_cumulative_hazard_function(x, return_array=True), model.unique_times_, grid)
+                at_grid(
+                    model.predict_cumulative_hazard_function(x, return_array=True),
+                    model.unique_times_,
+                    grid,
+                )
                 for model in models
             ]
             return np.stack(found, axis=1)

@@ -37,7 +37,9 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
         if split in question.cause:
             days = np.maximum(question.duration_days[split], 1e-3)
             found.set_float_info("label_lower_bound", days)
-            found.set_float_info("label_upper_bound", np.where(question.cause[split] == number, days, np.inf))
+            found.set_float_info(
+                "label_upper_bound", np.where(question.cause[split] == number, days, np.inf)
+            )
         return found
 
     def fit(settings: Mapping[str, Any]) -> Fitted:
@@ -59,7 +61,9 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
             found = []
             for number, model in enumerate(models, start=1):
                 rounds = (0, model.best_iteration + 1)
-                margin = model.predict(matrix(split, number), output_margin=True, iteration_range=rounds)
+                margin = model.predict(
+                    matrix(split, number), output_margin=True, iteration_range=rounds
+                )
                 z = (log_grid - margin[:, None].astype(np.float64)) / settings["scale"]
                 found.append(CUMULATIVE[settings["distribution"]](z))
             return np.stack(found, axis=1)
@@ -71,4 +75,5 @@ def answer(question: Question, seconds: float) -> tuple[dict[str, Array], dict[s
 
 if __name__ == "__main__":
     names = {found.metadata["Name"] for found in metadata.distributions()}
-    contend(__doc__, answer, "xgboost-cpu" if "xgboost-cpu" in names else "xgboost")  # one library, without GPU code
+    # one library, without GPU code
+    contend(__doc__, answer, "xgboost-cpu" if "xgboost-cpu" in names else "xgboost")

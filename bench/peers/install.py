@@ -87,7 +87,15 @@ def install(name: str) -> None:
     (folder / ".gitignore").write_text("*\n")
 
     def pip(*words: str) -> None:
-        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
+        command = [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            *words,
+        ]
         subprocess.run(command, check=True)
 
     pip(pin)
@@ -97,7 +105,9 @@ def install(name: str) -> None:
     pip(pin, *peer.dependencies)  # the pin again: no dependency may bring another torch
     subprocess.run([str(python), "-c", peer.check], check=True, cwd=HERE, stdout=subprocess.DEVNULL)
     versions = installed(name)
-    print(f"{name}: {peer.package}, torch {versions['torch']}, {len(versions)} packages in {folder}")
+    print(
+        f"{name}: {peer.package}, torch {versions['torch']}, {len(versions)} packages in {folder}"
+    )
     if versions["torch"].split("+")[0] != pin.removeprefix("torch=="):
         raise SystemExit(f"{name}: torch {versions['torch']} is not the tested {pin}")
 

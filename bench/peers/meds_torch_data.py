@@ -19,7 +19,9 @@ def main() -> None:
     parser.add_argument("tensorized", type=Path)
     parser.add_argument("samples", type=Path)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--max-length", type=int, default=10**6, help="measurements of a subject; the last ones")
+    parser.add_argument(
+        "--max-length", type=int, default=10**6, help="measurements of a subject; the last ones"
+    )
     arguments = parser.parse_args()
     from meds_torchdata import MEDSPytorchDataset, MEDSTorchDataConfig  # type: ignore[import-not-found]
 
@@ -41,7 +43,10 @@ def main() -> None:
 
     first = next(iter(loader))
     held = float((first.code != first.PAD_INDEX).sum()) / len(first.code)
-    serve(load, {"shape": list(first.code.shape), "torch": torch.__version__, "codes_per_subject": held})
+    serve(
+        load,
+        {"shape": list(first.code.shape), "torch": torch.__version__, "codes_per_subject": held},
+    )
 
 
 if __name__ == "__main__":

@@ -18,14 +18,18 @@ import torch
 from torch import nn
 from turns import serve
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, StudyConfig
-from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.build import build_model
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Trainer
 
-LABELS = [("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("boolean_value", pa.bool_())]
+LABELS = [
+    ("subject_id", pa.int64()),
+    ("prediction_time", pa.timestamp("us")),
+    ("boolean_value", pa.bool_()),
+]
 
 
 class Store:
@@ -35,7 +39,11 @@ class Store:
         self.prepared = Prepared(folder, verify=False)
         self.task = self.prepared.task(self.prepared.only_task())
         records = self.prepared.records(self.task.name, "train")
-        self.timelines, self.rows, self.loader = records.timelines, records.rows, SubjectLoader(records)
+        self.timelines, self.rows, self.loader = (
+            records.timelines,
+            records.rows,
+            SubjectLoader(records),
+        )
 
     def rows_of(self, subject_ids: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Places of subjects in the store, whose ids are sorted."""
@@ -51,7 +59,9 @@ def export(store: Store, samples: Path, *, subjects: int, seed: int) -> None:
     for s in drawn.tolist():
         start = int(timelines.subject_offsets[s])
         bounds = np.asarray(timelines.visit_offsets[start : start + int(loader.n_visits[s]) + 1])
-        visits = [[str(code) for code in timelines.codes[a:b]] for a, b in itertools.pairwise(bounds)]
+        visits = [
+            [str(code) for code in timelines.codes[a:b]] for a, b in itertools.pairwise(bounds)
+        ]
         last = int(rows.row_offsets[s + 1]) - 1
         label = bool(rows.cause[last] == 1)
         subject_id = int(timelines.subject_id[s])
@@ -60,8 +70,13 @@ def export(store: Store, samples: Path, *, subjects: int, seed: int) -> None:
     samples.write_text(json.dumps(out))
     folder = samples.with_suffix("")
     folder.mkdir(exist_ok=True)
-    columns = [pa.array(column).cast(kind) for column, (_, kind) in zip(zip(*labels, strict=True), LABELS, strict=True)]
-    pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(LABELS)), folder / "labels.parquet")
+    columns = [
+        pa.array(column).cast(kind)
+        for column, (_, kind) in zip(zip(*labels, strict=True), LABELS, strict=True)
+    ]
+    pq.write_table(
+        pa.Table.from_arrays(columns, schema=pa.schema(LABELS)), folder / "labels.parquet"
+    )
 
 
 def same_inputs_batch(samples: list[dict[str, Any]]) -> VisitBatch:
@@ -97,7 +112,9 @@ def main() -> None:
     parser.add_argument("samples", type=Path)
     parser.add_argument("--subjects", type=int, default=256, help="export: how many")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--inputs", choices=["all", "codes"], default="all", help="step: what the model is given")
+    parser.add_argument(
+        "--inputs", choices=["all", "codes"], default="all", help="step: what the model is given"
+    )
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=4)
@@ -120,7 +137,11 @@ def main() -> None:
         first = store.loader.collate(draws[0]).batch
         serve(
             load,
-            {"shape": repr(first), "torch": torch.__version__, "codes_per_subject": first.n_codes / len(groups[0])},
+            {
+                "shape": repr(first),
+                "torch": torch.__version__,
+                "codes_per_subject": first.n_codes / len(groups[0]),
+            },
         )
         return
 
@@ -133,7 +154,10 @@ def main() -> None:
         model = Trainer(
             store.prepared, store.task.name, Path("unused"), study=study
         ).model  # as `ehrseq train` makes it
-        ready = [store.loader.collate(store.rows_of([s["subject_id"] for s in group])).batch for group in groups]
+        ready = [
+            store.loader.collate(store.rows_of([s["subject_id"] for s in group])).batch
+            for group in groups
+        ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
     model.train()
 

@@ -57,7 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("cache", type=Path)
-    parser.add_argument("--workers", type=int, default=1, help="processes of PyHealth (default 1, as PyHealth's)")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes of PyHealth (default 1, as PyHealth's)"
+    )
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
     dataset = datasets.OMOPDataset(
@@ -69,7 +71,9 @@ def main() -> None:
     )
     import polars as pl
 
-    found = dataset.global_event_df.select(pl.len(), pl.col("patient_id").n_unique().alias("patients")).collect()
+    found = dataset.global_event_df.select(
+        pl.len(), pl.col("patient_id").n_unique().alias("patients")
+    ).collect()
     print(json.dumps({"rows": found["len"][0], "patients": found["patients"][0]}))
 
 

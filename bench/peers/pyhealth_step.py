@@ -55,11 +55,15 @@ def main() -> None:
     torch.manual_seed(0)
     samples = json.loads(arguments.samples.read_text())
     dataset = datasets.create_sample_dataset(
-        [{"patient_id": str(s["subject_id"]), "codes": s["visits"], "label": s["label"]} for s in samples],
+        [
+            {"patient_id": str(s["subject_id"]), "codes": s["visits"], "label": s["label"]}
+            for s in samples
+        ],
         {"codes": "nested_sequence"},
         {"label": "binary"},
     )
-    loader = datasets.get_dataloader(dataset, batch_size=arguments.batch, shuffle=False)  # samples stand in our batches
+    # samples stand in our batches
+    loader = datasets.get_dataloader(dataset, batch_size=arguments.batch, shuffle=False)
     first = next(iter(loader))
     facts: dict[str, Any] = {"shape": list(first["codes"].shape), "torch": torch.__version__}
     if arguments.what == "load":
@@ -70,7 +74,11 @@ def main() -> None:
         serve(load, facts)
         return
     model = models.Transformer(
-        dataset, embedding_dim=arguments.dim, heads=arguments.heads, num_layers=arguments.layers, dropout=0.0
+        dataset,
+        embedding_dim=arguments.dim,
+        heads=arguments.heads,
+        num_layers=arguments.layers,
+        dropout=0.0,
     )
     for module in model.modules():
         if isinstance(module, nn.Dropout):  # attention keeps its 0.1 whatever the argument says

@@ -35,8 +35,16 @@ from turns import Worker, WorkerError
 HERE = Path(__file__).parent
 TASKS = HERE.parents[1] / "examples" / "tasks"
 PYTHON = Path(sys.executable)
-EHRSEQ = [str(PYTHON), "-c", "from ehrsequencing.cli.app import main; main()"]  # the package that this python imports
-SIZES = {"medium": ["--dim=128", "--heads=4", "--layers=4"], "large": ["--dim=256", "--heads=8", "--layers=6"]}
+# the package that this python imports
+EHRSEQ = [
+    str(PYTHON),
+    "-c",
+    "from ehrsequencing.cli.app import main; main()",
+]
+SIZES = {
+    "medium": ["--dim=128", "--heads=4", "--layers=4"],
+    "large": ["--dim=256", "--heads=8", "--layers=6"],
+}
 OURS, PYHEALTH, MEDS_TORCH_DATA = "ours", "pyhealth", "meds_torch_data"
 
 
@@ -66,7 +74,8 @@ def environment(threads: int) -> dict[str, str]:
     count = str(threads)
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "RAYON_NUM_THREADS")
     peer = python_of(MEDS_TORCH_DATA).parent
-    path = f"{peer}{os.pathsep}{os.environ.get('PATH', '')}"  # its commands call one another by name
+    # its commands call one another by name
+    path = f"{peer}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, **dict.fromkeys(names, count), "HF_HUB_OFFLINE": "1", "PATH": path}
 
 
@@ -84,7 +93,13 @@ def data_sets(data: Path, out: Path, *, simulated: int) -> list[Data]:
     return [
         Data("simulated", made, made / "task.yaml"),
         Data("physionet2012", data / "physionet2012_meds", TASKS / "physionet2012.yaml", hourly),
-        Data("mimic4_demo", data / "mimic4_demo_meds", TASKS / "mimic4_demo.yaml", batch=8, subjects=32),
+        Data(
+            "mimic4_demo",
+            data / "mimic4_demo_meds",
+            TASKS / "mimic4_demo.yaml",
+            batch=8,
+            subjects=32,
+        ),
     ]
 
 
@@ -134,7 +149,12 @@ def prepare_commands(data: Data, out: Path) -> dict[str, tuple[list[str], Path]]
         "ours": ([*words, "--out", str(bare)], bare),
         "ours, with labels": ([*words, "--out", str(ours), "--task", str(data.task)], ours),
         "meds-torch-data": (
-            [*peer, f"MEDS_dataset_dir={data.folder.resolve()}", f"output_dir={theirs.resolve()}", "do_overwrite=True"],
+            [
+                *peer,
+                f"MEDS_dataset_dir={data.folder.resolve()}",
+                f"output_dir={theirs.resolve()}",
+                "do_overwrite=True",
+            ],
             theirs,
         ),
     }
@@ -146,10 +166,15 @@ def measured_child(command: Sequence[str], made: Path, log: Path, threads: int) 
         return {"failed": f"{command[0]} is not there: python bench/peers/install.py"}
     wall = time.perf_counter()
     with log.open("wb") as printed:
-        process = subprocess.Popen(list(command), stdout=printed, stderr=printed, env=environment(threads))
+        process = subprocess.Popen(
+            list(command), stdout=printed, stderr=printed, env=environment(threads)
+        )
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    row: Row = {"seconds": time.perf_counter() - wall, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+    row: Row = {
+        "seconds": time.perf_counter() - wall,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    }
     row["peak_mib"] = usage.ru_maxrss / 1024
     if process.returncode or not made.is_dir():
         row["failed"] = last_error(log)
@@ -171,7 +196,9 @@ def bench_prepare(data: Sequence[Data], out: Path, *, rounds: int, threads: int)
             events = events_of(each.folder)
             for name, (command, made) in prepare_commands(each, out).items():
                 shutil.rmtree(made, ignore_errors=True)
-                row = measured_child(command, made, out / "logs" / f"prepare-{made.name}.log", threads)
+                row = measured_child(
+                    command, made, out / "logs" / f"prepare-{made.name}.log", threads
+                )
                 row |= {"data": each.name, "contender": name, "events": events, "round": number}
                 rows.append(row)
                 say(row)
@@ -188,7 +215,10 @@ def prepare_table(rows: Sequence[Row], grown: tuple[str, str]) -> list[Row]:
         if failed:
             table.append(line | {"failed": failed[0]})
             continue
-        line |= {key: statistics.median(row[key] for row in here) for key in ("cpu_seconds", "seconds", "peak_mib")}
+        line |= {
+            key: statistics.median(row[key] for row in here)
+            for key in ("cpu_seconds", "seconds", "peak_mib")
+        }
         table.append(line | {"events_per_cpu_second": line["events"] / line["cpu_seconds"]})
     good = {(line["data"], line["contender"]): line for line in table if "failed" not in line}
     small, large = grown
@@ -216,7 +246,13 @@ def contenders(what: str, data: Data, out: Path, size: str) -> dict[str, list[st
             "PyHealth Transformer": [*pyhealth, *SIZES[size]],
         }
     tensorized = str(out / f"meds-torch-data-{data.name}")
-    peer = [str(python_of(MEDS_TORCH_DATA)), str(HERE / "meds_torch_data.py"), tensorized, samples, *batch]
+    peer = [
+        str(python_of(MEDS_TORCH_DATA)),
+        str(HERE / "meds_torch_data.py"),
+        tensorized,
+        samples,
+        *batch,
+    ]
     return {
         "ours": [*ours],
         "meds-torch-data": [*peer],
@@ -225,7 +261,9 @@ def contenders(what: str, data: Data, out: Path, size: str) -> dict[str, list[st
     }
 
 
-def bench_turns(what: str, data: Data, out: Path, *, size: str, rounds: int, threads: int) -> list[Row]:
+def bench_turns(
+    what: str, data: Data, out: Path, *, size: str, rounds: int, threads: int
+) -> list[Row]:
     """Workers of one comparison, one turn each per round; the first round only warms up."""
     table: list[Row] = []
     with ExitStack() as stack:
@@ -263,8 +301,12 @@ def summarise(table: Sequence[Row]) -> None:
             line.pop("turns", None)
             continue
         turns = line["turns"]
-        line["subjects_per_second"] = quartiles([turn["subjects"] / turn["seconds"] for turn in turns])
-        line["subjects_per_cpu_second"] = quartiles([turn["subjects"] / turn["cpu_seconds"] for turn in turns])
+        line["subjects_per_second"] = quartiles(
+            [turn["subjects"] / turn["seconds"] for turn in turns]
+        )
+        line["subjects_per_cpu_second"] = quartiles(
+            [turn["subjects"] / turn["cpu_seconds"] for turn in turns]
+        )
         line["peak_mib"] = max(turn["peak_mib"] for turn in turns)
     first = table[0]
     for line in table[1:]:
@@ -275,7 +317,10 @@ def summarise(table: Sequence[Row]) -> None:
             [a["subjects"] / a["seconds"] / (b["subjects"] / b["seconds"]) for a, b in pairs]
         )
         line["ours_times_faster_cpu"] = quartiles(
-            [a["subjects"] / a["cpu_seconds"] / (b["subjects"] / b["cpu_seconds"]) for a, b in pairs]
+            [
+                a["subjects"] / a["cpu_seconds"] / (b["subjects"] / b["cpu_seconds"])
+                for a, b in pairs
+            ]
         )
 
 
@@ -299,31 +344,54 @@ def machine() -> Row:
 
 def main() -> None:
     """Run what is asked for, print tables, write JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="+", choices=["prepare", "step", "load"], default=["prepare", "step", "load"])
-    parser.add_argument("--names", nargs="+", help="of simulated, physionet2012, mimic4_demo; default all")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=["prepare", "step", "load"],
+        default=["prepare", "step", "load"],
+    )
+    parser.add_argument(
+        "--names", nargs="+", help="of simulated, physionet2012, mimic4_demo; default all"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="of steps and loading")
     parser.add_argument("--prepare-rounds", type=int, default=3)
-    parser.add_argument("--copies", type=int, default=8, help="of physionet2012, to see what a further event costs")
+    parser.add_argument(
+        "--copies", type=int, default=8, help="of physionet2012, to see what a further event costs"
+    )
     parser.add_argument("--simulated", type=int, default=3000, help="subjects")
     parser.add_argument("--size", choices=list(SIZES), default="medium")
     parser.add_argument("--threads", type=int, default=1)
     a = parser.parse_args()
     missing = [name for name in PEERS if not python_of(name).is_file()]
     if missing:
-        print(f"not installed: {', '.join(missing)} (python bench/peers/install.py)", file=sys.stderr)
+        print(
+            f"not installed: {', '.join(missing)} (python bench/peers/install.py)", file=sys.stderr
+        )
     (a.out / "logs").mkdir(parents=True, exist_ok=True)
     result: Row = {"machine": machine(), "arguments": {k: str(v) for k, v in vars(a).items()}}
-    data = [d for d in data_sets(a.data, a.out, simulated=a.simulated) if not a.names or d.name in a.names]
+    data = [
+        d
+        for d in data_sets(a.data, a.out, simulated=a.simulated)
+        if not a.names or d.name in a.names
+    ]
 
     if "prepare" in a.only:
         base = next((d for d in data if d.name == "physionet2012"), data[0])
         grown = several_times(base, a.out, a.copies)
         rounds = bench_prepare([*data, grown], a.out, rounds=a.prepare_rounds, threads=a.threads)
-        result["prepare_rounds"], result["prepare"] = rounds, prepare_table(rounds, (base.name, grown.name))
-        for folder in (grown.folder, *(made for _, made in prepare_commands(grown, a.out).values())):
+        result["prepare_rounds"], result["prepare"] = (
+            rounds,
+            prepare_table(rounds, (base.name, grown.name)),
+        )
+        for folder in (
+            grown.folder,
+            *(made for _, made in prepare_commands(grown, a.out).values()),
+        ):
             shutil.rmtree(folder, ignore_errors=True)
     for what in ("step", "load"):
         if what not in a.only:
@@ -331,7 +399,9 @@ def main() -> None:
         result[what] = []
         for each in data:
             make_ready(each, a.out, a.threads)
-            result[what] += bench_turns(what, each, a.out, size=a.size, rounds=a.rounds, threads=a.threads)
+            result[what] += bench_turns(
+                what, each, a.out, size=a.size, rounds=a.rounds, threads=a.threads
+            )
     result["seconds_of_children"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     (a.out / "peers.json").write_text(json.dumps(result, indent=1))
 
@@ -339,10 +409,16 @@ def main() -> None:
     if "prepare" in result:
         show_prepare(result["prepare"])
     if "step" in result:
-        title = f"Training step ({a.size}): forward, backward, clip, fused AdamW, float32, no dropout"
+        title = (
+            f"Training step ({a.size}): forward, backward, clip, fused AdamW, float32, no dropout"
+        )
         show_turns(title, result["step"], {"parameters": lambda r: f"{r['parameters']:,}"})
     if "load" in result:
-        extra = {"codes per subject": lambda r: f"{r['codes_per_subject']:.0f}" if "codes_per_subject" in r else "-"}
+        extra = {
+            "codes per subject": lambda r: (
+                f"{r['codes_per_subject']:.0f}" if "codes_per_subject" in r else "-"
+            )
+        }
         show_turns("Loading: random subjects → a batch", result["load"], extra)
     print(f"\n{a.out / 'peers.json'}")
 
@@ -356,7 +432,9 @@ def make_ready(data: Data, out: Path, threads: int) -> None:
                 raise SystemExit(f"ehrseq prepare failed on {data.name}: {row['failed']}")
     samples = out / f"samples-{data.name}.json"
     words = [str(out / f"ours-{data.name}"), str(samples), "--subjects", str(data.subjects)]
-    subprocess.run([str(PYTHON), str(HERE / "ours.py"), "export", *words], check=True, env=environment(threads))
+    subprocess.run(
+        [str(PYTHON), str(HERE / "ours.py"), "export", *words], check=True, env=environment(threads)
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,12 @@ def show(title: str, columns: dict[str, Callable[[Row], str]], rows: Sequence[Ro
     print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for row in rows:
         if "failed" in row:
-            cells = [row["data"], row["contender"], *["-"] * (len(columns) - 3), f"did not run: {row['failed']}"]
+            cells = [
+                row["data"],
+                row["contender"],
+                *["-"] * (len(columns) - 3),
+                f"did not run: {row['failed']}",
+            ]
         else:
             cells = [cell(row) for cell in columns.values()]
         print(f"| {' | '.join(cells)} |")

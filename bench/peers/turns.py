@@ -33,7 +33,14 @@ def serve(work: Callable[[], int], facts: Mapping[str, Any]) -> None:
             subjects += work()
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         peak_mib = _status_mib("VmHWM") - start_mib
-        _reply({"subjects": subjects, "seconds": seconds, "cpu_seconds": cpu_seconds, "peak_mib": peak_mib})
+        _reply(
+            {
+                "subjects": subjects,
+                "seconds": seconds,
+                "cpu_seconds": cpu_seconds,
+                "peak_mib": peak_mib,
+            }
+        )
 
 
 class Worker:
@@ -56,7 +63,9 @@ class Worker:
                     env={**environment, "TURNS_REPLY_FD": str(writing)},
                 )  # fmt: skip
         except FileNotFoundError as error:
-            raise WorkerError(f"{command[0]} is not there: python bench/peers/install.py") from error
+            raise WorkerError(
+                f"{command[0]} is not there: python bench/peers/install.py"
+            ) from error
         finally:
             os.close(writing)
         self.facts = self._receive()
@@ -64,7 +73,9 @@ class Worker:
     def turn(self) -> dict[str, float]:
         """Let it do one turn: subjects, seconds, cpu_seconds, peak_mib above the start."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # of a worker that has ended: there is no reply either, and its log says why
+        with suppress(
+            BrokenPipeError
+        ):  # of a worker that has ended: there is no reply either, and its log says why
             self._process.stdin.write("turn\n")
             self._process.stdin.flush()
         return self._receive()
@@ -73,8 +84,12 @@ class Worker:
         line = self._replies.readline()
         if not line:
             self._process.wait()
-            last = [text for text in self.log.read_text(errors="replace").splitlines() if text.strip()][-1:]
-            raise WorkerError(f"exit {self._process.returncode}: {''.join(last)[:300]} (see {self.log})")
+            last = [
+                text for text in self.log.read_text(errors="replace").splitlines() if text.strip()
+            ][-1:]
+            raise WorkerError(
+                f"exit {self._process.returncode}: {''.join(last)[:300]} (see {self.log})"
+            )
         reply: dict[str, Any] = json.loads(line)
         return reply
 

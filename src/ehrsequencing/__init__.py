@@ -10,22 +10,22 @@ The public names are loaded on first use, so that `import ehrsequencing` and `eh
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ehrsequencing.core.version import __version__
 
 _PUBLIC = {
     "BEHRTForSurvival": "ehrsequencing.models.behrt",
-    "EHRSurvival": "ehrsequencing.notebook.estimator",
-    "EhrseqError": "ehrsequencing.errors",
+    "EHRSurvival": "ehrsequencing.api.estimator",
+    "EhrseqError": "ehrsequencing.core.errors",
     "HierarchicalBEHRTForSurvival": "ehrsequencing.models.hierarchical",
     "ModelConfig": "ehrsequencing.config",
-    "VisitBatch": "ehrsequencing.batch",
-    "evaluate": "ehrsequencing.notebook.evaluating",
-    "fit": "ehrsequencing.notebook.study",
-    "load": "ehrsequencing.notebook.loaded",
-    "prepare": "ehrsequencing.notebook.study",
-    "read_meds": "ehrsequencing.notebook.study",
-    "score": "ehrsequencing.notebook.evaluating",
-    "pretrain": "ehrsequencing.pretraining.pretrain",
+    "VisitBatch": "ehrsequencing.batches.visit_batch",
+    "evaluate": "ehrsequencing.api.evaluating",
+    "fit": "ehrsequencing.api.study",
+    "load": "ehrsequencing.api.loaded",
+    "prepare": "ehrsequencing.api.study",
+    "read_meds": "ehrsequencing.api.study",
+    "score": "ehrsequencing.api.evaluating",
+    "pretrain": "ehrsequencing.training.pretraining.pretrain",
     "visit_encoder": "ehrsequencing.config.parts",
 }
 _PACKAGES = ("metrics",)  # packages of which people use the functions
@@ -50,17 +50,17 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ehrsequencing import metrics
-    from ehrsequencing.batch import VisitBatch
+    from ehrsequencing.api.estimator import EHRSurvival
+    from ehrsequencing.api.evaluating import evaluate, score
+    from ehrsequencing.api.loaded import load
+    from ehrsequencing.api.study import fit, prepare, read_meds
+    from ehrsequencing.batches.visit_batch import VisitBatch
     from ehrsequencing.config import ModelConfig
     from ehrsequencing.config.parts import visit_encoder
-    from ehrsequencing.errors import EhrseqError
+    from ehrsequencing.core.errors import EhrseqError
     from ehrsequencing.models.behrt import BEHRTForSurvival
     from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
-    from ehrsequencing.notebook.estimator import EHRSurvival
-    from ehrsequencing.notebook.evaluating import evaluate, score
-    from ehrsequencing.notebook.loaded import load
-    from ehrsequencing.notebook.study import fit, prepare, read_meds
-    from ehrsequencing.pretraining.pretrain import pretrain
+    from ehrsequencing.training.pretraining.pretrain import pretrain
 
 
 def __getattr__(name: str) -> Any:

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 import torch
 
+from ehrsequencing.api.report import report_evaluation
 from ehrsequencing.audit.audit import CHECKS, audit
 from ehrsequencing.audit.data import AuditData, Finding
 from ehrsequencing.audit.shuffled import _deal, shuffled_labels
 from ehrsequencing.audit.source import follow_up
-from ehrsequencing.cli.report import report_evaluation
 from ehrsequencing.config import EvaluationConfig, load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import save_manifest, write_json
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.models.base import WEIGHTS_FILE
+from ehrsequencing.prediction.run import Run, add_to_run, saved_audit
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import PAGES, render
-from ehrsequencing.run import Run, add_to_run, saved_audit
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.storage import save_manifest, write_json
 from ehrsequencing.training.loop import Trainer
 from helpers.audit import (
     FIRST_ID,

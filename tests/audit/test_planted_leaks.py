@@ -12,7 +12,7 @@ import ehrsequencing.training.loop as loop_room
 import ehrsequencing.training.resolve as resolve_room
 import helpers.planted_inputs  # noqa: F401 (registers its leaks)
 from ehrsequencing.audit.audit import CHECKS
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.scales import Scale
 from ehrsequencing.records.vocabulary_fit import VocabularyFit

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ehrsequencing.audit.pretraining_checks import excluded_codes, unseen_subjects
-from ehrsequencing.pretraining.exclusion import excluded_targets
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretrained import subjects_digest
+from ehrsequencing.training.pretraining.exclusion import excluded_targets
 
 
 def audited(

@@ -24,7 +24,7 @@ from ehrsequencing.baselines.cox import (
     partial_log_likelihood,
     partial_log_likelihood_value,
 )
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows

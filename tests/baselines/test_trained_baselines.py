@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.baselines.base import Baseline
 from ehrsequencing.baselines.fit import fit_baselines
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, TrainingConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import trained_baselines as trained
 from ehrsequencing.evaluation.trained_baselines import (
     FLAT,
@@ -21,9 +20,10 @@ from ehrsequencing.evaluation.trained_baselines import (
     train_baseline,
     variant,
 )
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
+from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from helpers.baselines import given_to
 
 

@@ -5,7 +5,7 @@ import pytest
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from ehrsequencing.baselines.trees import Trees
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 
 def boosted(leaves: int = 8, seed: int = 0) -> tuple[HistGradientBoostingRegressor, np.ndarray]:

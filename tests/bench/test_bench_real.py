@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ehrsequencing.core.storage import write_json
 from ehrsequencing.evaluation.repeated_splits import corrected_interval
-from ehrsequencing.storage import write_json
 from helpers.bench import load_bench
 
 OURS, COX, TREES = "ehrsequencing", "landmark Cox", "boosted visits"

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from ehrsequencing.cli import console
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.cli import demo, demo_pretrain
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "evaluation.bootstrap=10",
         "evaluation.explained_subjects=20")  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.cli.launch import LAUNCHED, RENDEZVOUS, environments, launches
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import ehrseq
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")

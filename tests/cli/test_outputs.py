@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.output_kinds import MANIFEST, PREDICTIONS, is_parquet_of
+from ehrsequencing.core.output_kinds import MANIFEST, PREDICTIONS, is_parquet_of
+from ehrsequencing.core.storage import read_json
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.reporting.report import PAGES
-from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
 from helpers.omop import SMALL, write_csv

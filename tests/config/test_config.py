@@ -17,7 +17,7 @@ from ehrsequencing.config import (
     parse_days,
     validated,
 )
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
 

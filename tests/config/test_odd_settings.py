@@ -9,9 +9,9 @@ import yaml
 
 from ehrsequencing.config import PRESETS, BadText, StudyConfig, TaskConfig, load_study, parse_json, validated
 from ehrsequencing.config.commands import COMMANDS
-from ehrsequencing.config.text import parse_yaml
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.storage import read_json, read_json_lines
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import read_json, read_json_lines
+from ehrsequencing.core.text import parse_yaml
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds
 
@@ -111,7 +111,7 @@ def test_numbers_are_decimal(tmp_path: Path) -> None:
 
 
 def test_many_keys_are_counted_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ehrsequencing.config.text._MOST_NODES", 1000)
+    monkeypatch.setattr("ehrsequencing.core.text._MOST_NODES", 1000)
     assert len(parse_yaml("".join(f"k{n}:\n" for n in range(499)))) == 499
     with pytest.raises(BadText, match="is too large"):
         parse_yaml("".join(f"k{n}:\n" for n in range(501)) + "{")  # it is not read to its end

@@ -15,8 +15,8 @@ from ehrsequencing.disclosure.shared import INDIVIDUAL, shared
 from ehrsequencing.disclosure.small_counts import Count
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.results import add_result, read_result, write_result
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.reporting.report import render
-from ehrsequencing.run import Run
 from helpers.metrics_json import WIDE, complete
 
 SMALL = range(1, 11)

@@ -9,7 +9,7 @@ import yaml
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.predict import predict
+from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepared import Prepared
 from helpers.score import KEY, Score
 

@@ -11,10 +11,10 @@ from ehrsequencing.evaluation.code_effects import CHANGED, GONE, RARE, code_effe
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question, deletion, subject_records
-from ehrsequencing.predict import Moment, NewRecords
+from ehrsequencing.prediction.predict import Moment, NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import render
-from ehrsequencing.run import Run
 from helpers.metrics_json import example
 
 FOUND = {

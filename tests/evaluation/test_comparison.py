@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import comparison as comparison_module
 from ehrsequencing.evaluation import estimates as estimates_module
 from ehrsequencing.evaluation.comparison import Comparison, draw_subjects

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import write_json
 from ehrsequencing.evaluation import evaluate as evaluate_module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import (
@@ -33,9 +33,9 @@ from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run, add_to_run
-from ehrsequencing.storage import write_json
+from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.loop import Trainer
 from helpers.evaluation import split
 from helpers.metric_table import metric_table

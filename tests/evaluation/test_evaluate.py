@@ -7,15 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.oracle import Truth, oracle_gap
+from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run, add_to_run
+from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.loop import Trainer
 from helpers.metric_table import metric_table
 

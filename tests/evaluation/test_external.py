@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.external import External, read_external, validate
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import joined
-from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 from helpers.command_line import ehrseq, refused

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import StudyConfig, TaskConfig
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.storage import sha256
 from ehrsequencing.evaluation.few_labels import LEAST_TUNING, FewLabels
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.storage import sha256
 from ehrsequencing.training.loop import Trainer
 
 

@@ -21,10 +21,10 @@ from ehrsequencing.evaluation.oracle import (
     risk_errors,
 )
 from ehrsequencing.evaluation.risk_source import RunRisks
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.report import render
-from ehrsequencing.run import Run
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing import scratch
+from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
+from ehrsequencing.core import scratch
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.oracle import (
@@ -25,7 +26,6 @@ from ehrsequencing.evaluation.oracle import (
 )
 from ehrsequencing.evaluation.oracle_table import oracle_warnings
 from ehrsequencing.evaluation.through_risks import hazards_through
-from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRows

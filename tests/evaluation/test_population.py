@@ -15,10 +15,10 @@ from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.population import DRAWN, Population, drawn_subjects
 from ehrsequencing.evaluation.score import score
-from ehrsequencing.predict import predict
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.cohort import NEVER
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
 
 SETTINGS = EvaluationConfig(baselines="none", bootstrap=20, explained_subjects=0, subjects=60, seed=3)
 NUMBERS = ("metrics", "calibration", "subgroups", "incidence", "at_risk", "decision")

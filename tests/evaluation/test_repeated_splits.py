@@ -14,7 +14,7 @@ from ehrsequencing.baselines.age_sex import AgeAndSex
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.config import EvaluationConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation import repeated_splits as module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
@@ -28,8 +28,8 @@ from ehrsequencing.evaluation.repeated_splits import (
     saved_splits,
     summarise,
 )
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run
 from helpers.command_line import ehrseq, refused
 from helpers.training import Interrupted
 

@@ -11,17 +11,17 @@ import pytest
 from lifelines import CoxPHFitter
 
 from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.evaluation.score import score
 from ehrsequencing.evaluation.through_risks import nll_through
-from ehrsequencing.predict import predict
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.terminal import metric_lines
-from ehrsequencing.run import Run
 from helpers.command_line import ehrseq, refused
 from helpers.score import KEY, Score, by_key, first
 

@@ -9,7 +9,7 @@ import pytest
 
 from ehrsequencing.baselines.forest import CompetingForest
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.trained_baselines import LSTM
 from helpers.command_line import refused

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ehrsequencing import answers, scratch
 from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.core import scratch
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.risk_source import RunRisks
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.training import inference as answers
 
 
 def numbers(found: Any) -> Any:

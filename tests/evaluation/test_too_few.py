@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.core.minimum_counts import BIASED, TOO_FEW
 from ehrsequencing.evaluation import curves
 from ehrsequencing.evaluation.comparison import OURS, Comparison
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
@@ -22,7 +23,6 @@ from ehrsequencing.evaluation.repeated_splits import Place, Split, summarise
 from ehrsequencing.evaluation.subgroups import subgroup_rows
 from ehrsequencing.evaluation.tables import at_risk, follow_up
 from ehrsequencing.metrics.bootstrap import interval_around
-from ehrsequencing.minimum_counts import BIASED, TOO_FEW
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.terminal import metric_lines
 from helpers.comparison import CAUSES, HORIZONS, world

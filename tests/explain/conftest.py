@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.blend.train import trainer_of
+from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import load_study
 from ehrsequencing.explain import SubjectRecord, subject_records
-from ehrsequencing.predict import NewRecords
+from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
 from helpers.blends import quick_parts
 from helpers.settings import TINY
 

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import Edit, SubjectRecord, change, deletion, edited_risks
 from ehrsequencing.explain.question import Question
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.run import Run
 
 
 @pytest.mark.parametrize("kind", ["network", "ensemble", "blend"])

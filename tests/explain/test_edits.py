@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.arrays import Floats32
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats32
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain import Edit, SubjectRecord, edited_risks, edits, subject_records
-from ehrsequencing.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
 
 KINDS = ("network", "ensemble", "blend")
 MINUTE_US = 60_000_000

@@ -11,7 +11,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.api.loaded import TrainedRun
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
@@ -21,12 +22,11 @@ from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort, hidden_counts
 from ehrsequencing.explain.edits import encode_copies
 from ehrsequencing.explain.gradients import Gradients, integrated_gradients
 from ehrsequencing.explain.tables import CHANGE, explain_subject
-from ehrsequencing.notebook.loaded import TrainedRun
-from ehrsequencing.predict import NewRecords
+from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import hash_u64
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
 from helpers.command_line import ehrseq
 
 # ---- gradients and attention -----------------------------------------------------------------------------------------

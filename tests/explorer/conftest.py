@@ -6,8 +6,8 @@ import pytest
 
 from ehrsequencing.explorer import ExplorerSettings, page
 from ehrsequencing.explorer.collect import Explorer, collect
-from ehrsequencing.predict import NewRecords
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.prediction.run import Run
 
 
 @pytest.fixture(scope="session")

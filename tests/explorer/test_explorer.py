@@ -15,12 +15,12 @@ import pytest
 
 import ehrsequencing as eh
 from ehrsequencing.config import DataConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explorer import ExplorerSettings, page, write_page
 from ehrsequencing.explorer.codes import RARE
 from ehrsequencing.explorer.collect import Explorer, collect
-from ehrsequencing.predict import Asked, Moment, NewRecords
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.run import Run
 from helpers.command_line import ehrseq
 from helpers.explorer_page import ReadPage, read_page
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.export import example
 from ehrsequencing.export.example import ExportedRun, cumulative_incidence, rank_among
 from ehrsequencing.export.folder import _require_simple, export_run
 from ehrsequencing.export.program import SubjectProgram, seen
 from ehrsequencing.export.samples import sample_questions, worst_difference
 from ehrsequencing.models.build import build_model
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records import hazards
 from ehrsequencing.records.vocabulary import _Ranks
-from ehrsequencing.run import Run
 from helpers.command_line import ehrseq
 from helpers.serve import subject_rows
 

@@ -13,18 +13,18 @@ import yaml
 
 import ehrsequencing as eh
 from ehrsequencing.config import load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS
+from ehrsequencing.core.storage import read_json, save_manifest, sha256
 from ehrsequencing.export.anonymous import count_carriers, forget_rare, rare_parts, without
 from ehrsequencing.export.model_card import rounded
 from ehrsequencing.export.samples import own_risk, sample_questions
 from ehrsequencing.export.share import CARD, share_run
-from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS
-from ehrsequencing.predict import predict
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.run import Run, add_to_run
-from ehrsequencing.storage import read_json, save_manifest, sha256
 from ehrsequencing.training.pretrained import Pretrained
 from helpers.command_line import ehrseq
 

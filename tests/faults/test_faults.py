@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import HISTORY
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import HISTORY
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
 from helpers.faults.driver import COMMANDS, FURTHER
 from helpers.storage import in_a_process
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.config import load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.fhir.reader import import_fhir
 from ehrsequencing.readers.omop.reader import import_omop
 from ehrsequencing.records.codes import CodeMatcher

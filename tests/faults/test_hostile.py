@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing import expansion
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core import expansion
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.storage import read_json, save_manifest, sha256
 from ehrsequencing.export.example import matches
-from ehrsequencing.output_kinds import MANIFEST
-from ehrsequencing.prediction_file import read_predictions
+from ehrsequencing.prediction.prediction_file import read_predictions
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines
 from ehrsequencing.readers.fhir.source import open_fhir
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json, save_manifest, sha256
 
 SOURCE = Path(__file__).parents[2] / "src" / "ehrsequencing"
 BANNED_MODULES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "runpy"}
@@ -35,7 +35,7 @@ BANNED_NAMES = {  # as they are called where they are defined; `eval` and its li
 PICKLES = {"numpy.load": 2, "numpy.lib.format.read_array": 1}  # how many arguments come before `allow_pickle`
 IMPORTED = {  # modules that are imported by a name that is no literal: the name comes from a table in the package
     "config/parts.py": "self._modules[name]", "readers/registry.py": "module.name", "__init__.py": "_PUBLIC[name]",
-    "notebook/frames.py": "name",
+    "api/frames.py": "name",
 }  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ehrsequencing.config import load_study
+from ehrsequencing.core.signals import Stopped, noted_signals, raise_at_signals
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.signals import Stopped, noted_signals, raise_at_signals
 from ehrsequencing.training.checkpoint import load_checkpoint, saved_at_signals
 from ehrsequencing.training.loop import Progress, Trainer
 from helpers.faults.driver import TINY
@@ -185,7 +185,7 @@ def test_one_of_several_processes_takes_two_signals_at_once_for_one(
     with pytest.raises(Stopped, match="SIGTERM"):
         train(0.01)
     assert len(saved) == saves
-    monkeypatch.setattr("ehrsequencing.signals.ECHO_SECONDS", 0.0)
+    monkeypatch.setattr("ehrsequencing.core.signals.ECHO_SECONDS", 0.0)
     with pytest.raises(Stopped, match="SIGTERM"):
         train(0.01)  # later, a second one stops at once
     assert len(saved) == saves

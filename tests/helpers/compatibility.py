@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.predict import predict
+from ehrsequencing.core.storage import read_json, save_manifest
+from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
-from ehrsequencing.storage import read_json, save_manifest
 from ehrsequencing.training.loop import Trainer
 from helpers.simulate import busy_world
 

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing import answers, divided
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.external import validate
-from ehrsequencing.predict import Asked, predict
+from ehrsequencing.prediction import divided
+from ehrsequencing.prediction.predict import Asked, predict
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training import inference as answers
 from ehrsequencing.training.group import joined
 from ehrsequencing.training.processes import Processes, Sending
 

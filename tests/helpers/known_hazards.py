@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training import recalibration

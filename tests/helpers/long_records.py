@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ehrsequencing.arrays import offsets
+from ehrsequencing.batches.loader import Step
 from ehrsequencing.config import load_study
-from ehrsequencing.loader import Step
+from ehrsequencing.core.arrays import offsets
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.training.loop import Progress, Trainer

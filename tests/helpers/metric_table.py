@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.metrics.accuracy import null_brier
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import taken, values

@@ -4,9 +4,9 @@ import os
 import time
 from pathlib import Path
 
-from ehrsequencing import limited
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.temporaries import private_folder
+from ehrsequencing.core import limited
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.temporaries import private_folder
 
 
 def eat(gib: int, folder: str) -> int:

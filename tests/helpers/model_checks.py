@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from helpers.models import MODELS, code_table, code_table_name

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models import plans
 from ehrsequencing.models.base import SurvivalModel
 from helpers.mutants import Patch

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.evaluation.outcome_table import OutcomeRows
-from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.hazards import cumulative_incidence
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
 
 
 @dataclass

@@ -9,8 +9,8 @@ import numpy as np
 
 from ehrsequencing.audit.audit import CHECKS
 from ehrsequencing.audit.data import AuditData, Finding
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
 from helpers.audit import FIRST_ID, assemble, hospital_rows, hospital_splits, make_set
 from helpers.meds import DAY_US, HOUR_US, Row
 

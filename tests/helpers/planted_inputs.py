@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import ehrsequencing.records.encoding as encoding_room
 import ehrsequencing.records.record as record_room
-from ehrsequencing.loader import Step, SubjectLoader
+from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.models import plans
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.events import STATIC

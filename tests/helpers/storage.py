@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing import replacing, storage
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST, Kind
-from ehrsequencing.storage import complete_folder, read_manifest, write_bytes, write_manifest
-from ehrsequencing.temporaries import sweep_temporaries
+from ehrsequencing.core import replacing, storage
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST, Kind
+from ehrsequencing.core.storage import complete_folder, read_manifest, write_bytes, write_manifest
+from ehrsequencing.core.temporaries import sweep_temporaries
 
 SET = Kind("set", "a set")
 CALLS = ("replace", "mkdir", "rmdir", "unlink")  # of the system, that change what is on the disk

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from hypothesis import strategies as st
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for one another
 NAN = float("nan")

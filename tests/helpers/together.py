@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.cli.launch import environments
 from ehrsequencing.config import load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.signals import Stopped
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.signals import Stopped
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage, TrainingState
 from ehrsequencing.training.group import joined
 from ehrsequencing.training.loop import Trainer

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import bootstrap
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, bootstrap_table, percentile_interval
 from helpers.metric_table import metric_table

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.metrics.discrimination import cumulative_dynamic_auc
 from ehrsequencing.metrics.metric import Metric

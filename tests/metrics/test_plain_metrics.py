@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ehrsequencing as eh
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import discrimination
 from ehrsequencing.metrics.outcomes import ScoredRows
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.models.ensemble import Ensemble, MeanOutcomes
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, visit_nll
 from ehrsequencing.models.head import HazardHead
 from helpers.likelihood_checks import (

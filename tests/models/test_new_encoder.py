@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import ehrsequencing as eh
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.config.parts import KINDS, Part, declared_in, visit_encoder
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import build
 from ehrsequencing.models.embeddings import CodeVectors
 from ehrsequencing.models.segments import segment_softmax
@@ -71,8 +71,8 @@ def test_one_class_trains_a_step_and_is_kept(tmp_path: Path) -> None:
 def test_a_run_is_trained_with_it_by_the_settings_alone(
     sim_prepared: Path, tiny_study: StudyConfig, tmp_path: Path
 ) -> None:
+    from ehrsequencing.prediction.run import Run
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.run import Run
     from ehrsequencing.training.loop import Trainer
 
     declare()

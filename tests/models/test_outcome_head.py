@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import outcomes
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels, onset_risk, outcomes_nll, starting_rates

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival as Model
 from helpers.models import MODELS, make_model
 from helpers.strategies import VOCAB, pack, sample_records
@@ -155,7 +155,7 @@ def test_a_failed_write_keeps_the_old_weights(tmp_path: Path, monkeypatch: pytes
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ehrsequencing.temporaries.os.fsync", no_space)
+    monkeypatch.setattr("ehrsequencing.core.temporaries.os.fsync", no_space)
     with pytest.raises(EhrseqError, match="No space left"):
         make_model(seed=1).save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before

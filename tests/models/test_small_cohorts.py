@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ehrsequencing.config import ModelConfig, load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.embeddings import AgeEmbedding, CodeEmbedding, CodeVectors
 from helpers.model_checks import check_changes_in_training_only
 from helpers.models import make_model

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models import plans
 from ehrsequencing.models.attention import AttentionPlan, Plan, RaggedPlan, Spans, Stream, attention
 from ehrsequencing.models.segments import gather_distinct_rows

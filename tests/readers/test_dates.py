@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ehrsequencing.config import ImportConfig, load_import
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.date_order import count_dates, date_column
 from ehrsequencing.readers.parsing import parse_times
 from ehrsequencing.readers.synthea import import_synthea

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers import cleaning_rules
 from ehrsequencing.readers.fhir import elements, import_fhir
 from ehrsequencing.readers.fhir import source as fhir_source

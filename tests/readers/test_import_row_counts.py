@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.csv_files import read_csv_lines
 from ehrsequencing.readers.synthea import import_synthea
 from helpers.command_line import ehrseq

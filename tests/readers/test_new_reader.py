@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.meds_writer import CodeFacts
 from ehrsequencing.readers.registry import Import, all_readers, reader
 from ehrsequencing.readers.rows import Role

@@ -16,7 +16,7 @@ import pytest
 from meds import schema as meds
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.rows import Role
 from helpers.command_line import ehrseq, refused
 from helpers.meds import written

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from helpers.command_line import ehrseq
 from helpers.spark import needs_spark
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers import cleaning_rules as rules
 from ehrsequencing.readers.cleaning_rules import clean_rows
 from ehrsequencing.readers.meds_writer import FLUSH_ROWS

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ehrsequencing.batch import VisitBatch
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.storage import read_json, write_json, write_manifest
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.reporting.report import PAGES
-from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json, write_json, write_manifest
 from helpers import command_line
 from helpers.bad_inputs import (
     CANARIES,

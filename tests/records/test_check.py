@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.storage import read_json
 from ehrsequencing.records.check import TaskCheck, _Spread, check_data
 from ehrsequencing.records.check_text import format_check
 from ehrsequencing.records.prepared import prepare
-from ehrsequencing.storage import read_json
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import SIMULATION
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import SIMULATION
+from ehrsequencing.core.storage import save_manifest, sha256
 from ehrsequencing.records import code_search
 from ehrsequencing.records.code_search import find_codes
-from ehrsequencing.storage import save_manifest, sha256
 from helpers.command_line import ehrseq, refused
 from helpers.meds import DAY_US, Row, write_meds
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from ehrsequencing.audit.source import Source
 from ehrsequencing.config import TaskConfig, load_study, load_task
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.storage import read_json
 from ehrsequencing.records import survey as survey_module
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher
@@ -24,7 +25,6 @@ from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.records.splits import split_lookup
-from ehrsequencing.storage import read_json
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 

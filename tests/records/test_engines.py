@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import engines, parallel
 from ehrsequencing.records import prepared as prepared_room
 from ehrsequencing.records.engines import Engine

@@ -17,7 +17,7 @@ from meds.schema import LabelSchema
 from numpy.typing import NDArray
 
 from ehrsequencing.config import SplitsConfig, StudyConfig, TaskConfig, load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.labels import IndexTimes, read_index_times
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.splits import hash_splits

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.meds import find_shards
 from helpers.bad_inputs import TASK, ehrseq, refused, snapshot, write_clean

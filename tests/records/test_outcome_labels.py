@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import OutcomesConfig, StudyConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.outcomes import already_had, outcome_labels
 from ehrsequencing.records.prepared import Prepared, prepare
 from helpers.meds import DAY_US, SPLITS, STARTS, Row, write_meds

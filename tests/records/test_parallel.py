@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ehrsequencing.config import StudyConfig, load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import prepared as prepared_room
 from ehrsequencing.records import samples as samples_room
 from ehrsequencing.records.codes import CodeMatcher

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
 from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_study
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.storage import read_json
 from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.fixes import FixLog, fix
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import read_events
 from ehrsequencing.records.prepared import prepare
-from ehrsequencing.storage import read_json
 from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, table, write_meds
 
 TASK = TaskConfig.model_validate(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import parallel
 from ehrsequencing.records.plain_results import from_bytes, read_result, to_bytes, write_result
 from ehrsequencing.records.prepared import prepare

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import encode_timelines
 from ehrsequencing.records.prepared import Prepared, prepare

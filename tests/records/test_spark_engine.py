@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import prepared as prepared_room
 from ehrsequencing.records.engines import Engine
 from ehrsequencing.records.prepared import prepare

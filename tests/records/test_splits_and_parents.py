@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import TaskConfig, load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher, read_descriptions, read_parents
 from ehrsequencing.records.prepared import Prepared, data_name, prepare

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ehrsequencing.config import TaskConfig, load_study, load_task, validated
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.prepared import prepare
 from helpers.cohorts import (

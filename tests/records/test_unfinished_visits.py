@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.reach import Reach
 from ehrsequencing.config import load_study
-from ehrsequencing.loader import SubjectLoader
-from ehrsequencing.models.reach import Reach
 from ehrsequencing.records.codes import excluded_codes
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
@@ -20,6 +19,7 @@ from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
+from ehrsequencing.training.inference import risk_of_rows
 from helpers.audit import assemble, broken_set, hospital_rows, leaks, load, make_set, save, task, verdicts
 from helpers.meds import HOUR_US, Row, scratch, write_meds
 from helpers.models import make_model

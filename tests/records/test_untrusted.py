@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing import limited
 from ehrsequencing.config import DataConfig, VisitsConfig
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.limited import Limits, in_limited_child
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.core import limited
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.limited import Limits, in_limited_child
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.temporaries import private_folder
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.plain_copy import plain_copy
-from ehrsequencing.temporaries import private_folder
 from helpers.command_line import ehrseq
 from helpers.meds import Row, write_meds
 from helpers.omop import SMALL, write_csv

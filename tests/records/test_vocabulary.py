@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.config import ValuesConfig, load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.config import StudyConfig, load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import shared_work, worker
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.records.shard_work import ShardWork

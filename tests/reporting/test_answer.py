@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.disclosure.counts import publish
-from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.incidence import incidence_rows, risk_groups
 from ehrsequencing.evaluation.tripod import QUESTIONS, read_tripod, template

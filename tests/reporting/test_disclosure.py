@@ -17,11 +17,11 @@ from ehrsequencing.disclosure.counts import publish
 from ehrsequencing.disclosure.derived import Disclosure, disclose
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
 from ehrsequencing.evaluation.population import Population
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting import report
 from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.wording import duration, from_landmark
-from ehrsequencing.run import Run
 from helpers.metrics_json import WIDE, complete
 from helpers.report_page import only_small_ones
 

@@ -12,9 +12,9 @@ from hypothesis import example as for_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.disclosure.counts import subgroup_rows
 from ehrsequencing.disclosure.small_counts import CalibrationGroup, merge_bins
-from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation.tripod import QUESTIONS
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.reporting import figures

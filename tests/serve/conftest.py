@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.serve.predictor import Predictor
 from helpers.serve import Client, running, subject_rows
 

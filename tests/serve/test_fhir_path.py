@@ -10,8 +10,8 @@ from fhir.resources.R4B.bundle import Bundle
 from fhir.resources.R4B.riskassessment import RiskAssessment
 
 from ehrsequencing.config.task import IndexConfig
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.fhir.memory import read_bundle
-from ehrsequencing.run import Run
 from ehrsequencing.serve.predictor import Predictor
 from helpers.serve import Client, as_json, curves, running
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.run import Run
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.serve.access import Access, access
 from ehrsequencing.serve.predictor import Predictor, Question
 from ehrsequencing.serve.problems import MEDIA_TYPE

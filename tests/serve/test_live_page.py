@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ehrsequencing.explain.edits import Edit, edited_risks
-from ehrsequencing.predict import NewRecords
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.serve.access import Access
 from ehrsequencing.serve.explorer_page import LivePage
 from ehrsequencing.serve.predictor import Predictor

@@ -14,8 +14,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from ehrsequencing.predict import NewRecords
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.serve.explorer_page import LivePage
 from ehrsequencing.serve.predictor import Predictor
 from helpers.serve import Client, running

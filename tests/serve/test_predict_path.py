@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.predict import predict
+from ehrsequencing.prediction.predict import predict
 from helpers.serve import Client, curves
 
 Rows = dict[int, list[dict[str, Any]]]

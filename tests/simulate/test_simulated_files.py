@@ -19,7 +19,7 @@ from meds import schema as meds
 from pydantic import ValidationError
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.prepared import prepare
 from ehrsequencing.simulate import SimulationConfig, simulate

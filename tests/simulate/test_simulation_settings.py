@@ -12,7 +12,7 @@ from meds import schema as meds
 from pydantic import ValidationError
 
 from ehrsequencing.config import read_settings, validated
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.codes import CodeTable
 from helpers.command_line import ehrseq

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.storage import read_json, save_manifest, sha256
 from ehrsequencing.evaluation.external import read_external
-from ehrsequencing.output_kinds import MANIFEST
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.simulate import simulate
-from ehrsequencing.storage import read_json, save_manifest, sha256
 from helpers.command_line import ehrseq, refused
 from helpers.simulate import busy_world
 

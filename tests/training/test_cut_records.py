@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ehrsequencing.models.reach import Reach
+from ehrsequencing.batches.reach import Reach
 from helpers.long_records import history, train, weights
 
 

@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ehrsequencing.answers import risk_of_rows
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import ModelConfig, StudyConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import read_manifest
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
-from ehrsequencing.storage import read_manifest
 from ehrsequencing.training.draws import resampled
+from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.loop import Progress, Trainer
 from helpers.models import make_model
 from helpers.strategies import VOCAB, pack, sample_records

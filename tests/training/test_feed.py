@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ehrsequencing.batch import VisitBatch
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed

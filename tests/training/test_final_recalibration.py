@@ -9,16 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ehrsequencing.answers import nll_of_rows
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.build import load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hazards import horizon_nll
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
 from ehrsequencing.training import recalibration
+from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.recalibration import FEWEST, Recalibrated, Recalibration, fit_recalibration
 from helpers.known_hazards import EDGES, log_hazards, world

@@ -11,12 +11,12 @@ import torch
 
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import read_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run
 from ehrsequencing.simulate import simulate
-from ehrsequencing.storage import read_manifest
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
 from ehrsequencing.training.loop import Trainer

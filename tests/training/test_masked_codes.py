@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, TrainingConfig, load_study
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.records.prepared import Prepared

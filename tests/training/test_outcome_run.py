@@ -9,24 +9,24 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ehrsequencing import answers
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.api.report import report_outcomes
 from ehrsequencing.audit.audit import audit
-from ehrsequencing.cli.report import report_outcomes
+from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import read_json
 from ehrsequencing.evaluation.outcome_table import evaluate_outcomes
-from ehrsequencing.loader import SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.models.outcomes import onset_risk
-from ehrsequencing.predict_outcomes import predict_outcomes
+from ehrsequencing.prediction.predict_outcomes import predict_outcomes
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json
+from ehrsequencing.training import inference as answers
 from ehrsequencing.training.loop import Trainer
 from helpers.divided import one_after_another
 from helpers.outcomes import control_rows, loops

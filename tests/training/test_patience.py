@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ehrsequencing.answers import nll_of_rows
 from ehrsequencing.config import load_study
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
+from ehrsequencing.training.inference import nll_of_rows
 from ehrsequencing.training.loop import Trainer
 from helpers.training import TINY
 

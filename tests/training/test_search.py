@@ -7,12 +7,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ehrsequencing.blend.train import trainer_of
+from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.config.parts import idle_settings
+from ehrsequencing.core.storage import read_json
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json
 from ehrsequencing.training import adapt, search
 from ehrsequencing.training.loop import Progress, Trainer
 from helpers.training import TINY, Interrupted, weights

@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from ehrsequencing.cli.app import app
 from ehrsequencing.config import load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import read_json
 from ehrsequencing.models import lora
-from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pretraining import transfer_advice
-from ehrsequencing.storage import read_json
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.pretraining.loop import Pretrainer
 
 SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_study
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.build import build_model
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.training.loop import Trainer

@@ -12,7 +12,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing import __version__
 from ehrsequencing.audit import (
     duplicates,
     fit_checks,
@@ -28,9 +27,10 @@ from ehrsequencing.audit import (
     suspicion,
 )
 from ehrsequencing.audit.data import AuditData, Check
-from ehrsequencing.minimum_counts import shareable_count
-from ehrsequencing.run import AUDIT, Run, add_to_run, require_room
-from ehrsequencing.storage import write_json
+from ehrsequencing.core.minimum_counts import shareable_count
+from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.version import __version__
+from ehrsequencing.prediction.run import AUDIT, Run, add_to_run, require_room
 
 CHECKS: tuple[Check, ...] = (
     *model_checks.CHECKS,
@@ -78,7 +78,11 @@ def audit(
     run = Run(run_folder)
     require_room(run_folder, AUDIT)
     store = run.prepared(prepared)
-    checks = [*CHECKS, *(outcome_checks.CHECKS if run.outcomes else ()), *([shuffled.CHECK] if shuffled_labels else ())]
+    checks = [
+        *CHECKS,
+        *(outcome_checks.CHECKS if run.outcomes else ()),
+        *([shuffled.CHECK] if shuffled_labels else ()),
+    ]
     if "init" in run.manifest:  # it started from another model
         checks += pretraining_checks.CHECKS
     total = len(checks) + 1
@@ -96,13 +100,18 @@ def audit(
         answers.append({**named, **asdict(finding), "tested": tested, "seconds": seconds})
     progress(total, total, "done")
     result = {
-        "fingerprint": run.fingerprint, "created": date.today().isoformat(), "version": __version__,
-        "task": run.task.name, "split": split, "subjects": subjects, "seed": seed,
+        "fingerprint": run.fingerprint,
+        "created": date.today().isoformat(),
+        "version": __version__,
+        "task": run.task.name,
+        "split": split,
+        "subjects": subjects,
+        "seed": seed,
         "records": facts.source is not None,
         "leaks": sum(a["verdict"] == "leak" for a in answers),
         "warnings": sum(a["verdict"] == "warning" for a in answers),
         "not_tested": sum(a["verdict"] == "not_tested" for a in answers),
         "checks": answers,
-    }  # fmt: skip
+    }
     add_to_run(run_folder, AUDIT, lambda path: write_json(path, result))
     return result

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing.answers import VISIT_BUDGET
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged
 from ehrsequencing.audit.data import AuditData, Finding
-from ehrsequencing.batch import VisitBatch
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.inference import VISIT_BUDGET
 
 MOVED = 1e-5  # of a logit, relative to max(1, |logit|): what another batch may change in float32
 MOVES = 1e-3  # what a changed past must change somewhere, or the check is vacuous
@@ -54,7 +54,9 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
     pairs = [
         (subject, row)
         for subject in range(len(timelines))
-        for row in rng.permutation(np.arange(first[subject], first[subject + 1]))[:MAX_CUTS].tolist()
+        for row in rng.permutation(np.arange(first[subject], first[subject + 1]))[
+            :MAX_CUTS
+        ].tolist()
     ]
     found, spent = list[Cut](), 0.0
     for subject, row in (pairs[k] for k in rng.permutation(len(pairs)).tolist()):
@@ -63,7 +65,9 @@ def cuts(data: AuditData, *, share: int) -> list[Cut]:
             return found
         past = int(rows.visits_before[row]) + int(rows.unfinished_codes[row] > 0)
         low, high = int(visits[subject]), int(visits[subject + 1])
-        found.append(Cut(subject, low, past, high, int(first[subject]), row, int(first[subject + 1])))
+        found.append(
+            Cut(subject, low, past, high, int(first[subject]), row, int(first[subject + 1]))
+        )
     return found
 
 
@@ -78,7 +82,12 @@ class Copies:
 
 
 def copy_subjects(
-    data: AuditData, chosen: list[Cut], *, visits_after: Callable[[Cut], Ints], rows_after: bool, end: bool
+    data: AuditData,
+    chosen: list[Cut],
+    *,
+    visits_after: Callable[[Cut], Ints],
+    rows_after: bool,
+    end: bool,
 ) -> Copies:
     """One copy of its subject for each cut: the past as it is, then other visits.
 
@@ -92,7 +101,9 @@ def copy_subjects(
     timelines, rows = data.asked.timelines, data.asked.rows
     visit_ids, row_ids = list[Ints](), list[Ints]()
     for cut in chosen:
-        visit_ids.append(np.r_[np.arange(cut.first_visit, cut.first_visit + cut.past_visits), visits_after(cut)])
+        visit_ids.append(
+            np.r_[np.arange(cut.first_visit, cut.first_visit + cut.past_visits), visits_after(cut)]
+        )
         own = np.arange(cut.first_row, cut.last_row if rows_after else cut.row + 1)
         row_ids.append(np.r_[own, cut.row] if end else own)
     n_visits, n_rows = np.array([len(v) for v in visit_ids]), np.array([len(r) for r in row_ids])
@@ -110,7 +121,10 @@ def copy_subjects(
         visit_offsets=visit_offsets,
         codes=np.array(timelines.codes[codes]),
         values=np.array(timelines.values[codes]),
-        **{f: np.array(getattr(timelines, f)[visits]) for f in ("start_us", "end_us", "age_years", "delta_days")},
+        **{
+            f: np.array(getattr(timelines, f)[visits])
+            for f in ("start_us", "end_us", "age_years", "delta_days")
+        },
     )
     past = np.array([cut.past_visits for cut in chosen])
     later_row = row > np.repeat([cut.row for cut in chosen], n_rows)
@@ -124,7 +138,13 @@ def copy_subjects(
         unfinished = np.array(asked.unfinished_codes)
         unfinished[last] = 0
         moment[last] = np.maximum(moment[last], int(made.end_us.max(initial=0))) + DAY_US
-        asked = replace(asked, visits_before=seen, is_query=is_query, prediction_us=moment, unfinished_codes=unfinished)
+        asked = replace(
+            asked,
+            visits_before=seen,
+            is_query=is_query,
+            prediction_us=moment,
+            unfinished_codes=unfinished,
+        )
     later_visit = place >= np.repeat(past, n_visits)
     shown = np.diff(visit_offsets)  # of each visit's codes
     known = np.array([int(rows.unfinished_codes[cut.row]) for cut in chosen])
@@ -139,7 +159,9 @@ def _places(lengths: Ints) -> Ints:
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
-def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bool = False) -> Copies:
+def noisy(
+    data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bool = False
+) -> Copies:
     """Replace what stands after the cut by noise: codes, values, ages, gaps, stamps; with `past`, what stands before.
 
     Half of the tokens become random ones, and nothing else stays.
@@ -178,7 +200,9 @@ def noisy(data: AuditData, copies: Copies, rng: np.random.Generator, *, past: bo
     return replace(copies, records=TaskRecords(timelines, rows))
 
 
-def _scramble(data: AuditData, codes: Ints32, values: Floats32, chosen: Bools, rng: np.random.Generator) -> None:
+def _scramble(
+    data: AuditData, codes: Ints32, values: Floats32, chosen: Bools, rng: np.random.Generator
+) -> None:
     swap = chosen & (rng.random(len(codes)) < 0.5)
     codes[swap] = rng.integers(1, max(len(data.vocabulary), 2), int(swap.sum()))
     number = chosen & ~np.isnan(values[:, 0])
@@ -190,12 +214,16 @@ def answers(data: AuditData, records: TaskRecords) -> Floats:
 
     Of a blend, also the logarithms of the blended hazards.
     """
-    loader = SubjectLoader(records, queries=not data.run.is_visit_head, code_types=data.run.code_types)
+    loader = SubjectLoader(
+        records, queries=not data.run.is_visit_head, code_types=data.run.code_types
+    )
     out: Floats | None = None
     with torch.no_grad():
         for step in loader.in_order(visit_budget=VISIT_BUDGET):
             logits = (
-                data.model(step.batch).double().flatten(1) if not data.run.is_visit_head else data.model(step.batch)
+                data.model(step.batch).double().flatten(1)
+                if not data.run.is_visit_head
+                else data.model(step.batch)
             )
             found = logits.double().view(len(logits), -1).numpy()
             if data.model.config.outcomes:
@@ -203,7 +231,10 @@ def answers(data: AuditData, records: TaskRecords) -> Floats:
             out = np.full((len(records), found.shape[1]), np.nan) if out is None else out
             out[step.rows] = found[step.positions]
     if out is not None and data.run.blend is not None:
-        blended = [np.log(hazards).reshape(len(hazards), -1) for _, hazards in data.run.answers.hazards(records)]
+        blended = [
+            np.log(hazards).reshape(len(hazards), -1)
+            for _, hazards in data.run.answers.hazards(records)
+        ]
         out = np.concatenate([out, np.concatenate(blended)], axis=1)
     return out if out is not None else np.full((len(records), 1), np.nan)
 
@@ -231,17 +262,23 @@ def reacts(data: AuditData) -> bool:
     """Whether a changed past moves any answer; where it does not, that nothing else moves one proves nothing."""
     if data.reaction is None:
         chosen = cuts(data, share=8)
-        dropped = copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False)
+        dropped = copy_subjects(
+            data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False
+        )
         past = noisy(data, dropped, data.rng(14), past=True)
         before = answers(data, dropped.records)
         data.reaction = float(movement(before, answers(data, past.records)).max(initial=0.0))
     return data.reaction >= MOVES
 
 
-VACUOUS = "the model gives the same prediction whatever the past, so that nothing could have changed"
+VACUOUS = (
+    "the model gives the same prediction whatever the past, so that nothing could have changed"
+)
 
 
-def judge_movement(data: AuditData, moved: Floats, *, leak: str, clean: str, tested: dict[str, int]) -> Finding:
+def judge_movement(
+    data: AuditData, moved: Floats, *, leak: str, clean: str, tested: dict[str, int]
+) -> Finding:
     """The verdict of a check in which no answer may move.
 
     Args:
@@ -254,7 +291,13 @@ def judge_movement(data: AuditData, moved: Floats, *, leak: str, clean: str, tes
     worst = float(moved.max(initial=0.0))
     measured = worst if np.isfinite(worst) else None
     if worst > MOVED:
-        return Finding("leak", f"{np.mean(moved > MOVED):.0%} of the predictions {leak}", tested, measured, MOVED)
+        return Finding(
+            "leak",
+            f"{np.mean(moved > MOVED):.0%} of the predictions {leak}",
+            tested,
+            measured,
+            MOVED,
+        )
     if not reacts(data):
         return Finding("not_tested", VACUOUS, tested, measured, MOVED)
     return Finding("passed", clean, tested, measured, MOVED)

@@ -8,17 +8,21 @@ from typing import Literal
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.audit.presence import Presence
 from ehrsequencing.audit.source import Source
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.minimum_counts import SMALLEST_COUNT, shareable_count
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT, shareable_count
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
 
 SPLITS = ("train", "tuning", "held_out")
-FITTED = ("train", "tuning")  # whose labels the looks for telling codes use: most carriers are there
+# whose labels the looks for telling codes use: most carriers are there
+FITTED = (
+    "train",
+    "tuning",
+)
 Verdict = Literal["passed", "warning", "leak", "not_tested"]
 
 
@@ -30,8 +34,10 @@ class Finding:
     # somebody who knows the records must look: it may be a leak, or honest knowledge
     verdict: Verdict
     reason: str  # what was seen, in plain words; no patient's value, id or date
-    tested: dict[str, int] = field(default_factory=dict)  # how many subjects, rows, perturbations … were looked at
-    measured: float | None = None  # the number that decided; None where there is none, or it counts fewer than 11
+    # how many subjects, rows, perturbations … were looked at
+    tested: dict[str, int] = field(default_factory=dict)
+    # the number that decided; None where there is none, or it counts fewer than 11
+    measured: float | None = None
     bound: float | None = None  # what it had to keep to
 
 
@@ -49,7 +55,9 @@ def judge(leaks: int, *, of: int, what: str, clean: str, tested: dict[str, int])
         return Finding("not_tested", "there was nothing to look at", tested)
     if leaks:
         measured = float(leaks) if leaks >= SMALLEST_COUNT else None
-        return Finding("leak", f"{count_text(leaks)} of {count_text(of)} {what}", tested, measured, 0.0)
+        return Finding(
+            "leak", f"{count_text(leaks)} of {count_text(of)} {what}", tested, measured, 0.0
+        )
     return Finding("passed", clean, tested, 0.0, 0.0)
 
 
@@ -75,18 +83,35 @@ class Check:
 class AuditData:
     """A run with all that it was made from."""
 
-    def __init__(self, run: Run, prepared: Prepared, *, split: str, subjects: int, seed: int) -> None:
+    def __init__(
+        self, run: Run, prepared: Prepared, *, split: str, subjects: int, seed: int
+    ) -> None:
         if split not in SPLITS:
-            raise EhrseqError(f"{split!r} is no split", where="--split", fix=f"use {', '.join(SPLITS)}")
+            raise EhrseqError(
+                f"{split!r} is no split", where="--split", fix=f"use {', '.join(SPLITS)}"
+            )
         if subjects < 1:
             raise EhrseqError("leaves no subject to check", where="--subjects", fix="use 1 or more")
-        self.run, self.prepared, self.split, self.subjects, self.seed = run, prepared, split, subjects, seed
+        self.run, self.prepared, self.split, self.subjects, self.seed = (
+            run,
+            prepared,
+            split,
+            subjects,
+            seed,
+        )
         self.task, self.vocabulary, self.model = run.task, run.vocabulary, run.model
-        self.records: dict[str, TaskRecords] = {name: prepared.records(self.task.name, name) for name in SPLITS}
+        self.records: dict[str, TaskRecords] = {
+            name: prepared.records(self.task.name, name) for name in SPLITS
+        }
         if not len(self.records[split]):
-            raise EhrseqError(f"nobody in {split} has a prediction time", where=self.task.name, fix="see ehrseq check")
+            raise EhrseqError(
+                f"nobody in {split} has a prediction time",
+                where=self.task.name,
+                fix="see ehrseq check",
+            )
         self.source: Source | None = None
-        self.reaction: float | None = None  # how far a changed past moves an answer, once that was asked
+        # how far a changed past moves an answer, once that was asked
+        self.reaction: float | None = None
         self.why_no_source = "the records were not read"
 
     def rng(self, purpose: int) -> np.random.Generator:

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Ints, Ints32
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.arrays import Ints, Ints32
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 
 BY_CHANCE = 0.01  # pairs that unrelated people may form in the whole data set
 MOST_COMPARED = 500  # shared timelines of two splits whose chance is worked out, drawn at random
 MOST_COPIES = 10  # people with one timeline; what more have is no rarity, but a schedule
-TOLERATED = 0.001  # share of a split's people: twins, and the odd person with two ids, are worth a warning
+# share of a split's people: twins, and the odd person with two ids, are worth a warning
+TOLERATED = 0.001
 SECOND_US = 1_000_000
 Hashes = NDArray[np.uint64]
 
@@ -50,7 +51,10 @@ class _People:
 
     def visits(self, subject: int) -> slice:
         """Visits of a subject."""
-        return slice(int(self.timelines.subject_offsets[subject]), int(self.timelines.subject_offsets[subject + 1]))
+        return slice(
+            int(self.timelines.subject_offsets[subject]),
+            int(self.timelines.subject_offsets[subject + 1]),
+        )
 
 
 def _mixed(numbers: Ints | Ints32 | Hashes) -> Hashes:
@@ -81,7 +85,9 @@ def duplicate_timelines(data: AuditData) -> Finding:
         shared += len(known)
         limit = BY_CHANCE / max(len(here.subject) * len(there.subject), 1)
         looked_at = data.rng(20).permutation(known)[:MOST_COMPARED].tolist()
-        copies = np.mean([common.by_chance(here, subject) < limit for subject in looked_at] or [False])
+        copies = np.mean(
+            [common.by_chance(here, subject) < limit for subject in looked_at] or [False]
+        )
         share = float(copies) * len(known) / max(len(here.subject), 1)
         if share:
             worst = max(worst, share)
@@ -92,7 +98,11 @@ def duplicate_timelines(data: AuditData) -> Finding:
     if not tested["subjects"]:
         return Finding("not_tested", "no subject with a prediction time has a visit", tested)
     if not told:
-        clean = "no timeline is in two splits" if not shared else "only short timelines that chance explains are shared"
+        clean = (
+            "no timeline is in two splits"
+            if not shared
+            else "only short timelines that chance explains are shared"
+        )
         return Finding("passed", clean, tested, 0.0, TOLERATED)
     why = f"{', '.join(told)}: the same codes with the same times between them; keep one of each, and prepare again"
     return Finding("leak" if worst > TOLERATED else "warning", why, tested, worst, TOLERATED)
@@ -149,4 +159,6 @@ def _repeated(numbers: NDArray[Any]) -> Ints:
     return times[inverse.reshape(-1)]
 
 
-CHECKS = (Check("duplicate_timelines", "Is no record in two splits under two ids?", duplicate_timelines),)
+CHECKS = (
+    Check("duplicate_timelines", "Is no record in two splits under two ids?", duplicate_timelines),
+)

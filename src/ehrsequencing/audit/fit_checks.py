@@ -12,17 +12,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing.answers import VISIT_BUDGET
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, judge, no_source
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.outcomes import with_outcome_events
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.recalibration import Recalibration, fit_recalibration, labelled_log_hazards
+from ehrsequencing.training.inference import VISIT_BUDGET
+from ehrsequencing.training.recalibration import (
+    Recalibration,
+    fit_recalibration,
+    labelled_log_hazards,
+)
 
 SAME = 1e-9  # relative: a refit of the same numbers on the same machine
 SAME_CORRECTION = 1e-3  # of level, stretch and trend: the saved weights are float32, and perhaps of another machine
@@ -46,7 +50,10 @@ def tokens_of_training(data: AuditData) -> Finding:
         of=int(plain.sum()),
         what=what,
         clean=clean,
-        tested={"codes": int(plain.sum()), "training subjects": len(data.records["train"].timelines)},
+        tested={
+            "codes": int(plain.sum()),
+            "training subjects": len(data.records["train"].timelines),
+        },
     )
 
 
@@ -65,7 +72,9 @@ def vocabulary_refit(data: AuditData) -> Finding:
     tested = {"tokens": len(used), "scales": len(used.mean)}
     apart = _difference(used, fitted)
     if apart is None:
-        return Finding("passed", "tokens and scales are those of the training subjects", tested, 0.0, SAME)
+        return Finding(
+            "passed", "tokens and scales are those of the training subjects", tested, 0.0, SAME
+        )
     what, number = apart
     everyone = _difference(used, data.source.fit_on_everyone()) is None
     why = f"{what} differ from those of the training subjects" + (
@@ -112,10 +121,14 @@ def _edges(data: AuditData, names: tuple[str, ...]) -> Floats:
     subject = np.concatenate([one * len(SPLITS) + k for k, (_, _, one) in enumerate(found)])
     return np.array(
         grid_edges(
-            duration, cause, horizons_days=data.task.horizons, bins=data.run.study.training.grid_bins, subject=subject,
+            duration,
+            cause,
+            horizons_days=data.task.horizons,
+            bins=data.run.study.training.grid_bins,
+            subject=subject,
             enough=data.prepared.study.vocabulary.min_subjects,
         )
-    )  # fmt: skip
+    )
 
 
 def _same_edges(a: Floats, b: Floats) -> bool:
@@ -161,16 +174,26 @@ def recalibration(data: AuditData) -> Finding:
         return Finding("not_tested", "the visit head has no hazards per day to correct")
     corrections = _corrections(data)
     if corrections is None:
-        return Finding("not_tested", "manifest.json is of an older version, without the intercepts of the correction")
+        return Finding(
+            "not_tested",
+            "manifest.json is of an older version, without the intercepts of the correction",
+        )
     causes = len(data.task.causes) * len(corrections)
     tested = {"causes": causes, "tuning rows": len(data.records["tuning"])}
     if not corrections:
         return Finding("not_tested", "manifest.json records no correction at the end of training")
     if min(float(correction.slope.min()) for _, correction in corrections) < LEAST_SLOPE:
-        return Finding("not_tested", "the correction left so little of the hazards that it cannot be undone", tested)
+        return Finding(
+            "not_tested",
+            "the correction left so little of the hazards that it cannot be undone",
+            tested,
+        )
 
     def worst_on(names: tuple[str, ...]) -> Iterator[float]:
-        return (correction.apart(_fitted_again(data, model, correction, names)) for model, correction in corrections)
+        return (
+            correction.apart(_fitted_again(data, model, correction, names))
+            for model, correction in corrections
+        )
 
     worst = max(worst_on(("tuning",)))
     if worst <= SAME_CORRECTION:
@@ -203,9 +226,14 @@ def _fitted_again(
     hazards, durations, causes, entries, owners = [], [], [], [], []
     for number, name in enumerate(names):
         rows = data.records[name].rows
-        loader = SubjectLoader.of_model(model.config, data.records[name], code_types=data.run.code_types)
-        chosen, eta = labelled_log_hazards(model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu"))
-        hazards.append((eta.astype(np.float64) - correction.intercept) / correction.slope)  # before the correction
+        loader = SubjectLoader.of_model(
+            model.config, data.records[name], code_types=data.run.code_types
+        )
+        chosen, eta = labelled_log_hazards(
+            model, loader, visit_budget=VISIT_BUDGET, device=torch.device("cpu")
+        )
+        # before the correction
+        hazards.append((eta.astype(np.float64) - correction.intercept) / correction.slope)
         durations.append(rows.duration_days[chosen])
         causes.append(rows.cause[chosen])
         entries.append(rows.entry_days[chosen])
@@ -222,8 +250,20 @@ def _fitted_again(
 
 
 CHECKS = (
-    Check("tokens_of_training", "Does every code of the vocabulary come from training subjects?", tokens_of_training),
-    Check("vocabulary_refit", "Do training subjects alone give this vocabulary and these scales?", vocabulary_refit),
+    Check(
+        "tokens_of_training",
+        "Does every code of the vocabulary come from training subjects?",
+        tokens_of_training,
+    ),
+    Check(
+        "vocabulary_refit",
+        "Do training subjects alone give this vocabulary and these scales?",
+        vocabulary_refit,
+    ),
     Check("grid", "Do training subjects alone give the time grid of the risk curves?", grid),
-    Check("recalibration", "Do tuning subjects alone give the correction at the end of training?", recalibration),
+    Check(
+        "recalibration",
+        "Do tuning subjects alone give the correction at the end of training?",
+        recalibration,
+    ),
 )

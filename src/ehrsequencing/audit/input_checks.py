@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding, count_text, judge, no_source
 from ehrsequencing.audit.source import Source
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
 from ehrsequencing.records.codes import CodeMatcher, split_condition
 from ehrsequencing.records.encoding import MAX_AGE_YEARS
 from ehrsequencing.records.events import DAY_US, STATIC, Events
@@ -12,7 +12,8 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
 
-NUMBERS_DIFFER = 1e-4  # relative to max(1, |number|): ages, gaps, ranks and values are stored in float32
+# relative to max(1, |number|): ages, gaps, ranks and values are stored in float32
+NUMBERS_DIFFER = 1e-4
 MAX_TOKENS = 5_000  # of one subject, compared with its events
 _US_PER_YEAR = 365.25 * DAY_US
 
@@ -30,7 +31,11 @@ def stamps(data: AuditData) -> Finding:
         end, start = timelines.end_us, timelines.start_us
         unsorted = (np.diff(timelines.owner) == 0) & (np.diff(end) < 0)
         late += int(unsorted.sum()) + int((start > end).sum())
-        last = np.where(seen > 0, end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else STATIC, STATIC)
+        last = np.where(
+            seen > 0,
+            end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else STATIC,
+            STATIC,
+        )
         beyond = first + seen > timelines.subject_offsets[rows.subject + 1]
         late += int(((last > p) | beyond).sum())
         late += int((_inside(rows) & ~_lies_in_next_visit(records)).sum())
@@ -91,25 +96,35 @@ def tokens_in_records(data: AuditData) -> Finding:
     return judge(bad, of=total, what=what, clean=clean, tested=tested)
 
 
-def _explain(data: AuditData, source: Source, records: TaskRecords, subject: int) -> tuple[int, int, int, int]:
+def _explain(
+    data: AuditData, source: Source, records: TaskRecords, subject: int
+) -> tuple[int, int, int, int]:
     """Tokens of one subject: without an event, with a later one only, static without a row; and how many in all."""
     timelines, rows = records.timelines, records.rows
     events = source.records[int(timelines.subject_id[subject])]
     event, token, number = _encoded(data, source, events)
     time_us = events.time_us[event]
-    first, last_row = int(timelines.subject_offsets[subject]), int(rows.row_offsets[subject + 1]) - 1
+    first, last_row = (
+        int(timelines.subject_offsets[subject]),
+        int(rows.row_offsets[subject + 1]) - 1,
+    )
     stop = first + int(rows.visits_before[last_row])
     low, high = int(timelines.visit_offsets[first]), int(timelines.visit_offsets[stop])
     high = min(high, low + MAX_TOKENS)
     of_token: dict[int, Ints] = {
-        int(code): np.flatnonzero((token == code) & (time_us != STATIC)) for code in np.unique(token)
+        int(code): np.flatnonzero((token == code) & (time_us != STATIC))
+        for code in np.unique(token)
     }
     visit = np.searchsorted(timelines.visit_offsets, np.arange(low, high), side="right") - 1
     nowhere = late = 0
     for k, v in zip(range(low, high), visit.tolist(), strict=True):
         place = of_token.get(int(timelines.codes[k]), np.zeros(0, np.int64))
         rank = float(timelines.values[k, 0])
-        same = np.isnan(number[place]) if np.isnan(rank) else np.abs(number[place] - rank) <= NUMBERS_DIFFER
+        same = (
+            np.isnan(number[place])
+            if np.isnan(rank)
+            else np.abs(number[place] - rank) <= NUMBERS_DIFFER
+        )
         moment = time_us[place[same]]
         if not np.any((moment >= timelines.start_us[v]) & (moment <= timelines.end_us[v])):
             late, nowhere = late + bool(np.any(moment > timelines.end_us[v])), nowhere + 1
@@ -128,12 +143,20 @@ def _encoded(data: AuditData, source: Source, events: Events) -> tuple[Ints, Int
         if len(events)
         else events.value
     )
-    token, numbers = vocabulary.encode_values(vocabulary.ids(events.codes)[events.code[chosen]], own[chosen])
-    extra = [[vocabulary.index[up] for up in vocabulary.rollup.extra(code)] for code in events.codes]
+    token, numbers = vocabulary.encode_values(
+        vocabulary.ids(events.codes)[events.code[chosen]], own[chosen]
+    )
+    extra = [
+        [vocabulary.index[up] for up in vocabulary.rollup.extra(code)] for code in events.codes
+    ]
     pairs = [(k, up) for k in chosen.tolist() for up in extra[events.code[k]]]
     none = np.full(len(pairs), np.nan, dtype=np.float32)
     event = np.r_[chosen, np.array([k for k, _ in pairs], dtype=np.int64)]
-    return event, np.r_[token, np.array([up for _, up in pairs], dtype=np.int64)], np.r_[numbers[:, 0], none]
+    return (
+        event,
+        np.r_[token, np.array([up for _, up in pairs], dtype=np.int64)],
+        np.r_[numbers[:, 0], none],
+    )
 
 
 def summaries(data: AuditData) -> Finding:
@@ -173,10 +196,14 @@ def _numeric(data: AuditData, source: Source, events: Events) -> dict[int, Ints]
     usable = (data.vocabulary.summary_ids("LAST")[token] >= 0) & ~np.isnan(events.value)
     usable &= data.vocabulary.keeps_number(events.codes)[events.code]
     usable &= (events.time_us != STATIC) & ~source.excluded.mask(events.codes)[events.code]
-    return {int(code): np.flatnonzero(usable & (token == code)) for code in np.unique(token[usable])}
+    return {
+        int(code): np.flatnonzero(usable & (token == code)) for code in np.unique(token[usable])
+    }
 
 
-def _summaries_at(data: AuditData, events: Events, numeric: dict[int, Ints], moment_us: int) -> Floats:
+def _summaries_at(
+    data: AuditData, events: Events, numeric: dict[int, Ints], moment_us: int
+) -> Floats:
     names, numbers = list[int](), list[float]()
     for code, place in numeric.items():
         known = place[events.time_us[place] <= moment_us]
@@ -184,12 +211,19 @@ def _summaries_at(data: AuditData, events: Events, numeric: dict[int, Ints], mom
             values = events.value[known].astype(np.float64)
             since = (moment_us - int(events.time_us[known[-1]])) / DAY_US
             made = {
-                "LAST": values[-1], "FIRST": values[0], "MEAN": values.mean(), "MIN": values.min(),
-                "MAX": values.max(), "SINCE": since, "COUNT": float(len(values)),
-            }  # fmt: skip
+                "LAST": values[-1],
+                "FIRST": values[0],
+                "MEAN": values.mean(),
+                "MIN": values.min(),
+                "MAX": values.max(),
+                "SINCE": since,
+                "COUNT": float(len(values)),
+            }
             names += data.vocabulary.summary_tokens[code].tolist()
             numbers += [float(made[s]) for s in SUMMARIES]
-    return _sorted(*data.vocabulary.encode_values(np.array(names, dtype=np.int32), np.array(numbers)))
+    return _sorted(
+        *data.vocabulary.encode_values(np.array(names, dtype=np.int32), np.array(numbers))
+    )
 
 
 def _sorted(codes: Ints32, values: Floats32) -> Floats:
@@ -221,7 +255,9 @@ def time_signals(data: AuditData) -> Finding:
         bad = _differ(stored, gap)
         next_gap += int((bad & ~_differ(stored, following)).sum())
         gaps += int(bad.sum())
-        wrong += int(bad.sum() + _differ(timelines.age_years.astype(np.float64), _age(start, birth)).sum())
+        wrong += int(
+            bad.sum() + _differ(timelines.age_years.astype(np.float64), _age(start, birth)).sum()
+        )
 
         first, seen, p = _views(records)
         last = end[np.clip(first + seen - 1, 0, len(end) - 1)] if len(end) else p
@@ -230,8 +266,17 @@ def time_signals(data: AuditData) -> Finding:
         wrong += int(_differ(stored, since)[~inside].sum())
         # The time since an event of a visit is not longer than since the start of that visit.
         begun_us = start.take((first + seen)[inside], mode="clip")
-        wrong += int(((stored[inside] < 0) | (stored[inside] > (p[inside] - begun_us) / DAY_US + NUMBERS_DIFFER)).sum())
-        wrong += int(_differ(rows.age_years.astype(np.float64), _age(p, timelines.birth_us[rows.subject])).sum())
+        wrong += int(
+            (
+                (stored[inside] < 0)
+                | (stored[inside] > (p[inside] - begun_us) / DAY_US + NUMBERS_DIFFER)
+            ).sum()
+        )
+        wrong += int(
+            _differ(
+                rows.age_years.astype(np.float64), _age(p, timelines.birth_us[rows.subject])
+            ).sum()
+        )
         total += 2 * (len(start) + len(p))
     what = "ages and gaps are not those of the stamps"
     if next_gap and next_gap > gaps / 2:
@@ -255,7 +300,9 @@ def outcome_in_input(data: AuditData) -> Finding:
     """
     parents = data.source.parents if data.source is not None else {}
     ending = data.task.competing if data.task.recurrent else data.task.patterns
-    patterns = [pattern for some in ending.values() for pattern in some if split_condition(pattern) is None]
+    patterns = [
+        pattern for some in ending.values() for pattern in some if split_condition(pattern) is None
+    ]
     matcher = CodeMatcher(patterns, parents=parents)
     matches = np.zeros(len(data.vocabulary), dtype=bool)  # what is unknown has no name of its own
     matches[list(data.vocabulary.index.values())] = matcher.mask(data.vocabulary.codes)
@@ -275,7 +322,9 @@ def outcome_in_input(data: AuditData) -> Finding:
         what = "prediction times see a code of the outcome among the codes without a time"
         return judge(still, of=tested["rows"], what=what, clean="", tested=tested)
     if data.source is None:
-        if not bad and (data.vocabulary.rollup.mode != "off" or any(p.startswith("under:") for p in patterns)):
+        if not bad and (
+            data.vocabulary.rollup.mode != "off" or any(p.startswith("under:") for p in patterns)
+        ):
             return no_source(data)
     elif not bad:
         finding = _outcome_by_another_name(data, data.source, matcher, matches)
@@ -292,7 +341,9 @@ def _up_to_index(records: TaskRecords) -> Ints:
     return count_at_or_before(timelines.owner, timelines.end_us, rows.subject, rows.index_us)[0]
 
 
-def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatcher, named: Bools) -> Finding | None:
+def _outcome_by_another_name(
+    data: AuditData, source: Source, outcome: CodeMatcher, named: Bools
+) -> Finding | None:
     """Tokens that an outcome shares with other codes, except `named`: after the index, each needs one of those."""
     vocabulary = data.vocabulary
     codes = tuple(code for code in source.codes if outcome(code) and not source.excluded(code))
@@ -308,7 +359,10 @@ def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatch
         for subject in data.sample[name].tolist():
             low, high = int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])
             start = int(timelines.subject_offsets[subject])
-            visits = (start + int(up_to_index[low:high].min()), start + int(rows.visits_before[high - 1]))
+            visits = (
+                start + int(up_to_index[low:high].min()),
+                start + int(rows.visits_before[high - 1]),
+            )
             events = source.records[int(timelines.subject_id[subject])]
             found = _without_another_cause(data, source, timelines, visits, events, outcome, shared)
             alone, total, subjects = alone + found[0], total + found[1], subjects + 1
@@ -320,9 +374,14 @@ def _outcome_by_another_name(data: AuditData, source: Source, outcome: CodeMatch
 
 
 def _without_another_cause(
-    data: AuditData, source: Source, timelines: Timelines, visits: tuple[int, int], events: Events,
-    outcome: CodeMatcher, shared: Bools,
-) -> tuple[int, int]:  # fmt: skip
+    data: AuditData,
+    source: Source,
+    timelines: Timelines,
+    visits: tuple[int, int],
+    events: Events,
+    outcome: CodeMatcher,
+    shared: Bools,
+) -> tuple[int, int]:
     """Shared tokens in some visits of a subject without an event of another code in the visit; and how many in all."""
     low, high = (int(timelines.visit_offsets[visit]) for visit in (visits[0], max(visits)))
     base = data.base_token[timelines.codes[low:high]]
@@ -335,7 +394,13 @@ def _without_another_cause(
     token, moment = token[other], events.time_us[event[other]]
     visit = np.searchsorted(timelines.visit_offsets, low + place, side="right") - 1
     explained = [
-        bool(np.any((token == base[k]) & (moment >= timelines.start_us[v]) & (moment <= timelines.end_us[v])))
+        bool(
+            np.any(
+                (token == base[k])
+                & (moment >= timelines.start_us[v])
+                & (moment <= timelines.end_us[v])
+            )
+        )
         for k, v in zip(place.tolist(), visit.tolist(), strict=True)
     ]
     return len(place) - sum(explained), len(place)
@@ -343,13 +408,29 @@ def _without_another_cause(
 
 def _views(records: TaskRecords) -> tuple[Ints, Ints, Ints]:
     """First visit of each row's subject, how many visits the row sees, and its moment."""
-    return records.first_visit, records.rows.visits_before.astype(np.int64), records.rows.prediction_us
+    return (
+        records.first_visit,
+        records.rows.visits_before.astype(np.int64),
+        records.rows.prediction_us,
+    )
 
 
 CHECKS = (
     Check("stamps", "Had every visit that a prediction uses ended by the prediction time?", stamps),
-    Check("tokens_in_records", "Had every code been recorded by the time the model uses it?", tokens_in_records),
+    Check(
+        "tokens_in_records",
+        "Had every code been recorded by the time the model uses it?",
+        tokens_in_records,
+    ),
     Check("summaries", "Do summaries (last value, mean …) stop at the prediction time?", summaries),
-    Check("time_signals", "Are ages and time gaps those of the past, not of the next visit?", time_signals),
-    Check("outcome_in_input", "Is the outcome itself, under any of its codes, among the inputs?", outcome_in_input),
+    Check(
+        "time_signals",
+        "Are ages and time gaps those of the past, not of the next visit?",
+        time_signals,
+    ),
+    Check(
+        "outcome_in_input",
+        "Is the outcome itself, under any of its codes, among the inputs?",
+        outcome_in_input,
+    ),
 )

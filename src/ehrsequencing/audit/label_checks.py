@@ -55,21 +55,34 @@ def labels_in_records(data: AuditData) -> Finding:
     """Index, end of follow-up and cause of the sampled subjects, read from the records again by simple loops."""
     if data.source is None:
         return no_source(data)
-    causes = [CodeMatcher(patterns, parents=data.source.parents) for patterns in data.task.patterns.values()]
+    causes = [
+        CodeMatcher(patterns, parents=data.source.parents)
+        for patterns in data.task.patterns.values()
+    ]
     code = data.task.censoring.code
     censoring = CodeMatcher(code, parents=data.source.parents) if code else None
-    bad = {"after the outcome": 0, "after the end of follow-up": 0, "with another end": 0, "with another index": 0}
+    bad = {
+        "after the outcome": 0,
+        "after the end of follow-up": 0,
+        "with another end": 0,
+        "with another index": 0,
+    }
     total = subjects = 0
     for name in SPLITS:
         timelines, rows = data.records[name].timelines, data.records[name].rows
         for subject in data.sample[name].tolist():
             events = data.source.records[int(timelines.subject_id[subject])]
             recurring = len(data.task.outcome) if data.task.recurrent else 0
-            known, subjects = follow_up(events, causes, censoring, recurring=recurring), subjects + 1
+            known, subjects = (
+                follow_up(events, causes, censoring, recurring=recurring),
+                subjects + 1,
+            )
             starts = _indexes(data, data.source, events)
             for row in range(int(rows.row_offsets[subject]), int(rows.row_offsets[subject + 1])):
                 p, index_us = int(rows.prediction_us[row]), int(rows.index_us[row])
-                end_us, cause = known.end(index_us, data.task, dataset_end_us=data.source.dataset_end_us, moment_us=p)
+                end_us, cause = known.end(
+                    index_us, data.task, dataset_end_us=data.source.dataset_end_us, moment_us=p
+                )
                 if known.event_us is not None and p >= known.event_us:
                     bad["after the outcome"] += 1
                 elif p >= end_us:
@@ -82,12 +95,20 @@ def labels_in_records(data: AuditData) -> Finding:
     parts = [f"{count_text(n)} {what}" for what, n in bad.items() if n]
     what = f"labels do not follow from the records: {', '.join(parts)}"
     clean = "every sampled label follows from the records"
-    return judge(sum(bad.values()), of=total, what=what, clean=clean, tested={"subjects": subjects, "rows": total})
+    return judge(
+        sum(bad.values()),
+        of=total,
+        what=what,
+        clean=clean,
+        tested={"subjects": subjects, "rows": total},
+    )
 
 
 def _same_label(rows: TaskRows, row: int, end_us: int, cause: int) -> bool:
     days = (end_us - int(rows.prediction_us[row])) / DAY_US
-    return int(rows.cause[row]) == cause and abs(float(rows.duration_days[row]) - days) <= SLACK_DAYS
+    return (
+        int(rows.cause[row]) == cause and abs(float(rows.duration_days[row]) - days) <= SLACK_DAYS
+    )
 
 
 def _indexes(data: AuditData, source: Source, events: Events) -> set[int] | None:
@@ -98,7 +119,9 @@ def _indexes(data: AuditData, source: Source, events: Events) -> set[int] | None
     if index.file is not None:
         if not Path(index.file).exists():
             return None
-        _, found = read_index_times(Path(index.file), cohort_id=index.cohort_id).of(events.subject_id[:1])
+        _, found = read_index_times(Path(index.file), cohort_id=index.cohort_id).of(
+            events.subject_id[:1]
+        )
         chosen = found if index.which == "every" else found[:1]
         return {int(moment) + round(index.after * DAY_US) for moment in chosen}
     if index.date is not None:
@@ -119,12 +142,26 @@ def splits(data: AuditData) -> Finding:
     distinct = len(np.unique(ids))
     what = "subjects are in more than one split, or twice in one"
     clean = "every subject is in one split, once"
-    return judge(len(ids) - distinct, of=distinct, what=what, clean=clean, tested={"subjects": distinct})
+    return judge(
+        len(ids) - distinct, of=distinct, what=what, clean=clean, tested={"subjects": distinct}
+    )
 
 
 CHECKS = (
-    Check("same_instant", "Does every prediction come before the outcome, never at its very instant?", same_instant),
-    Check("labels_agree", "Do all labels of one person name the same outcome at the same time?", labels_agree),
-    Check("labels_in_records", "Are outcome and end of follow-up those of the records?", labels_in_records),
+    Check(
+        "same_instant",
+        "Does every prediction come before the outcome, never at its very instant?",
+        same_instant,
+    ),
+    Check(
+        "labels_agree",
+        "Do all labels of one person name the same outcome at the same time?",
+        labels_agree,
+    ),
+    Check(
+        "labels_in_records",
+        "Are outcome and end of follow-up those of the records?",
+        labels_in_records,
+    ),
     Check("splits", "Is nobody in both training and test?", splits),
 )

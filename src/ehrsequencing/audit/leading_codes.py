@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import betainc
 
-from ehrsequencing.arrays import Bools, Floats, Ints, ragged
 from ehrsequencing.audit.data import FITTED, AuditData, Check, Finding, Verdict
 from ehrsequencing.config import format_days
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.arrays import Bools, Floats, Ints, ragged
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.visits import count_at_or_before
@@ -59,7 +59,10 @@ def _base_rate(data: AuditData, cause: int, days: float) -> float:
         rows = data.records[split].rows
         event, present = _Labels.of(rows, np.arange(len(rows))).within(cause, days)
         each = 1.0 / np.maximum(np.diff(rows.row_offsets), 1)[rows.subject]
-        events, at_risk = events + float((each * event).sum()), at_risk + float((each * present).sum())
+        events, at_risk = (
+            events + float((each * event).sum()),
+            at_risk + float((each * present).sum()),
+        )
     return events / at_risk if at_risk else 0.0
 
 
@@ -74,7 +77,9 @@ class _Counts:
 
     @property
     def rate(self) -> Floats:
-        return np.divide(self.events, self.at_risk, out=np.zeros_like(self.events), where=self.at_risk > 0)
+        return np.divide(
+            self.events, self.at_risk, out=np.zeros_like(self.events), where=self.at_risk > 0
+        )
 
     def beyond_base(self, questions: int) -> Bools:
         """(V,) which tokens have more events than the base rate explains, by far, with so many comparisons made."""
@@ -98,7 +103,11 @@ class _Suspect:
     def told(self, data: AuditData) -> str:
         """The code, and how often the event follows it; no name where too few people have it."""
         named = self.people >= SMALLEST_COUNT
-        name = repr(data.vocabulary.tokens[self.token]) if named else "a code of too few people to be named"
+        name = (
+            repr(data.vocabulary.tokens[self.token])
+            if named
+            else "a code of too few people to be named"
+        )
         return f"{name} ({self.words})"
 
 
@@ -108,7 +117,9 @@ def _often(rate: float, base: float) -> str:
     return f"{rate:.0%}, {lift:,.{0 if lift >= 10 else 1}f} times the base rate"
 
 
-def _verdict(data: AuditData, suspects: list[_Suspect], *, sure: float, after: str, tested: dict[str, int]) -> Finding:
+def _verdict(
+    data: AuditData, suspects: list[_Suspect], *, sure: float, after: str, tested: dict[str, int]
+) -> Finding:
     """Leak or warning, with the codes of the highest rates."""
     suspects = sorted(suspects, key=lambda suspect: (-suspect.rate, suspect.token))
     told = ", ".join(suspect.told(data) for suspect in suspects[:MOST_NAMED])
@@ -145,12 +156,18 @@ def event_after_code(data: AuditData) -> Finding:
     highest = 0.0
     for number, cause in enumerate(data.task.causes, start=1):
         for days in WINDOWS_DAYS:
-            counts = _counts(token, people, after.within(number, days), _base_rate(data, number, days))
+            counts = _counts(
+                token, people, after.within(number, days), _base_rate(data, number, days)
+            )
             rate = counts.rate
             highest = max(highest, float(rate[enough].max(initial=0.0)))
-            for k in np.flatnonzero(enough & (rate > HIGH_RATE) & counts.beyond_base(questions)).tolist():
+            for k in np.flatnonzero(
+                enough & (rate > HIGH_RATE) & counts.beyond_base(questions)
+            ).tolist():
                 if k not in worst or rate[k] > worst[k].rate:
-                    words = f"{cause} within {format_days(days)}: {_often(float(rate[k]), counts.base)}"
+                    words = (
+                        f"{cause} within {format_days(days)}: {_often(float(rate[k]), counts.base)}"
+                    )
                     worst[k] = _Suspect(k, int(people[k]), float(rate[k]), words)
     if worst:
         words = "after the first sight of a code the event follows"
@@ -160,7 +177,9 @@ def event_after_code(data: AuditData) -> Finding:
 
 
 def _counts(token: Ints, people: Ints, found: tuple[Floats, Floats], base: float) -> _Counts:
-    events, at_risk = (np.asarray(np.bincount(token, part, len(people)), np.float64) for part in found)
+    events, at_risk = (
+        np.asarray(np.bincount(token, part, len(people)), np.float64) for part in found
+    )
     return _Counts(at_risk, events, people, base)
 
 
@@ -172,7 +191,10 @@ def code_before_event(data: AuditData) -> Finding:
     split_visits = [_Visits.of(data.records[split]) for split in FITTED]
     size, suspects, highest, able = len(data.vocabulary), list[_Suspect](), 0.0, 0
     tested = {"visits": sum(len(visits.subject) for visits in split_visits)}
-    found = [_records_before(data, split_visits, number) for number in range(1, len(data.task.causes) + 1)]
+    found = [
+        _records_before(data, split_visits, number)
+        for number in range(1, len(data.task.causes) + 1)
+    ]
     questions = sum(int((counts.people >= FEWEST_CARRIERS).sum()) for counts, _ in found)
     for cause, (counts, with_event) in zip(data.task.causes, found, strict=True):
         if with_event < FEWEST_CARRIERS:
@@ -183,15 +205,24 @@ def code_before_event(data: AuditData) -> Finding:
         leads &= (counts.rate > HIGH_RATE) & counts.beyond_base(max(questions, 1))
         for k in np.flatnonzero(leads).tolist():
             rate, share = float(counts.rate[k]), counts.people[k] / with_event
-            words = (
-                f"{share:.0%} of those with {cause} have it in the day before; {cause} within a day of its records: "
+            words = f"{share:.0%} of those with {cause} have it in the day before; "
+            words += f"{cause} within a day of its records: "
+            suspects.append(
+                _Suspect(k, int(counts.people[k]), rate, words + _often(rate, counts.base))
             )
-            suspects.append(_Suspect(k, int(counts.people[k]), rate, words + _often(rate, counts.base)))
     tested["codes"] = size
     if not able:
-        return Finding("not_tested", f"no cause has {FEWEST_CARRIERS} people with the event", tested)
+        return Finding(
+            "not_tested", f"no cause has {FEWEST_CARRIERS} people with the event", tested
+        )
     if suspects:
-        return _verdict(data, suspects, sure=SURE_LEAD, after="within hours of a code the event follows", tested=tested)
+        return _verdict(
+            data,
+            suspects,
+            sure=SURE_LEAD,
+            after="within hours of a code the event follows",
+            tested=tested,
+        )
     clean = "no code is frequent on the day before an event and rare elsewhere"
     return Finding("passed", clean, tested, highest, HIGH_RATE)
 
@@ -211,7 +242,9 @@ class _Visits:
         timelines, rows = records.timelines, records.rows
         offsets, owner = timelines.subject_offsets, timelines.owner
         place = np.arange(len(owner)) - offsets[owner]
-        before, first = count_at_or_before(rows.subject, rows.visits_before.astype(np.int64), owner, place)
+        before, first = count_at_or_before(
+            rows.subject, rows.visits_before.astype(np.int64), owner, place
+        )
         row = first + before
         visit = np.flatnonzero(row < rows.row_offsets[owner + 1])
         row = row[visit]
@@ -221,7 +254,9 @@ class _Visits:
         labels = _Labels.of(rows, row)
         cause, subject = rows.cause, rows.subject
         having = {int(c): len(np.unique(subject[cause == c])) for c in np.unique(cause) if c > 0}
-        return cls(timelines, visit, owner[visit], _Labels(labels.cause, labels.days + waited), having)
+        return cls(
+            timelines, visit, owner[visit], _Labels(labels.cause, labels.days + waited), having
+        )
 
 
 def _records_before(data: AuditData, visits: list[_Visits], cause: int) -> tuple[_Counts, int]:
@@ -239,13 +274,23 @@ def _records_before(data: AuditData, visits: list[_Visits], cause: int) -> tuple
         hit = some.visit[event > 0]
         codes, _ = ragged(some.timelines.visit_offsets, hit)
         token = some.timelines.codes.astype(np.int64)[codes]
-        distinct = np.unique(np.stack([token, np.repeat(some.subject[event > 0], lengths[hit])]), axis=1)
+        distinct = np.unique(
+            np.stack([token, np.repeat(some.subject[event > 0], lengths[hit])]), axis=1
+        )
         people += np.bincount(distinct[0], minlength=size)
     counts = _Counts(at_risk, events, people, _base_rate(data, cause, LEAD_DAYS))
     return counts, sum(some.with_event.get(cause, 0) for some in visits)
 
 
 CHECKS = (
-    Check("event_after_code", "Does an event follow as soon as a code is first seen?", event_after_code),
-    Check("code_before_event", "Does a code mark the hours before many events, and little else?", code_before_event),
+    Check(
+        "event_after_code",
+        "Does an event follow as soon as a code is first seen?",
+        event_after_code,
+    ),
+    Check(
+        "code_before_event",
+        "Does a code mark the hours before many events, and little else?",
+        code_before_event,
+    ),
 )

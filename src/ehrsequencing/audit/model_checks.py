@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.audit.copies import (
     MOVED,
     NONE,
@@ -23,8 +22,9 @@ from ehrsequencing.audit.copies import (
     noisy,
 )
 from ehrsequencing.audit.data import AuditData, Check, Finding
-from ehrsequencing.batch import VisitBatch
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.models.embeddings import CodeEmbedding, CodeVectors, VisitTimeEmbedding
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
@@ -45,25 +45,45 @@ def future_perturbation(data: AuditData) -> Finding:
         return rng.integers(0, max(n_visits, 1), int(rng.integers(1, 7))) if n_visits else NONE
 
     copies = {
-        "dropped": copy_subjects(data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False),
-        "changed": noisy(data, copy_subjects(data, chosen, visits_after=own, rows_after=True, end=True), rng),
+        "dropped": copy_subjects(
+            data, chosen, visits_after=lambda cut: NONE, rows_after=False, end=False
+        ),
+        "changed": noisy(
+            data, copy_subjects(data, chosen, visits_after=own, rows_after=True, end=True), rng
+        ),
         "appended": noisy(
             data,
             copy_subjects(
-                data, chosen, visits_after=lambda cut: np.r_[own(cut), strangers(cut)], rows_after=False, end=True
+                data,
+                chosen,
+                visits_after=lambda cut: np.r_[own(cut), strangers(cut)],
+                rows_after=False,
+                end=True,
             ),
             rng,
         ),
-        "replaced": noisy(data, copy_subjects(data, chosen, visits_after=strangers, rows_after=False, end=True), rng),
+        "replaced": noisy(
+            data,
+            copy_subjects(data, chosen, visits_after=strangers, rows_after=False, end=True),
+            rng,
+        ),
     }
-    moved = {name: movement(before, answers(data, c.records)[~c.later_row]) for name, c in copies.items()}
-    tested = {"subjects": len({cut.subject for cut in chosen}), "rows": len(before), "perturbations": 4 * len(chosen)}
+    moved = {
+        name: movement(before, answers(data, c.records)[~c.later_row]) for name, c in copies.items()
+    }
+    tested = {
+        "subjects": len({cut.subject for cut in chosen}),
+        "rows": len(before),
+        "perturbations": 4 * len(chosen),
+    }
     if np.isnan(before).all():
         return Finding("not_tested", "the model gives no prediction at the sampled times", tested)
     bad = [name for name, m in moved.items() if m.max(initial=0.0) > MOVED]
     leak = f"changed when later visits were {' or '.join(bad)}"
     clean = "changing later visits changed no prediction; changing earlier visits did"
-    return judge_movement(data, np.max(list(moved.values()), axis=0), leak=leak, clean=clean, tested=tested)
+    return judge_movement(
+        data, np.max(list(moved.values()), axis=0), leak=leak, clean=clean, tested=tested
+    )
 
 
 def queries_are_silent(data: AuditData) -> Finding:
@@ -81,7 +101,10 @@ def queries_are_silent(data: AuditData) -> Finding:
     stranger = np.tile([True, False, True], len(asked))
     more = asked.select(doubled, 3 * asked.row_offsets)
     more = replace(more, is_query=more.is_query | stranger)
-    no_visit, no_code = np.zeros(len(people.start_us), dtype=bool), np.zeros(len(people.codes), dtype=bool)
+    no_visit, no_code = (
+        np.zeros(len(people.start_us), dtype=bool),
+        np.zeros(len(people.codes), dtype=bool),
+    )
     noise = noisy(data, Copies(TaskRecords(people, more), no_visit, no_code, stranger), rng)
     moved = movement(before, answers(data, TaskRecords(people, noise.records.rows))[~stranger])
     # Without any queries; and with each subject's last row alone.
@@ -91,7 +114,10 @@ def queries_are_silent(data: AuditData) -> Finding:
         fewer = TaskRecords(people, asked.select(kept, np.r_[0, np.cumsum(counts)]))
         moved = np.r_[moved, movement(before[kept], answers(data, fewer))]
     tested["perturbations"] = 2 * len(asked) + int(is_query.sum())
-    leak, clean = "changed when others were requested", "no prediction changed when others were requested"
+    leak, clean = (
+        "changed when others were requested",
+        "no prediction changed when others were requested",
+    )
     return judge_movement(data, moved, leak=leak, clean=clean, tested=tested)
 
 
@@ -107,7 +133,9 @@ def gradient(data: AuditData) -> Finding:
         return np.r_[own, rng.integers(0, n_visits, 2)] if n_visits else own
 
     copies = copy_subjects(data, chosen, visits_after=then_strangers, rows_after=True, end=True)
-    loader = SubjectLoader(copies.records, queries=not data.run.is_visit_head, code_types=data.run.code_types)
+    loader = SubjectLoader(
+        copies.records, queries=not data.run.is_visit_head, code_types=data.run.code_types
+    )
     step = loader.collate(loader.subjects)
     positions = step.positions[~copies.later_row[step.rows]]
     tested = {"subjects": len(chosen), "rows": 0, "inputs after the moment": 0}
@@ -123,12 +151,22 @@ def gradient(data: AuditData) -> Finding:
         tested["rows"] += len(asked)
         tested["inputs after the moment"] += found.inputs
     if worst > 0:
-        return Finding("leak", "predictions have a derivative with respect to later inputs", tested, worst, 0.0)
+        return Finding(
+            "leak", "predictions have a derivative with respect to later inputs", tested, worst, 0.0
+        )
     if not own or not tested["inputs after the moment"]:
-        why = "no prediction has a derivative with respect to its own past" if not own else "nobody has a later visit"
+        why = (
+            "no prediction has a derivative with respect to its own past"
+            if not own
+            else "nobody has a later visit"
+        )
         return Finding("not_tested", f"{why}, so that nothing could have been seen", tested)
     return Finding(
-        "passed", "derivatives are exactly zero for later inputs and not zero for earlier ones", tested, 0.0, 0.0
+        "passed",
+        "derivatives are exactly zero for later inputs and not zero for earlier ones",
+        tested,
+        0.0,
+        0.0,
     )
 
 
@@ -150,12 +188,20 @@ class _Derivative:
 
 
 def _derivative(
-    logits: Tensor, store: list[tuple[Tensor, Tensor]], asked: Ints, batch: VisitBatch, rng: np.random.Generator
+    logits: Tensor,
+    store: list[tuple[Tensor, Tensor]],
+    asked: Ints,
+    batch: VisitBatch,
+    rng: np.random.Generator,
 ) -> _Derivative:
     """One backward pass from the asked rows, a randomly weighted sum of their logits."""
-    weights = rng.uniform(0.5, 1.5, (len(asked), logits.shape[1])) * rng.choice([-1.0, 1.0], (len(asked), 1))
+    weights = rng.uniform(0.5, 1.5, (len(asked), logits.shape[1])) * rng.choice(
+        [-1.0, 1.0], (len(asked), 1)
+    )
     loss = (logits[asked] * torch.from_numpy(weights)).sum()
-    gradients = torch.autograd.grad(loss, [x for x, _ in store], retain_graph=True, allow_unused=True)
+    gradients = torch.autograd.grad(
+        loss, [x for x, _ in store], retain_graph=True, allow_unused=True
+    )
     is_query, subject = batch.is_query.numpy(), batch.subject_of_visit.numpy()
     cut = np.full(batch.n_subjects, -1)
     cut[subject[asked]] = asked
@@ -179,7 +225,9 @@ def _last_of_subject(rows: TaskRows) -> Bools:
 
 
 @contextmanager
-def _recorded(model: nn.Module, store: list[tuple[Tensor, Tensor]], batch: VisitBatch) -> Iterator[None]:
+def _recorded(
+    model: nn.Module, store: list[tuple[Tensor, Tensor]], batch: VisitBatch
+) -> Iterator[None]:
     """While open, the inputs of a forward pass are stored: the vectors of codes, one each, and those of visits."""
 
     def codes(module: nn.Module, inputs: Any, output: CodeVectors) -> CodeVectors:
@@ -190,7 +238,10 @@ def _recorded(model: nn.Module, store: list[tuple[Tensor, Tensor]], batch: Visit
     def visits(module: nn.Module, inputs: Any, output: Tensor) -> None:
         store.append((output, torch.arange(batch.n_visits)))
 
-    hooks: dict[type[nn.Module], Callable[..., Any]] = {CodeEmbedding: codes, VisitTimeEmbedding: visits}
+    hooks: dict[type[nn.Module], Callable[..., Any]] = {
+        CodeEmbedding: codes,
+        VisitTimeEmbedding: visits,
+    }
     handles = [m.register_forward_hook(hooks[type(m)]) for m in model.modules() if type(m) in hooks]
     try:
         yield
@@ -205,6 +256,14 @@ CHECKS = (
         "Does a prediction change when later visits are changed, dropped or added?",
         future_perturbation,
     ),
-    Check("gradient", "Does a prediction depend, however slightly, on the codes of a later visit?", gradient),
-    Check("queries_are_silent", "Does a prediction at one time change the prediction at another?", queries_are_silent),
+    Check(
+        "gradient",
+        "Does a prediction depend, however slightly, on the codes of a later visit?",
+        gradient,
+    ),
+    Check(
+        "queries_are_silent",
+        "Does a prediction at one time change the prediction at another?",
+        queries_are_silent,
+    ),
 )

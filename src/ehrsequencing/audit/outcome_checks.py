@@ -10,7 +10,9 @@ def outcomes_in_records(data: AuditData) -> Finding:
         return no_source(data)
     names, store = data.run.outcomes, data.prepared
     if store.outcomes(data.task.name) != names:
-        return Finding("leak", "the run's outcomes are not those of its prepared set", {"outcomes": len(names)})
+        return Finding(
+            "leak", "the run's outcomes are not those of its prepared set", {"outcomes": len(names)}
+        )
     number = {code: k for k, code in enumerate(names)}
     bad = total = subjects = 0
     for split in SPLITS:
@@ -28,12 +30,23 @@ def outcomes_in_records(data: AuditData) -> Finding:
             if not records.outcomes_recur:
                 expected = set(earliest.items())
             low, high = records.outcomes.outcome_offsets[subject : subject + 2].tolist()
-            codes, moments = records.outcomes.outcome_codes[low:high], records.outcomes.outcome_us[low:high]
+            codes, moments = (
+                records.outcomes.outcome_codes[low:high],
+                records.outcomes.outcome_us[low:high],
+            )
             bad += len(expected ^ set(zip(codes.tolist(), moments.tolist(), strict=True)))
             total, subjects = total + len(expected), subjects + 1
     what = "events of outcomes are not those of the records"
     clean = "every sampled event of an outcome is in the records, and none is missing"
-    return judge(bad, of=total, what=what, clean=clean, tested={"subjects": subjects, "events": total})
+    return judge(
+        bad, of=total, what=what, clean=clean, tested={"subjects": subjects, "events": total}
+    )
 
 
-CHECKS = (Check("outcomes_in_records", "Are the events of all outcomes those of the records?", outcomes_in_records),)
+CHECKS = (
+    Check(
+        "outcomes_in_records",
+        "Are the events of all outcomes those of the records?",
+        outcomes_in_records,
+    ),
+)

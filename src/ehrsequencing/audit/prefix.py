@@ -4,10 +4,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Ints
-from ehrsequencing.audit.copies import MOVED, NONE, answers, copy_subjects, cuts, judge_movement, movement
+from ehrsequencing.audit.copies import (
+    MOVED,
+    NONE,
+    answers,
+    copy_subjects,
+    cuts,
+    judge_movement,
+    movement,
+)
 from ehrsequencing.audit.data import AuditData, Check, Finding, judge
 from ehrsequencing.audit.source import Source, join
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import STATIC, Events
@@ -17,16 +25,23 @@ from ehrsequencing.records.timelines import TaskRecords
 
 def prefix_equality(data: AuditData) -> Finding:
     """Cut the records at p, encode them again, and ask again; without the records, cut the prepared timelines."""
-    if data.source is None or data.task.index.file is not None:  # cut records get ids that no file knows
+    if (
+        data.source is None or data.task.index.file is not None
+    ):  # cut records get ids that no file knows
         return _of_prepared(data)
     rows = data.asked.rows
     asked = np.array([cut.row for cut in cuts(data, share=2)])
     in_progress = _in_progress(data.asked, asked)
-    if data.prepared.study.visits.by != "encounter":  # an encounter's later rows decide with which others it merges
+    if (
+        data.prepared.study.visits.by != "encounter"
+    ):  # an encounter's later rows decide with which others it merges
         in_progress &= ~rows.is_query[asked]
     before = answers(data, data.asked)[asked]
     people, moments_us = data.asked.subject_id[asked], rows.prediction_us[asked]
-    parts = [_until(data.source, *of_row) for of_row in zip(people.tolist(), moments_us.tolist(), strict=True)]
+    parts = [
+        _until(data.source, *of_row)
+        for of_row in zip(people.tolist(), moments_us.tolist(), strict=True)
+    ]
     has_record = np.array([bool(np.any(part.time_us != STATIC)) for part in parts])
     usable = np.flatnonzero(~in_progress & has_record & ~np.isnan(before).any(axis=1))
     asked, before = asked[usable], before[usable]
@@ -36,7 +51,11 @@ def prefix_equality(data: AuditData) -> Finding:
         "rows left out (during a visit)": int(in_progress.sum()),
     }
     if not len(asked):
-        return Finding("not_tested", "no sampled prediction time falls between visits, with a record before it", tested)
+        return Finding(
+            "not_tested",
+            "no sampled prediction time falls between visits, with a record before it",
+            tested,
+        )
     again = _encode(data, data.source, [parts[k] for k in usable], rows.prediction_us[asked])
     after = np.full_like(before, np.nan)
     after[again.pair] = answers(data, again.records)[again.row]

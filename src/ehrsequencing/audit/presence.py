@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import count_at_or_before
 
@@ -17,7 +17,8 @@ class Presence:
         place = np.arange(int(visits.sum())) - np.repeat(timelines.subject_offsets[:-1], visits)
         codes = np.diff(timelines.visit_offsets)
         subject = np.r_[
-            np.repeat(np.repeat(everyone, visits), codes), np.repeat(everyone, np.diff(timelines.static_offsets))
+            np.repeat(np.repeat(everyone, visits), codes),
+            np.repeat(everyone, np.diff(timelines.static_offsets)),
         ]
         token = np.r_[timelines.codes, timelines.static_codes].astype(np.int64)
         nth = np.r_[np.repeat(place, codes), np.full(len(timelines.static_codes), -1)]
@@ -25,10 +26,14 @@ class Presence:
         subject, token, nth = subject[order], token[order], nth[order]
         opens = np.r_[True, (np.diff(subject) != 0) | (np.diff(token) != 0)][: len(order)]
         subject, self.token, nth = subject[opens], token[opens], nth[opens]
-        before, first = count_at_or_before(rows.subject, rows.visits_before.astype(np.int64), subject, nth)
+        before, first = count_at_or_before(
+            rows.subject, rows.visits_before.astype(np.int64), subject, nth
+        )
         self.start, self.stop = first + before, rows.row_offsets[subject + 1]
 
     def weight_with(self, weight: Floats, n_tokens: int) -> Floats:
         """(V,) weight of the rows that see each token."""
         seen = np.r_[0.0, np.cumsum(weight)]
-        return np.asarray(np.bincount(self.token, weights=seen[self.stop] - seen[self.start], minlength=n_tokens))
+        return np.asarray(
+            np.bincount(self.token, weights=seen[self.stop] - seen[self.start], minlength=n_tokens)
+        )

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.audit.data import AuditData, Check, Finding, count_text, judge, no_source
 from ehrsequencing.audit.source import Source
 from ehrsequencing.audit.stored_features import of_few_people
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.records.events import DAY_US, STATIC, Events
 from ehrsequencing.records.vocabulary import SUMMARIES, Vocabulary
 
@@ -33,7 +33,9 @@ def single_people(data: AuditData) -> Finding:
     for events in data.source.events():
         learned = np.isin(events.subject_id, training)
         people += _people(data.source, vocabulary, events, np.flatnonzero(learned))
-        valued = learned & ~np.isnan(events.value) & vocabulary.keeps_number(events.codes)[events.code]
+        valued = (
+            learned & ~np.isnan(events.value) & vocabulary.keeps_number(events.codes)[events.code]
+        )
         with_number += _people(data.source, vocabulary, events, np.flatnonzero(valued))
         numbers.add(events, learned)
     named = np.arange(2, vocabulary.n_unknown + len(vocabulary.codes))
@@ -73,9 +75,12 @@ def _people(source: Source, vocabulary: Vocabulary, events: Events, rows: Ints) 
         return out
     of_code, token = np.array(pairs).T
     every, subject = np.unique(events.subject_id[rows], return_inverse=True)
-    mine = np.unique(events.code[rows] * np.int64(len(every)) + subject)  # distinct pairs of code and subject
+    # distinct pairs of code and subject
+    mine = np.unique(events.code[rows] * np.int64(len(every)) + subject)
     low, high = (np.searchsorted(mine, (of_code + step) * len(every)) for step in (0, 1))
-    found = [t * len(every) + mine[a:b] % len(every) for t, a, b in zip(token, low, high, strict=True)]
+    found = [
+        t * len(every) + mine[a:b] % len(every) for t, a, b in zip(token, low, high, strict=True)
+    ]
     return out + np.bincount(np.unique(np.concatenate(found)) // len(every), minlength=len(out))
 
 
@@ -88,8 +93,12 @@ class _Numbers:
 
     def __init__(self, vocabulary: Vocabulary, needed: int) -> None:
         self.vocabulary, self.needed = vocabulary, needed
-        self.numbers: dict[int, Floats] = {}  # of each code's token; and of all gaps (−1), and of all counts (−2)
-        for token in np.flatnonzero(vocabulary.scale[: vocabulary.n_unknown + len(vocabulary.codes)] >= 0).tolist():
+        self.numbers: dict[
+            int, Floats
+        ] = {}  # of each code's token; and of all gaps (−1), and of all counts (−2)
+        for token in np.flatnonzero(
+            vocabulary.scale[: vocabulary.n_unknown + len(vocabulary.codes)] >= 0
+        ).tolist():
             self._note(token, int(vocabulary.scale[token]))
             for key, summary in ((-1, SINCE), (-2, COUNT)):
                 if (made := int(vocabulary.summary_tokens[token, summary])) >= 0:
@@ -99,7 +108,10 @@ class _Numbers:
         self._others: set[tuple[int, float]] = set()
 
     def _note(self, key: int, row: int) -> None:
-        knots, mean, sd = (array[row] for array in (self.vocabulary.knots, self.vocabulary.mean, self.vocabulary.sd))
+        knots, mean, sd = (
+            array[row]
+            for array in (self.vocabulary.knots, self.vocabulary.mean, self.vocabulary.sd)
+        )
         if knots.any() or mean:  # all zeros: the scale of what too few people have
             new = np.r_[knots, mean, sd if sd != 1.0 else mean]
             self.numbers[key] = np.unique(np.r_[self.numbers.get(key, new), new])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.events import BIRTH, DEATH, STATIC, Events, parse_date_us
@@ -52,10 +52,25 @@ class Source:
             days.append(DayCounts.of(events))
             records |= _split(events.take(np.isin(events.subject_id, wanted)))
         manifest, end_us = prepared.manifest, reader.end_us(DayCounts.added(days))
-        if subjects != manifest["subjects"] or end_us != manifest["dataset_end_us"] or len(records) < len(wanted):
+        if (
+            subjects != manifest["subjects"]
+            or end_us != manifest["dataset_end_us"]
+            or len(records) < len(wanted)
+        ):
             fix = "name the records that were prepared with --data"
-            raise EhrseqError("these are not the records that were prepared", where=str(folder), fix=fix)
-        return cls(prepared, folder, parents, excluded, fit.finish(), records, end_us, tuple(sorted(fit.number)))
+            raise EhrseqError(
+                "these are not the records that were prepared", where=str(folder), fix=fix
+            )
+        return cls(
+            prepared,
+            folder,
+            parents,
+            excluded,
+            fit.finish(),
+            records,
+            end_us,
+            tuple(sorted(fit.number)),
+        )
 
     def events(self) -> Iterator[Events]:
         """The records, shard by shard: one more pass."""
@@ -64,7 +79,9 @@ class Source:
     def fit_on_everyone(self) -> Vocabulary:
         """The vocabulary that all subjects would give: what a leak would look like. One more pass."""
         study = self.prepared.study
-        fit = VocabularyFit(study.vocabulary, study.values, excluded=self.excluded, parents=self.parents)
+        fit = VocabularyFit(
+            study.vocabulary, study.values, excluded=self.excluded, parents=self.parents
+        )
         for events in self.events():
             _, row = np.unique(events.subject_id, return_inverse=True)
             fit.update(events, row, np.ones(len(events), dtype=bool))
@@ -72,7 +89,10 @@ class Source:
 
 
 def _reader(prepared: Prepared, folder: Path) -> MedsReader:
-    late, reader = prepared.manifest.get("late_rows"), MedsReader(folder, prepared.study.data, prepared.study.visits)
+    late, reader = (
+        prepared.manifest.get("late_rows"),
+        MedsReader(folder, prepared.study.data, prepared.study.visits),
+    )
     reader.late = LateRows(**late) if late else None  # left out as when the set was prepared
     return reader
 
@@ -91,7 +111,9 @@ def join(parts: list[Events]) -> Events:
     """Records under new ids 0, 1, 2 … in one; they may come from shards that number their codes differently."""
     number: dict[str, int] = {}
     codes = [
-        np.array([number.setdefault(code, len(number)) for code in part.codes] or [0], dtype=np.int32)[part.code]
+        np.array(
+            [number.setdefault(code, len(number)) for code in part.codes] or [0], dtype=np.int32
+        )[part.code]
         for part in parts
     ]
     encounters = [part.encounter for part in parts if part.encounter is not None]
@@ -129,7 +151,9 @@ class FollowUp:
         elif task.censoring.dataset_end:
             censoring_us = dataset_end_us
         else:
-            censoring_us = min((mark for mark in self.marks_us if mark >= index_us), default=self.last_us)
+            censoring_us = min(
+                (mark for mark in self.marks_us if mark >= index_us), default=self.last_us
+            )
         if self.death_us is not None:
             censoring_us = min(censoring_us, self.death_us)
         end = (censoring_us, 0)
@@ -137,17 +161,27 @@ class FollowUp:
             end = (self.event_us, self.cause)
         asked_us = index_us if moment_us is None else moment_us
         following = next((event for event in self.outcomes if event[0] > asked_us), None)
-        return following if following is not None and asked_us < end[0] and following[0] <= end[0] else end
+        return (
+            following
+            if following is not None and asked_us < end[0] and following[0] <= end[0]
+            else end
+        )
 
 
 def follow_up(
-    events: Events, causes: Sequence[CodeMatcher], censoring: CodeMatcher | None, *, recurring: int = 0
+    events: Events,
+    causes: Sequence[CodeMatcher],
+    censoring: CodeMatcher | None,
+    *,
+    recurring: int = 0,
 ) -> FollowUp:
     """Outcome and censoring of one subject, by a loop over its events; the first `recurring` causes end no record."""
     first: tuple[int, int] | None = None
     outcomes, marks, last_us, death_us = list[tuple[int, int]](), [], int(STATIC), None
     matched = [matcher.events(events).tolist() for matcher in causes]
-    for place, (moment, number) in enumerate(zip(events.time_us.tolist(), events.code.tolist(), strict=True)):
+    for place, (moment, number) in enumerate(
+        zip(events.time_us.tolist(), events.code.tolist(), strict=True)
+    ):
         code = events.codes[number]
         if moment == STATIC:
             continue

@@ -2,12 +2,16 @@
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.baselines.blend.blend import Blend, in_parts
 from ehrsequencing.baselines.history import history_features
-from ehrsequencing.blend.blend import Blend, in_parts
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.records.timelines import TaskRecords
 
-_NAMED = ("count ", "static ")  # features that are above 0 where somebody has the code, by the start of their names
+# features that are above 0 where somebody has the code, by the start of their names
+_NAMED = (
+    "count ",
+    "static ",
+)
 
 
 def of_few_people(blend: Blend, train: TaskRecords, needed: int) -> tuple[int, int]:
@@ -22,7 +26,9 @@ def of_few_people(blend: Blend, train: TaskRecords, needed: int) -> tuple[int, i
         needed: Subjects.
     """
     boosted, design = blend.boosted, blend.cox.design
-    people: dict[tuple[str, int], Ints] = {}  # subjects behind each thing, added up over pieces of the records
+    people: dict[
+        tuple[str, int], Ints
+    ] = {}  # subjects behind each thing, added up over pieces of the records
     for _, part in in_parts(train):
         subject, every = part.rows.subject, np.arange(len(part))
         for kind, columns in (("boosted", boosted.columns), ("cox", design.columns)):
@@ -47,8 +53,15 @@ def of_few_people(blend: Blend, train: TaskRecords, needed: int) -> tuple[int, i
                 _add(people, ("range", f), _holders(numbers, values[:, f], subject))
             for f in design.marked:
                 unknown = np.isnan(history[:, f])
-                _add(people, ("mark", f), np.r_[_distinct(subject, unknown), _distinct(subject, ~unknown)])
-    few = sum(int(((n < needed) & ((n > 0) | (kind not in ("cut", "range")))).sum()) for (kind, _), n in people.items())
+                _add(
+                    people,
+                    ("mark", f),
+                    np.r_[_distinct(subject, unknown), _distinct(subject, ~unknown)],
+                )
+    few = sum(
+        int(((n < needed) & ((n > 0) | (kind not in ("cut", "range")))).sum())
+        for (kind, _), n in people.items()
+    )
     return few, sum(map(len, people.values()))
 
 

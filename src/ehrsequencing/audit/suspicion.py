@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, ragged
 from ehrsequencing.audit.data import FITTED, SPLITS, AuditData, Check, Finding, Verdict
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, ragged
 from ehrsequencing.records.timelines import TaskRows
 
 TELLING_AUC = 0.98
@@ -25,18 +25,22 @@ class _Label:
 
 def _labels(data: AuditData) -> Iterator[_Label]:
     """Each cause by the first horizon, by the last, and at any time in the follow-up."""
-    limits = {f"within {days:g} days": days for days in (data.task.horizons[0], data.task.horizons[-1])}
+    limits = {
+        f"within {days:g} days": days for days in (data.task.horizons[0], data.task.horizons[-1])
+    }
     for number, cause in enumerate(data.task.causes, start=1):
         for words, days in {**limits, "in the follow-up": np.inf}.items():
             yes, no = {}, {}
             for split in SPLITS:
-                duration, which = data.records[split].rows.duration_days, data.records[split].rows.cause
+                duration, which = (
+                    data.records[split].rows.duration_days,
+                    data.records[split].rows.cause,
+                )
                 yes[split] = (which == number) & (duration <= days)
                 no[split] = ~yes[split] & ((duration > days) | (which > 0) | np.isinf(days))
             yield _Label(f"{cause} {words}", yes, no)
-            newest = {
-                split: _newest(data.records[split].rows) for split in SPLITS
-            }  # by then all is known that ever will be
+            # by then all is known that ever will be
+            newest = {split: _newest(data.records[split].rows) for split in SPLITS}
             yield _Label(
                 f"{cause} {words}, at the last prediction time",
                 {s: yes[s] & newest[s] for s in yes},
@@ -62,7 +66,8 @@ def telling_token(data: AuditData) -> Finding:
         labels += 1
         share = np.stack(
             [
-                sum(data.presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS) / total
+                sum(data.presence[s].weight_with(weight[s], len(data.vocabulary)) for s in SPLITS)
+                / total
                 for weight, total in zip(weights, people, strict=True)
             ]
         )
@@ -74,12 +79,20 @@ def telling_token(data: AuditData) -> Finding:
             best, best_name, best_label = top, name, label.name
     tested = {"tokens and numbers": len(data.vocabulary) + len(numbers), "outcomes": labels}
     if not labels:
-        return Finding("not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested)
+        return Finding(
+            "not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested
+        )
     said = f"{best_name!r} alone predicts {best_label} with an AUC of {best:.3f}"
     if best > TELLING_AUC:
-        return Finding("leak", f"suspected: {said}; read how it came to be recorded", tested, best, TELLING_AUC)
+        return Finding(
+            "leak", f"suspected: {said}; read how it came to be recorded", tested, best, TELLING_AUC
+        )
     return Finding(
-        "passed", f"no input alone predicts the outcome too well; the best, {said}", tested, best, TELLING_AUC
+        "passed",
+        f"no input alone predicts the outcome too well; the best, {said}",
+        tested,
+        best,
+        TELLING_AUC,
     )
 
 
@@ -102,18 +115,26 @@ def static_codes(data: AuditData) -> Finding:
         gain = _gain(pairs, ever, size)
         if len(by_median[1]) >= MIN_EVENTS // 2:
             early = _gain(pairs, by_median, size)
-            gain = np.where(gain * early > 0, np.sign(gain) * np.minimum(np.abs(gain), np.abs(early)), 0.0)
+            gain = np.where(
+                gain * early > 0, np.sign(gain) * np.minimum(np.abs(gain), np.abs(early)), 0.0
+            )
         top = int(np.abs(gain).argmax())
         if 0.5 + abs(gain[top]) > best:
             best, best_name, best_cause = 0.5 + abs(gain[top]), data.vocabulary.tokens[top], words
     if not tested["outcomes"]:
-        return Finding("not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested)
+        return Finding(
+            "not_tested", f"fewer than {MIN_EVENTS} subjects with, or without, the event", tested
+        )
     said = f"{best_name!r} alone predicts {best_cause} with an AUC of {best:.3f}"
     if best > HIGH_STATIC_AUC:
         verdict: Verdict = "leak" if best > SURE_STATIC_AUC else "warning"
         why = f"{said}; a code without a time may have been filled in after the event: find out when it was recorded, "
-        return Finding(verdict, f"{why}and if it was, name it in visits.ignore", tested, best, HIGH_STATIC_AUC)
-    clean = "no code without a time gives the outcome away" + (f"; the best, {said}" if best_name else "")
+        return Finding(
+            verdict, f"{why}and if it was, name it in visits.ignore", tested, best, HIGH_STATIC_AUC
+        )
+    clean = "no code without a time gives the outcome away" + (
+        f"; the best, {said}" if best_name else ""
+    )
     return Finding("passed", clean, tested, best, HIGH_STATIC_AUC)
 
 
@@ -154,7 +175,9 @@ def _people(data: AuditData) -> Iterator[tuple[str, tuple[Ints, Ints], tuple[Int
 def _gain(pairs: tuple[Ints, Ints], people: tuple[Ints, Ints], n_tokens: int) -> Floats:
     """(V,) AUC − ½ of carrying each code, for those with the event against those without."""
     owner, token = pairs
-    share = [np.bincount(token[np.isin(owner, some)], minlength=n_tokens) / len(some) for some in people]
+    share = [
+        np.bincount(token[np.isin(owner, some)], minlength=n_tokens) / len(some) for some in people
+    ]
     return 0.5 * (share[0] - share[1])
 
 
@@ -178,7 +201,9 @@ def _numbers(data: AuditData) -> dict[str, _Number]:
         some = everyone[seen > 0]
         newest = records.first_visit[some] + seen[some] - 1
         codes, offsets = ragged(timelines.visit_offsets, newest)
-        row = np.r_[np.repeat(some, np.diff(offsets)), np.repeat(everyone, np.diff(rows.carry_offsets))]
+        row = np.r_[
+            np.repeat(some, np.diff(offsets)), np.repeat(everyone, np.diff(rows.carry_offsets))
+        ]
         token = np.r_[timelines.codes[codes], rows.carry_codes]
         value = np.r_[timelines.values[codes, 0], rows.carry_values[:, 0]]
         valued = ~np.isnan(value)
@@ -187,7 +212,10 @@ def _numbers(data: AuditData) -> dict[str, _Number]:
         names, first = np.unique(token[order], return_index=True)
         for name, place in zip(names.tolist(), np.split(order, first[1:]), strict=False):
             parts.setdefault(data.vocabulary.tokens[name], {})[split] = (row[place], value[place])
-        for said, column in (("the age", rows.age_years), ("the time since the visit before", rows.delta_days)):
+        for said, column in (
+            ("the age", rows.age_years),
+            ("the time since the visit before", rows.delta_days),
+        ):
             known = np.flatnonzero(~np.isnan(column))
             parts.setdefault(said, {})[split] = (known, column[known])
     return {
@@ -208,14 +236,18 @@ def _auc(number: _Number, label: _Label) -> float:
     values, weights = list[Floats](), list[Floats]()
     for part in (label.yes, label.no):
         chosen = {s: part[s][number.rows[s]] for s in number.rows}
-        values.append(np.concatenate([number.value[s][chosen[s]] for s in chosen]).astype(np.float64))
+        values.append(
+            np.concatenate([number.value[s][chosen[s]] for s in chosen]).astype(np.float64)
+        )
         weights.append(np.concatenate([_share(number.subject[s][chosen[s]]) for s in chosen]))
     if min(float(w.sum()) for w in weights) < MIN_EVENTS - 0.5:
         return 0.5
     value, inverse = np.unique(np.concatenate(values), return_inverse=True)
     yes, no = (
         np.bincount(place, weights=weight, minlength=len(value))
-        for place, weight in zip(np.split(inverse.reshape(-1), [len(values[0])]), weights, strict=True)
+        for place, weight in zip(
+            np.split(inverse.reshape(-1), [len(values[0])]), weights, strict=True
+        )
     )
     below = np.cumsum(no) - no
     auc = float((yes * (below + no / 2)).sum() / (yes.sum() * no.sum()))
@@ -239,5 +271,9 @@ def _share(subject: Ints) -> Floats:
 
 CHECKS = (
     Check("telling_token", "Does any single code or number give the outcome away?", telling_token),
-    Check("static_codes", "Does a code without a time, which nobody can date, give the outcome away?", static_codes),
+    Check(
+        "static_codes",
+        "Does a code without a time, which nobody can date, give the outcome away?",
+        static_codes,
+    ),
 )

@@ -11,14 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.scratch import parts
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.scratch import parts
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class Baseline(Protocol):
 
     name: str
 
-    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
+    def risk(
+        self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
         """Cumulative incidence (r, causes, horizons) at the chosen rows, of any split.
 
         `start_days`: given no event for so long after the prediction time (a task's blanking).
@@ -81,11 +83,15 @@ class ChunkedBaseline(ABC):
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
         """(r, causes, bins) hazards per day of the chosen rows, for the likelihood."""
 
-    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
+    def risk(
+        self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
         """See `Baseline`."""
         out = np.empty((len(chosen), self.n_causes, len(horizons_days)))
         for part in parts(len(chosen)):
-            out[part] = conditional_risk(self.curves(records, chosen[part]), horizons_days, start_days=start_days)
+            out[part] = conditional_risk(
+                self.curves(records, chosen[part]), horizons_days, start_days=start_days
+            )
         return out
 
     def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
@@ -109,9 +115,10 @@ class HazardModel(ChunkedBaseline):
     def __init__(self, data: FittingData) -> None:
         super().__init__(data)
         rows = data.train.rows
+        # (causes, bins)
         self.base = cohort_hazards(
             self.edges, rows.entry_days, rows.duration_days, rows.cause, n_causes=self.n_causes
-        )  # (causes, bins)
+        )
 
     @abstractmethod
     def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
@@ -145,7 +152,9 @@ class KeptBaseline(ChunkedBaseline):
         n_causes: Number of causes.
     """
 
-    def __init__(self, name: str, part: HazardPart, *, edges_days: tuple[float, ...], n_causes: int) -> None:
+    def __init__(
+        self, name: str, part: HazardPart, *, edges_days: tuple[float, ...], n_causes: int
+    ) -> None:
         self.name, self.part, self.edges, self.n_causes = name, part, edges_days, n_causes
 
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.baselines.base import FittingData, HazardModel
 from ehrsequencing.baselines.history import OF_CODE, FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.baselines.many_people import feature_cuts
 from ehrsequencing.baselines.trees import Trees
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.records.hazards import event_bin, exposure
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -23,12 +23,20 @@ MOST_CELLS = 160_000_000  # prediction times × parts of time × features; above
 UNWATCHED_TREES = 100  # of a cause that no tuning subject had: nothing says when to stop
 MOST_BINS = 64  # of a feature
 _ALWAYS: dict[str, Any] = {
-    "loss": "poisson", "max_iter": 500, "max_bins": MOST_BINS, "n_iter_no_change": 25, "tol": 0.0
-}  # fmt: skip
+    "loss": "poisson",
+    "max_iter": 500,
+    "max_bins": MOST_BINS,
+    "n_iter_no_change": 25,
+    "tol": 0.0,
+}
 _FIRST: dict[str, Any] = {
-    "learning_rate": 0.05, "max_leaf_nodes": 8, "min_samples_leaf": 50, "l2_regularization": 20.0, "max_features": 0.3,
+    "learning_rate": 0.05,
+    "max_leaf_nodes": 8,
+    "min_samples_leaf": 50,
+    "l2_regularization": 20.0,
+    "max_features": 0.3,
     "pairs": True,
-}  # fmt: skip
+}
 #: What is tried, in this order, as many as there are trials; the tuning likelihood chooses, cause by cause. `pairs`:
 #: whether the trees see the features of code pairs; the rest are settings of scikit-learn.
 TRIALS: tuple[dict[str, Any], ...] = (
@@ -99,8 +107,12 @@ class BoostedHazards:
         binned = np.empty((len(history), len(self.used)), dtype=np.float32)
         for place, column in enumerate(self.used.tolist()):
             known = history[:, column]
-            binned[:, place] = np.where(np.isnan(known), np.nan, np.searchsorted(self.cuts[column], known))
-        return np.concatenate([binned[periods.row], periods.part.astype(np.float32)[:, None]], axis=1)
+            binned[:, place] = np.where(
+                np.isnan(known), np.nan, np.searchsorted(self.cuts[column], known)
+            )
+        return np.concatenate(
+            [binned[periods.row], periods.part.astype(np.float32)[:, None]], axis=1
+        )
 
     def without_pairs(self) -> Ints:
         """Columns of the design that are no features of code pairs."""
@@ -113,7 +125,10 @@ class BoostedHazards:
         row, part = (place.ravel() for place in np.indices(shape))
         everywhere = Periods(row, part, np.empty(0), np.empty(0, np.int64))
         design = self.design(self.history(records, chosen), everywhere)
-        parts = [np.ones(shape) if trees is None else trees.predict(design).reshape(shape) for trees in self.trees]
+        parts = [
+            np.ones(shape) if trees is None else trees.predict(design).reshape(shape)
+            for trees in self.trees
+        ]
         return np.stack(parts, axis=1)[:, :, self.part_of]
 
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
@@ -139,16 +154,25 @@ class BoostedVisits(HazardModel):
     def __init__(self, data: FittingData, *, trials: int = 1) -> None:
         super().__init__(data)
         self.seed = data.seed
-        self.columns = fit_feature_spec(data.train, data.vocabulary, max_pairs=MOST_PAIRS, enough=data.enough)
+        self.columns = fit_feature_spec(
+            data.train, data.vocabulary, max_pairs=MOST_PAIRS, enough=data.enough
+        )
         bins = len(self.edges) + 1
-        self.part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins  # of each bin of the grid
+        # of each bin of the grid
+        self.part_of: Ints = np.arange(bins) * min(TIME_PARTS, bins) // bins
         self.trials = max(1, min(trials, len(TRIALS)))
         most = max(1, MOST_CELLS // ((int(self.part_of[-1]) + 1) * (len(self.columns) + 1)))
         self.fitted = data.draw(np.arange(len(data.train)), most)
-        history = history_features(data.train, data.vocabulary, chosen=self.fitted, columns=self.columns)
+        history = history_features(
+            data.train, data.vocabulary, chosen=self.fitted, columns=self.columns
+        )
         owner = data.train.rows.subject[self.fitted]
-        self.cuts = [feature_cuts(column, owner, most=MOST_BINS, enough=data.enough) for column in history.T]
-        self.kept = BoostedHazards(data.vocabulary, self.columns, self.cuts, self.part_of, self.base, [])
+        self.cuts = [
+            feature_cuts(column, owner, most=MOST_BINS, enough=data.enough) for column in history.T
+        ]
+        self.kept = BoostedHazards(
+            data.vocabulary, self.columns, self.cuts, self.part_of, self.base, []
+        )
         self.kept.trees.extend(self._fit(history, data.train, data.tuning))
 
     def periods(self, rows: TaskRows, chosen: Ints) -> Periods:
@@ -159,9 +183,13 @@ class BoostedVisits(HazardModel):
         expected = np.stack([np.add.reduceat(days * base, first_bin, axis=1) for base in self.base])
         row, part = np.nonzero(expected.sum(axis=0) > 0)
         last = self.part_of[event_bin(self.edges, duration)]
-        return Periods(row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0))
+        return Periods(
+            row, part, expected[:, row, part], np.where(last[row] == part, cause[row], 0)
+        )
 
-    def _fit(self, history: Floats32, train: TaskRecords, tuning: TaskRecords) -> list[Trees | None]:
+    def _fit(
+        self, history: Floats32, train: TaskRecords, tuning: TaskRecords
+    ) -> list[Trees | None]:
         every = np.arange(len(tuning))
         periods, watched = self.periods(train.rows, self.fitted), self.periods(tuning.rows, every)
         design = self.kept.design(history, periods)
@@ -174,7 +202,9 @@ class BoostedVisits(HazardModel):
                 models.append(None)
                 continue
             if not watched_event.any():  # a Poisson loss needs an event
-                model, columns = self._boosting(TRIALS[0] | {"max_iter": UNWATCHED_TREES}, stop=False)
+                model, columns = self._boosting(
+                    TRIALS[0] | {"max_iter": UNWATCHED_TREES}, stop=False
+                )
                 model.fit(design[:, columns], event / weight, sample_weight=weight)
                 models.append(Trees.of_sklearn(model).with_columns(columns))
                 continue
@@ -182,21 +212,36 @@ class BoostedVisits(HazardModel):
             for settings in TRIALS[: self.trials]:
                 model, columns = self._boosting(settings, stop=True)
                 model.fit(
-                    design[:, columns], event / weight, sample_weight=weight, X_val=watched_design[:, columns],
-                    y_val=watched_event / watched_weight, sample_weight_val=watched_weight,
-                )  # fmt: skip
-                score, trees = float(np.max(model.validation_score_)), int(np.argmax(model.validation_score_))
-                if best is None or score > best[0]:  # as many trees as the tuning subjects liked best, perhaps none
+                    design[:, columns],
+                    event / weight,
+                    sample_weight=weight,
+                    X_val=watched_design[:, columns],
+                    y_val=watched_event / watched_weight,
+                    sample_weight_val=watched_weight,
+                )
+                score, trees = (
+                    float(np.max(model.validation_score_)),
+                    int(np.argmax(model.validation_score_)),
+                )
+                if (
+                    best is None or score > best[0]
+                ):  # as many trees as the tuning subjects liked best, perhaps none
                     best = score, Trees.of_sklearn(model, trees=trees).with_columns(columns)
             assert best is not None
             models.append(best[1])
         return models
 
-    def _boosting(self, settings: dict[str, Any], *, stop: bool) -> tuple[HistGradientBoostingRegressor, Ints]:
+    def _boosting(
+        self, settings: dict[str, Any], *, stop: bool
+    ) -> tuple[HistGradientBoostingRegressor, Ints]:
         """A boosting with the settings of a trial, and the columns of the design that it sees."""
         theirs = {name: value for name, value in (_ALWAYS | settings).items() if name != "pairs"}
-        columns = np.arange(len(self.kept.used) + 1) if settings["pairs"] else self.kept.without_pairs()
-        return HistGradientBoostingRegressor(**theirs, early_stopping=stop, random_state=self.seed), columns
+        columns = (
+            np.arange(len(self.kept.used) + 1) if settings["pairs"] else self.kept.without_pairs()
+        )
+        return HistGradientBoostingRegressor(
+            **theirs, early_stopping=stop, random_state=self.seed
+        ), columns
 
     def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins)."""

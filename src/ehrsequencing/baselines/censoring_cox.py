@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.cox import (
     CoxFit,
@@ -22,13 +21,15 @@ from ehrsequencing.baselines.cox import (
     partial_log_likelihood,
 )
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 MOST_CODES = 20  # of the history, the most frequent ones: who drops out depends on few things
 MOST_ROWS = 20_000  # prediction times that one regression is fitted to
 RIDGES_PER_CENSORED = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
-CENSORED_PER_FREEDOM = 10  # censored rows for each effective degree of freedom, else one of them decides huge weights
+# censored rows for each effective degree of freedom, else one of them decides huge weights
+CENSORED_PER_FREEDOM = 10
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,14 @@ def censoring_rows(
     duration, is_censored = np.asarray(duration_days, dtype=np.float64), np.asarray(cause) == 0
     entry = np.broadcast_to(np.asarray(entry_days, dtype=np.float64), duration.shape)
     left = np.where(is_censored, duration, np.maximum(np.nextafter(duration, -np.inf), entry))
-    return CoxRows.of(x, left, is_censored & (duration <= until_days), entry_days=entry, weights=weights)
+    return CoxRows.of(
+        x, left, is_censored & (duration <= until_days), entry_days=entry, weights=weights
+    )
 
 
-def fit_censoring_cox(rows: CoxRows, *, tuning: CoxRows | None = None, ridge_per_event: float = 0.1) -> CensoringCox:
+def fit_censoring_cox(
+    rows: CoxRows, *, tuning: CoxRows | None = None, ridge_per_event: float = 0.1
+) -> CensoringCox:
     """Fit the distribution of the censoring time.
 
     The jumps h(t) of H_0 solve, with θ_j = exp(β·z_j),
@@ -91,7 +96,11 @@ def fit_censoring_cox(rows: CoxRows, *, tuning: CoxRows | None = None, ridge_per
     sets, n_features = CoxRiskSets(rows), rows.x.shape[1]
     last = float(rows.duration_days.max(initial=-np.inf))
     fitted = CoxRows(
-        rows.x, rows.entry_days, rows.duration_days, rows.event & (rows.duration_days < last), rows.weights
+        rows.x,
+        rows.entry_days,
+        rows.duration_days,
+        rows.event & (rows.duration_days < last),
+        rows.weights,
     )
     if not len(CoxRiskSets(fitted).times_days):
         nothing = StepFunction(np.zeros(0), np.zeros(1))
@@ -106,10 +115,18 @@ def fit_censoring_cox(rows: CoxRows, *, tuning: CoxRows | None = None, ridge_per
 def _bearable_ridges(rows: CoxRows) -> list[float]:
     """Ridges under which Σ_k d_k / (d_k + ridge), d the eigenvalues of the information at β = 0, is small enough."""
     regression, events = CoxRegression(rows), rows.n_events
-    information = partial_log_likelihood(regression.z, np.zeros(rows.x.shape[1]), regression.sets)[2]
+    information = partial_log_likelihood(regression.z, np.zeros(rows.x.shape[1]), regression.sets)[
+        2
+    ]
     values = np.maximum(np.linalg.eigvalsh(information), 0.0)
-    freedom = [float((values / (values + strength * events)).sum()) for strength in RIDGES_PER_CENSORED]
-    bearable = [s for s, f in zip(RIDGES_PER_CENSORED, freedom, strict=True) if f <= events / CENSORED_PER_FREEDOM]
+    freedom = [
+        float((values / (values + strength * events)).sum()) for strength in RIDGES_PER_CENSORED
+    ]
+    bearable = [
+        s
+        for s, f in zip(RIDGES_PER_CENSORED, freedom, strict=True)
+        if f <= events / CENSORED_PER_FREEDOM
+    ]
     return bearable or [RIDGES_PER_CENSORED[0]]
 
 
@@ -147,7 +164,9 @@ class HistoryCensoring:
         self.columns = fit_feature_spec(data.train, data.vocabulary, max_codes=MOST_CODES)
         self._fitted: dict[float | None, tuple[LinearDesign, CensoringCox]] = {}
 
-    def of_rows(self, records: TaskRecords, chosen: Ints, *, landmark_days: float | None) -> RowCensoring:
+    def of_rows(
+        self, records: TaskRecords, chosen: Ints, *, landmark_days: float | None
+    ) -> RowCensoring:
         """G of the chosen rows of any split.
 
         Args:
@@ -166,18 +185,29 @@ class HistoryCensoring:
     def _fit(self, landmark_days: float | None) -> tuple[LinearDesign, CensoringCox]:
         train, tuning = self.data.train, self.data.tuning
         chosen, watched = self._at(train, landmark_days), self._at(tuning, landmark_days)
-        if not len(chosen):  # no training subject is at risk there: all prediction times are the next best
+        if not len(
+            chosen
+        ):  # no training subject is at risk there: all prediction times are the next best
             chosen = self._at(train, None)
         history = self._features(train, chosen)
-        design = LinearDesign.fit(history, self.columns, train.rows.subject[chosen], enough=1)  # it is not stored
+        # it is not stored
+        design = LinearDesign.fit(history, self.columns, train.rows.subject[chosen], enough=1)
         fitted = self._rows(train.rows, chosen, design(history))
         others = self._rows(tuning.rows, watched, design(self._features(tuning, watched)))
         return design, fit_censoring_cox(fitted, tuning=others)
 
     def _at(self, records: TaskRecords, landmark_days: float | None) -> Ints:
-        every = np.arange(len(records)) if landmark_days is None else records.at_landmark(landmark_days)
+        every = (
+            np.arange(len(records)) if landmark_days is None else records.at_landmark(landmark_days)
+        )
         return self.data.draw(every, MOST_ROWS)
 
     def _rows(self, rows: TaskRows, chosen: Ints, x: Floats) -> CoxRows:
-        duration, cause, entry = rows.duration_days[chosen], rows.cause[chosen], rows.entry_days[chosen]
-        return censoring_rows(x, duration, cause, until_days=max(self.data.task.horizons), entry_days=entry)
+        duration, cause, entry = (
+            rows.duration_days[chosen],
+            rows.cause[chosen],
+            rows.entry_days[chosen],
+        )
+        return censoring_rows(
+            x, duration, cause, until_days=max(self.data.task.horizons), entry_days=entry
+        )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints, Ints32
+from ehrsequencing.core.arrays import Ints, Ints32
 from ehrsequencing.records.timelines import Timelines
 
 Pair = tuple[int, int]
@@ -39,7 +39,9 @@ def shared_visits(part: Timelines, known: Ints, codes: Sequence[int]) -> Ints:
     return out
 
 
-def most_shared(subjects: Ints, codes: Sequence[int], limit: int, *, enough: int = 1) -> tuple[Pair, ...]:
+def most_shared(
+    subjects: Ints, codes: Sequence[int], limit: int, *, enough: int = 1
+) -> tuple[Pair, ...]:
     """The pairs that most subjects have in a visit, by falling number; ties go to the smaller ids.
 
     Args:
@@ -51,7 +53,9 @@ def most_shared(subjects: Ints, codes: Sequence[int], limit: int, *, enough: int
     first, second = np.triu_indices(len(codes), 1)
     count = subjects[first, second]
     order = np.argsort(-count, kind="stable")[:limit]
-    return tuple((int(codes[first[k]]), int(codes[second[k]])) for k in order[count[order] >= enough])
+    return tuple(
+        (int(codes[first[k]]), int(codes[second[k]])) for k in order[count[order] >= enough]
+    )
 
 
 def visits_of_pairs(part: Timelines, pairs: Sequence[Pair]) -> Iterator[Ints]:
@@ -67,6 +71,8 @@ def visits_of_pairs(part: Timelines, pairs: Sequence[Pair]) -> Iterator[Ints]:
 
 def column_of(part: Timelines, codes: Sequence[int]) -> Ints32:
     """Column of each token id among some codes, -1 for the others."""
-    out = np.full(max(int(part.codes.max(initial=0)), max(codes, default=0)) + 1, -1, dtype=np.int32)
+    out = np.full(
+        max(int(part.codes.max(initial=0)), max(codes, default=0)) + 1, -1, dtype=np.int32
+    )
     out[list(codes)] = np.arange(len(codes))
     return out

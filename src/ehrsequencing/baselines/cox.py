@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Bools, Floats, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import StepFunction, divide
 
 #: Ridge per event: a standardised covariate carries information of the order of one per event.
@@ -55,16 +55,40 @@ class CoxRows:
             EhrseqError: Shapes that do not fit, covariates not finite, negative weights, rows that end before they
                 begin.
         """
-        covariates, duration = np.asarray(x, dtype=np.float64), np.asarray(duration_days, dtype=np.float64)
-        if covariates.ndim != 2 or duration.shape != covariates.shape[:1] or np.shape(event) != duration.shape:
-            raise EhrseqError("not (n, F), (n,) and (n,)", where="x, duration_days, event", fix="align them")
-        entry, weight = (np.broadcast_to(np.asarray(v, np.float64), duration.shape) for v in (entry_days, weights))
-        if not np.isfinite(covariates).all() or not np.isfinite(duration).all() or not np.isfinite(entry).all():
-            raise EhrseqError("missing or not finite", where="x, duration_days", fix="impute what is not known")
+        covariates, duration = (
+            np.asarray(x, dtype=np.float64),
+            np.asarray(duration_days, dtype=np.float64),
+        )
+        if (
+            covariates.ndim != 2
+            or duration.shape != covariates.shape[:1]
+            or np.shape(event) != duration.shape
+        ):
+            raise EhrseqError(
+                "not (n, F), (n,) and (n,)", where="x, duration_days, event", fix="align them"
+            )
+        entry, weight = (
+            np.broadcast_to(np.asarray(v, np.float64), duration.shape)
+            for v in (entry_days, weights)
+        )
+        if (
+            not np.isfinite(covariates).all()
+            or not np.isfinite(duration).all()
+            or not np.isfinite(entry).all()
+        ):
+            raise EhrseqError(
+                "missing or not finite", where="x, duration_days", fix="impute what is not known"
+            )
         if not np.isfinite(weight).all() or (weight < 0).any():
-            raise EhrseqError("negative or not finite", where="weights", fix="weights count how often a row was drawn")
+            raise EhrseqError(
+                "negative or not finite",
+                where="weights",
+                fix="weights count how often a row was drawn",
+            )
         if (duration < entry).any():
-            raise EhrseqError("rows end before they begin", where="entry_days", fix="drop rows without follow-up")
+            raise EhrseqError(
+                "rows end before they begin", where="entry_days", fix="drop rows without follow-up"
+            )
         return cls(covariates, entry, duration, np.asarray(event, dtype=bool), weight)
 
     @property
@@ -89,11 +113,17 @@ class CoxRiskSets:
         self.start, self.stop = start[self.row], stop[self.row]
         self.weight, self.event = rows.weights[self.row], has_event[self.row]
         # Every time has a row that leaves at it (the one with the event), so that no group is empty.
-        self.leaving = np.searchsorted(self.stop, np.arange(1, len(self.times_days) + 1), side="left")
+        self.leaving = np.searchsorted(
+            self.stop, np.arange(1, len(self.times_days) + 1), side="left"
+        )
         late = np.flatnonzero(self.start > 0)
         self.entering = late[np.argsort(self.start[late], kind="stable")]
         self.entered, self.entering_at = np.unique(self.start[self.entering], return_index=True)
-        events = np.bincount(self.stop[self.event] - 1, weights=self.weight[self.event], minlength=len(self.times_days))
+        events = np.bincount(
+            self.stop[self.event] - 1,
+            weights=self.weight[self.event],
+            minlength=len(self.times_days),
+        )
         self.events = events.astype(np.float64)
 
     def sums(self, values: Floats) -> Floats:
@@ -113,7 +143,9 @@ class CoxRiskSets:
         return np.asarray(cumulative[self.stop] - cumulative[self.start], dtype=np.float64)
 
 
-def partial_log_likelihood(z: Floats, beta: Floats, sets: CoxRiskSets) -> tuple[float, Floats, Floats]:
+def partial_log_likelihood(
+    z: Floats, beta: Floats, sets: CoxRiskSets
+) -> tuple[float, Floats, Floats]:
     """ℓ(β) without the ridge, its gradient (F,) and its negative Hessian (F, F); `z` (rows, F) in the order of `sets`.
 
     ∂ℓ/∂β = Σ_j w_j z_j (δ_j − θ_j A_j),        A_j = Σ_{t in (entry_j, T_j]} d(t) / S0(t),   θ = exp(β·z)
@@ -165,14 +197,18 @@ class CoxRegression:
     def __init__(self, rows: CoxRows) -> None:
         self.rows, self.sets = rows, CoxRiskSets(rows)
         if not len(self.sets.times_days):
-            raise EhrseqError("no row has an event", where="event", fix="a hazard needs events to be fitted")
+            raise EhrseqError(
+                "no row has an event", where="event", fix="a hazard needs events to be fitted"
+            )
         used = rows.x[self.sets.row]
         self.mean = np.average(used, axis=0, weights=self.sets.weight)
         scale = np.sqrt(np.average((used - self.mean) ** 2, axis=0, weights=self.sets.weight))
         self.scale = np.where(scale > 1e-12 * np.maximum(np.abs(self.mean), 1.0), scale, 1.0)
         self.z = (used - self.mean) / self.scale
 
-    def fit(self, *, ridge: float, start: Floats | None = None, tolerance: float = _TOLERANCE) -> CoxFit:
+    def fit(
+        self, *, ridge: float, start: Floats | None = None, tolerance: float = _TOLERANCE
+    ) -> CoxFit:
         """Newton's method with step halving from `start`, or from 0.
 
         Args:
@@ -202,7 +238,11 @@ class CoxRegression:
                 return self._finished(beta, ridge)
             beta = beta + size * step
             value, gradient, information = found
-        raise EhrseqError("the likelihood has no finite maximum", where="Cox regression", fix="use a ridge above 0")
+        raise EhrseqError(
+            "the likelihood has no finite maximum",
+            where="Cox regression",
+            fix="use a ridge above 0",
+        )
 
     def _penalised(self, beta: Floats, ridge: float) -> tuple[float, Floats, Floats]:
         value, gradient, information = partial_log_likelihood(self.z, beta, self.sets)
@@ -215,7 +255,9 @@ class CoxRegression:
     def _finished(self, beta: Floats, ridge: float) -> CoxFit:
         theta = self.sets.weight * np.exp(self.z @ beta)
         hazard = np.r_[0.0, np.cumsum(self.sets.events / self.sets.sums(theta))]
-        return CoxFit(self.mean, self.scale, beta, StepFunction(self.sets.times_days, hazard), ridge)
+        return CoxFit(
+            self.mean, self.scale, beta, StepFunction(self.sets.times_days, hazard), ridge
+        )
 
 
 def _solve(information: Floats, gradient: Floats) -> Floats:
@@ -223,7 +265,9 @@ def _solve(information: Floats, gradient: Floats) -> Floats:
         factor = np.linalg.cholesky(information)
     except np.linalg.LinAlgError as error:
         fix = "leave out covariates that follow from others, or use a ridge above 0"
-        raise EhrseqError("the covariates are collinear", where="Cox regression", fix=fix) from error
+        raise EhrseqError(
+            "the covariates are collinear", where="Cox regression", fix=fix
+        ) from error
     return np.linalg.solve(factor.T, np.linalg.solve(factor, gradient))
 
 
@@ -246,7 +290,9 @@ def fit_cox(rows: CoxRows, *, ridge: float = 0.0) -> CoxFit:
     return CoxRegression(rows).fit(ridge=ridge)
 
 
-def choose_ridge(train: CoxRows, tuning: CoxRows, *, per_event: Sequence[float] = RIDGES_PER_EVENT) -> CoxFit:
+def choose_ridge(
+    train: CoxRows, tuning: CoxRows, *, per_event: Sequence[float] = RIDGES_PER_EVENT
+) -> CoxFit:
     """The ridge under which other subjects' partial likelihood is highest; from strong to weak, until it falls twice.
 
     Args:
@@ -283,7 +329,9 @@ def partial_log_likelihood_value(z: Floats, beta: Floats, sets: CoxRiskSets) -> 
     return float((sets.weight * sets.event) @ (score - shift) - sets.events @ np.log(at_risk))
 
 
-def cox_incidence(fits: Sequence[CoxFit | None], x: ArrayLike, days: ArrayLike, *, most_times: int = 400) -> Floats:
+def cox_incidence(
+    fits: Sequence[CoxFit | None], x: ArrayLike, days: ArrayLike, *, most_times: int = 400
+) -> Floats:
     """Cumulative incidence of every cause, from one Cox regression per cause.
 
         F_e(t | x) = Σ_{s ≤ t} S(s−) · (ΔH_e(s) / ΔH(s)) · (1 − exp(−ΔH(s))),    S(t) = exp(−Σ_e H_e(t | x))
@@ -325,6 +373,8 @@ def cox_incidence(fits: Sequence[CoxFit | None], x: ArrayLike, days: ArrayLike, 
         leaving = before * divide(-np.expm1(-total), total, undefined=1.0)
         for e, step in enumerate(steps):
             if step is not None:
-                sums = np.concatenate([np.zeros((len(step), 1)), np.cumsum(leaving * step, axis=1)], axis=1)
+                sums = np.concatenate(
+                    [np.zeros((len(step), 1)), np.cumsum(leaving * step, axis=1)], axis=1
+                )
                 out[part, e] = sums[:, place]
     return out

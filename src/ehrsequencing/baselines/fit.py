@@ -17,9 +17,15 @@ from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.forest import INSTALL, CompetingForest, has_forest, require_forest
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.baselines.marginal import MarginalIncidence
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
-BASELINES = (BoostedVisits.name, CompetingForest.name, LandmarkCox.name, AgeAndSex.name, MarginalIncidence.name)
+BASELINES = (
+    BoostedVisits.name,
+    CompetingForest.name,
+    LandmarkCox.name,
+    AgeAndSex.name,
+    MarginalIncidence.name,
+)
 
 
 @dataclass(frozen=True)
@@ -63,21 +69,33 @@ def fit_baselines(
         return []
     if kind == "forest":
         require_forest()
-    fits: dict[str, Callable[[], Baseline]] = {BoostedVisits.name: lambda: BoostedVisits(data, trials=trials or 1)}
+    fits: dict[str, Callable[[], Baseline]] = {
+        BoostedVisits.name: lambda: BoostedVisits(data, trials=trials or 1)
+    }
     if kind == "forest" or (kind == "all" and has_forest()):
         fits[CompetingForest.name] = partial(CompetingForest, data)
     if kind == "all":
         if more is None:
             fix = "evaluate a run whose prepared set is still there, or use --baselines fast"
-            raise EhrseqError("LSTM and flat BEHRT need the run's own data", where="evaluation.baselines=all", fix=fix)
+            raise EhrseqError(
+                "LSTM and flat BEHRT need the run's own data",
+                where="evaluation.baselines=all",
+                fix=fix,
+            )
         fits |= more
-    fits |= {model.name: partial(model, data) for model in (LandmarkCox, AgeAndSex, MarginalIncidence)}
+    fits |= {
+        model.name: partial(model, data) for model in (LandmarkCox, AgeAndSex, MarginalIncidence)
+    }
     out: list[Fitted] = []
     every = np.arange(len(data.tuning))
     for number, (name, fit) in enumerate(fits.items(), start=1):
         progress(f"{name}, {number} of {len(fits)}")
         model = known[name] if known is not None and name in known else fit()
-        out.append(Fitted(model, float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")))
+        out.append(
+            Fitted(
+                model, float(model.nll(data.tuning, every).mean()) if len(every) else float("nan")
+            )
+        )
     return sorted(out, key=lambda fitted: fitted.tuning_nll)
 
 
@@ -85,4 +103,6 @@ def what_is_missing(kind: str) -> str | None:
     """What `all` leaves out, as a line for the user; None where nothing is."""
     if kind != "all" or has_forest():
         return None
-    return f"There is no {CompetingForest.name}, because scikit-survival is not installed ({INSTALL})."
+    return (
+        f"There is no {CompetingForest.name}, because scikit-survival is not installed ({INSTALL})."
+    )

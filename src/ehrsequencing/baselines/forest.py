@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Floats32, Ints
 from ehrsequencing.baselines.base import FittingData, HazardModel
 from ehrsequencing.baselines.history import FeatureSpec, fit_feature_spec, history_features
 from ehrsequencing.baselines.piecewise import nll_of_hazards
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.hazards import event_bin
 from ehrsequencing.records.timelines import TaskRecords
 
@@ -22,7 +22,13 @@ MOST_WATCHED = 2_500  # tuning prediction times that choose among the trials
 TREES = 60
 #: What is grown, in this order; with each, every number of `TIME_PARTS` is tried. The tuning likelihood chooses.
 LEAVES: tuple[int, ...] = (20, 60, 180)  # fewest prediction times in a leaf
-TIME_PARTS: tuple[int, ...] = (1, 3, 6, 64)  # parts of time within which the factor is constant; 64: every bin
+# parts of time within which the factor is constant; 64: every bin
+TIME_PARTS: tuple[int, ...] = (
+    1,
+    3,
+    6,
+    64,
+)
 FEATURES_PER_SPLIT = "sqrt"
 INSTALL = 'pip install "ehrsequencing[forest]"'
 
@@ -39,7 +45,9 @@ def require_forest() -> None:
         EhrseqError: scikit-survival is not installed.
     """
     if not has_forest():
-        raise EhrseqError("scikit-survival is not installed", where=CompetingForest.name, fix=INSTALL)
+        raise EhrseqError(
+            "scikit-survival is not installed", where=CompetingForest.name, fix=INSTALL
+        )
 
 
 class CompetingForest(HazardModel):
@@ -84,22 +92,38 @@ class CompetingForest(HazardModel):
         had = rows.cause[self.fitted][None] == np.arange(1, self.n_causes + 1)[:, None]  # (E, r)
         self.events = had.sum(axis=1)  # (E,)
         at_risk = np.cumsum(np.bincount(at, minlength=bins)[::-1])[::-1]
-        self.cohort = np.stack([np.bincount(at[own], minlength=bins) for own in had]) / np.maximum(at_risk, 1)  # (E, K)
+        # (E, K)
+        self.cohort = np.stack([np.bincount(at[own], minlength=bins) for own in had]) / np.maximum(
+            at_risk, 1
+        )
         watched = data.draw(np.arange(len(data.tuning)), MOST_WATCHED)
         watched_features = self._features(data.tuning, watched)
         best, self.trials = np.inf, 0
-        self.chosen, self.forests, self.part_of = (LEAVES[0], 1), list[Any](), np.zeros(bins, dtype=np.int64)
+        self.chosen, self.forests, self.part_of = (
+            (LEAVES[0], 1),
+            list[Any](),
+            np.zeros(bins, dtype=np.int64),
+        )
         for leaf in LEAVES:
             forests = [self._grow(features, at, own, leaf) for own in had]
             steps = self._increments(forests, watched_features)
-            for parts in TIME_PARTS if max(TIME_PARTS) <= bins else (*(p for p in TIME_PARTS if p < bins), bins):
+            for parts in (
+                TIME_PARTS
+                if max(TIME_PARTS) <= bins
+                else (*(p for p in TIME_PARTS if p < bins), bins)
+            ):
                 self.trials += 1
                 part_of = np.arange(bins) * parts // bins
                 hazards = self.base * self._factor(steps, part_of)
                 nll = nll_of_hazards(hazards, self.edges, data.tuning.rows, watched)
                 mean = float(nll.mean()) if len(nll) else 0.0  # nobody to tune by: the first
                 if not self.forests or mean < best:
-                    best, self.chosen, self.forests, self.part_of = mean, (leaf, parts), forests, part_of
+                    best, self.chosen, self.forests, self.part_of = (
+                        mean,
+                        (leaf, parts),
+                        forests,
+                        part_of,
+                    )
 
     def _features(self, records: TaskRecords, chosen: Ints) -> Floats32:
         return history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
@@ -112,9 +136,12 @@ class CompetingForest(HazardModel):
         from sksurv.util import Surv
 
         forest = RandomSurvivalForest(
-            n_estimators=TREES, min_samples_leaf=leaf, min_samples_split=2 * leaf, max_features=FEATURES_PER_SPLIT,
+            n_estimators=TREES,
+            min_samples_leaf=leaf,
+            min_samples_split=2 * leaf,
+            max_features=FEATURES_PER_SPLIT,
             random_state=self.seed,
-        )  # fmt: skip
+        )
         return forest.fit(features, Surv.from_arrays(own, at + 1.0))  # times are numbers of bins
 
     def _increments(self, forests: Sequence[Any], features: Floats32) -> Floats:
@@ -123,19 +150,27 @@ class CompetingForest(HazardModel):
         for e, forest in enumerate(forests):
             if forest is not None and len(features):
                 summed = forest.predict_cumulative_hazard_function(features, return_array=True)
-                out[:, e, forest.unique_times_.astype(np.int64) - 1] = np.diff(summed, axis=1, prepend=0.0)
+                out[:, e, forest.unique_times_.astype(np.int64) - 1] = np.diff(
+                    summed, axis=1, prepend=0.0
+                )
         return out
 
     def _factor(self, steps: Floats, part_of: Ints) -> Floats:
         """The factor f (r, E, K) of increments (r, E, K)."""
         first = np.flatnonzero(np.diff(part_of, prepend=-1))
-        own, all_rows = np.add.reduceat(steps, first, axis=2), np.add.reduceat(self.cohort, first, axis=1)
+        own, all_rows = (
+            np.add.reduceat(steps, first, axis=2),
+            np.add.reduceat(self.cohort, first, axis=1),
+        )
         ratio = np.divide(own, all_rows, out=np.ones_like(own), where=all_rows > 0)
         events = self.events[:, None].astype(np.float64)
         factor: Floats = ((events * ratio + 0.5) / (events + 0.5))[:, :, part_of]
-        factor[:, self.events == 0] = 1.0  # a cause without a training event keeps the cohort's own hazard
+        # a cause without a training event keeps the cohort's own hazard
+        factor[:, self.events == 0] = 1.0
         return factor
 
     def factor(self, records: TaskRecords, chosen: Ints) -> Floats:
         """The factor f, (r, causes, bins)."""
-        return self._factor(self._increments(self.forests, self._features(records, chosen)), self.part_of)
+        return self._factor(
+            self._increments(self.forests, self._features(records, chosen)), self.part_of
+        )

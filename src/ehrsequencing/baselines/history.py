@@ -11,20 +11,38 @@ from functools import cached_property
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Floats32, Ints, Ints32, offsets, ragged
-from ehrsequencing.baselines.code_pairs import Pair, column_of, most_shared, shared_visits, visits_of_pairs
+from ehrsequencing.baselines.code_pairs import (
+    Pair,
+    column_of,
+    most_shared,
+    shared_visits,
+    visits_of_pairs,
+)
 from ehrsequencing.baselines.many_people import feature_range, lacking_people
+from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines, as_of, joined
 from ehrsequencing.records.vocabulary import Vocabulary
 
-TIMING = ("age_years", "days_since_index", "days_since_visit", "days_between_visits", "visits", "is_query")
+TIMING = (
+    "age_years",
+    "days_since_index",
+    "days_since_visit",
+    "days_between_visits",
+    "visits",
+    "is_query",
+)
 OF_CODE = ("count", "days_since")  # of every code, and of every pair of codes that share a visit
 OF_NUMBER = ("last", "mean", "min", "max")  # of a code with numbers: ranks among training values
 CHUNK_ITEMS = 2_000_000  # tokens, or rows, held at a time
 MOST_CHOOSING = 20_000  # training subjects by whom pairs are chosen, spread evenly over all
 AGE_KNOTS_YEARS = (40.0, 60.0, 75.0)
-_SKEWED = ("days_", "visits", "count ")  # features, by the start of their names, whose logarithm is used
+# features, by the start of their names, whose logarithm is used
+_SKEWED = (
+    "days_",
+    "visits",
+    "count ",
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +126,9 @@ def _frequent_pairs(
     return most_shared(subjects, codes, limit, enough=enough)
 
 
-def history_features(records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, columns: FeatureSpec) -> Floats32:
+def history_features(
+    records: TaskRecords, vocabulary: Vocabulary, *, chosen: Ints, columns: FeatureSpec
+) -> Floats32:
     """Features of some prediction times, from what was known at each.
 
     - `age_years` at p, `days_since_index`, `days_since_visit` (0 at a visit's own end), `days_between_visits` (the last
@@ -151,10 +171,13 @@ class LinearDesign:
     fill: Floats  # (U,) training medians
     low: Floats  # (U,) lowest training values
     high: Floats  # (U,) highest training values
-    marked: tuple[int, ...]  # numbers of the features, one for each distinct pattern of what is not known
+    # numbers of the features, one for each distinct pattern of what is not known
+    marked: tuple[int, ...]
 
     @classmethod
-    def fit(cls, features: Floats32, columns: FeatureSpec, owner: Ints, *, enough: int) -> "LinearDesign":
+    def fit(
+        cls, features: Floats32, columns: FeatureSpec, owner: Ints, *, enough: int
+    ) -> "LinearDesign":
         """Choose and scale by training rows.
 
         Args:
@@ -165,7 +188,9 @@ class LinearDesign:
         """
         found = [feature_range(column, owner, enough=enough) for column in features.T]
         nothing = (np.nan, np.nan, np.nan)
-        low, fill, high = _logarithms(np.array([nothing if f is None else f for f in found]).T, columns)
+        low, fill, high = _logarithms(
+            np.array([nothing if f is None else f for f in found]).T, columns
+        )
         used = np.flatnonzero(high > low)
         unknown = np.isnan(features)
         patterns: dict[bytes, int] = {}
@@ -196,7 +221,9 @@ def _logarithms(features: Floats | Floats32, columns: FeatureSpec) -> Floats:
     return values
 
 
-def _features(records: TaskRecords, vocabulary: Vocabulary, chosen: Ints, columns: FeatureSpec) -> Floats32:
+def _features(
+    records: TaskRecords, vocabulary: Vocabulary, chosen: Ints, columns: FeatureSpec
+) -> Floats32:
     """Features of one chunk of rows, sorted; its subjects fit in memory."""
     rows = records.rows
     part, subject, visits = _records_until(records, chosen)
@@ -213,7 +240,9 @@ def _features(records: TaskRecords, vocabulary: Vocabulary, chosen: Ints, column
     out[again, 3] = part.delta_days[stop_visit[again] - 1]
     out[:, 4] = stop_visit - first_visit
     out[:, 5] = rows.is_query[chosen]
-    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = has_static(part, columns.static_codes)[subject]
+    out[:, len(TIMING) : len(TIMING) + len(columns.static_codes)] = has_static(
+        part, columns.static_codes
+    )[subject]
 
     def count_and_since(visit: Ints) -> Floats32:
         """(r, 2) how many of these visits (rising) a row knows, and the days since the last of them, NaN without."""
@@ -231,7 +260,9 @@ def _features(records: TaskRecords, vocabulary: Vocabulary, chosen: Ints, column
             visit, number = visit[is_number], value[is_number].astype(np.float64)
             begin, end = np.searchsorted(visit, first_visit), np.searchsorted(visit, stop_visit)
             new_subject = np.r_[True, np.diff(part.owner[visit]) != 0][: len(visit)]
-            out[:, column + 2 : column + 6] = _running(number, np.cumsum(new_subject) - 1, begin, end)
+            out[:, column + 2 : column + 6] = _running(
+                number, np.cumsum(new_subject) - 1, begin, end
+            )
     first_pair = len(columns) - len(OF_CODE) * len(columns.pairs)  # they come last
     for place, shared in enumerate(visits_of_pairs(part, columns.pairs)):
         column = first_pair + len(OF_CODE) * place
@@ -251,8 +282,16 @@ def _records_until(records: TaskRecords, chosen: Ints) -> tuple[Timelines, Ints,
     inside = np.flatnonzero(codes)
     if len(inside):
         row = chosen[inside]
-        known_us = rows.prediction_us[row] - np.round(rows.delta_days[row] * float(DAY_US)).astype(np.int64)
-        cut = as_of(part, subject[inside], visits=visits[inside], unfinished_codes=codes[inside], end_us=known_us)
+        known_us = rows.prediction_us[row] - np.round(rows.delta_days[row] * float(DAY_US)).astype(
+            np.int64
+        )
+        cut = as_of(
+            part,
+            subject[inside],
+            visits=visits[inside],
+            unfinished_codes=codes[inside],
+            end_us=known_us,
+        )
         part, subject[inside] = joined([part, cut]), len(subjects) + np.arange(len(inside))
         visits[inside] += 1
     return part, subject, visits
@@ -285,7 +324,8 @@ def _occurrences(part: Timelines, codes: tuple[int, ...]) -> Iterator[tuple[int,
     """Each code with the visits that hold it (rising, repeats kept) and its numbers there."""
     column = column_of(part, codes)[part.codes]
     token = np.flatnonzero(column >= 0)
-    token = token[np.argsort(column[token], kind="stable")]  # a visit's tokens stay in the order of their times
+    # a visit's tokens stay in the order of their times
+    token = token[np.argsort(column[token], kind="stable")]
     bounds = offsets(column[token].astype(np.int64), len(codes))
     visit = np.searchsorted(part.visit_offsets, token, side="right") - 1
     value = part.values[token, 0]
@@ -331,7 +371,9 @@ def _subjects_with(owner: Ints, codes: Ints32, size: int) -> Ints:
     return np.bincount(pairs % size, minlength=size)
 
 
-def _most_frequent(counts: Ints, vocabulary: Vocabulary, limit: int, enough: int) -> tuple[int, ...]:
+def _most_frequent(
+    counts: Ints, vocabulary: Vocabulary, limit: int, enough: int
+) -> tuple[int, ...]:
     """Known tokens by falling count, those that too few have left out; in the order of their ids."""
     counts = np.where(vocabulary.is_unknown(np.arange(len(counts), dtype=np.int32)), 0, counts)
     ranked = np.argsort(-counts, kind="stable")[:limit]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import ChunkedBaseline, FittingData
 from ehrsequencing.baselines.cox import CoxFit, CoxRows, choose_ridge, cox_incidence
 from ehrsequencing.baselines.history import LinearDesign, fit_feature_spec, history_features
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -40,11 +40,16 @@ class CoxHazards:
 
     def hazards(self, records: TaskRecords, chosen: Ints) -> Floats:
         """(r, causes, bins) hazards per day."""
-        z = self.design(history_features(records, self.vocabulary, chosen=chosen, columns=self.design.columns))
+        z = self.design(
+            history_features(records, self.vocabulary, chosen=chosen, columns=self.design.columns)
+        )
         scores = [
-            ((z - mean) / scale) @ beta for mean, scale, beta in zip(self.mean, self.scale, self.beta, strict=True)
+            ((z - mean) / scale) @ beta
+            for mean, scale, beta in zip(self.mean, self.scale, self.beta, strict=True)
         ]
-        return np.asarray(np.exp(np.stack(scores, axis=1))[:, :, None] * self.base, dtype=np.float64)
+        return np.asarray(
+            np.exp(np.stack(scores, axis=1))[:, :, None] * self.base, dtype=np.float64
+        )
 
 
 class LandmarkCox(ChunkedBaseline):
@@ -67,9 +72,13 @@ class LandmarkCox(ChunkedBaseline):
         self.vocabulary = data.vocabulary
         self.columns = fit_feature_spec(data.train, data.vocabulary, enough=data.enough)
         chosen = data.draw(np.arange(len(train)), max(1, MOST_CELLS // (len(self.columns) + 1)))
-        watched = np.flatnonzero(np.any([tuning.at_landmark(days) for days in data.task.landmarks], axis=0))
+        watched = np.flatnonzero(
+            np.any([tuning.at_landmark(days) for days in data.task.landmarks], axis=0)
+        )
         history = history_features(data.train, self.vocabulary, chosen=chosen, columns=self.columns)
-        self.design = LinearDesign.fit(history, self.columns, train.subject[chosen], enough=data.enough)
+        self.design = LinearDesign.fit(
+            history, self.columns, train.subject[chosen], enough=data.enough
+        )
         x, watched_x = self.design(history), self.covariates(data.tuning, watched)
         self.fits: list[CoxFit | None] = []
         for cause in range(1, self.n_causes + 1):
@@ -77,7 +86,9 @@ class LandmarkCox(ChunkedBaseline):
             others = _cox_rows(tuning, watched, watched_x, cause)
             self.fits.append(choose_ridge(fitted, others) if fitted.event.any() else None)
         at_risk = train.entry_days[chosen], train.duration_days[chosen], train.cause[chosen]
-        self.base = cohort_hazards(self.edges, *at_risk, n_causes=self.n_causes, factors=self._factors(x))
+        self.base = cohort_hazards(
+            self.edges, *at_risk, n_causes=self.n_causes, factors=self._factors(x)
+        )
 
     @property
     def kept(self) -> CoxHazards:
@@ -90,7 +101,9 @@ class LandmarkCox(ChunkedBaseline):
 
     def covariates(self, records: TaskRecords, chosen: Ints) -> Floats:
         """(r, D) what the regressions know of the chosen rows."""
-        return self.design(history_features(records, self.vocabulary, chosen=chosen, columns=self.columns))
+        return self.design(
+            history_features(records, self.vocabulary, chosen=chosen, columns=self.columns)
+        )
 
     def _factors(self, x: Floats) -> list[Floats | None]:
         """Per cause exp(β·z), relative to a row at the mean."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.records.scales import between_float32, fit_scale
 
 _SOME = 8  # rows for each person wanted that are looked at first
@@ -60,7 +60,8 @@ def feature_cuts(values: Floats32, owner: Ints, *, most: int, enough: int) -> Fl
         for a, b in pairwise(groups)
     ]
     cuts = between_float32(np.array(near).reshape(-1, 2).mean(axis=1))
-    cuts = cuts[_between_people(who, np.searchsorted(value, cuts), enough)]  # between means there may be somebody
+    # between means there may be somebody
+    cuts = cuts[_between_people(who, np.searchsorted(value, cuts), enough)]
     return np.r_[-np.inf, cuts] if has_people(owner[lacking], enough) else cuts
 
 
@@ -92,7 +93,9 @@ def _between_people(owner: Ints, stops: Ints, enough: int) -> Ints:
     return np.array(kept, dtype=np.int64)
 
 
-def feature_range(values: Floats32, owner: Ints, *, enough: int) -> tuple[float, float, float] | None:
+def feature_range(
+    values: Floats32, owner: Ints, *, enough: int
+) -> tuple[float, float, float] | None:
     """Lowest, middle and highest number of a feature by `fit_scale`; None where too few people have the feature.
 
     Args:
@@ -101,10 +104,19 @@ def feature_range(values: Floats32, owner: Ints, *, enough: int) -> tuple[float,
         enough: People that each of the three must come from.
     """
     known = ~np.isnan(values)
-    found = fit_scale(values[known].astype(np.float64), owner[known].astype(np.uint32), enough=enough)
-    return None if found is None else (float(found.knots[0]), float(np.median(found.knots)), float(found.knots[-1]))
+    found = fit_scale(
+        values[known].astype(np.float64), owner[known].astype(np.uint32), enough=enough
+    )
+    return (
+        None
+        if found is None
+        else (float(found.knots[0]), float(np.median(found.knots)), float(found.knots[-1]))
+    )
 
 
 def lacking_people(unknown: NDArray[np.bool_], owner: Ints, *, enough: int) -> Bools:
     """(F,) which columns of (n, F) marks are set in rows of enough people, and not set in rows of enough people."""
-    return np.array([has_people(owner[c], enough) and has_people(owner[~c], enough) for c in unknown.T], dtype=bool)
+    return np.array(
+        [has_people(owner[c], enough) and has_people(owner[~c], enough) for c in unknown.T],
+        dtype=bool,
+    )

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import ChunkedBaseline, FittingData
 from ehrsequencing.baselines.piecewise import days_since_index
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.metrics.censoring import StepFunction, aalen_johansen
 from ehrsequencing.records.hazards import cohort_hazards
 from ehrsequencing.records.timelines import TaskRecords
@@ -31,8 +31,12 @@ class MarginalIncidence(ChunkedBaseline):
             if at.any():
                 duration, cause = rows.duration_days[at], rows.cause[at]
                 self.landmarks.append(days)
-                self.incidences.append(aalen_johansen(duration, cause.astype(np.int64), n_causes=self.n_causes))
-                hazards = cohort_hazards(self.edges, rows.entry_days[at], duration, cause, n_causes=self.n_causes)
+                self.incidences.append(
+                    aalen_johansen(duration, cause.astype(np.int64), n_causes=self.n_causes)
+                )
+                hazards = cohort_hazards(
+                    self.edges, rows.entry_days[at], duration, cause, n_causes=self.n_causes
+                )
                 self.landmark_hazards.append(hazards)
 
     def _nearest(self, records: TaskRecords, chosen: Ints) -> Ints:

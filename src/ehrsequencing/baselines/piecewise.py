@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.timelines import TaskRows
 
 
-def nll_of_hazards(hazards: Floats, edges_days: Sequence[float], rows: TaskRows, chosen: Ints) -> Floats:
+def nll_of_hazards(
+    hazards: Floats, edges_days: Sequence[float], rows: TaskRows, chosen: Ints
+) -> Floats:
     """NLL (r,) of hazards (r, E, K) at chosen prediction times, by the formula of the model (`horizon_nll`)."""
     return horizon_nll(
         hazards,

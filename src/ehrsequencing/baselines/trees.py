@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
 
 _CHUNK_ROWS = 1024  # rows that walk through all trees together: what fits the cache
 
@@ -42,19 +42,28 @@ class Trees:
     value: Floats
 
     @classmethod
-    def of_sklearn(cls, model: HistGradientBoostingRegressor, *, trees: int | None = None) -> "Trees":
+    def of_sklearn(
+        cls, model: HistGradientBoostingRegressor, *, trees: int | None = None
+    ) -> "Trees":
         """The first trees of a fitted boosting with a logarithmic link (Poisson loss); by default all of them."""
         nodes = [stage[0].nodes for stage in model._predictors[:trees]]
         shape = (len(nodes), max(map(len, nodes), default=1))
         own = np.broadcast_to(np.arange(shape[1]), shape)
         found = {
-            "feature": np.zeros(shape, np.int64), "threshold": np.zeros(shape), "value": np.zeros(shape),
-            "missing_left": np.zeros(shape, bool), "left": own.copy(), "right": own.copy(),
-        }  # fmt: skip
+            "feature": np.zeros(shape, np.int64),
+            "threshold": np.zeros(shape),
+            "value": np.zeros(shape),
+            "missing_left": np.zeros(shape, bool),
+            "left": own.copy(),
+            "right": own.copy(),
+        }
         names = {
-            "feature": "feature_idx", "threshold": "num_threshold", "missing_left": "missing_go_to_left",
-            "left": "left", "right": "right",
-        }  # fmt: skip
+            "feature": "feature_idx",
+            "threshold": "num_threshold",
+            "missing_left": "missing_go_to_left",
+            "left": "left",
+            "right": "right",
+        }
         for t, tree in enumerate(nodes):
             inner = np.flatnonzero(tree["is_leaf"] == 0)
             for name, theirs in names.items():
@@ -71,7 +80,9 @@ class Trees:
         """Steps from the root to the deepest leaf."""
         steps, at = 0, np.zeros((len(self), 1), dtype=np.int64)
         while True:
-            below = np.concatenate([np.take_along_axis(side, at, axis=1) for side in (self.left, self.right)], axis=1)
+            below = np.concatenate(
+                [np.take_along_axis(side, at, axis=1) for side in (self.left, self.right)], axis=1
+            )
             if not len(self) or (below == np.concatenate([at, at], axis=1)).all():
                 return steps
             at, steps = below, steps + 1
@@ -90,7 +101,9 @@ class Trees:
         at, row = np.repeat(root, len(x), axis=1), np.arange(len(x))
         for _ in range(self.depth):
             seen = x[row, flat["feature"][at]]
-            goes_left = np.where(np.isnan(seen), flat["missing_left"][at], seen <= flat["threshold"][at])
+            goes_left = np.where(
+                np.isnan(seen), flat["missing_left"][at], seen <= flat["threshold"][at]
+            )
             at = root + np.where(goes_left, flat["left"][at], flat["right"][at])
         total = np.full(len(x), float(self.start))
         for tree in at:  # one after another, as they were added in training
@@ -121,8 +134,15 @@ class Trees:
             found = cls(**{field.name: arrays[field.name] for field in fields(cls)})
             shape, own = found.feature.shape, np.arange(found.feature.shape[1])
             leaf = (found.left == own) & (found.right == own)
-            inner = (found.left > own) & (found.right > own) & (found.left < shape[1]) & (found.right < shape[1])
-            fits = bool((leaf | inner).all()) and all(getattr(found, name).shape == shape for name in _OF_NODES)
+            inner = (
+                (found.left > own)
+                & (found.right > own)
+                & (found.left < shape[1])
+                & (found.right < shape[1])
+            )
+            fits = bool((leaf | inner).all()) and all(
+                getattr(found, name).shape == shape for name in _OF_NODES
+            )
             fits = fits and bool(((found.feature >= 0) & (found.feature < columns)).all())
             fits = fits and bool(np.isfinite(found.value).all() and np.isfinite(found.start).all())
             fits = fits and found.start.shape == ()

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ehrsequencing import __version__
 from ehrsequencing.cli.codes import codes
 from ehrsequencing.cli.console import bar, finish, say, stages, warn
 from ehrsequencing.cli.console import run as run_app
@@ -40,8 +39,9 @@ from ehrsequencing.cli.score import score
 from ehrsequencing.cli.serve import serve
 from ehrsequencing.cli.study import study_app
 from ehrsequencing.cli.train import train
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.memory import keep_freed_memory
+from ehrsequencing.core.version import __version__
 
 app = CommandLine(
     name="ehrseq",
@@ -63,7 +63,8 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Options of `ehrseq` itself."""
@@ -75,7 +76,10 @@ def demo(
     subjects: Annotated[int, typer.Option(help="Simulated subjects")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed of simulation and training")] = 0,
     pretrain: Annotated[
-        bool, typer.Option("--pretrain", help="Instead, show what pretraining gains where few patients have labels")
+        bool,
+        typer.Option(
+            "--pretrain", help="Instead, show what pretraining gains where few patients have labels"
+        ),
     ] = False,
 ) -> None:
     """Simulate records, train on them, evaluate, and write the report."""
@@ -104,7 +108,9 @@ def simulate(
     overrides: Overrides = None,
     subjects: Annotated[int, typer.Option(help="How many subjects")] = 4000,
     seed: Annotated[int, typer.Option(help="Seed")] = 0,
-    truth: Annotated[str, typer.Option(help="Whose truth to compute: held_out or all")] = "held_out",
+    truth: Annotated[
+        str, typer.Option(help="Whose truth to compute: held_out or all")
+    ] = "held_out",
     config: Config = None,
 ) -> None:
     """Write a simulated MEDS data set with its true risks and its task.
@@ -117,7 +123,9 @@ def simulate(
 
     if truth not in ("held_out", "all"):
         raise EhrseqError(f"{truth!r} is not a choice", where="--truth", fix="use held_out or all")
-    simulation = validated(SimulationConfig, read_settings(config, overrides or ()), where="settings")
+    simulation = validated(
+        SimulationConfig, read_settings(config, overrides or ()), where="settings"
+    )
     with bar("simulating") as tick:
         write(out, subjects=subjects, seed=seed, truth=truth, config=simulation, progress=tick)  # type: ignore[arg-type]
     task = out / "task.yaml"
@@ -137,10 +145,13 @@ def check(
     data: DataFolder,
     overrides: Overrides = None,
     task: TaskFiles = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write what was found to this file (JSON)")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also write what was found to this file (JSON)")
+    ] = None,
     untrusted: Untrusted = False,
     copy: Annotated[
-        Path | None, typer.Option("--copy", help="With --untrusted: keep the plain copy here, to prepare from")
+        Path | None,
+        typer.Option("--copy", help="With --untrusted: keep the plain copy here, to prepare from"),
     ] = None,
     config: Config = None,
 ) -> None:
@@ -148,10 +159,10 @@ def check(
 
     Exits with 2 only if prepare would refuse the data.
     """
-    from ehrsequencing.output_kinds import CHECK, is_json_of
+    from ehrsequencing.core.output_kinds import CHECK, is_json_of
+    from ehrsequencing.core.storage import refuse_foreign_file, write_json
     from ehrsequencing.records.check import check_data
     from ehrsequencing.records.check_text import format_check
-    from ehrsequencing.storage import refuse_foreign_file, write_json
 
     study = _study(config, overrides, "check")
     if out is not None:
@@ -182,10 +193,14 @@ def prepare(
     out: Annotated[Path, typer.Option("--out", help="Folder to make")] = ...,  # type: ignore[assignment]
     task: TaskFiles = None,
     engine: Annotated[
-        str, typer.Option("--engine", help="Where shards are worked on: dask, ray or spark://HOST:PORT")
+        str,
+        typer.Option("--engine", help="Where shards are worked on: dask, ray or spark://HOST:PORT"),
     ] = "processes",
     worker: Annotated[
-        str | None, typer.Option("--worker", help="Be worker i of n, as 1/8: many processes make one set together")
+        str | None,
+        typer.Option(
+            "--worker", help="Be worker i of n, as 1/8: many processes make one set together"
+        ),
     ] = None,
     config: Config = None,
 ) -> None:
@@ -202,12 +217,19 @@ def prepare(
     tasks = _tasks(task, study)
     with bar("preparing") as tick:
         if worker is not None:
-            finished = work(data, out, share_of(worker, engine), study=study, tasks=tasks, progress=tick)
+            finished = work(
+                data, out, share_of(worker, engine), study=study, tasks=tasks, progress=tick
+            )
         else:
             make(data, out, study=study, tasks=tasks, progress=tick, engine=engine)
     if worker is not None and not finished:
-        say(f"worker {worker}: no work is left; {out} is complete, or another worker puts it together")
-        finish(wrote={}, then="when all workers have ended, see OUT; if it is missing, start a worker again")
+        say(
+            f"worker {worker}: no work is left; {out} is complete, or another worker puts it together"
+        )
+        finish(
+            wrote={},
+            then="when all workers have ended, see OUT; if it is missing, start a worker again",
+        )
         return
     prepared = Prepared(out, verify=False)
     for line in fix_lines(prepared.manifest["fixes"]):
@@ -222,7 +244,11 @@ def prepare(
         for text in task_warnings(prepared.task(name), counts):
             warn(text)
     one = [] if len(attrition) == 1 else ["--task", next(iter(attrition), "TASK")]
-    facts = {"subjects": prepared.manifest["subjects"], "tokens": len(prepared.vocabulary), "tasks": attrition}
+    facts = {
+        "subjects": prepared.manifest["subjects"],
+        "tokens": len(prepared.vocabulary),
+        "tasks": attrition,
+    }
     finish(wrote={"prepared": out}, then=["train", out, *one, "--out", "run"], result=facts)
 
 
@@ -238,19 +264,32 @@ def evaluate(
     overrides: Overrides = None,
     split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
     prepared: MovedSet = None,
-    baselines: Annotated[str | None, typer.Option("--baselines", help="fast, forest, all or none")] = None,
+    baselines: Annotated[
+        str | None, typer.Option("--baselines", help="fast, forest, all or none")
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Other MEDS data: external validation. With --splits: the records, if moved"),
+        typer.Option(
+            "--data",
+            help="Other MEDS data: external validation. With --splits: the records, if moved",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="With --data: folder to make [RUN/external-NAME]")
+    ] = None,
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Fit a recalibration on the tuning split and report its effect")
+        bool,
+        typer.Option(
+            "--recalibrate", help="Fit a recalibration on the tuning split and report its effect"
+        ),
     ] = False,
     splits: Annotated[
-        int | None, typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits")
+        int | None,
+        typer.Option("--splits", help="Also train and evaluate on this many random 80/20 splits"),
     ] = None,
-    split_seed: Annotated[int, typer.Option("--split-seed", help="Seed of the first of the --splits")] = 1234,
+    split_seed: Annotated[
+        int, typer.Option("--split-seed", help="Seed of the first of the --splits")
+    ] = 1234,
     devices: Devices = 1,
     config: Config = None,
 ) -> None:
@@ -270,20 +309,24 @@ def evaluate(
         if (out is not None and not external) or (external and split != "held_out"):
             what = "--out needs --data" if not external else "--split and --data exclude each other"
             raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-        from ehrsequencing.cli.report import report_evaluation, report_external, report_outcomes
+        from ehrsequencing.api.report import report_evaluation, report_external, report_outcomes
         from ehrsequencing.cli.results import main_results
         from ehrsequencing.config import load_study, refuse_changes
         from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
         from ehrsequencing.evaluation.external import validate
         from ehrsequencing.evaluation.repeated_splits import repeated_splits
+        from ehrsequencing.prediction.run import AUDIT
         from ehrsequencing.reporting.terminal import metric_lines
-        from ehrsequencing.run import AUDIT
         from ehrsequencing.training.processes import ALONE
 
         made = _run(run).study
         refuse_changes(study, made, command, file=config, by=run)
         settings = load_study(config, given, evaluation=made.evaluation).evaluation
-        asked: dict[str, Any] = {"prepared": prepared, "settings": settings, "processes": group or ALONE}
+        asked: dict[str, Any] = {
+            "prepared": prepared,
+            "settings": settings,
+            "processes": group or ALONE,
+        }
         with stages("evaluating") as stage:
             if data is not None and external:
                 external_run = partial(validate, run, data, out=out, **asked)
@@ -295,18 +338,24 @@ def evaluate(
             return
         if splits is not None:
             with bar("splits") as tick:
-                repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)
+                repeat = partial(
+                    repeated_splits, run, data=data, prepared=prepared, settings=settings
+                )
                 repeat(splits=splits, first_seed=split_seed, progress=tick)
         if not external:
             report_evaluation(run, result)
         say("\n".join(metric_lines(result)))
         if not external:
             with bar("evaluating every outcome") as tick:
-                lines = report_outcomes(run, split=split, prepared=prepared, settings=settings, progress=tick)
+                lines = report_outcomes(
+                    run, split=split, prepared=prepared, settings=settings, progress=tick
+                )
             say("\n".join(lines)) if lines else None
         finish(
             wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
-            then=["audit", run] if not external and not (run / AUDIT).is_file() else ["predict", run, data or "DATA"],
+            then=["audit", run]
+            if not external and not (run / AUDIT).is_file()
+            else ["predict", run, data or "DATA"],
             result=main_results(folder),
         )
 
@@ -314,7 +363,9 @@ def evaluate(
 app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")(predict)
 app.command(example="ehrseq explain run meds --subject 1234 --horizon 1y --out why.csv")(explain)
 app.command(example="ehrseq explore run meds --out explorer.html")(explore)
-app.command(example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash')(score)
+app.command(
+    example='ehrseq score cox.csv meds --task task.yaml --name "Cox on labs" splits.by=hash'
+)(score)
 
 
 app.command(example="ehrseq serve run meds --port 8000")(serve)
@@ -327,11 +378,14 @@ app.command(example="ehrseq export run --format share --out shared")(export)
 def report(
     run: RunFolder,
     tripod: Annotated[
-        Path | None, typer.Option("--tripod", help="YAML file with what only people know; see examples/tripod.yaml")
+        Path | None,
+        typer.Option(
+            "--tripod", help="YAML file with what only people know; see examples/tripod.yaml"
+        ),
     ] = None,
 ) -> None:
     """Draw the report of an evaluated run again: report.html and report-details.html."""
-    from ehrsequencing.cli.report import redraw
+    from ehrsequencing.api.report import redraw
 
     _run(run)
     finish(wrote={"report": redraw(run, tripod=tripod)}, then=["predict", run, "DATA"])
@@ -340,34 +394,46 @@ def report(
 @app.command(example="ehrseq audit run --subjects 200")
 def audit(
     run: RunFolder,
-    split: Annotated[str, typer.Option("--split", help="Split whose subjects the model is tested on")] = "held_out",
-    subjects: Annotated[int, typer.Option("--subjects", help="How many subjects of each split to sample")] = 200,
+    split: Annotated[
+        str, typer.Option("--split", help="Split whose subjects the model is tested on")
+    ] = "held_out",
+    subjects: Annotated[
+        int, typer.Option("--subjects", help="How many subjects of each split to sample")
+    ] = 200,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sample")] = 0,
     shuffled_labels: Annotated[
         bool, typer.Option("--shuffled-labels", help="Also train a small model on shuffled labels")
     ] = False,
     prepared: MovedSet = None,
-    data: Annotated[Path | None, typer.Option("--data", help="The MEDS records, if they have moved")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The MEDS records, if they have moved")
+    ] = None,
 ) -> None:
     """Test a run and its data for leaks of the future.
 
     Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
     possible. The report of the run, if it has one, is updated.
     """
+    from ehrsequencing.api.report import report_audit
     from ehrsequencing.audit.audit import audit as audit_run
-    from ehrsequencing.cli.report import report_audit
     from ehrsequencing.reporting.terminal import audit_lines
 
     _run(run)
     with bar("auditing") as tick:
-        tested = partial(audit_run, run, split=split, subjects=subjects, seed=seed, prepared=prepared, data=data)
+        tested = partial(
+            audit_run, run, split=split, subjects=subjects, seed=seed, prepared=prepared, data=data
+        )
         result = tested(shuffled_labels=shuffled_labels, progress=tick)
     say("\n".join(audit_lines(result)))
     line = report_audit(run, result)
     if line.startswith("warning: "):
         warn(line.removeprefix("warning: "))
     redrawn = run / "report.html" if line.startswith("report: ") else None
-    then = f"explain the leaks: see {run / 'audit.json'}" if result["leaks"] else ["predict", run, "DATA"]
+    then = (
+        f"explain the leaks: see {run / 'audit.json'}"
+        if result["leaks"]
+        else ["predict", run, "DATA"]
+    )
     finish(wrote={"audit": run / "audit.json", "report": redrawn}, then=then, result=result)
     if result["leaks"]:
         leaks = [check["name"] for check in result["checks"] if check["verdict"] == "leak"]

@@ -14,7 +14,9 @@ def codes(
     data: DataFolder,
     text: Annotated[str, typer.Argument(help="Words, or a pattern as in ICD10CM//E11*")],
     overrides: Overrides = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many codes to print; --json has all")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="How many codes to print; --json has all")
+    ] = 10,
     config: Config = None,
 ) -> None:
     """Find codes by text in codes and descriptions, with how many subjects have them.
@@ -31,17 +33,24 @@ def codes(
     with bar("searching") as tick:
         found = find_codes(data, text, settings=study.data, progress=tick)
     rows = [
-        (one.code, _number(one.subjects), _number(one.rows), " ".join(one.description.split())) for one in found[:top]
+        (one.code, _number(one.subjects), _number(one.rows), " ".join(one.description.split()))
+        for one in found[:top]
     ]
     wide = max(len("code"), *(len(row[0]) for row in rows))
     say(f"{'code':<{wide}}  {'subjects':>9}  {'rows':>11}  description")
     for code, subjects, count, description in rows:
         line = f"{code:<{wide}}  {subjects:>9}  {count:>11}  {description}".rstrip()
         rest = max(LINE - len(line) + len(description), 20)
-        say(line if len(line) <= LINE else f"{line.removesuffix(description)}{description[: rest - 1]}…")
+        say(
+            line
+            if len(line) <= LINE
+            else f"{line.removesuffix(description)}{description[: rest - 1]}…"
+        )
     if len(found) > top:
         more = len(found) - top
-        say(f"and {more:,} other {'code' if more == 1 else 'codes'} (--top {len(found)} prints all)")
+        say(
+            f"and {more:,} other {'code' if more == 1 else 'codes'} (--top {len(found)} prints all)"
+        )
     result = {"text": text, "codes": [asdict(one) for one in found]}
     finish(wrote={}, then=["check", data, "--task", "TASK.yaml"], result=result)
 

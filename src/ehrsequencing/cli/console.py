@@ -16,8 +16,8 @@ import typer
 
 from ehrsequencing.cli.output import Output, current, finish, note, plain, say, warn
 from ehrsequencing.cli.progress import bar, stages, training_bar
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.signals import number_of, raise_at_signals
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.signals import number_of, raise_at_signals
 
 __all__ = [
     "BY_SIGNAL",
@@ -44,11 +44,20 @@ def errors(debug: bool) -> Iterator[None]:
     """Turn an error into one line on stderr and an exit code; with `debug`, print the traceback instead."""
     try:
         yield
-    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):  # BrokenPipeError: for `run`
+    except (
+        typer.Exit,
+        typer.Abort,
+        typer.BadParameter,
+        BrokenPipeError,
+    ):  # BrokenPipeError: for `run`
         raise
     except KeyboardInterrupt as error:
         number = number_of(error)
-        what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+        what = (
+            "interrupted"
+            if number == signal.SIGINT
+            else f"stopped by {signal.Signals(number).name}"
+        )
         current().error = {"what": what, "where": "", "fix": ""}
         say(f"ehrseq: {what}", err=True)
         raise typer.Exit(BY_SIGNAL + number) from error
@@ -77,10 +86,17 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
     elif isinstance(error, OSError) and error.filename is not None and reason:
         text = f"{os.fsdecode(error.filename)}: {reason}"
     else:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "ehrsequencing" in frame.filename]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "ehrsequencing" in frame.filename
+        ]
         where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
         name = type(error).__name__ + (f": {reason}" if reason else "")
-        text, code = f"unexpected {name}{where} (run again with --debug; please report it)", UNEXPECTED
+        text, code = (
+            f"unexpected {name}{where} (run again with --debug; please report it)",
+            UNEXPECTED,
+        )
     return f"ehrseq: {' '.join(text.split())}", code
 
 
@@ -102,7 +118,10 @@ def _name_setting(option: str) -> None:
     wanted = option.strip("-").replace("-", "_")
     near = [name for name in setting_names(StudyConfig) if name.rpartition(".")[2] == wanted]
     if near:
-        say(f"It is a setting: write {' or '.join(f'{name}=…' for name in near)}, without dashes.", err=True)
+        say(
+            f"It is a setting: write {' or '.join(f'{name}=…' for name in near)}, without dashes.",
+            err=True,
+        )
 
 
 def run(app: typer.Typer) -> None:
@@ -114,19 +133,28 @@ def run(app: typer.Typer) -> None:
     try:
         app(prog_name="ehrseq")
     except SystemExit as stop:
-        if "--json" in sys.argv and isinstance(stop.__context__, _UsageError):  # no command has begun
-            parts = {"what": stop.__context__.format_message(), "where": "", "fix": "see ehrseq --help"}
+        if "--json" in sys.argv and isinstance(
+            stop.__context__, _UsageError
+        ):  # no command has begun
+            parts = {
+                "what": stop.__context__.format_message(),
+                "where": "",
+                "fix": "see ehrseq --help",
+            }
             typer.echo(Output(error=parts).as_json(USER_ERROR))
         if asked := getattr(stop.__context__, "option_name", ""):
             _name_setting(str(asked))
         if stop.code != 1 or isinstance(stop.__context__, typer.Exit):
             raise
-        if isinstance(interrupted := getattr(stop.__context__, "__cause__", None), KeyboardInterrupt):
+        if isinstance(
+            interrupted := getattr(stop.__context__, "__cause__", None), KeyboardInterrupt
+        ):
             raise SystemExit(BY_SIGNAL + number_of(interrupted)) from stop  # before a command began
         # Typer also exits with 1 for a closed output pipe and for a prompt without an answer.
         if not isinstance(stop.__context__, BrokenPipeError):
             raise SystemExit(UNEXPECTED) from stop
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's last flush of stdout raises no error
+        # so that Python's last flush of stdout raises no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(BROKEN_PIPE) from stop
     except KeyboardInterrupt as error:
         raise SystemExit(BY_SIGNAL + number_of(error)) from None

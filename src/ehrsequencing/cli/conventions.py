@@ -18,7 +18,9 @@ from ehrsequencing.cli.output import output_of
 Function = TypeVar("Function", bound=Callable[..., Any])
 SHARED: dict[str, Any] = {
     "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only")],
-    "as_json": Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else")],
+    "as_json": Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else")
+    ],
     "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")],
 }
 
@@ -35,7 +37,9 @@ class CommandLine(typer.Typer):
         super().__init__(pretty_exceptions_enable=False, rich_markup_mode=None, **settings)
         self.group = group
 
-    def command(self, name: str | None = None, *, example: str = "", **settings: Any) -> Callable[[Function], Function]:
+    def command(
+        self, name: str | None = None, *, example: str = "", **settings: Any
+    ) -> Callable[[Function], Function]:
         """Declare a command.
 
         Args:
@@ -44,7 +48,8 @@ class CommandLine(typer.Typer):
             settings: Of `typer.Typer.command`.
         """
         if example:
-            settings["epilog"] = f"\b\nExample: {example}"  # \b: Click breaks no line, so that it can be copied
+            # \b: Click breaks no line, so that it can be copied
+            settings["epilog"] = f"\b\nExample: {example}"
 
         def declare(function: Function) -> Function:
             path = f"{self.group} {name or function.__name__}".strip()
@@ -56,7 +61,10 @@ class CommandLine(typer.Typer):
 
 def with_conventions(function: Callable[..., Any], command: str) -> Callable[..., None]:
     """The function with the options that it lacks, its output collected and its errors as one line."""
-    signature, hints = inspect.signature(function), typing.get_type_hints(function, include_extras=True)
+    signature, hints = (
+        inspect.signature(function),
+        typing.get_type_hints(function, include_extras=True),
+    )
     added = [name for name in SHARED if name not in signature.parameters]
 
     @functools.wraps(function)
@@ -70,10 +78,14 @@ def with_conventions(function: Callable[..., Any], command: str) -> Callable[...
             function(**given)
 
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=SHARED[name])
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=SHARED[name]
+        )
         for name in added
     ]
-    kept = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()]
+    kept = [
+        p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()
+    ]
     with_shared_options.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
     with_shared_options.__annotations__ = hints | {name: SHARED[name] for name in added}
     return with_shared_options

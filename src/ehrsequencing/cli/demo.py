@@ -6,23 +6,23 @@ from typing import Any
 
 import torch
 
+from ehrsequencing.api.report import report_audit, report_evaluation
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.cli.console import bar, stages, training_bar
 from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.cli.demo_pretrain import run_pretraining_demo
-from ehrsequencing.cli.report import report_audit, report_evaluation
 from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.core.storage import altered, read_json, read_manifest, require_name
+from ehrsequencing.core.temporaries import is_temporary, sweep_temporaries
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.output_kinds import MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import PAGES
-from ehrsequencing.run import saved_audit
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import simulation_facts
-from ehrsequencing.storage import altered, read_json, read_manifest, require_name
-from ehrsequencing.temporaries import is_temporary, sweep_temporaries
 from ehrsequencing.training.loop import Trainer
 
 # A simple simulation for a small cohort: the default 24 pairs and 200 background codes need over 10,000 subjects.
@@ -49,11 +49,14 @@ SETTINGS = (  # a small model with dropout, as in the presets for small cohorts
 OVER_SEEDS = (0.65, 0.02, 4)  # .631, .628, .669, .652
 
 
-def prepare_demo(out: Path, *, subjects: int, seed: int, study: StudyConfig, say: Callable[[str], Any]) -> str:
+def prepare_demo(
+    out: Path, *, subjects: int, seed: int, study: StudyConfig, say: Callable[[str], Any]
+) -> str:
     """Simulate and prepare the demo's records, as far as that is not done; returns the name of the task."""
     require_name(out)
     data, prepared = out / "data", out / "prepared"
-    torch.set_num_threads(1)  # so small a model gains little from a second thread, and loses much on a busy machine
+    # so small a model gains little from a second thread, and loses much on a busy machine
+    torch.set_num_threads(1)
     refuse_another_demo(out, subjects=subjects, seed=seed)
     sweep_temporaries(out)
     if not (data / MANIFEST).is_file():
@@ -69,7 +72,12 @@ def prepare_demo(out: Path, *, subjects: int, seed: int, study: StudyConfig, say
 
 
 def run_demo(
-    out: Path, *, subjects: int, seed: int, pretrain: bool = False, say: Callable[[str], Any] = print_line
+    out: Path,
+    *,
+    subjects: int,
+    seed: int,
+    pretrain: bool = False,
+    say: Callable[[str], Any] = print_line,
 ) -> dict[str, Any]:
     """Simulate, prepare, train, evaluate, report and audit; stages that are complete are skipped.
 
@@ -120,7 +128,9 @@ def refuse_another_demo(out: Path, *, subjects: int, seed: int) -> None:
     if is_json_of(manifest, SIMULATION) and wanted.items() <= read_json(manifest).items():
         return
     if out.exists() and (not out.is_dir() or any(not is_temporary(path) for path in out.iterdir())):
-        raise EhrseqError("holds something else", where=str(out), fix="name another folder with --out")
+        raise EhrseqError(
+            "holds something else", where=str(out), fix="name another folder with --out"
+        )
 
 
 def summary(metrics: dict[str, Any]) -> list[str]:
@@ -130,12 +140,19 @@ def summary(metrics: dict[str, Any]) -> list[str]:
     values = {
         (m["model"], m["metric"]): m["value"]
         for m in metrics["metrics"]
-        if m["cause"] == cause and m["horizon_days"] == horizon and m["landmark_days"] == metrics["landmarks_days"][0]
+        if m["cause"] == cause
+        and m["horizon_days"] == horizon
+        and m["landmark_days"] == metrics["landmarks_days"][0]
     }
-    lines = ["", f"{'':24}C      IPA    O/E   ({cause} within {format_days(horizon)} of the index, held-out patients)"]
+    lines = [
+        "",
+        f"{'':24}C      IPA    O/E   ({cause} within {format_days(horizon)} of the index, held-out patients)",
+    ]
     for model in metrics["models"]:
         cells = [values.get((model, name)) for name in ("c", "ipa", "oe")]
-        lines.append(f"  {model:20}" + "".join(f"{'  –   ' if v is None else f'{v:7.3f}'}" for v in cells))
+        lines.append(
+            f"  {model:20}" + "".join(f"{'  –   ' if v is None else f'{v:7.3f}'}" for v in cells)
+        )
     oracle = metrics["oracle"]
     if oracle is not None and oracle["gain_share_expected"] is not None:
         mean, spread, demos = OVER_SEEDS

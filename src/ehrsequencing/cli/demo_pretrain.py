@@ -6,12 +6,12 @@ from typing import Any
 
 from ehrsequencing.cli.console import training_bar
 from ehrsequencing.config import load_study
+from ehrsequencing.core.storage import write_json
 from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
-from ehrsequencing.pretraining.loop import Pretrainer
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pretraining import pretraining_lines
-from ehrsequencing.storage import write_json
 from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.pretraining.loop import Pretrainer
 
 LABELLED = 1_000  # training subjects with labels; all of the demo's records are pretrained on
 RESULT = "pretraining-gain.json"
@@ -21,7 +21,12 @@ _PRETRAINING = (
     *("training.learning_rate=2e-3", "training.epochs=20"),
 )
 # Both trainings have the same settings, so that only the start differs: what is given is no default of few events.
-_SAME = ("model.dropout=0", "model.code_dropout=0", "model.wide_head=false", "model.age_polynomial=false")
+_SAME = (
+    "model.dropout=0",
+    "model.code_dropout=0",
+    "model.wide_head=false",
+    "model.age_polynomial=false",
+)
 _TRAINING = (*_MODEL, *_SAME, "training.learning_rate=1e-3", "training.warmup_steps=20")
 
 
@@ -47,12 +52,16 @@ def run_pretraining_demo(
     asked = load_study(None, [*_PRETRAINING, own])
     pretrainer = Pretrainer(prepared, folders["pretrained"], study=asked, task_name=task)
     with training_bar("pretraining", "tuning loss") as show:
-        for line in pretraining_lines(pretrainer.fit(resume=folders["pretrained"].is_dir(), on_progress=show)):
+        for line in pretraining_lines(
+            pretrainer.fit(resume=folders["pretrained"].is_dir(), on_progress=show)
+        ):
             say(line)
     study = load_study(None, [*_TRAINING, own])
     starts = {"few-labels": None, "few-labels-pretrained": Pretrained(folders["pretrained"])}
     for name, init in starts.items():
-        say(f"training with the labels of {labels.n:,} patients, {'from scratch' if init is None else 'pretrained'}")
+        say(
+            f"training with the labels of {labels.n:,} patients, {'from scratch' if init is None else 'pretrained'}"
+        )
         trainer = labels.trainer(folders[name], study=study, init=init)
         with training_bar() as show:
             trainer.fit(resume=folders[name].is_dir(), on_progress=show)
@@ -60,10 +69,14 @@ def run_pretraining_demo(
     rows = prepared.records(task, "held_out").rows
     gain, error = paired_gain(scratch, pretrained, rows.subject)
     found = {
-        "labelled": labels.n, "labelled_with_event": labels.events, "held_out_prediction_times": len(rows),
+        "labelled": labels.n,
+        "labelled_with_event": labels.events,
+        "held_out_prediction_times": len(rows),
         "nll": {"from scratch": float(scratch.mean()), "pretrained": float(pretrained.mean())},
-        "gain": gain, "low": gain - 1.96 * error, "high": gain + 1.96 * error,
-    }  # fmt: skip
+        "gain": gain,
+        "low": gain - 1.96 * error,
+        "high": gain + 1.96 * error,
+    }
     write_json(out / RESULT, found)
     for line in gain_lines(found):
         say(line)
@@ -79,10 +92,12 @@ def gain_lines(found: dict[str, Any]) -> list[str]:
     """
     nll = found["nll"]
     verdict = (
-        "Pretraining helps here: the interval is above 0." if found["low"] > 0
-        else "Pretraining does harm here: the interval is below 0." if found["high"] < 0
+        "Pretraining helps here: the interval is above 0."
+        if found["low"] > 0
+        else "Pretraining does harm here: the interval is below 0."
+        if found["high"] < 0
         else "This does not show that pretraining helps here: the interval holds 0."
-    )  # fmt: skip
+    )
     return [
         "",
         f"{found['labelled']:,} labelled patients, {found['labelled_with_event']} of them with the event",

@@ -8,7 +8,7 @@ import typer
 from ehrsequencing.cli.console import bar, finish, note, say
 from ehrsequencing.cli.inputs import open_run, read_study
 from ehrsequencing.cli.options import Config, Overrides, RunFolder
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,13 +21,27 @@ def explain(
     run: RunFolder,
     data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set, seen or not")],
     overrides: Overrides = None,
-    subject: Annotated[int | None, typer.Option("--subject", help="A subject_id; default: the whole cohort")] = None,
-    horizon: Annotated[str | None, typer.Option("--horizon", help="As in 1y; default: the task's middle one")] = None,
-    cause: Annotated[str | None, typer.Option("--cause", help="Default: the task's first outcome")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="File for the whole table: .parquet or .csv")] = None,
-    subjects: Annotated[int, typer.Option("--subjects", min=1, help="Subjects of the cohort at most")] = 1000,
+    subject: Annotated[
+        int | None, typer.Option("--subject", help="A subject_id; default: the whole cohort")
+    ] = None,
+    horizon: Annotated[
+        str | None, typer.Option("--horizon", help="As in 1y; default: the task's middle one")
+    ] = None,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="Default: the task's first outcome")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File for the whole table: .parquet or .csv")
+    ] = None,
+    subjects: Annotated[
+        int, typer.Option("--subjects", min=1, help="Subjects of the cohort at most")
+    ] = 1000,
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
+        bool,
+        typer.Option(
+            "--recalibrate",
+            help="Apply the recalibration that ehrseq evaluate --recalibrate fitted",
+        ),
     ] = False,
     config: Config = None,
 ) -> None:
@@ -38,10 +52,10 @@ def explain(
     code among the subjects who have it, with intervals. Effects are associations in the model, not causes.
     """
     from ehrsequencing.config import parse_days
+    from ehrsequencing.core.storage import refuse_foreign_file, refuse_overlap
     from ehrsequencing.explain.question import Question
     from ehrsequencing.explain.tables import is_explanation, require_suffix, write_table
-    from ehrsequencing.predict import NewRecords
-    from ehrsequencing.storage import refuse_foreign_file, refuse_overlap
+    from ehrsequencing.prediction.predict import NewRecords
 
     if out is not None:
         refuse_foreign_file(out, is_explanation)
@@ -74,7 +88,9 @@ def _subject(question: Any, records: Any, subject: int) -> "tuple[pa.Table, dict
     record = next(subject_records(records, {subject}), None)
     if record is None:
         fix = "name a subject_id of the data that ehrseq predict answers for"
-        raise EhrseqError("no such subject, or it has no prediction time", where="--subject", fix=fix)
+        raise EhrseqError(
+            "no such subject, or it has no prediction time", where="--subject", fix=fix
+        )
     found, table = explain_subject(question, record)
     say(f"risk of {question.text}: {found.risk:.1%}, after {record.visits_before[-1]} visits")
     for kind, title in (
@@ -97,24 +113,37 @@ def _line(row: dict[str, Any]) -> str:
     if row["with_code"]:
         name = f"{_cut(row['code'])} and {_cut(row['with_code'])}"
     text = f"{100 * row['change_in_risk']:+7.2f} points  {name}"
-    return text + (f"  (differs by {100 * row['interaction']:+.2f})" if row["interaction"] is not None else "")
+    return text + (
+        f"  (differs by {100 * row['interaction']:+.2f})" if row["interaction"] is not None else ""
+    )
 
 
 def _cut(code: str) -> str:
     return code if len(code) <= CODE else f"{code[: CODE - 1]}…"
 
 
-def _cohort(question: Any, records: Any, subjects: int, tick: Any) -> "tuple[pa.Table, dict[str, Any]]":
+def _cohort(
+    question: Any, records: Any, subjects: int, tick: Any
+) -> "tuple[pa.Table, dict[str, Any]]":
     from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort
 
     found = explain_cohort(question, records, subjects=subjects, progress=tick)
     rows = [row for row in found.table.to_pylist() if row["age"] == ALL_AGES]
-    say(f"risk of {question.text}: {found.risk:.1%} on average over {found.subjects:,} subjects, last prediction times")
+    say(
+        f"risk of {question.text}: {found.risk:.1%} on average over {found.subjects:,} subjects, last prediction times"
+    )
     say(f"\n{'code':<{CODE}}  carriers  points of risk  95 % interval     raises it for")
     for row in rows[: 2 * SHOWN]:
         interval = f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}"
         effect, raised = f"{100 * row['change_in_risk']:+.2f}", f"{row['raised']:.0%}"
-        say(f"{_cut(row['code']):<{CODE}}  {row['carriers']:>8}  {effect:>14}  {interval:<16}  {raised:>13}")
+        say(
+            f"{_cut(row['code']):<{CODE}}  {row['carriers']:>8}  {effect:>14}  {interval:<16}  {raised:>13}"
+        )
     if not rows:
         say("no code has 11 carriers or more")
-    return found.table, {"risk": found.risk, "question": question.text, "subjects": found.subjects, "codes": len(rows)}
+    return found.table, {
+        "risk": found.risk,
+        "question": question.text,
+        "subjects": found.subjects,
+        "codes": len(rows),
+    }

@@ -8,7 +8,7 @@ import typer
 from ehrsequencing.cli.console import bar, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run, read_study
 from ehrsequencing.cli.options import Config, DataFolder, Overrides, RunFolder
-from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.core.memory import keep_freed_memory
 
 
 def explore(
@@ -16,23 +16,38 @@ def explore(
     data: DataFolder,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="File to write")] = Path("explorer.html"),
-    patients: Annotated[int, typer.Option("--patients", help="At most so many, drawn at random")] = 10_000,
+    patients: Annotated[
+        int, typer.Option("--patients", help="At most so many, drawn at random")
+    ] = 10_000,
     fewest: Annotated[
-        int, typer.Option("--fewest", help="Codes that fewer patients have are shown as one, 'rare code'")
+        int,
+        typer.Option(
+            "--fewest", help="Codes that fewer patients have are shown as one, 'rare code'"
+        ),
     ] = 11,
     individuals: Annotated[
         bool, typer.Option("--individuals/--no-individuals", help="Patients, or the cohort only")
     ] = True,
     what_if: Annotated[
-        bool, typer.Option("--what-if/--no-what-if", help="Strike each code and each visit in advance")
+        bool,
+        typer.Option("--what-if/--no-what-if", help="Strike each code and each visit in advance"),
     ] = True,
     megabytes: Annotated[
-        float, typer.Option("--megabytes", help="Above it, what-if answers are those of the latest prediction only")
+        float,
+        typer.Option(
+            "--megabytes", help="Above it, what-if answers are those of the latest prediction only"
+        ),
     ] = 15.0,
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
+        bool,
+        typer.Option(
+            "--recalibrate",
+            help="Apply the recalibration that ehrseq evaluate --recalibrate fitted",
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Go on even if nearly all codes are unknown")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on even if nearly all codes are unknown")
+    ] = False,
     config: Config = None,
 ) -> None:
     """Write the explorer: a page on which to look at a cohort, at one patient, and at what moved the risk.
@@ -44,12 +59,16 @@ def explore(
     study = read_study(config, overrides, "explore")
     from ehrsequencing.config import refuse_changes
     from ehrsequencing.explorer import ExplorerSettings, collect, require_own, write_page
-    from ehrsequencing.predict import NewRecords
+    from ehrsequencing.prediction.predict import NewRecords
 
     settings = ExplorerSettings(
-        patients=patients, fewest=fewest, individuals=individuals, what_if=what_if, megabytes=megabytes,
+        patients=patients,
+        fewest=fewest,
+        individuals=individuals,
+        what_if=what_if,
+        megabytes=megabytes,
         recalibrated=recalibrate,
-    )  # fmt: skip
+    )
     require_own(out, data, run)
     opened = open_run(run)
     refuse_changes(study, opened.study, "explore", file=config, by=run)
@@ -60,7 +79,10 @@ def explore(
         write_page(found, out)
     for text in notes:
         warn(text.removeprefix("warning: ")) if text.startswith("warning: ") else note(text)
-    shown, answers = len(found.gathered.patients), 0 if found.removals is None else len(found.removals)
+    shown, answers = (
+        len(found.gathered.patients),
+        0 if found.removals is None else len(found.removals),
+    )
     size = out.stat().st_size / 1e6
     say(f"{shown:,} patients, {answers:,} what-if answers, {size:.1f} MB")
     finish(

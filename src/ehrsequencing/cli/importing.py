@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from ehrsequencing.cli.console import bar, finish, say, warn
 from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.options import Untrusted
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
     from ehrsequencing.config import ImportConfig
@@ -57,13 +57,17 @@ def _command(reader: "Reader") -> Any:
     if reader.needs_map:
 
         @app.command(
-            reader.name, help=reader.help, example=f"ehrseq import {reader.name} visits.csv --map map.yaml meds"
+            reader.name,
+            help=reader.help,
+            example=f"ehrseq import {reader.name} visits.csv --map map.yaml meds",
         )
         def import_by_map(
             source: Annotated[str, typer.Argument(help=reader.source)],
             out: Out,
             overrides: Overrides = None,
-            map: Annotated[Path | None, typer.Option(help="YAML file that says what the columns mean")] = None,
+            map: Annotated[
+                Path | None, typer.Option(help="YAML file that says what the columns mean")
+            ] = None,
             untrusted: Untrusted = False,
         ) -> None:
             result = _import(reader, source, out, overrides or [], map, untrusted=untrusted)
@@ -72,13 +76,18 @@ def _command(reader: "Reader") -> Any:
     elif reader.sql is not None:
         statements = reader.sql
 
-        @app.command(reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds")
+        @app.command(
+            reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds"
+        )
         def import_tables(
             source: Annotated[str, typer.Argument(help=reader.source)],
             out: Out,
             overrides: Overrides = None,
             show_sql: Annotated[
-                bool, typer.Option("--show-sql", help="Print the SQL that would read SOURCE, and do nothing else")
+                bool,
+                typer.Option(
+                    "--show-sql", help="Print the SQL that would read SOURCE, and do nothing else"
+                ),
             ] = False,
             untrusted: Untrusted = False,
         ) -> None:
@@ -93,7 +102,9 @@ def _command(reader: "Reader") -> Any:
 
     else:
 
-        @app.command(reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds")
+        @app.command(
+            reader.name, help=reader.help, example=f"ehrseq import {reader.name} export meds"
+        )
         def import_source(
             source: Annotated[str, typer.Argument(help=reader.source)],
             out: Out,
@@ -119,10 +130,15 @@ def _import(
     from ehrsequencing.readers.report_of_import import import_source
 
     _refuse_database(out)
-    given: dict[str, Any] = {"format_": reader.name, "source": source, "out": str(out), "overrides": overrides}
+    given: dict[str, Any] = {
+        "format_": reader.name,
+        "source": source,
+        "out": str(out),
+        "overrides": overrides,
+    }
     given |= {"table_map": None if table_map is None else str(table_map)}
     if untrusted:
-        from ehrsequencing.limited import Limits, in_limited_child
+        from ehrsequencing.core.limited import Limits, in_limited_child
 
         with bar("importing"):
             found = in_limited_child("import_source", given, where=source, limits=Limits())
@@ -148,4 +164,6 @@ def _settings(overrides: list[str], out: Path) -> "ImportConfig":
 def _refuse_database(out: Path) -> None:
     """Refuse a database's URL as the output, without repeating it, since it may hold a password."""
     if re.match(r"[A-Za-z][A-Za-z0-9+]*:/", str(out)) or "password=" in str(out):
-        raise EhrseqError("is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT")
+        raise EhrseqError(
+            "is a database, not a folder", where="OUT", fix="name SOURCE first, then OUT"
+        )

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ehrsequencing.cli.console import note
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
     from ehrsequencing.config import StudyConfig
-    from ehrsequencing.run import Run
+    from ehrsequencing.prediction.run import Run
     from ehrsequencing.training.processes import Processes
 
 
@@ -24,7 +24,7 @@ def read_study(config: Path | None, overrides: Sequence[str] | None, command: st
 
 def open_run(folder: Path) -> "Run":
     """Open a run, and print a line if somebody has changed its files."""
-    from ehrsequencing.run import Run
+    from ehrsequencing.prediction.run import Run
 
     run = Run(folder)
     if run.altered:
@@ -68,11 +68,15 @@ def trusted(
 
     with ExitStack() as stack:
         with bar("copying"):
-            folder = stack.enter_context(plain_copy(data, facts=study.data, visits=study.visits, keep=keep))
+            folder = stack.enter_context(
+                plain_copy(data, facts=study.data, visits=study.visits, keep=keep)
+            )
         if processes is not None:
             processes.tell(str(folder))
         try:
             yield folder
         except EhrseqError as error:  # name the file that people can look at
-            what, where = (text.replace(str(folder), str(data)) for text in (error.what, error.where))
+            what, where = (
+                text.replace(str(folder), str(data)) for text in (error.what, error.where)
+            )
             raise EhrseqError(what, where=where, fix=error.fix) from error

@@ -22,13 +22,20 @@ import typer
 
 from ehrsequencing.cli.console import BY_SIGNAL, as_parts
 from ehrsequencing.cli.output import current
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.signals import number_of
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.signals import number_of
 
 if TYPE_CHECKING:
     from ehrsequencing.training.processes import Processes
 
-RENDEZVOUS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
+# what torchrun sets
+RENDEZVOUS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 PORT = 29_500  # of process 0, where several machines meet and MASTER_PORT is not set
 LAUNCHED = "EHRSEQ_LAUNCHED"  # set in the copies that this file starts
 GRACE_SECONDS = 10.0  # for the others to end by themselves once one has failed
@@ -67,12 +74,18 @@ def launch(command: str, devices: int, nodes: int = 1) -> int:
     with forwarded(copies) as told:
         for variables in environments(devices, nodes):
             # A session of its own: Ctrl-C in the terminal then reaches it once, from here.
-            copies.append(subprocess.Popen(
-                words, env={**os.environ, **variables}, stdin=subprocess.PIPE,
-                stdout=None if variables["RANK"] == "0" else subprocess.DEVNULL, start_new_session=True,
-            ))  # fmt: skip
+            copies.append(
+                subprocess.Popen(
+                    words,
+                    env={**os.environ, **variables},
+                    stdin=subprocess.PIPE,
+                    stdout=None if variables["RANK"] == "0" else subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
         failed = first_to_fail(copies)
-        end(copies, None if failed is None or told else GRACE_SECONDS)  # who was told to stop saves first
+        # who was told to stop saves first
+        end(copies, None if failed is None or told else GRACE_SECONDS)
     if failed is None:
         return 0
     code = copies[failed].returncode
@@ -89,7 +102,9 @@ def launch(command: str, devices: int, nodes: int = 1) -> int:
     return code
 
 
-def environments(devices: int, nodes: int, environment: Mapping[str, str] = os.environ) -> list[dict[str, str]]:
+def environments(
+    devices: int, nodes: int, environment: Mapping[str, str] = os.environ
+) -> list[dict[str, str]]:
     """The variables of torchrun for each process of this machine.
 
     Raises:
@@ -100,19 +115,30 @@ def environments(devices: int, nodes: int, environment: Mapping[str, str] = os.e
     if not (node.isascii() and node.isdigit() and int(node) < nodes) or not address:
         what = f"{nodes} machines need NODE_RANK (0 to {nodes - 1}) and MASTER_ADDR (that of machine 0)"
         raise EhrseqError(
-            what, where="--nodes", fix="set them on each machine, or use torchrun or Slurm: docs/scale.md"
+            what,
+            where="--nodes",
+            fix="set them on each machine, or use torchrun or Slurm: docs/scale.md",
         )
     port = str(free_port()) if nodes == 1 else environment.get("MASTER_PORT", str(PORT))
-    threads = max(1, len(os.sched_getaffinity(0)) // devices) if hasattr(os, "sched_getaffinity") else 1
+    threads = (
+        max(1, len(os.sched_getaffinity(0)) // devices) if hasattr(os, "sched_getaffinity") else 1
+    )
     shared = {
-        "WORLD_SIZE": str(devices * nodes), "LOCAL_WORLD_SIZE": str(devices), "MASTER_ADDR": address,
-        "MASTER_PORT": port, "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(threads)), LAUNCHED: "1",
-        "TORCH_CPP_LOG_LEVEL": environment.get("TORCH_CPP_LOG_LEVEL", "FATAL"),  # we tell who has ended, in one line
-    }  # fmt: skip
+        "WORLD_SIZE": str(devices * nodes),
+        "LOCAL_WORLD_SIZE": str(devices),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(threads)),
+        LAUNCHED: "1",
+        # we tell who has ended, in one line
+        "TORCH_CPP_LOG_LEVEL": environment.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
+    }
     if nodes == 1 and sys.platform == "linux":
         shared["GLOO_SOCKET_IFNAME"] = environment.get("GLOO_SOCKET_IFNAME", "lo")
     first = int(node) * devices
-    return [{**shared, "RANK": str(first + place), "LOCAL_RANK": str(place)} for place in range(devices)]
+    return [
+        {**shared, "RANK": str(first + place), "LOCAL_RANK": str(place)} for place in range(devices)
+    ]
 
 
 def free_port() -> int:
@@ -128,7 +154,8 @@ def first_to_fail(copies: Sequence[subprocess.Popen[bytes]]) -> int | None:
         codes = [copy.poll() for copy in copies]
         failed = [place for place, code in enumerate(codes) if code]
         if failed:
-            killed = [place for place in failed if (codes[place] or 0) < 0]  # the others only lost contact with it
+            # the others only lost contact with it
+            killed = [place for place in failed if (codes[place] or 0) < 0]
             return (killed or failed)[0]
         if None not in codes:
             return None
@@ -145,7 +172,10 @@ def end(copies: Sequence[subprocess.Popen[bytes]], seconds: float | None) -> Non
 
 
 def _wait(
-    copies: Sequence[subprocess.Popen[bytes]], seconds: float | None, *, then: Callable[[subprocess.Popen[bytes]], None]
+    copies: Sequence[subprocess.Popen[bytes]],
+    seconds: float | None,
+    *,
+    then: Callable[[subprocess.Popen[bytes]], None],
 ) -> None:
     until = None if seconds is None else time.monotonic() + seconds
     for copy in copies:
@@ -185,14 +215,18 @@ def forwarded(copies: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
 
 
 @contextmanager
-def one_of_several(environment: Mapping[str, str] = os.environ, *, gpus: bool = True) -> Iterator["Processes | None"]:
+def one_of_several(
+    environment: Mapping[str, str] = os.environ, *, gpus: bool = True
+) -> Iterator["Processes | None"]:
     """Join the other processes; None where the environment names none. Process 0 prints, and one reports an error.
 
     Args:
         environment: As torchrun sets it.
         gpus: Whether each process takes a GPU where there are some.
     """
-    if environment.get("WORLD_SIZE", "1") == "1" or not all(name in environment for name in RENDEZVOUS):
+    if environment.get("WORLD_SIZE", "1") == "1" or not all(
+        name in environment for name in RENDEZVOUS
+    ):
         yield None
         return
     from ehrsequencing.training.group import joined
@@ -221,7 +255,8 @@ def one_of_several(environment: Mapping[str, str] = os.environ, *, gpus: bool = 
             if first is None and not (isinstance(error, LostContact) and LAUNCHED in environment):
                 raise
             current().error = json.loads(first) if first else parts
-            current().json &= first is not None  # the process that started this one knows how the other one ended
+            # the process that started this one knows how the other one ended
+            current().json &= first is not None
             raise typer.Exit(code) from error
 
 

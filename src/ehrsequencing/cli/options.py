@@ -17,22 +17,36 @@ def _settings_like(ctx: typer.Context, incomplete: str) -> list[str]:
     return [f"{name}=" for name in names if name.startswith(incomplete)]
 
 
-Config = Annotated[Path | None, typer.Option("--config", help="Study file (YAML) with any of the sections")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="Study file (YAML) with any of the sections")
+]
 Devices = Annotated[
-    int, typer.Option("--devices", min=1, help="Processes on this machine that share the work (docs/scale.md)")
+    int,
+    typer.Option(
+        "--devices", min=1, help="Processes on this machine that share the work (docs/scale.md)"
+    ),
 ]
 DataFolder = Annotated[Path, typer.Argument(help="Folder of a MEDS data set")]
 NewFolder = Annotated[Path, typer.Argument(help="Folder to make")]
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines that run this command (docs/scale.md)")]
+Nodes = Annotated[
+    int, typer.Option("--nodes", min=1, help="Machines that run this command (docs/scale.md)")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Settings as section.key=value, as in model.size=small", show_default=False, autocompletion=_settings_like
+        help="Settings as section.key=value, as in model.size=small",
+        show_default=False,
+        autocompletion=_settings_like,
     ),
 ]
-MovedSet = Annotated[Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")]
+MovedSet = Annotated[
+    Path | None, typer.Option("--prepared", help="The prepared set, if it has moved")
+]
 RunFolder = Annotated[Path, typer.Argument(help="What ehrseq train made")]
 TaskFiles = Annotated[list[Path] | None, typer.Option("--task", help="Task file; may be repeated")]
 Untrusted = Annotated[
-    bool, typer.Option("--untrusted", help="Read data of strangers in a process with limits of memory and time")
+    bool,
+    typer.Option(
+        "--untrusted", help="Read data of strangers in a process with limits of memory and time"
+    ),
 ]

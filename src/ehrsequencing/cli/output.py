@@ -17,7 +17,8 @@ from typing import Any
 
 import typer
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")  # CSI, OSC, the others
+# CSI, OSC, the others
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
 
 @dataclass
@@ -49,9 +50,15 @@ class Output:
     def as_json(self, exit_code: int) -> str:
         """The JSON object, on one line."""
         facts = {
-            "command": self.command, "exit_code": exit_code, "error": self.error, "wrote": self.wrote,
-            "next": self.next, "notes": self.notes, "warnings": self.warnings, "result": self.result,
-        }  # fmt: skip
+            "command": self.command,
+            "exit_code": exit_code,
+            "error": self.error,
+            "wrote": self.wrote,
+            "next": self.next,
+            "notes": self.notes,
+            "warnings": self.warnings,
+            "result": self.result,
+        }
         return json.dumps(_finite(facts), default=str)
 
 
@@ -65,7 +72,9 @@ def _finite(value: Any) -> Any:
 
 
 _open: list[Output] = [Output()]  # the last one is that of the command that runs
-_bars: list[Callable[[str], None]] = []  # prints a line above the progress bar that the terminal shows
+_bars: list[
+    Callable[[str], None]
+] = []  # prints a line above the progress bar that the terminal shows
 
 
 def current() -> Output:
@@ -106,7 +115,11 @@ def plain(text: str) -> str:
     >>> plain("a\x1b[31mb\x07c")
     'abc'
     """
-    return "".join(c for c in _ESCAPES.sub("", text) if c.isprintable() or c in "\n\t" or "\ud800" <= c <= "\udfff")
+    return "".join(
+        c
+        for c in _ESCAPES.sub("", text)
+        if c.isprintable() or c in "\n\t" or "\ud800" <= c <= "\udfff"
+    )
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -136,7 +149,10 @@ def warn(text: str) -> None:
 
 
 def finish(
-    *, wrote: Mapping[str, Path | None], then: Sequence[object] | str | None, result: Mapping[str, Any] | None = None
+    *,
+    wrote: Mapping[str, Path | None],
+    then: Sequence[object] | str | None,
+    result: Mapping[str, Any] | None = None,
 ) -> None:
     """End a command: name what it wrote and the next command to type.
 
@@ -150,7 +166,11 @@ def finish(
     output.wrote |= lines
     output.result |= dict(result or {})
     if then is not None:
-        command = then if isinstance(then, str) else " ".join(["ehrseq", *(shlex.quote(str(word)) for word in then)])
+        command = (
+            then
+            if isinstance(then, str)
+            else " ".join(["ehrseq", *(shlex.quote(str(word)) for word in then)])
+        )
         output.next = lines["next"] = plain(command)
     width = max(map(len, lines), default=0)
     for what, text in lines.items():

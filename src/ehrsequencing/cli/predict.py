@@ -11,7 +11,7 @@ from ehrsequencing.cli.console import bar, finish, note, say, warn
 from ehrsequencing.cli.inputs import open_run, read_study, trusted
 from ehrsequencing.cli.launch import launch, launches, one_of_several
 from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides, RunFolder, Untrusted
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 _JUDGE = {  # format → the command that judges such a file
     "meds-dev": "meds-dev-evaluation predictions_path={} output_dir=results",
@@ -23,28 +23,49 @@ def predict(
     run: RunFolder,
     data: Annotated[Path, typer.Argument(help="Folder of a MEDS data set, seen or not")],
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")] = Path(
-        "predictions.parquet"
-    ),
-    at: Annotated[str, typer.Option("--at", help="all prediction times, each subject's last, or a date")] = "all",
-    horizons: Annotated[str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="File to write: .parquet, .csv or .csv.gz")
+    ] = Path("predictions.parquet"),
+    at: Annotated[
+        str, typer.Option("--at", help="all prediction times, each subject's last, or a date")
+    ] = "all",
+    horizons: Annotated[
+        str | None, typer.Option("--horizons", help="As in 90d,2y; default: the task's")
+    ] = None,
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
+        bool,
+        typer.Option(
+            "--recalibrate",
+            help="Apply the recalibration that ehrseq evaluate --recalibrate fitted",
+        ),
     ] = False,
     outcome: Annotated[
         list[str] | None,
-        typer.Option("--outcome", help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated"),
+        typer.Option(
+            "--outcome",
+            help="A code or pattern of the run's outcomes (docs/outcomes.md); may be repeated",
+        ),
     ] = None,
-    top: Annotated[int | None, typer.Option("--top", help="So many most likely outcomes of each moment")] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", help="So many most likely outcomes of each moment")
+    ] = None,
     style: Annotated[
         str,
-        typer.Option("--format", help="risks; meds-dev, meds-evaluation: a risk for each of --labels (docs/scale.md)"),
+        typer.Option(
+            "--format",
+            help="risks; meds-dev, meds-evaluation: a risk for each of --labels (docs/scale.md)",
+        ),
     ] = "risks",
     labels: Annotated[
-        Path | None, typer.Option("--labels", help="With --format meds-…: MEDS labels, a file or a folder")
+        Path | None,
+        typer.Option("--labels", help="With --format meds-…: MEDS labels, a file or a folder"),
     ] = None,
-    cause: Annotated[str | None, typer.Option("--cause", help="With --format meds-…: which cause [the first]")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")] = False,
+    cause: Annotated[
+        str | None, typer.Option("--cause", help="With --format meds-…: which cause [the first]")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Predict even if nearly all codes are unknown")
+    ] = False,
     untrusted: Untrusted = False,
     devices: Devices = 1,
     nodes: Nodes = 1,
@@ -55,9 +76,9 @@ def predict(
         raise SystemExit(launch("predict", devices, nodes))
     with one_of_several(gpus=False) as group:
         from ehrsequencing.config import parse_days, refuse_changes
-        from ehrsequencing.predict import predict as write
-        from ehrsequencing.predict_labels import predict_labels
-        from ehrsequencing.predict_outcomes import predict_outcomes
+        from ehrsequencing.prediction.predict import predict as write
+        from ehrsequencing.prediction.predict_labels import predict_labels
+        from ehrsequencing.prediction.predict_outcomes import predict_outcomes
         from ehrsequencing.training.processes import ALONE
 
         try:
@@ -65,7 +86,10 @@ def predict(
         except ValueError as error:
             raise EhrseqError(str(error), where="--horizons", fix="write them as 90d,2y") from error
         _require_fitting(
-            style, labels=labels, cause=cause, others=at != "all" or outcome is not None or top is not None
+            style,
+            labels=labels,
+            cause=cause,
+            others=at != "all" or outcome is not None or top is not None,
         )
         notes: list[str] = []
         study = read_study(config, overrides, "predict")
@@ -74,12 +98,17 @@ def predict(
         asked = study.model_copy(update={"visits": made.visits})
         write_to: Any
         processes = group or ALONE
-        with trusted(data, asked, untrusted=untrusted, processes=processes) as records, bar("predicting") as tick:
+        with (
+            trusted(data, asked, untrusted=untrusted, processes=processes) as records,
+            bar("predicting") as tick,
+        ):
             if outcome or top is not None:
                 if recalibrate:
                     what, fix = "--recalibrate is for the task's causes", "leave it out"
                     raise EhrseqError(what, where="ehrseq predict", fix=fix)
-                write_to = partial(predict_outcomes, run, records, out, outcomes=outcome or (), top=top)
+                write_to = partial(
+                    predict_outcomes, run, records, out, outcomes=outcome or (), top=top
+                )
             else:
                 write_to = partial(write, run, records, out, recalibrated=recalibrate)
             if labels is not None:
@@ -101,7 +130,9 @@ def predict(
         )
 
 
-def _next(run: Path, data: Path, out: Path, *, style: str, outcomes: bool) -> Sequence[object] | str:
+def _next(
+    run: Path, data: Path, out: Path, *, style: str, outcomes: bool
+) -> Sequence[object] | str:
     """The command to type next: `score` knows a task's own causes alone, and `evaluate` every outcome."""
     if style in _JUDGE:
         return _JUDGE[style].format(out)
@@ -112,12 +143,18 @@ def _require_fitting(style: str, *, labels: Path | None, cause: str | None, othe
     """Refuse options of one format beside the other format."""
     where = f"--format {style}"
     if style not in ("risks", *_JUDGE):
-        raise EhrseqError(f"{style!r} is not a format", where="--format", fix=f"use risks, {', '.join(_JUDGE)}")
+        raise EhrseqError(
+            f"{style!r} is not a format", where="--format", fix=f"use risks, {', '.join(_JUDGE)}"
+        )
     if style == "risks" and (labels is not None or cause is not None):
         fix = "add it, or --format meds-evaluation"
-        raise EhrseqError("--labels and --cause need --format meds-dev", where="ehrseq predict", fix=fix)
+        raise EhrseqError(
+            "--labels and --cause need --format meds-dev", where="ehrseq predict", fix=fix
+        )
     if style in _JUDGE and labels is None:
-        raise EhrseqError("needs the labels of the task", where=where, fix="name them with --labels")
+        raise EhrseqError(
+            "needs the labels of the task", where=where, fix="name them with --labels"
+        )
     if style in _JUDGE and others:
         what = "takes its moments from the labels, and one cause of the task"
         raise EhrseqError(what, where=where, fix="leave out --at, --outcome and --top")

@@ -8,7 +8,7 @@ import typer
 from ehrsequencing.cli.console import finish, say, training_bar, unfinished
 from ehrsequencing.cli.inputs import read_study
 from ehrsequencing.cli.options import Config, Overrides
-from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.core.memory import keep_freed_memory
 
 
 def pretrain(
@@ -16,22 +16,27 @@ def pretrain(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the pretrained model")] = ...,  # type: ignore[assignment]
     task: Annotated[
-        str | None, typer.Option("--task", help="Task whose outcomes, their relatives and near-synonyms are no targets")
+        str | None,
+        typer.Option(
+            "--task", help="Task whose outcomes, their relatives and near-synonyms are no targets"
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue after an interruption")
+    ] = False,
     config: Config = None,
 ) -> None:
     """Fit a model to records without labels; ehrseq train --init starts from it."""
     keep_freed_memory()
     study = read_study(config, overrides, "pretrain")
     from ehrsequencing.config import refuse_changes
-    from ehrsequencing.output_kinds import HISTORY
-    from ehrsequencing.pretraining.loop import Pretrainer
+    from ehrsequencing.core.output_kinds import HISTORY
+    from ehrsequencing.core.storage import read_json_lines, write_bytes
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pretraining import pretraining_lines
     from ehrsequencing.reporting.pretraining_page import render_pretraining
     from ehrsequencing.reporting.report import ANSWER
-    from ehrsequencing.storage import read_json_lines, write_bytes
+    from ehrsequencing.training.pretraining.loop import Pretrainer
     from ehrsequencing.training.run_folder import alone_in
 
     with alone_in(out):  # before the work begins

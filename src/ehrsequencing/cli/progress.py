@@ -67,7 +67,13 @@ class Work:
 
     def _start_bar(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.table import Column
         from rich.text import Text
 
@@ -81,16 +87,24 @@ class Work:
             TimeRemainingColumn(compact=True),
         )
         progress = Progress(
-            *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=True, refresh_per_second=4
+            *columns,
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=True,
+            refresh_per_second=4,
         )
         task = progress.add_task(self.text, total=None, share="")
         progress.tasks[0].start_time = self.started  # by the same clock
 
         def update() -> None:
             share = f"{self.done / self.total:4.0%}" if self.total else ""
-            room = max(console.width - bar_width - 26, 10)  # the last column stays free: Ctrl-C prints ^C there
+            # the last column stays free: Ctrl-C prints ^C there
+            room = max(console.width - bar_width - 26, 10)
             text = self.text if len(self.text) <= room else f"{self.text[: room - 1]}…"
-            progress.update(task, description=text, completed=self.done, total=self.total or None, share=share)
+            progress.update(
+                task, description=text, completed=self.done, total=self.total or None, share=share
+            )
 
         update()
         self._shown.enter_context(progress)
@@ -130,7 +144,9 @@ def stages(label: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def training_bar(label: str = "training", tuning: str = "tuning NLL") -> Iterator[Callable[["Progress"], None]]:
+def training_bar(
+    label: str = "training", tuning: str = "tuning NLL"
+) -> Iterator[Callable[["Progress"], None]]:
     """Progress of training; prints a line at the end of every epoch, with the loss on the tuning split as `tuning`."""
     with Work(label) as work:
 
@@ -146,7 +162,9 @@ def training_bar(label: str = "training", tuning: str = "tuning NLL") -> Iterato
                 if not current().quiet:
                     say(told, err=True)
             work.tick(
-                (epochs - 1) * p.steps + p.step, max(p.trials, p.members) * p.epochs * p.steps, f"{text}, {speed}"
+                (epochs - 1) * p.steps + p.step,
+                max(p.trials, p.members) * p.epochs * p.steps,
+                f"{text}, {speed}",
             )
 
         yield show

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.core.output_kinds import HISTORY, RUN
+from ehrsequencing.core.storage import read_json, read_json_lines, read_manifest
 from ehrsequencing.evaluation.results import SHARED
-from ehrsequencing.output_kinds import HISTORY, RUN
-from ehrsequencing.run import Run
-from ehrsequencing.storage import read_json, read_json_lines, read_manifest
+from ehrsequencing.prediction.run import Run
 
 
 def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
@@ -29,11 +29,19 @@ def kept_epochs(run: Path) -> tuple[list[str], dict[str, Any]]:
             f"{who}kept epoch {kept['epoch']} of {len(rows)}, whose tuning NLL is lowest ({kept['tuning_nll']:.4f}); "
             f"{stopped}"
         )
-        facts.append({"epoch": kept["epoch"], "epochs": len(rows), "tuning_nll": kept["tuning_nll"]})
-    told = {"kept": facts, "tuning_nll": manifest.get("tuning_nll"), "parameters": manifest.get("parameters")}
+        facts.append(
+            {"epoch": kept["epoch"], "epochs": len(rows), "tuning_nll": kept["tuning_nll"]}
+        )
+    told = {
+        "kept": facts,
+        "tuning_nll": manifest.get("tuning_nll"),
+        "parameters": manifest.get("parameters"),
+    }
     if parts := manifest.get("blend", {}).get("tuning_nll"):
         whole, *alone = parts.items()
-        lines.append(f"tuning NLL of the {whole[0]}: {whole[1]:.4f} ({', '.join(f'{k} {v:.4f}' for k, v in alone)})")
+        lines.append(
+            f"tuning NLL of the {whole[0]}: {whole[1]:.4f} ({', '.join(f'{k} {v:.4f}' for k, v in alone)})"
+        )
         told["blend_tuning_nll"] = parts
     return lines, told
 
@@ -49,6 +57,8 @@ def main_results(folder: Path) -> dict[str, Any]:
     metrics = read_json(folder / SHARED)
     cause = metrics["causes"][0]
     kept = ("model", "metric", "landmark_days", "horizon_days", "value", "low", "high", "reason")
-    rows = [{key: row.get(key) for key in kept} for row in metrics["metrics"] if row["cause"] == cause]
+    rows = [
+        {key: row.get(key) for key in kept} for row in metrics["metrics"] if row["cause"] == cause
+    ]
     named = {"cause": cause, "strongest": metrics.get("strongest")}
     return {**named, "metrics": rows, "warnings": metrics.get("warnings", [])}

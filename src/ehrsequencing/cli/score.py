@@ -9,19 +9,28 @@ import typer
 from ehrsequencing.cli.console import finish, note, say, stages
 from ehrsequencing.cli.inputs import read_study, read_tasks
 from ehrsequencing.cli.options import Config, DataFolder, Overrides
-from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.core.memory import keep_freed_memory
 
 
 def score(
-    predictions: Annotated[Path, typer.Argument(help="Risks of any model: .parquet, .csv or .csv.gz")],
+    predictions: Annotated[
+        Path, typer.Argument(help="Risks of any model: .parquet, .csv or .csv.gz")
+    ],
     data: DataFolder,
     overrides: Overrides = None,
     task: Annotated[Path, typer.Option("--task", help="Task file")] = ...,  # type: ignore[assignment]
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to make [NAME-score beside PREDICTIONS]")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="What the model is called [the file's name]")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to make [NAME-score beside PREDICTIONS]")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What the model is called [the file's name]")
+    ] = None,
     split: Annotated[str, typer.Option("--split", help="train, tuning or held_out")] = "held_out",
     prepared: Annotated[
-        Path | None, typer.Option("--prepared", help="What ehrseq prepare made of DATA and the task, to save time")
+        Path | None,
+        typer.Option(
+            "--prepared", help="What ehrseq prepare made of DATA and the task, to save time"
+        ),
     ] = None,
     baselines: Annotated[str | None, typer.Option("--baselines", help="fast or none")] = None,
     config: Config = None,
@@ -34,14 +43,16 @@ def score(
     keep_freed_memory()
     given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
     study = read_study(config, given, "score" if prepared is None else "score --prepared")
-    from ehrsequencing.cli.report import report_score
+    from ehrsequencing.api.report import report_score
     from ehrsequencing.cli.results import main_results
     from ehrsequencing.evaluation.score import score as score_file
     from ehrsequencing.reporting.terminal import metric_lines
 
     question = read_tasks([task], study)[0]
     with stages("scoring") as stage:
-        scored = partial(score_file, predictions, data, question, out=out, name=name, split=split, study=study)
+        scored = partial(
+            score_file, predictions, data, question, out=out, name=name, split=split, study=study
+        )
         result, folder = scored(prepared=prepared, progress=stage, draw=report_score)
     for text in result["warnings"]:
         note(f"note: {text}")

@@ -8,38 +8,66 @@ import typer
 from ehrsequencing.cli.console import bar, finish, note, say
 from ehrsequencing.cli.inputs import open_run
 from ehrsequencing.cli.options import RunFolder
-from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.core.memory import keep_freed_memory
 
 if TYPE_CHECKING:
-    from ehrsequencing.run import Run
+    from ehrsequencing.prediction.run import Run
     from ehrsequencing.serve.explorer_page import LivePage
 
 
 def serve(
     run: RunFolder,
-    data: Annotated[Path | None, typer.Argument(help="Folder of a MEDS data set, for the explorer's page")] = None,
+    data: Annotated[
+        Path | None, typer.Argument(help="Folder of a MEDS data set, for the explorer's page")
+    ] = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on; 0: any free one")] = 8000,
     token: Annotated[
         str | None,
-        typer.Option("--token", envvar="EHRSEQ_TOKEN", help="What clients must send; needed beyond this machine"),
+        typer.Option(
+            "--token",
+            envvar="EHRSEQ_TOKEN",
+            help="What clients must send; needed beyond this machine",
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", help="Another host name of this server, as behind a proxy; may be repeated"),
+        typer.Option(
+            "--allow-host",
+            help="Another host name of this server, as behind a proxy; may be repeated",
+        ),
     ] = None,
     recalibrate: Annotated[
-        bool, typer.Option("--recalibrate", help="Apply the recalibration that ehrseq evaluate --recalibrate fitted")
+        bool,
+        typer.Option(
+            "--recalibrate",
+            help="Apply the recalibration that ehrseq evaluate --recalibrate fitted",
+        ),
     ] = False,
-    max_body: Annotated[int, typer.Option("--max-body", min=1, max=1024, help="Largest request, in MiB")] = 16,
-    max_rows: Annotated[int, typer.Option("--max-rows", min=1, help="Most rows of a record")] = 100_000,
-    max_visits: Annotated[int, typer.Option("--max-visits", min=1, help="Most visits of a record")] = 10_000,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Show DATA in the explorer")] = True,
-    what_if: Annotated[
-        bool, typer.Option("--what-if/--no-what-if", help="Strike each code and each visit in advance, for tables")
+    max_body: Annotated[
+        int, typer.Option("--max-body", min=1, max=1024, help="Largest request, in MiB")
+    ] = 16,
+    max_rows: Annotated[
+        int, typer.Option("--max-rows", min=1, help="Most rows of a record")
+    ] = 100_000,
+    max_visits: Annotated[
+        int, typer.Option("--max-visits", min=1, help="Most visits of a record")
+    ] = 10_000,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Show DATA in the explorer")
     ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Show DATA even if nearly all codes are unknown")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Longest wait for an answer, in seconds")] = 30.0,
+    what_if: Annotated[
+        bool,
+        typer.Option(
+            "--what-if/--no-what-if", help="Strike each code and each visit in advance, for tables"
+        ),
+    ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Show DATA even if nearly all codes are unknown")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Longest wait for an answer, in seconds")
+    ] = 30.0,
 ) -> None:
     """Answer requests for risks over HTTP: MEDS rows, FHIR R4 bundles, CDS Hooks.
 
@@ -63,12 +91,19 @@ def serve(
         if found.is_visit_head:
             note("note: the visit head has no risk curves, so there is no explorer")
             return None
-        from ehrsequencing.predict import NewRecords
+        from ehrsequencing.prediction.predict import NewRecords
         from ehrsequencing.serve.explorer_page import LivePage
 
         with bar("reading the patients") as tick:
             records = NewRecords(found, data)
-            return LivePage.of(records, recalibrated=recalibrate, what_if=what_if, force=force, progress=tick, say=note)
+            return LivePage.of(
+                records,
+                recalibrated=recalibrate,
+                what_if=what_if,
+                force=force,
+                progress=tick,
+                say=note,
+            )
 
     def on_start(url: str) -> None:
         started.append(url)
@@ -77,7 +112,15 @@ def serve(
         )
 
     listen(
-        run, data, host=host, port=port, token=token, names=tuple(allow_host or ()), recalibrated=recalibrate,
-        limits=limits, live=live, on_start=on_start,
-    )  # fmt: skip
+        run,
+        data,
+        host=host,
+        port=port,
+        token=token,
+        names=tuple(allow_host or ()),
+        recalibrated=recalibrate,
+        limits=limits,
+        live=live,
+        on_start=on_start,
+    )
     finish(wrote={}, then=["predict", run, data or "DATA"], result={"url": started[0]})

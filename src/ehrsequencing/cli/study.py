@@ -8,7 +8,7 @@ import typer
 from ehrsequencing.cli.console import finish, note, say, stages, warn
 from ehrsequencing.cli.conventions import CommandLine
 from ehrsequencing.cli.options import DataFolder, RunFolder
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 study_app = CommandLine(
     group="study",
@@ -40,11 +40,18 @@ def run(
     pack: Annotated[Path, typer.Argument(help="Folder that ehrseq study pack made")],
     data: DataFolder,
     out: Annotated[Path, typer.Option("--out", help="File to write")] = ...,  # type: ignore[assignment]
-    name: Annotated[str, typer.Option("--name", help="What this site is called in the study")] = ...,  # type: ignore[assignment]
+    name: Annotated[
+        str, typer.Option("--name", help="What this site is called in the study")
+    ] = ...,  # type: ignore[assignment]
     split: Annotated[
-        str, typer.Option("--split", help="all subjects, or held_out: those that the data's splits hold out")
+        str,
+        typer.Option(
+            "--split", help="all subjects, or held_out: those that the data's splits hold out"
+        ),
     ] = "all",
-    resamples: Annotated[int, typer.Option("--resamples", min=10, help="Of the bootstrap, for standard errors")] = 200,
+    resamples: Annotated[
+        int, typer.Option("--resamples", min=10, help="Of the bootstrap, for standard errors")
+    ] = 200,
 ) -> None:
     """Predict this site's patients and write sums over them; counts of fewer than 11 people are withheld.
 
@@ -57,19 +64,36 @@ def run(
     told: list[str] = []
     with stages("running the study") as stage:
         part: Part = "held_out" if split == "held_out" else "all"
-        result = run_site(pack, data, out, name=name, split=part, resamples=resamples, progress=stage, say=told.append)
+        result = run_site(
+            pack,
+            data,
+            out,
+            name=name,
+            split=part,
+            resamples=resamples,
+            progress=stage,
+            say=told.append,
+        )
     for text in told:
         warn(text)
     for entry in result["landmarks"]:
         shown, hidden = len(entry["cells"]), len(entry["withheld"])
-        say(f"{entry['subjects']} subjects at day {entry['landmark_days']:g}: {shown} results, {hidden} withheld")
-    finish(wrote={"site": out}, then=["study", "merge", out, "OTHER.json", "--out", "study"], result=result)
+        say(
+            f"{entry['subjects']} subjects at day {entry['landmark_days']:g}: {shown} results, {hidden} withheld"
+        )
+    finish(
+        wrote={"site": out},
+        then=["study", "merge", out, "OTHER.json", "--out", "study"],
+        result=result,
+    )
 
 
 @study_app.command(example="ehrseq study merge north.json south.json --out study")
 def merge(
     sites: Annotated[list[Path], typer.Argument(help="Files that ehrseq study run wrote")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to make; an earlier merge there is replaced")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder to make; an earlier merge there is replaced")
+    ] = ...,  # type: ignore[assignment]
 ) -> None:
     """Pool the sites' results, and show how far the sites differ."""
     from ehrsequencing.reporting.study import study_lines, write_study
@@ -81,7 +105,13 @@ def merge(
     say("\n".join(study_lines(result)))
     for row in result["rows"]:
         if row["withheld"]:
-            where = f"{row['cause']} by day {row['horizon_days']:g}, at day {row['landmark_days']:g}"
+            where = (
+                f"{row['cause']} by day {row['horizon_days']:g}, at day {row['landmark_days']:g}"
+            )
             note(f"note: withheld by {', '.join(row['withheld'])}: {where}")
     page = out / "study.html"
-    finish(wrote={"page": page, "study": out / "study.json"}, then=f"open {page} in a browser", result=result)
+    finish(
+        wrote={"page": page, "study": out / "study.json"},
+        then=f"open {page} in a browser",
+        result=result,
+    )

@@ -10,20 +10,29 @@ from ehrsequencing.cli.console import finish, say, training_bar, unfinished, war
 from ehrsequencing.cli.inputs import read_study
 from ehrsequencing.cli.launch import launch, launches, one_of_several
 from ehrsequencing.cli.options import Config, Devices, Nodes, Overrides
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.memory import keep_freed_memory
 
 
 def train(
     prepared: Annotated[Path, typer.Argument(help="What ehrseq prepare made")],
     overrides: Overrides = None,
-    task: Annotated[str | None, typer.Option("--task", help="Name of the task; the only one by default")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", help="Name of the task; the only one by default")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run")] = ...,  # type: ignore[assignment]
     init: Annotated[
-        Path | None, typer.Option("--init", help="Start from this model: made by ehrseq pretrain or ehrseq train")
+        Path | None,
+        typer.Option(
+            "--init", help="Start from this model: made by ehrseq pretrain or ehrseq train"
+        ),
     ] = None,
-    transfer: Annotated[str | None, typer.Option("--transfer", help="With --init: full, frozen or lora [full]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption")] = False,
+    transfer: Annotated[
+        str | None, typer.Option("--transfer", help="With --init: full, frozen or lora [full]")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue after an interruption")
+    ] = False,
     devices: Devices = 1,
     nodes: Nodes = 1,
     config: Config = None,
@@ -35,7 +44,7 @@ def train(
         keep_freed_memory()
         given = _with_mode(overrides or [], transfer, init)
         study = read_study(config, given, "train")
-        from ehrsequencing.blend.train import trainer_of
+        from ehrsequencing.baselines.blend.train import trainer_of
         from ehrsequencing.cli.results import adapter_lines, kept_epochs
         from ehrsequencing.config import refuse_changes, refuse_other_task
         from ehrsequencing.records.prepared import Prepared
@@ -52,7 +61,14 @@ def train(
                 refuse_other_task(study.task, store.task(study.task.name), file=config, by=prepared)
                 task = task or study.task.name
             source = None if init is None else Pretrained(init)
-            trainer = trainer_of(store, task or store.only_task(), out, study=study, init=source, processes=all_of_them)
+            trainer = trainer_of(
+                store,
+                task or store.only_task(),
+                out,
+                study=study,
+                init=source,
+                processes=all_of_them,
+            )
             for line in transfer_lines(trainer.started_from):
                 say(line)
             if advice := transfer_advice(trainer.started_from):
@@ -76,11 +92,17 @@ def _with_mode(overrides: list[str], transfer: str | None, init: Path | None) ->
     of_transfer = [text for text in overrides if text.strip().startswith("transfer.")]
     if init is None and (transfer is not None or of_transfer):
         what = f"{of_transfer[0] if of_transfer else '--transfer'} needs --init"
-        raise EhrseqError(what, where="ehrseq train", fix="name the model to start from, or leave it out")
+        raise EhrseqError(
+            what, where="ehrseq train", fix="name the model to start from, or leave it out"
+        )
     if transfer is None:
         return overrides
     for text in of_transfer:
         name, _, mode = text.partition("=")
         if name.strip() == "transfer.mode" and mode.strip() != transfer:
-            raise EhrseqError(f"--transfer {transfer} contradicts {text}", where="ehrseq train", fix="leave out one")
+            raise EhrseqError(
+                f"--transfer {transfer} contradicts {text}",
+                where="ehrseq train",
+                fix="leave out one",
+            )
     return [*overrides, f"transfer.mode={transfer}"]

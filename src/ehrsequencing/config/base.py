@@ -8,7 +8,8 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 DAYS_PER_YEAR = 365.25
-_LONGEST_YEARS = 10_000  # a duration beyond this is a slip, and could overflow a clock of microseconds
+# a duration beyond this is a slip, and could overflow a clock of microseconds
+_LONGEST_YEARS = 10_000
 _UNIT_DAYS = {"min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": DAYS_PER_YEAR}
 
 
@@ -23,10 +24,14 @@ def parse_days(text: object) -> float:
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(min|h|d|w|y)\s*", str(text))
         if match is None:
-            raise ValueError(f"{text!r} is not a duration: write a number and a unit (min, h, d, w, y), as in 30d")
+            raise ValueError(
+                f"{text!r} is not a duration: write a number and a unit (min, h, d, w, y), as in 30d"
+            )
         days = float(match[1]) * _UNIT_DAYS[match[2]]
     if math.isnan(days) or days < 0:
-        raise ValueError(f"{text!r} is not a duration: it must be a number that is not negative, as in 30d")
+        raise ValueError(
+            f"{text!r} is not a duration: it must be a number that is not negative, as in 30d"
+        )
     if days > _LONGEST_YEARS * DAYS_PER_YEAR:
         raise ValueError(f"{text!r} is longer than {_LONGEST_YEARS:,} years")
     return days
@@ -49,7 +54,9 @@ Days = Annotated[float, BeforeValidator(parse_days)]
 class Settings(BaseModel):
     """Base of every section: immutable, and strict about names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 SettingsT = TypeVar("SettingsT", bound=BaseModel)

@@ -8,7 +8,7 @@ from ehrsequencing.config.base import Settings
 from ehrsequencing.config.files import read_yaml
 from ehrsequencing.config.study import StudyConfig
 from ehrsequencing.config.task import TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 _RECORDS = ("data", "dialect")
 _PREPARE = (*_RECORDS, "visits", "values", "vocabulary", "splits", "task")
@@ -17,13 +17,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "check": _PREPARE,
     "prepare": _PREPARE,
     "pretrain": ("preset", "model", "training", "pretraining"),
+    # a run keeps `evaluation` as the defaults of `evaluate`
     "train": (
         "preset",
         "model",
         "training",
         "transfer",
         "evaluation",
-    ),  # a run keeps `evaluation` as the defaults of `evaluate`
+    ),
     "evaluate": ("evaluation",),
     "evaluate --data": ("evaluation", *_RECORDS),
     "predict": _RECORDS,
@@ -49,10 +50,16 @@ def refuse_unused(overrides: Iterable[str], command: str) -> None:
         takers = [f"ehrseq {other}" for other, sections in COMMANDS.items() if section in sections]
         if takers and section not in COMMANDS[command]:
             what = f"{name} belongs to {' and '.join(takers)}"
-            raise EhrseqError(what, where=f"ehrseq {command}", fix="leave it out here, and give it to that command")
+            raise EhrseqError(
+                what,
+                where=f"ehrseq {command}",
+                fix="leave it out here, and give it to that command",
+            )
 
 
-def refuse_changes(study: StudyConfig, settled: StudyConfig, command: str, *, file: Path | None, by: Path) -> None:
+def refuse_changes(
+    study: StudyConfig, settled: StudyConfig, command: str, *, file: Path | None, by: Path
+) -> None:
     """Refuse a study file that contradicts what a prepared set or a run was made with.
 
     Args:
@@ -76,10 +83,14 @@ def refuse_changes(study: StudyConfig, settled: StudyConfig, command: str, *, fi
             given, made_with = getattr(ours, key), getattr(theirs, key)
             if given != made_with:
                 what = f"{section}.{key} is {_shown(given)}, but {by} was made with {_shown(made_with)}"
-                raise EhrseqError(what, where=str(file), fix="leave it out, or make that folder again with it")
+                raise EhrseqError(
+                    what, where=str(file), fix="leave it out, or make that folder again with it"
+                )
     if "preset" in named and sections is _OF_RUN and study.preset != settled.preset:
         what = f"preset is {study.preset!r}, but {by} was made with {settled.preset!r}"
-        raise EhrseqError(what, where=str(file), fix="leave it out, or make that folder again with it")
+        raise EhrseqError(
+            what, where=str(file), fix="leave it out, or make that folder again with it"
+        )
     if settled.task is not None and study.task is not None:
         refuse_other_task(study.task, settled.task, file=file, by=by)
 
@@ -95,13 +106,19 @@ def refuse_other_task(given: TaskConfig, known: TaskConfig, *, file: Path, by: P
     for name in ours:
         if ours[name] != theirs[name]:
             what = f"task.{name} differs from that of {by}"
-            raise EhrseqError(what, where=str(file), fix="leave the task out, or make that folder again with it")
+            raise EhrseqError(
+                what, where=str(file), fix="leave the task out, or make that folder again with it"
+            )
 
 
 def _named(file: Path) -> dict[str, set[str]]:
     """Section → settings that a study file itself names, without those that come from a preset or a size."""
     raw = read_yaml(file)
-    named = {section: set(body if isinstance(body, dict) else ()) for section, body in raw.items() if body is not None}
+    named = {
+        section: set(body if isinstance(body, dict) else ())
+        for section, body in raw.items()
+        if body is not None
+    }
     if "dialect" in raw:  # a part of `data`, by another name, like `from` of `from_date`
         named.setdefault("data", set()).add("dialect")
     if "from" in named.get("splits", ()):

@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from ehrsequencing.config.base import SettingsT
 from ehrsequencing.config.study import EvaluationConfig, StudyConfig
 from ehrsequencing.config.task import TaskConfig
-from ehrsequencing.config.text import LONGEST_YAML, BadText, parse_yaml
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.text import LONGEST_YAML, BadText, parse_yaml
 
 
 def read_yaml(path: Path, *, see: str = "examples/tasks") -> dict[str, Any]:
@@ -26,7 +26,9 @@ def read_yaml(path: Path, *, see: str = "examples/tasks") -> dict[str, Any]:
         with path.open(encoding="utf-8") as file:
             data = parse_yaml(file.read(LONGEST_YAML + 1))
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
+        raise EhrseqError(
+            "cannot be read", where=str(path), fix=error.strerror or "check the path"
+        ) from error
     except UnicodeDecodeError as error:
         raise EhrseqError("is not UTF-8 text", where=str(path), fix="save it as UTF-8") from error
     except BadText as error:
@@ -51,7 +53,10 @@ def _located(task: TaskConfig, path: Path) -> TaskConfig:
 
 
 def load_study(
-    path: Path | None = None, overrides: Iterable[str] = (), *, evaluation: EvaluationConfig | None = None
+    path: Path | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    evaluation: EvaluationConfig | None = None,
 ) -> StudyConfig:
     """Settings from an optional study file, then `section.key=value` overrides.
 
@@ -80,7 +85,11 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]
     for text in overrides:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise EhrseqError("is not a setting", where=repr(text), fix="write section.key=value, as in model.dim=64")
+            raise EhrseqError(
+                "is not a setting",
+                where=repr(text),
+                fix="write section.key=value, as in model.dim=64",
+            )
         *parents, key = name.strip().split(".")
         node = data
         for part in parents:
@@ -88,16 +97,24 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Any]
                 node[part] = {}
             node = node[part]
             if not isinstance(node, dict):
-                raise EhrseqError("is not a section", where=repr(part), fix="write section.key=value")
+                raise EhrseqError(
+                    "is not a section", where=repr(part), fix="write section.key=value"
+                )
         try:
             node[key] = parse_yaml(value)
         except BadText as error:
-            raise EhrseqError(f"{error.what} after the equals sign", where=repr(text), fix="quote it") from error
+            raise EhrseqError(
+                f"{error.what} after the equals sign", where=repr(text), fix="quote it"
+            ) from error
     return data
 
 
 _HOLDS_SETTINGS = "must hold settings, as in key: value"
-_SHAPES = {"model_type": _HOLDS_SETTINGS, "dict_type": _HOLDS_SETTINGS, "tuple_type": "must be a list, as in [a, b]"}
+_SHAPES = {
+    "model_type": _HOLDS_SETTINGS,
+    "dict_type": _HOLDS_SETTINGS,
+    "tuple_type": "must be a list, as in [a, b]",
+}
 
 
 def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> SettingsT:
@@ -112,7 +129,9 @@ def validated(kind: type[SettingsT], data: Mapping[str, Any], *, where: str) -> 
             raise EhrseqError(f"unknown setting {name!r}", where=where, fix=near) from error
         text = first["msg"].removeprefix("Value error, ")
         text = _SHAPES.get(first["type"], text)
-        raise EhrseqError(f"{name}: {text}" if name else text, where=where, fix="correct this setting") from error
+        raise EhrseqError(
+            f"{name}: {text}" if name else text, where=where, fix="correct this setting"
+        ) from error
 
 
 def _siblings(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
@@ -126,7 +145,9 @@ def _siblings(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
 def _section(field: FieldInfo) -> type[BaseModel] | None:
     """The settings that a field holds; None where it is a setting itself."""
     inner = getattr(field.annotation, "__args__", ()) or (field.annotation,)
-    return next((kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return next(
+        (kind for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+    )
 
 
 def setting_names(kind: type[BaseModel]) -> list[str]:
@@ -150,7 +171,10 @@ def _what_comes_close(kind: type[BaseModel], loc: tuple[int | str, ...]) -> str:
     """
     siblings, unknown = _siblings(kind, loc), str(loc[-1])
     here = ".".join(str(part) for part in loc[:-1])
-    near = [f"{here}.{name}" if here else name for name in get_close_matches(unknown, siblings, n=2, cutoff=0.6)]
+    near = [
+        f"{here}.{name}" if here else name
+        for name in get_close_matches(unknown, siblings, n=2, cutoff=0.6)
+    ]
     near = near or [".".join(names) for names in _all_names(kind) if names[-1] == unknown]
     if not near:
         last = {names[-1]: names for names in _all_names(kind)}

@@ -19,7 +19,9 @@ class ImportConfig(Settings):
     map: Path | None = None
 
 
-_Sections: Any = create_model("_Sections", __base__=Settings, **{"import": (ImportConfig, ImportConfig())})  # type: ignore[call-overload]
+_Sections: Any = create_model(
+    "_Sections", __base__=Settings, **{"import": (ImportConfig, ImportConfig())}
+)  # type: ignore[call-overload]
 
 
 def load_import(overrides: Iterable[str] = ()) -> ImportConfig:

@@ -17,34 +17,37 @@ Head = Annotated[str, AfterValidator(parts.head.checked)]
 class ModelConfig(Settings):
     """The parts and sizes of a model (docs/models.md). `size` is the default of `dim`, `layers` and `heads`."""
 
-    size: Literal["small", "medium", "large"] | None = None  # d64 2 layers | d128 4 layers | d256 6 layers
+    # d64 2 layers | d128 4 layers | d256 6 layers
+    size: Literal["small", "medium", "large"] | None = None
     vocab_size: int = Field(2, ge=2)  # number of token ids, 0 = [PAD]; filled in by `train`
     architecture: Architecture = "hierarchical"
     dim: int = Field(128, ge=4)  # width d of every vector
     heads: int = Field(4, ge=1)
     layers: int = Field(4, ge=1)  # of the timeline, or of the flat encoder
-    dropout: float = Field(0.0, ge=0, lt=1)  # of residual branches and the head, not of attention weights
-    code_dropout: float = Field(
-        0.0, ge=0, lt=1
-    )  # probability that training drops a code of a visit (not a static code)
+    # of residual branches and the head, not of attention weights
+    dropout: float = Field(0.0, ge=0, lt=1)
+    # probability that training drops a code of a visit (not a static code)
+    code_dropout: float = Field(0.0, ge=0, lt=1)
     # Probability that training hides a visit (flat: a code) from attention over time. Default 0 for flat and LSTM.
     history_dropout: float = Field(0.3, ge=0, lt=1)
     visit_encoder: VisitEncoder = "attention"
     visit_mlp: bool = True  # residual MLP after the visit encoder
-    scorer: Literal["query", "bottleneck"] = "query"  # attention: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
+    # attention: q·tanh(W e + b) | W2 tanh(W1 e + b1) + b2
+    scorer: Literal["query", "bottleneck"] = "query"
     visit_layers: int = Field(1, ge=1)  # visit_encoder=transformer: number of layers
-    visit_pool: Literal["mean", "cls"] = "mean"  # visit_encoder=transformer: mean of the codes, or a CLS token
+    # visit_encoder=transformer: mean of the codes, or a CLS token
+    visit_pool: Literal["mean", "cls"] = "mean"
     timeline: Timeline = "transformer"
     wide_head: bool = False  # linear head on the input of the timeline; starts at zero
     attention: Literal["causal", "bidirectional"] = "causal"
     head: Head = "horizon"
     causes: int = Field(1, ge=1)
     edges_days: tuple[float, ...] = ()  # inner edges of the hazard's bins; the last bin is open
-    outcomes: int = Field(0, ge=0)  # how many codes have hazards of their own; filled in by `train` from the task
+    # how many codes have hazards of their own; filled in by `train` from the task
+    outcomes: int = Field(0, ge=0)
     outcome_rank: int = Field(32, ge=1)  # width r of an outcome's vector
-    position: Literal["learned", "sinusoidal", "none"] = (
-        "learned"  # embedding of the visit's index; flat: of the token's
-    )
+    # embedding of the visit's index; flat: of the token's
+    position: Literal["learned", "sinusoidal", "none"] = "learned"
     rotary: bool = True  # attention knows the days and visits between two visits; not lstm, flat
     code_position: bool = False  # embedding of a code's position within its visit
     code_types: bool = False  # embedding of a code's type (its MEDS prefix)
@@ -53,7 +56,8 @@ class ModelConfig(Settings):
     age_polynomial: bool = False  # adds a cubic in age to the bins
     delta_bins: Literal["log", "linear", "none"] = "log"
     delta_bin_days: float = Field(7.0, gt=0)  # delta_bins=linear: width of a bin
-    delta_top_days: float = Field(365.0, gt=0)  # delta_bins=linear: from here on the last bin is open
+    # delta_bins=linear: from here on the last bin is open
+    delta_top_days: float = Field(365.0, gt=0)
     max_visits: int = Field(512, ge=1)  # attention window: a visit and the max_visits - 1 before it
     max_tokens: int = Field(2048, ge=1)  # flat: attention window in tokens, cut at whole visits
     values: Literal["polynomial", "interpolate", "none"] = "polynomial"
@@ -75,7 +79,10 @@ class ModelConfig(Settings):
     def _consistent(self) -> "ModelConfig":
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} must be a multiple of heads={self.heads}")
-        if not all(a < b < float("inf") for a, b in zip((0.0, *self.edges_days), self.edges_days, strict=False)):
+        if not all(
+            a < b < float("inf")
+            for a, b in zip((0.0, *self.edges_days), self.edges_days, strict=False)
+        ):
             raise ValueError("edges_days must be positive, finite and rising")
         values = dict(self)
         own_defaults = part_defaults(values)
@@ -88,7 +95,9 @@ class ModelConfig(Settings):
         """These settings with other parts, as `timeline="lstm"`; what the new parts do not use becomes the default."""
         values = {**dict(self), **chosen}
         dropped = {*idle_settings(values), *part_defaults(values)}
-        return ModelConfig.model_validate({name: value for name, value in values.items() if name not in dropped})
+        return ModelConfig.model_validate(
+            {name: value for name, value in values.items() if name not in dropped}
+        )
 
     @property
     def relates_codes(self) -> bool:

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 Class = TypeVar("Class", bound=type)
 _PACKAGE = Path(__file__).parents[1]
@@ -26,8 +26,10 @@ class Part:
 
     # settings of `ModelConfig` that have an effect with this part, and not with every other one of its kind
     uses: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # settings that have another default with this part
-    relates_codes: bool = False  # whether its cost grows with the square of the number of codes in a visit
+    # settings that have another default with this part
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # whether its cost grows with the square of the number of codes in a visit
+    relates_codes: bool = False
     has_window: bool = True  # whether a state depends on a limited number of visits before it
 
 
@@ -57,7 +59,9 @@ class Kind:
         def declare(cls: Class) -> Class:
             if name in self.parts and self._modules.get(name, cls.__module__) != cls.__module__:
                 where = f"@{self.setting}({name!r})"
-                raise EhrseqError("is the name of another part", where=where, fix="choose another name")
+                raise EhrseqError(
+                    "is the name of another part", where=where, fix="choose another name"
+                )
             self._classes[name] = cls
             self.parts[name] = Part(**traits)
             return cls
@@ -70,7 +74,7 @@ class Kind:
         found = {}
         for path in sorted((_PACKAGE / self.folder).glob("*.py")):
             for name, found[name] in declared_in(path.read_text(encoding="utf-8"), self.setting):
-                self._modules[name] = f"ehrsequencing.{self.folder}.{path.stem}"
+                self._modules[name] = f"ehrsequencing.{self.folder}.{path.stem}".replace("/", ".")
         return found
 
     def checked(self, name: str) -> str:
@@ -81,7 +85,9 @@ class Kind:
         """
         if name not in self.parts:
             known = ", ".join(self.parts)
-            raise ValueError(f"{name!r} is not one of {known}; if it is your own, import its module first")
+            raise ValueError(
+                f"{name!r} is not one of {known}; if it is your own, import its module first"
+            )
         return name
 
     def class_of(self, name: str) -> Any:
@@ -120,8 +126,14 @@ def declared_in(source: str, setting: str) -> Iterator[tuple[str, Part]]:
         return
     for node in ast.walk(ast.parse(source)):
         for call in node.decorator_list if isinstance(node, ast.ClassDef) else ():
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == setting:
-                traits = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Name)
+                and call.func.id == setting
+            ):
+                traits = {
+                    str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords
+                }
                 yield ast.literal_eval(call.args[0]), Part(**traits)
 
 
@@ -129,7 +141,9 @@ architecture, visit_encoder, timeline, head = (
     Kind(setting) for setting in ("architecture", "visit_encoder", "timeline", "head")
 )
 KINDS = (architecture, visit_encoder, timeline, head)
-objective = Kind("objective", "pretraining")  # what pretraining learns; not a part of a model
+objective = Kind(
+    "objective", "training/pretraining"
+)  # what pretraining learns; not a part of a model
 
 
 def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:
@@ -141,7 +155,8 @@ def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:
     used: set[str] = set()
     idle: dict[str, str] = {}
     for kind in KINDS:
-        home = idle.get(kind.setting)  # of the whole kind: flat BEHRT has no visit encoder, and so none of its settings
+        # of the whole kind: flat BEHRT has no visit encoder, and so none of its settings
+        home = idle.get(kind.setting)
         own = () if home else kind.parts[values[kind.setting]].uses
         used |= set(own)
         idle |= {name: home or users for name, users in kind.users().items() if name not in own}
@@ -155,12 +170,19 @@ def idle_settings(values: Mapping[str, Any]) -> dict[str, str]:
 def part_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that have another default with the chosen parts; `values` may lack settings."""
     chosen = (kind.parts.get(str(values.get(kind.setting))) for kind in KINDS)
-    return {name: value for part in chosen if part is not None for name, value in part.defaults.items()}
+    return {
+        name: value for part in chosen if part is not None for name, value in part.defaults.items()
+    }
 
 
 # Settings that have an effect only where another setting, which names no class, is on.
 _SWITCHED: tuple[tuple[str, str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("code_types=true", "code_types", bool, ("n_code_types",)),
     ("age_bin_years above 0", "age_bin_years", bool, ("age_polynomial",)),
-    ("delta_bins=linear", "delta_bins", lambda value: bool(value == "linear"), ("delta_bin_days", "delta_top_days")),
+    (
+        "delta_bins=linear",
+        "delta_bins",
+        lambda value: bool(value == "linear"),
+        ("delta_bin_days", "delta_top_days"),
+    ),
 )

@@ -33,13 +33,15 @@ class ValuesConfig(Settings):
 
 
 def _from_switch(value: object) -> object:
-    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value  # YAML's on and off
+    # YAML's on and off
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
 class VocabularyConfig(Settings):
     """Which codes get their own token."""
 
-    min_subjects: int = Field(5, ge=1)  # a code needs so many training subjects to get its own token
+    # a code needs so many training subjects to get its own token
+    min_subjects: int = Field(5, ge=1)
     # Rare codes by the ontology (`parent_codes`): on = replaced by their nearest frequent ancestor; ancestors = every
     # code also brings its frequent ancestors along.
     rollup: Annotated[Literal["off", "on", "ancestors"], BeforeValidator(_from_switch)] = "off"
@@ -52,7 +54,8 @@ class SplitsConfig(Settings):
     train: float = Field(0.70, gt=0, lt=1)
     tuning: float = Field(0.15, gt=0, lt=1)
     seed: int = 0
-    from_date: str | None = None  # by=date, also written `from`: whose index falls on it or later is held out
+    # by=date, also written `from`: whose index falls on it or later is held out
+    from_date: str | None = None
     column: str | None = None  # by=site: column of the data that names the site of each row
     held_out_sites: Annotated[tuple[str, ...], BeforeValidator(as_list)] | None = None  # by=site
 
@@ -60,7 +63,10 @@ class SplitsConfig(Settings):
     @classmethod
     def _accept_from(cls, data: Any) -> Any:
         if isinstance(data, dict) and "from" in data:
-            return {**{key: value for key, value in data.items() if key != "from"}, "from_date": data["from"]}
+            return {
+                **{key: value for key, value in data.items() if key != "from"},
+                "from_date": data["from"],
+            }
         return data
 
     @model_validator(mode="after")
@@ -68,12 +74,15 @@ class SplitsConfig(Settings):
         if self.by == "date" and self.from_date is None:
             raise ValueError("splits.by=date needs splits.from, as in splits.from=2015-01-01")
         if self.by == "site" and not (self.column and self.held_out_sites):
-            raise ValueError("splits.by=site needs splits.column and splits.held_out_sites, as in [north]")
+            raise ValueError(
+                "splits.by=site needs splits.column and splits.held_out_sites, as in [north]"
+            )
         check_date(self.from_date)
         return self
 
 
-NameList = Annotated[tuple[str, ...], BeforeValidator(as_list)]  # codes; one that ends with * is a prefix
+# codes; one that ends with * is a prefix
+NameList = Annotated[tuple[str, ...], BeforeValidator(as_list)]
 
 
 class DialectConfig(Settings):
@@ -83,8 +92,22 @@ class DialectConfig(Settings):
     time: str = "time"
     code: str = "code"
     numeric_value: str = "numeric_value"
-    birth: NameList = ("MEDS_BIRTH//*", "BIRTH", "DATE_OF_BIRTH", "DOB", "SNOMED/184099003")  # also MEDS_BIRTH itself
-    death: NameList = ("MEDS_DEATH//*", "DEATH", "DATE_OF_DEATH", "DOD", "SNOMED/419620001")  # also MEDS_DEATH itself
+    # also MEDS_BIRTH itself
+    birth: NameList = (
+        "MEDS_BIRTH//*",
+        "BIRTH",
+        "DATE_OF_BIRTH",
+        "DOB",
+        "SNOMED/184099003",
+    )
+    # also MEDS_DEATH itself
+    death: NameList = (
+        "MEDS_DEATH//*",
+        "DEATH",
+        "DATE_OF_DEATH",
+        "DOD",
+        "SNOMED/419620001",
+    )
     time_zone: str | None = None  # clock of the hospital, for times with a zone: Europe/Berlin
 
     @model_validator(mode="after")
@@ -98,7 +121,9 @@ class DialectConfig(Settings):
             try:
                 ZoneInfo(self.time_zone)
             except (KeyError, ValueError, OSError) as error:
-                raise ValueError(f"{self.time_zone!r} is no time zone such as Europe/Berlin or UTC") from error
+                raise ValueError(
+                    f"{self.time_zone!r} is no time zone such as Europe/Berlin or UTC"
+                ) from error
         return self
 
 
@@ -106,9 +131,14 @@ class DataConfig(Settings):
     """Facts about the data set that are not in its files."""
 
     extracted: str | None = None  # ISO date of extraction: later events are refused
-    dialect: DialectConfig | None = None  # written as the section `dialect:` of a study file; None: MEDS as it is
+    # written as the section `dialect:` of a study file; None: MEDS as it is
+    dialect: DialectConfig | None = None
 
     @model_serializer(mode="wrap")
     def _without_empty_dialect(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Keeps the digests of runs that older versions recorded.
-        return {name: value for name, value in dump(self).items() if name != "dialect" or value is not None}
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if name != "dialect" or value is not None
+        }

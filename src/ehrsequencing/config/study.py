@@ -7,7 +7,13 @@ from pydantic import Field, model_validator
 from ehrsequencing.config.base import Settings
 from ehrsequencing.config.model import ModelConfig
 from ehrsequencing.config.pretraining import PretrainingConfig, TransferConfig
-from ehrsequencing.config.records import DataConfig, SplitsConfig, ValuesConfig, VisitsConfig, VocabularyConfig
+from ehrsequencing.config.records import (
+    DataConfig,
+    SplitsConfig,
+    ValuesConfig,
+    VisitsConfig,
+    VocabularyConfig,
+)
 from ehrsequencing.config.task import TaskConfig
 
 
@@ -16,11 +22,15 @@ class TrainingConfig(Settings):
 
     epochs: int = Field(60, ge=1)
     seed: int = Field(0, ge=0, lt=2**32)
-    search: int = Field(1, ge=1)  # try so many settings of the network, and keep those with the best tuning NLL
-    members: int = Field(1, ge=1)  # train so many models with the seeds seed, seed + 1 …, and average their hazards
+    # try so many settings of the network, and keep those with the best tuning NLL
+    search: int = Field(1, ge=1)
+    # train so many models with the seeds seed, seed + 1 …, and average their hazards
+    members: int = Field(1, ge=1)
     bootstrap: bool = False  # train each member on subjects drawn with replacement
-    subjects_per_step: int | None = Field(48, ge=1)  # drawn at random; null: as many as visit_budget allows
-    visit_budget: int = Field(2048, ge=1)  # most visits and queries in a batch, unless one subject has more
+    # drawn at random; null: as many as visit_budget allows
+    subjects_per_step: int | None = Field(48, ge=1)
+    # most visits and queries in a batch, unless one subject has more
+    visit_budget: int = Field(2048, ge=1)
     min_steps: int = Field(10, ge=1)  # per epoch; in small cohorts the budget shrinks to reach it
     # Learning rate of predicting a masked code of a visit from its other codes, relative to learning_rate; 0 = off.
     masked_codes: float = Field(0.3, ge=0)
@@ -34,18 +44,21 @@ class TrainingConfig(Settings):
     ema: float = Field(0.9999, ge=0, lt=1)  # decay of the averaged weights; 0 = no averaging
     ema_warmup: int = Field(4, ge=2)  # the decay at step t is at most (1 + t) / (ema_warmup + t)
     precision: Literal["32", "bf16"] = "32"
-    patience: int = Field(6, ge=1)  # stop after so many epochs without a better tuning NLL, warm-up excluded
-    early_stop: Literal["visits", "landmarks"] = "visits"  # tuning NLL at all prediction times, or only at landmarks
-    min_gain: float = Field(0.0, ge=0)  # a tuning NLL counts as better if it is lower by more than this
+    # stop after so many epochs without a better tuning NLL, warm-up excluded
+    patience: int = Field(6, ge=1)
+    # tuning NLL at all prediction times, or only at landmarks
+    early_stop: Literal["visits", "landmarks"] = "visits"
+    # a tuning NLL counts as better if it is lower by more than this
+    min_gain: float = Field(0.0, ge=0)
     checkpoint_steps: int = Field(200, ge=1)  # save every so many steps, and after each epoch
     checkpoint_seconds: float = Field(15.0, ge=0)  # shortest time between two checkpoints
-    recalibration: float = Field(
-        0.05, ge=0
-    )  # strength of the final recalibration (prior SD of the correction); 0 = off
+    # strength of the final recalibration (prior SD of the correction); 0 = off
+    recalibration: float = Field(0.05, ge=0)
     # Also fit boosted trees and a landmark Cox model, and answer with a convex mean of the three (their log cumulative
     # hazards) whose weights are fitted out of fold.
     blend: bool = False
-    blend_folds: int = Field(3, ge=2, le=20)  # of training subjects, for the weights; training takes so many times more
+    # of training subjects, for the weights; training takes so many times more
+    blend_folds: int = Field(3, ge=2, le=20)
     grid_bins: int = Field(20, ge=4, le=64)  # quantile bins of the horizon head (SCIENCE.md: 16-24)
 
 
@@ -54,21 +67,26 @@ class EvaluationConfig(Settings):
 
     # forest: also a competing-risk forest; all: also that, LSTM and flat BEHRT, trained with the run's settings
     baselines: Literal["fast", "forest", "all", "none"] = "fast"
-    censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"  # cox: if censoring depends on the record
+    # cox: if censoring depends on the record
+    censoring: Literal["kaplan-meier", "cox"] = "kaplan-meier"
     bootstrap: int = Field(500, ge=0)  # resamples of subjects
     seed: int = Field(0, ge=0, lt=2**32)
-    subjects: int | None = Field(None, ge=50)  # at most so many, drawn at random: bounds memory and time; null: all
-    trajectories: int | None = Field(
-        None, ge=0
-    )  # patients whose curves the report shows; null: 4 in simulated data, else 0
-    explained_subjects: int = Field(200, ge=0)  # whose codes' effects the report averages; 0: no such section
-    decision_thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()  # empty: chosen from the predicted risks
+    # at most so many, drawn at random: bounds memory and time; null: all
+    subjects: int | None = Field(None, ge=50)
+    # patients whose curves the report shows; null: 4 in simulated data, else 0
+    trajectories: int | None = Field(None, ge=0)
+    # whose codes' effects the report averages; 0: no such section
+    explained_subjects: int = Field(200, ge=0)
+    decision_thresholds: tuple[
+        Annotated[float, Field(gt=0, lt=1)], ...
+    ] = ()  # empty: chosen from the predicted risks
     subgroups: tuple[Literal["sex", "age", "static"], ...] = ("sex", "age", "static")
     # Number of settings tried before these, for the report (null: not provided). The boosted baseline tries as many.
     tuning_trials: int | None = Field(None, ge=0)
     # YAML file with what only people know (TRIPOD+AI); examples/tripod.yaml is an empty one
     tripod: str | None = None
-    recalibrate: bool = False  # fit a recalibration on the tuning split; report calibration before and after
+    # fit a recalibration on the tuning split; report calibration before and after
+    recalibrate: bool = False
 
 
 # Cohort presets (docs/models.md). The first two were chosen on tuning splits (docs/benchmarks.md), the last follows
@@ -97,8 +115,19 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "training": {"weight_decay": 1.0, "visit_budget": 2048, **_AS_MEASURED},
     },
     "medium_cohort": {  # 5,000 to 20,000 subjects: a small model with fast weight decay
-        "model": {"size": "small", "rotary": False, "dropout": 0.2, "history_dropout": 0.0, "wide_head": True},
-        "training": {"weight_decay": 1.0, "learning_rate": 1e-3, "visit_budget": 512, **_AS_MEASURED},
+        "model": {
+            "size": "small",
+            "rotary": False,
+            "dropout": 0.2,
+            "history_dropout": 0.0,
+            "wide_head": True,
+        },
+        "training": {
+            "weight_decay": 1.0,
+            "learning_rate": 1e-3,
+            "visit_budget": 512,
+            **_AS_MEASURED,
+        },
     },
     "domain_shift": {  # another institution: fixed positions; age and visit embeddings are not trained
         "model": {"position": "sinusoidal", "frozen": ("age", "visit")},

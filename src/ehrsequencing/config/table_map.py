@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ehrsequencing.config.base import Settings, as_list, check_date
 from ehrsequencing.config.files import read_yaml, validated
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 _SHOWN = "docs/data.md#any-flat-table"
 UNIT_DAYS = {"s": 1 / 86_400, "min": 1 / 1440, "h": 1 / 24, "d": 1.0, "w": 7.0, "y": 365.25}
@@ -19,7 +19,8 @@ class Elapsed(Settings):
     column: str
     unit: Literal["s", "min", "h", "d", "w", "y"]
     since: str | None = None  # an ISO date, or a column of dates: the column counts forward from it
-    before: str | None = None  # the same: the column counts back from it, as an age at enrolment does
+    # the same: the column counts back from it, as an age at enrolment does
+    before: str | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Elapsed":
@@ -33,7 +34,9 @@ def _kind(given: object) -> str:
 
 
 # A column of dates, an ISO date, or an elapsed time.
-When = Annotated[Annotated[str, Tag("date")] | Annotated[Elapsed, Tag("elapsed")], Discriminator(_kind)]
+When = Annotated[
+    Annotated[str, Tag("date")] | Annotated[Elapsed, Tag("elapsed")], Discriminator(_kind)
+]
 
 
 def is_date(text: str) -> bool:
@@ -50,7 +53,8 @@ class EventMap(Settings):
 
     code: str | None = None  # the code; with code_from its beginning: CODE//TEXT
     code_from: str | None = None  # the column whose text ends the code
-    codes: dict[str, str] = Field(default_factory=dict)  # texts of code_from → whole codes; others make no event
+    # texts of code_from → whole codes; others make no event
+    codes: dict[str, str] = Field(default_factory=dict)
     value: str | None = None  # the column with the number
     unit: str | None = None  # of all numbers; becomes the code's ending
     unit_from: str | None = None  # the column with each number's unit
@@ -77,7 +81,8 @@ class EncounterMap(Settings):
     """Which encounter a row belongs to."""
 
     id: str  # the column of the encounter's id
-    start: When | None = None  # when it began, and its end: events with a time of their own belong to it between them
+    # when it began, and its end: events with a time of their own belong to it between them
+    start: When | None = None
     end: When | None = None
 
     @model_validator(mode="after")
@@ -96,13 +101,22 @@ class TableMap(Settings):
 
     subject: str  # the column that says whose row it is
     time: When | None = None  # of every event that has none of its own
-    encounter: Annotated[EncounterMap | None, BeforeValidator(_as_encounter)] = None  # for visits.by=encounter
+    # for visits.by=encounter
+    encounter: Annotated[EncounterMap | None, BeforeValidator(_as_encounter)] = None
     birth: When | None = None
     death: When | None = None
-    static: dict[str, str] = Field(default_factory=dict)  # column → beginning of a code without a time
+    # column → beginning of a code without a time
+    static: dict[str, str] = Field(default_factory=dict)
     events: Annotated[tuple[EventMap, ...], Field(min_length=1)]
     decimal: Literal[".", ","] = "."  # the mark before the decimals of a number written as text
-    missing: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ("NA", "NaN", "nan", "NULL", "null", "\\N")
+    missing: Annotated[tuple[str, ...], BeforeValidator(as_list)] = (
+        "NA",
+        "NaN",
+        "nan",
+        "NULL",
+        "null",
+        "\\N",
+    )
 
     @model_validator(mode="after")
     def _every_event_has_a_time(self) -> "TableMap":
@@ -119,7 +133,9 @@ class TableMap(Settings):
     def date_columns(self) -> list[str]:
         """Columns that hold dates."""
         named = [
-            part for when in self.whens() for part in ([when] if isinstance(when, str) else [when.since, when.before])
+            part
+            for when in self.whens()
+            for part in ([when] if isinstance(when, str) else [when.since, when.before])
         ]
         return list(dict.fromkeys(name for name in named if name is not None and not is_date(name)))
 
@@ -131,8 +147,16 @@ class TableMap(Settings):
 
     def columns(self) -> list[str]:
         """Every column of the map, each once."""
-        names = [self.subject, *([self.encounter.id] if self.encounter else []), *self.static, *self.date_columns()]
-        names += [*self.number_columns(), *(name for event in self.events for name in event.columns())]
+        names = [
+            self.subject,
+            *([self.encounter.id] if self.encounter else []),
+            *self.static,
+            *self.date_columns(),
+        ]
+        names += [
+            *self.number_columns(),
+            *(name for event in self.events for name in event.columns()),
+        ]
         return list(dict.fromkeys(names))
 
 

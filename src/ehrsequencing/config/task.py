@@ -18,7 +18,8 @@ class IndexConfig(Settings):
     first_visit: bool = False
     age: Days | None = None
     date: str | None = None
-    file: str | None = None  # index times from elsewhere: MEDS labels, an ACES result, or an OHDSI cohort table
+    # index times from elsewhere: MEDS labels, an ACES result, or an OHDSI cohort table
+    file: str | None = None
     cohort_id: int | None = None  # which cohort_definition_id of an OHDSI cohort table
 
     @model_validator(mode="after")
@@ -90,14 +91,17 @@ class OutcomesConfig(Settings):
     codes: CodeList
     # Codes with an event in fewer training subjects are left out. Their hazards are stored with the run.
     min_subjects: int = Field(100, ge=5)
-    kind: Literal["first", "next"] = "first"  # first: rows before a code's first record; next: all rows
+    # first: rows before a code's first record; next: all rows
+    kind: Literal["first", "next"] = "first"
 
 
 def _check_causes(causes: tuple[str, ...]) -> None:
     """Refuse names that would be mistaken for another thing in tables and files."""
     for name in causes:
         if name.strip().lower() in _NO_CAUSES or not name.isprintable():
-            raise ValueError(f"{name!r} cannot name a cause: choose another name under outcome or competing")
+            raise ValueError(
+                f"{name!r} cannot name a cause: choose another name under outcome or competing"
+            )
 
 
 class TaskConfig(Settings):
@@ -109,10 +113,12 @@ class TaskConfig(Settings):
     competing: dict[str, CodeList] = Field(default_factory=dict)
     censoring: CensoringConfig = CensoringConfig()
     horizons: tuple[Days, ...] = Field(min_length=1)
-    landmarks: tuple[Days, ...] = Field((0.0,), min_length=1)  # times since the index at which models are compared
+    # times since the index at which models are compared
+    landmarks: tuple[Days, ...] = Field((0.0,), min_length=1)
     blanking: Days = 0.0
     eligibility: EligibilityConfig | None = None
-    outcomes: OutcomesConfig | None = None  # also predict every one of these codes (docs/outcomes.md)
+    # also predict every one of these codes (docs/outcomes.md)
+    outcomes: OutcomesConfig | None = None
     recurrent: bool = False  # outcomes recur: labels tell the next one after each prediction time
 
     @model_validator(mode="after")
@@ -130,7 +136,9 @@ class TaskConfig(Settings):
             )
         _check_causes(self.causes)
         if self.outcomes is not None and (self.recurrent or self.index.which == "every"):
-            raise ValueError("outcomes needs causes that end a record: leave recurrent and index.which=every out")
+            raise ValueError(
+                "outcomes needs causes that end a record: leave recurrent and index.which=every out"
+            )
         return self
 
     @property

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT, TOO_FEW
 from ehrsequencing.disclosure.small_counts import exact, people
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.minimum_counts import SMALLEST_COUNT, TOO_FEW
 
 WITHHELD = "withheld"
 SUBGROUP_METRICS = ("oe", "auc", "brier")
@@ -44,7 +44,9 @@ class Disclosure:
     def of(cls, m: Mapping[str, Any], shown: Mapping[Any, str]) -> "Disclosure":
         """Collect the counts of every place."""
         counts = {
-            _place(row): (row["subjects"], row["events"]) for row in m["metrics"] if row.get("events") is not None
+            _place(row): (row["subjects"], row["events"])
+            for row in m["metrics"]
+            if row.get("events") is not None
         }
         for row in m["at_risk"]:
             for cause, events in row["events"].items():
@@ -69,15 +71,21 @@ class Disclosure:
             return "shape"  # all causes less the others would give the small one
         return "all" if self._printed(landmark, causes, horizon) else "shape"
 
-    def _count(self, landmark: float | None, cause: str | None, horizon: float | None) -> tuple[int, int] | None:
+    def _count(
+        self, landmark: float | None, cause: str | None, horizon: float | None
+    ) -> tuple[int, int] | None:
         found = self.counts.get((landmark, cause, horizon))
-        if found is None and landmark is None:  # all prediction times: at most those who had it at any time
+        if (
+            found is None and landmark is None
+        ):  # all prediction times: at most those who had it at any time
             events = self.m["events"].get(self.m["split"]) or {}
             if cause in events:
                 return sum(events.values()), events[cause]
         return found
 
-    def _printed(self, landmark: float | None, causes: Sequence[str | None], horizon: float | None) -> bool:
+    def _printed(
+        self, landmark: float | None, causes: Sequence[str | None], horizon: float | None
+    ) -> bool:
         if landmark is None:  # the page counts prediction times there, not people
             return True
         texts = [self.shown.get(("by", landmark, cause, horizon)) for cause in causes]
@@ -88,7 +96,12 @@ class Disclosure:
         """A row of a long table, without its numbers where they may not be told; `reason` then says why."""
         level = self.level(*_place(row))
         if level == "nothing" or (level == "shape" and tells_counts(row["metric"])):
-            gone = {**_LIMITS, value: None, "hidden": True, "reason": TOO_FEW if level == "nothing" else WITHHELD}
+            gone = {
+                **_LIMITS,
+                value: None,
+                "hidden": True,
+                "reason": TOO_FEW if level == "nothing" else WITHHELD,
+            }
             return {**row, **gone, **({"values": []} if "values" in row else {})}
         return dict(row)
 
@@ -113,24 +126,41 @@ def told_of_levels(family: Sequence[Mapping[str, Any]], shown: Mapping[Any, str]
 def disclose(m: Mapping[str, Any], shown: Mapping[Any, str]) -> dict[str, Any]:
     """The metrics without any number that would give a hidden count away."""
     told = Disclosure.of(m, shown)
-    out = dict(m) | {name: [told.row(row) for row in m.get(name) or []] for name in ("metrics", "differences")}
+    out = dict(m) | {
+        name: [told.row(row) for row in m.get(name) or []] for name in ("metrics", "differences")
+    }
     for name in ("calibration", "smooth_calibration", "decision", "risk_distribution"):
-        out[name] = [row for row in m.get(name) or [] if row["landmark_days"] is not None or _open(told, row)]
+        out[name] = [
+            row for row in m.get(name) or [] if row["landmark_days"] is not None or _open(told, row)
+        ]
     if m.get("oracle"):
         differences = [told.row(row) for row in m["oracle"].get("differences") or []]
         out["oracle"] = {**m["oracle"], "differences": differences}
     if m.get("repeated_splits"):
         found = m["repeated_splits"]
-        tables = {name: [_split_row(told, row) for row in found[name]] for name in ("rows", "differences")}
+        tables = {
+            name: [_split_row(told, row) for row in found[name]] for name in ("rows", "differences")
+        }
         out["repeated_splits"] = {**found, **tables}
     if m.get("recalibration"):
-        sides = {side: _recalibration(told, m["recalibration"][side] or {}) for side in ("before", "after")}
+        sides = {
+            side: _recalibration(told, m["recalibration"][side] or {})
+            for side in ("before", "after")
+        }
         out["recalibration"] = {**m["recalibration"], **sides}
-    few = [landmark for (name, landmark), text in _pairs(shown) if name == "at_risk" and people(text) < SMALLEST_COUNT]
+    few = [
+        landmark
+        for (name, landmark), text in _pairs(shown)
+        if name == "at_risk" and people(text) < SMALLEST_COUNT
+    ]
     out["at_risk"] = [_without(row, few, "followup_median_days") for row in m["at_risk"]]
-    out["follow_up"] = [_without(row, few, "median_days", "low", "high") for row in m.get("follow_up") or []]
+    out["follow_up"] = [
+        _without(row, few, "median_days", "low", "high") for row in m.get("follow_up") or []
+    ]
     visits = m["data"].get("visits") or {}
-    own = {split: count for split, count in visits.items() if exact(shown.get(("subjects", split), ""))}
+    own = {
+        split: count for split, count in visits.items() if exact(shown.get(("subjects", split), ""))
+    }
     return out | {"data": {**m["data"], "visits": own}}
 
 
@@ -168,7 +198,9 @@ def _recalibration(told: Disclosure, side: Mapping[str, Any]) -> dict[str, Any]:
         return of(cause, measure, None, value)
 
     return {
-        cause: {measure: measured(cause, measure, value) for measure, value in (found or {}).items()}
+        cause: {
+            measure: measured(cause, measure, value) for measure, value in (found or {}).items()
+        }
         for cause, found in side.items()
     }
 

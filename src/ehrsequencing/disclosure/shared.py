@@ -8,23 +8,57 @@ the report draws it coarsened. What is not named here is left out too, so that n
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ehrsequencing.core.minimum_counts import shareable_count
 from ehrsequencing.disclosure.counts import publish, subgroup_rows
 from ehrsequencing.disclosure.derived import SUBGROUP_METRICS, disclose, told_of_levels
 from ehrsequencing.disclosure.small_counts import exact
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.minimum_counts import shareable_count
 
 INDIVIDUAL = "metrics-individual.json"
 _AS_THEY_ARE = (
-    "title", "run", "split", "created", "versions", "task", "question", "causes", "horizons_days", "landmarks_days",
-    "models", "strongest", "config", "warnings", "recalibrated_in_training", "score", "tripod",
-)  # fmt: skip
-_LEFT_OUT = ("calibration", "smooth_calibration", "decision", "risk_distribution", "trajectories", "incidence")
+    "title",
+    "run",
+    "split",
+    "created",
+    "versions",
+    "task",
+    "question",
+    "causes",
+    "horizons_days",
+    "landmarks_days",
+    "models",
+    "strongest",
+    "config",
+    "warnings",
+    "recalibrated_in_training",
+    "score",
+    "tripod",
+)
+_LEFT_OUT = (
+    "calibration",
+    "smooth_calibration",
+    "decision",
+    "risk_distribution",
+    "trajectories",
+    "incidence",
+)
 _MEDIAN = ("median_days", "low", "high")
 _CHECKS = (
-    "time_zero", "predictor_cutoff", "audit", "events_per_parameter", "parameters", "tuning_trials", "seeds", "members",
-)  # fmt: skip
-_RATES = {"unknown_token_rate": 4, "numeric_value_rate": 4, "codes_per_visit": 1, "visits_per_subject": 1}
+    "time_zero",
+    "predictor_cutoff",
+    "audit",
+    "events_per_parameter",
+    "parameters",
+    "tuning_trials",
+    "seeds",
+    "members",
+)
+_RATES = {
+    "unknown_token_rate": 4,
+    "numeric_value_rate": 4,
+    "codes_per_visit": 1,
+    "visits_per_subject": 1,
+}
 Shown = Mapping[Any, str]
 Row = Mapping[str, Any]
 
@@ -42,7 +76,9 @@ def shared(result: Row) -> dict[str, Any]:
             for split, events in m["events"].items()
         },
         "at_risk": [_at_risk(row, m["horizons_days"], shown) for row in m["at_risk"]],
-        "follow_up": [{**row, **{k: _rounded(row[k], 0) for k in _MEDIAN}} for row in m.get("follow_up") or []],
+        "follow_up": [
+            {**row, **{k: _rounded(row[k], 0) for k in _MEDIAN}} for row in m.get("follow_up") or []
+        ],
         "censoring": {"model": (m.get("censoring") or {}).get("model")},
         "baselines": [_rounded(row, METRICS["nll"].digits) for row in m.get("baselines") or []],
         "metrics": [_metric(row, shown) for row in m["metrics"]],
@@ -50,13 +86,16 @@ def shared(result: Row) -> dict[str, Any]:
         "subgroups": _subgroups(m, shown),
         "inputs": _inputs(m.get("inputs")),
         "checks": _checks(m, shown),
-        "instability": {k: v for k, v in (m.get("instability") or {}).items() if k != "points"} or None,
+        "instability": {k: v for k, v in (m.get("instability") or {}).items() if k != "points"}
+        or None,
         "external": _external(m, shown),
         "recalibration": _recalibration(m.get("recalibration")),
         "blend": _blend(m.get("blend")),
         "codes": _rounded(m.get("codes"), 4),
         "repeated_splits": _repeated(m.get("repeated_splits")),
-        "history": [{k: v for k, v in row.items() if k != "subjects_per_second"} for row in m["history"]],
+        "history": [
+            {k: v for k, v in row.items() if k != "subjects_per_second"} for row in m["history"]
+        ],
         "records_before": None,
         "oracle": None,
         **{name: [] for name in _LEFT_OUT},
@@ -96,16 +135,26 @@ def _data(m: Row, shown: Shown) -> dict[str, Any]:
 def _step(step: Row, i: int, shown: Shown) -> dict[str, Any]:
     left_out = _count(shown, "out", i) if i else 0
     return {
-        "step": step["step"], "subjects": _count(shown, "flow", i), "excluded": left_out, "reason": step.get("reason")
-    }  # fmt: skip
+        "step": step["step"],
+        "subjects": _count(shown, "flow", i),
+        "excluded": left_out,
+        "reason": step.get("reason"),
+    }
 
 
 def _at_risk(row: Row, horizons: Sequence[float], shown: Shown) -> dict[str, Any]:
     landmark = row["landmark_days"]
-    events = {name: [_count(shown, "by", landmark, name, h) for h in horizons] for name in row["events"]}
+    events = {
+        name: [_count(shown, "by", landmark, name, h) for h in horizons] for name in row["events"]
+    }
     median = _rounded(row["followup_median_days"], 0)
     subjects = _count(shown, "at_risk", landmark)
-    return {"landmark_days": landmark, "subjects": subjects, "followup_median_days": median, "events": events}
+    return {
+        "landmark_days": landmark,
+        "subjects": subjects,
+        "followup_median_days": median,
+        "events": events,
+    }
 
 
 def _metric(row: Row, shown: Shown) -> dict[str, Any]:
@@ -126,7 +175,10 @@ def _subgroups(m: Row, shown: Shown) -> list[dict[str, Any]]:
         for row, told in zip(family, told_of_levels(family, shown), strict=True):
             key = ("group", row["landmark_days"], row["group"], row["level"])
             counts = {name: _count(shown, *key, name) or "hidden" for name in ("n", "events")}
-            values = {name: _printed(row.get(name), name) if name in told else None for name in SUBGROUP_METRICS}
+            values = {
+                name: _printed(row.get(name), name) if name in told else None
+                for name in SUBGROUP_METRICS
+            }
             out.append({**row, **counts, **values})
     return out
 
@@ -139,7 +191,10 @@ def _inputs(found: Row | None) -> dict[str, Any] | None:
         split: {name: _rounded(row.get(name), digits) for name, digits in _RATES.items()}
         for split, row in found["by_split"].items()
     }
-    drift = [{"feature": row["feature"], "smd": _rounded(row["smd"], 1)} for row in found.get("drift") or []]
+    drift = [
+        {"feature": row["feature"], "smd": _rounded(row["smd"], 1)}
+        for row in found.get("drift") or []
+    ]
     return {"by_split": rates, "drift": drift}
 
 
@@ -167,7 +222,9 @@ def _external(m: Row, shown: Shown) -> dict[str, Any] | None:
         **{name: found.get(name) for name in ("data", "unmatched", "baselines")},
         **{name: _rounded(found.get(name), 4) for name in rates},
         "subjects": _count(shown, "external"),
-        "events": {name: _count(shown, "events", m["split"], name) for name in found.get("events") or {}},
+        "events": {
+            name: _count(shown, "events", m["split"], name) for name in found.get("events") or {}
+        },
         "seen_in_training": shareable_count(found.get("seen_in_training")),
         "new_codes": [{"code": row["code"]} for row in found.get("new_codes") or []],
     }
@@ -197,7 +254,11 @@ def _repeated(found: Row | None) -> dict[str, Any] | None:
         return None
 
     def line(row: Row) -> dict[str, Any]:
-        return {**row, "values": [], **{name: _printed(row[name], row["metric"]) for name in ("mean", "low", "high")}}
+        return {
+            **row,
+            "values": [],
+            **{name: _printed(row[name], row["metric"]) for name in ("mean", "low", "high")},
+        }
 
     tables = {name: [line(row) for row in found[name]] for name in ("rows", "differences")}
     return {"splits": found["splits"], "seeds": found.get("seeds"), **tables}

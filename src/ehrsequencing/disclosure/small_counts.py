@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 from scipy.optimize import linprog
 
-from ehrsequencing.arrays import Bools, Floats
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.arrays import Bools, Floats
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 
 _POSSIBLE = 5  # values that a hidden small count must still be able to have
 Key = TypeVar("Key", bound=Hashable)
@@ -70,14 +70,20 @@ _Groups = frozenset[Hashable]
 
 @lru_cache(maxsize=64)
 def _texts(
-    counts: tuple[Count, ...], implied: tuple[_Groups, ...], links: tuple[tuple[_Groups, _Groups], ...]
+    counts: tuple[Count, ...],
+    implied: tuple[_Groups, ...],
+    links: tuple[tuple[_Groups, _Groups], ...],
 ) -> tuple[str, ...]:
     """The texts of `hide_small`, kept: a report asks for those of the same counts again for each of its pages."""
     members = [count.groups for count in counts] + [side for pair in links for side in pair]
     groups = sorted({group for some in members for group in some}, key=repr)
-    rows: dict[tuple[frozenset[Hashable], int], int] = {}  # counts of the same people share a row, and a fate
+    rows: dict[
+        tuple[frozenset[Hashable], int], int
+    ] = {}  # counts of the same people share a row, and a fate
     for count in counts:
-        rows[count.groups, count.value] = max(count.weight, rows.get((count.groups, count.value), 0))
+        rows[count.groups, count.value] = max(
+            count.weight, rows.get((count.groups, count.value), 0)
+        )
     costs = [(weight, value) for (_, value), weight in rows.items()]
     matrix = _indicators([members for members, _ in rows], groups)
     values = np.array([value for _, value in rows], dtype=float)
@@ -87,12 +93,18 @@ def _texts(
     if np.abs(full @ (inverse @ known) - known).max(initial=0.0) > 1e-6:
         raise InconsistentCounts
     low, high = values.copy(), values.copy()  # what is told about each count
-    _deduce(np.zeros(len(groups)), matrix, low, high, same)  # refuses counts that need negative groups
+    # refuses counts that need negative groups
+    _deduce(np.zeros(len(groups)), matrix, low, high, same)
     small = (values >= 1) & (values < SMALLEST_COUNT)
     low[small], high[small] = 1, SMALLEST_COUNT - 1
-    sets = dict.fromkeys([*(members for members, _ in rows), *_differences([m for m, _ in rows]), *implied])
-    targets = _indicators([members for members in sets if members and members <= set(groups)], groups)
-    told = np.abs(targets @ inverse @ full - targets).max(axis=1, initial=0.0) < 1e-7  # by the full tables, that is
+    sets = dict.fromkeys(
+        [*(members for members, _ in rows), *_differences([m for m, _ in rows]), *implied]
+    )
+    targets = _indicators(
+        [members for members in sets if members and members <= set(groups)], groups
+    )
+    # by the full tables, that is
+    told = np.abs(targets @ inverse @ full - targets).max(axis=1, initial=0.0) < 1e-7
     derived = np.round(targets @ inverse @ known)
     targets = targets[told & (derived >= 1) & (derived < SMALLEST_COUNT)]
     trouble = np.zeros(len(targets))
@@ -102,7 +114,9 @@ def _texts(
             trouble[t] += 1
     targets = targets[np.argsort(-trouble, kind="stable")]
     withheld = [k for k in np.flatnonzero((low != high) & ~small) if costs[k][0]]
-    for k in sorted(withheld, key=lambda k: costs[k], reverse=True):  # some turn out to be withheld for nothing
+    for k in sorted(
+        withheld, key=lambda k: costs[k], reverse=True
+    ):  # some turn out to be withheld for nothing
         before = low[k], high[k]
         low[k] = high[k] = values[k]
         if any(_deduce(target, matrix, low, high, same).possible < _POSSIBLE for target in targets):
@@ -149,7 +163,9 @@ def _deduce(target: Floats, matrix: Floats, low: Floats, high: Floats, same: Flo
             raise InconsistentCounts
         ends.append(sign * float(found.fun))
         used[origin[np.abs(found.ineqlin.marginals) > 1e-9]] = True
-    return _Deduction(possible=math.floor(ends[-1] + 1e-6) - math.ceil(ends[0] - 1e-6) + 1, used=used)
+    return _Deduction(
+        possible=math.floor(ends[-1] + 1e-6) - math.ceil(ends[0] - 1e-6) + 1, used=used
+    )
 
 
 def _withhold(costs: Sequence[tuple[int, int]], low: Floats, high: Floats, used: Bools) -> None:
@@ -159,14 +175,21 @@ def _withhold(costs: Sequence[tuple[int, int]], low: Floats, high: Floats, used:
     for among in (used & printed & (values > 0), used & ~printed & ~free, used & printed):
         if among.any():
             chosen = min(np.flatnonzero(among).tolist(), key=lambda k: costs[k])
-            low[chosen], high[chosen] = (_coarse(values[chosen]) if printed[chosen] else 0.0), np.inf
+            low[chosen], high[chosen] = (
+                (_coarse(values[chosen]) if printed[chosen] else 0.0),
+                np.inf,
+            )
             return
     raise InconsistentCounts
 
 
 def _coarse(value: float) -> float:
     """The largest of 0, 11, 100, 1,000 … that is not above the value."""
-    return max(bound for bound in (0.0, float(SMALLEST_COUNT), *(10.0**k for k in range(2, 10))) if bound <= value)
+    return max(
+        bound
+        for bound in (0.0, float(SMALLEST_COUNT), *(10.0**k for k in range(2, 10)))
+        if bound <= value
+    )
 
 
 def _printed(value: int, low: float, high: float) -> str:
@@ -244,7 +267,9 @@ def pool_groups(groups: Mapping[str, Sequence[float]]) -> list[CalibrationGroup]
         Points by rising predicted risk; empty where even all subjects together have fewer than 11 events.
     """
     fields = ("predicted", "observed", "low", "high", "n")
-    points = [CalibrationGroup(*row) for row in zip(*(groups[name] for name in fields), strict=True)]
+    points = [
+        CalibrationGroup(*row) for row in zip(*(groups[name] for name in fields), strict=True)
+    ]
     pools: list[list[CalibrationGroup]] = [[]]
     for point in sorted((p for p in points if p.n), key=lambda p: p.predicted):
         pools[-1].append(point)
@@ -258,7 +283,8 @@ def pool_groups(groups: Mapping[str, Sequence[float]]) -> list[CalibrationGroup]
 
 
 def _large(point: CalibrationGroup) -> bool:
-    events = point.n * point.observed  # none is too few as well: where a group ends must not pick people out
+    # none is too few as well: where a group ends must not pick people out
+    events = point.n * point.observed
     return min(round(events), round(point.n - events)) >= SMALLEST_COUNT
 
 
@@ -266,12 +292,15 @@ def _pooled(points: Sequence[CalibrationGroup]) -> CalibrationGroup:
     if len(points) == 1:
         return points[0]
     n = sum(p.n for p in points)
-    predicted, observed = (sum(p.n / n * getattr(p, name) for p in points) for name in ("predicted", "observed"))
+    predicted, observed = (
+        sum(p.n / n * getattr(p, name) for p in points) for name in ("predicted", "observed")
+    )
     low: float | None = None
     high: float | None = None
     if all(p.low is not None and p.high is not None for p in points):
         below, above = (
-            sum((p.n / n * (p.observed - getattr(p, name))) ** 2 for p in points) ** 0.5 for name in ("low", "high")
+            sum((p.n / n * (p.observed - getattr(p, name))) ** 2 for p in points) ** 0.5
+            for name in ("low", "high")
         )
         low, high = max(observed - below, 0.0), min(observed + above, 1.0)
     return CalibrationGroup(predicted, observed, low, high, n)

@@ -8,21 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.explain import Question
 from ehrsequencing.explain.cohort import ALL_AGES, explain_cohort
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.predict import NewRecords
+from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import hash_u64
-from ehrsequencing.run import Run
 
 MOST_CODES = 15
 STEPS = (0.05, 0.1, 0.2, 0.5)  # to which shares of subjects are rounded
 # Why a run has no effects of codes. These texts may be shared, so that none repeats an error that may count people.
 GONE = "The records that the run was prepared from are no longer where they were."
-CHANGED = "The records changed after the run was prepared. ehrseq explain RUN DATA prints the error."
+CHANGED = (
+    "The records changed after the run was prepared. ehrseq explain RUN DATA prints the error."
+)
 RARE = f"No code was recorded for at least {SMALLEST_COUNT} of the subjects."
 
 
@@ -36,7 +38,9 @@ def rounded_share(carriers: int, subjects: int) -> float | None:
     return None if step is None else round(round(carriers / subjects / step) * step, 2)
 
 
-def code_effects(run: Run, population: Population, *, subjects: int, resamples: int) -> dict[str, Any] | None:
+def code_effects(
+    run: Run, population: Population, *, subjects: int, resamples: int
+) -> dict[str, Any] | None:
     """Mean effects of codes on the risk by the middle horizon, at the subjects' last prediction times.
 
     Args:
@@ -68,7 +72,11 @@ def code_effects(run: Run, population: Population, *, subjects: int, resamples: 
     except EhrseqError:
         return {"codes": [], "reason": CHANGED}
     words = read_descriptions(population.source)
-    kept = [row for row in found.table.to_pylist() if row["age"] == ALL_AGES and row["change_in_risk"] is not None]
+    kept = [
+        row
+        for row in found.table.to_pylist()
+        if row["age"] == ALL_AGES and row["change_in_risk"] is not None
+    ]
     return {
         "cause": question.cause_name,
         "horizon_days": question.horizon_days,

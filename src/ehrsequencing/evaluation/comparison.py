@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.config import format_days
+from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
+from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
+from ehrsequencing.core.scratch import parts, scratch
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.records.attrition import from_index
-from ehrsequencing.scratch import parts, scratch
 
 OURS, ORACLE = "ehrsequencing", "true hazards"
 NETWORK = "network alone"  # of a blend
@@ -54,20 +54,31 @@ class Comparison:
     @property
     def where(self) -> str:
         """The place in words, as in `at the index`."""
-        return "at all prediction times" if self.landmark_days is None else from_index(self.landmark_days)
+        return (
+            "at all prediction times"
+            if self.landmark_days is None
+            else from_index(self.landmark_days)
+        )
 
     def scored(self, model: str, *, weights: Ints32 | None = None) -> ScoredRows:
         """One model's rows, as they are or under a block of weights (resamples, n)."""
         return ScoredRows.of(
-            self.duration_days, self.cause, self.risk[model], self.horizons_days, weights=weights,
+            self.duration_days,
+            self.cause,
+            self.risk[model],
+            self.horizons_days,
+            weights=weights,
             censoring=self.censoring,
-        )  # fmt: skip
+        )
 
     def events(self) -> Ints:
         """(causes, horizons) how many events of each cause were seen by each horizon."""
         n_causes = next(iter(self.risk.values())).shape[1]
         of_cause = self.cause == np.arange(1, n_causes + 1)[:, None]
-        return np.stack([(of_cause & (self.duration_days <= days)).sum(axis=1) for days in self.horizons_days], axis=1)
+        return np.stack(
+            [(of_cause & (self.duration_days <= days)).sum(axis=1) for days in self.horizons_days],
+            axis=1,
+        )
 
     @property
     def subjects(self) -> int:
@@ -99,7 +110,9 @@ class Comparison:
                 f"fewer than {FEWEST_EVENTS} of them had the event."
             )
         for horizon in self.horizons_days[~self.scored(model).covered[0]]:
-            out.append(f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused.")
+            out.append(
+                f"The follow-up ends before {format_days(float(horizon))}{where}: that horizon is refused."
+            )
         return out
 
     def smallest_g(self) -> Floats:
@@ -121,9 +134,13 @@ class Comparison:
             censoring = replace(censoring, factor=censoring.factor[inside])
         risk = {name: values[inside] for name, values in self.risk.items()}
         return replace(
-            self, subject=self.subject[inside], duration_days=self.duration_days[inside], cause=self.cause[inside],
-            risk=risk, censoring=censoring,
-        )  # fmt: skip
+            self,
+            subject=self.subject[inside],
+            duration_days=self.duration_days[inside],
+            cause=self.cause[inside],
+            risk=risk,
+            censoring=censoring,
+        )
 
     def without_resamples(self) -> "Comparison":
         """The same scope, for point estimates only."""
@@ -131,7 +148,9 @@ class Comparison:
 
     def all_cause(self) -> "Comparison":
         """The same rows with all causes as one: any event, and the sum of the risks."""
-        risk = {name: scratch(len(values), 1, values.shape[2]) for name, values in self.risk.items()}
+        risk = {
+            name: scratch(len(values), 1, values.shape[2]) for name, values in self.risk.items()
+        }
         for name, values in self.risk.items():
             for some in parts(len(values)):
                 np.minimum(values[some].sum(axis=1, keepdims=True), 1.0, out=risk[name][some])
@@ -141,7 +160,9 @@ class Comparison:
 def draw_subjects(n_subjects: int, n_resamples: int, seed: int) -> NDArray[np.uint8]:
     """(n_resamples, n_subjects) how often each subject is drawn; nobody is drawn 256 times."""
     out, done = np.zeros((n_resamples, n_subjects), dtype=np.uint8), 0
-    for block in bootstrap_subjects(np.arange(n_subjects), n_resamples, seed) if n_resamples else ():
+    for block in (
+        bootstrap_subjects(np.arange(n_subjects), n_resamples, seed) if n_resamples else ()
+    ):
         out[done : done + len(block)] = block
         done += len(block)
     return out

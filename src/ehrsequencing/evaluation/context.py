@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing import __version__
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.output_kinds import HISTORY
+from ehrsequencing.core.storage import read_json_lines
+from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
-from ehrsequencing.output_kinds import HISTORY
+from ehrsequencing.prediction.run import Run, saved_audit
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run, saved_audit
-from ehrsequencing.storage import read_json_lines
 
 UNKNOWN_CUTOFF = "Unknown: a file of predictions does not tell what its model has seen."
 _PREFIX = 16  # hexadecimal digits of a hash that are shown
@@ -43,7 +43,9 @@ class Context:
         made: dict[str, Mapping[str, Any]] = {}
         if self.prepared is not None:
             made = self.prepared.attrition(self.risks.task.name)["splits"]
-            if self.population.split not in SPLITS:  # other data: the held-out subjects have no part in it
+            if (
+                self.population.split not in SPLITS
+            ):  # other data: the held-out subjects have no part in it
                 made = {name: part for name, part in made.items() if name != "held_out"}
         return {**made, self.population.split: self.population.counts}
 
@@ -63,25 +65,41 @@ class Context:
             is_kept = HISTORY in run.manifest["files"] and HISTORY not in run.altered
             history = read_json_lines(run.folder / HISTORY) if is_kept else []
         return {
-            "title": task.name, "run": told, "split": self.population.split,
+            "title": task.name,
+            "run": told,
+            "split": self.population.split,
             "created": date.today().isoformat(),
             "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
-            "task": task.model_dump(mode="json"), "question": question(task),
+            "task": task.model_dump(mode="json"),
+            "question": question(task),
             "data": {
-                "name": self.population.data, "simulated": is_simulation(self.population.source),
-                "subjects": {name: part["steps"][-1]["subjects"] for name, part in self.splits.items()},
-                "visits": {name: len(self.records(name).timelines.start_us) for name in self.splits},
-                "prediction_times": {name: part["prediction_times"] for name, part in self.splits.items()},
+                "name": self.population.data,
+                "simulated": is_simulation(self.population.source),
+                "subjects": {
+                    name: part["steps"][-1]["subjects"] for name, part in self.splits.items()
+                },
+                "visits": {
+                    name: len(self.records(name).timelines.start_us) for name in self.splits
+                },
+                "prediction_times": {
+                    name: part["prediction_times"] for name, part in self.splits.items()
+                },
             },
-            "causes": list(task.causes), "horizons_days": list(task.horizons),
-            "landmarks_days": list(task.landmarks), "attrition": self.population.attrition["steps"],
+            "causes": list(task.causes),
+            "horizons_days": list(task.horizons),
+            "landmarks_days": list(task.landmarks),
+            "attrition": self.population.attrition["steps"],
             "events": {name: part["events"] for name, part in self.splits.items()},
             "records_before": self.population.counts.get("records_before"),
             "history": [{**row, "train_loss": row["train_nll"]} for row in history],
             "config": self.risks.config,
-            "oracle": None, "external": None, "recalibration": None, "repeated_splits": None, "blend": None,
+            "oracle": None,
+            "external": None,
+            "recalibration": None,
+            "repeated_splits": None,
+            "blend": None,
             "recalibrated_in_training": is_recalibrated,
-        }  # fmt: skip
+        }
 
     def inputs(self, *, landmark_days: float | None, seed: int) -> dict[str, Any]:
         """Content of `inputs`: rates of every split, and drift from training to the population at one landmark."""
@@ -89,18 +107,28 @@ class Context:
         moved = []
         if self.prepared is not None and landmark_days is not None:
             train = self.records("train")
-            moved = drift(train, self.population.records, vocabulary, landmark_days=landmark_days, seed=seed)
+            moved = drift(
+                train, self.population.records, vocabulary, landmark_days=landmark_days, seed=seed
+            )
         rates = {name: input_rates(self.records(name), vocabulary) for name in self.splits}
         return {"by_split": rates, "drift": moved}
 
     def checks(self, *, trials: int | None = None) -> dict[str, Any]:
         """Content of `checks`; `trials` is what people tell of their tuning."""
-        names = dict.fromkeys([*(SPLITS if self.prepared is not None else ()), self.population.split])
+        names = dict.fromkeys(
+            [*(SPLITS if self.prepared is not None else ()), self.population.split]
+        )
         ids = {name: self.records(name).timelines.subject_id for name in names}
         if self.risks.run is None:
             unknown = dict.fromkeys(("audit", "events_per_parameter", "parameters", "members"))
             known = {"split_overlap": split_overlap(ids), "time_zero": time_zero(self.risks.task)}
-            return {**known, "predictor_cutoff": UNKNOWN_CUTOFF, **unknown, "tuning_trials": trials, "seeds": []}
+            return {
+                **known,
+                "predictor_cutoff": UNKNOWN_CUTOFF,
+                **unknown,
+                "tuning_trials": trials,
+                "seeds": [],
+            }
         events = None
         if self.prepared is not None:
             events = int(self.splits["train"]["events"][self.risks.task.causes[0]])
@@ -108,7 +136,11 @@ class Context:
 
 
 def run_checks(
-    run: Run, subject_ids: Mapping[str, Ints], *, training_events: int | None, trials: int | None = None
+    run: Run,
+    subject_ids: Mapping[str, Ints],
+    *,
+    training_events: int | None,
+    trials: int | None = None,
 ) -> dict[str, Any]:
     """Content of `checks`.
 
@@ -143,9 +175,14 @@ def split_overlap(subject_ids: Mapping[str, Ints]) -> dict[str, Any]:
     >>> split_overlap({"train": np.array([3, 1]), "held_out": np.array([2, 3])})["shared_subjects"]
     1
     """
-    distinct = {split: np.unique(np.asarray(ids, dtype="<i8")) for split, ids in subject_ids.items()}
+    distinct = {
+        split: np.unique(np.asarray(ids, dtype="<i8")) for split, ids in subject_ids.items()
+    }
     _, times = np.unique(np.concatenate(list(distinct.values())), return_counts=True)
-    hashes = {split: hashlib.sha256(ids.tobytes()).hexdigest()[:_PREFIX] for split, ids in distinct.items()}
+    hashes = {
+        split: hashlib.sha256(ids.tobytes()).hexdigest()[:_PREFIX]
+        for split, ids in distinct.items()
+    }
     return {"shared_subjects": int((times > 1).sum()), "hash": hashes}
 
 
@@ -171,7 +208,8 @@ def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:
         return f"{rule} Audited: no; ehrseq audit tests it on this run."
     if audit["failed"]:
         return f"{rule} Audited on {audit['date']}: {audit['failed']} of the checks found a LEAK."
-    warned = f", {audit['warnings']} warned" if audit.get("warnings") else ""  # older audits do not count them
+    # older audits do not count them
+    warned = f", {audit['warnings']} warned" if audit.get("warnings") else ""
     return f"{rule} Audited on {audit['date']}: {audit['passed']} checks passed{warned}, no leak found."
 
 
@@ -190,7 +228,9 @@ def time_zero(task: TaskConfig) -> str:
 def question(task: TaskConfig) -> str:
     """The task as a sentence."""
     horizons = ", ".join(format_days(days) for days in task.horizons)
-    competing = f", with {' and '.join(task.competing)} as competing event" if task.competing else ""
+    competing = (
+        f", with {' and '.join(task.competing)} as competing event" if task.competing else ""
+    )
     who = f"Who will have {' or '.join(task.outcome)} within {horizons}"
     return f"{who}, predicted from {index_words(task)} on and at every later visit{competing}?"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.evaluation.estimates import Estimate, estimate, long_rows, metric_estimates
@@ -47,18 +47,26 @@ def smooth_rows(
         for cell in cells(scope, causes):
             e, h = cell.pop("place")
             known = np.isfinite(observed.value[e, h])
-            curves.append({
-                "model": model, **cell, "predicted": predicted[e, h][known].tolist(),
-                "observed": observed.value[e, h][known].tolist(),
-                "low": [tables.number(x) for x in low[e, h][known]],
-                "high": [tables.number(x) for x in high[e, h][known]],
-            })  # fmt: skip
+            curves.append(
+                {
+                    "model": model,
+                    **cell,
+                    "predicted": predicted[e, h][known].tolist(),
+                    "observed": observed.value[e, h][known].tolist(),
+                    "low": [tables.number(x) for x in low[e, h][known]],
+                    "high": [tables.number(x) for x in high[e, h][known]],
+                }
+            )
         named = metric_estimates(scope, model, taken("strongest"))
-        if scope.landmark_days is not None:  # elsewhere a subject has many rows; the simulation would draw each anew
+        if (
+            scope.landmark_days is not None
+        ):  # elsewhere a subject has many rows; the simulation would draw each anew
             named |= _against_chance(scope, model, named["ks"], seed)
         for metric, one in named.items():
             for e, cause in enumerate(causes):
-                metrics += long_rows(scope, one.of_cause(e), model=model, cause=cause, metric=metric)
+                metrics += long_rows(
+                    scope, one.of_cause(e), model=model, cause=cause, metric=metric
+                )
     return curves, metrics
 
 
@@ -105,7 +113,11 @@ def decision_rows(
     """
     ours = scope.risk[models[0]]
     shape = (*ours.shape[1:], len(thresholds) or THRESHOLDS)
-    at = np.broadcast_to(thresholds, shape) if thresholds else np.apply_along_axis(spread_thresholds, 0, ours)
+    at = (
+        np.broadcast_to(thresholds, shape)
+        if thresholds
+        else np.apply_along_axis(spread_thresholds, 0, ours)
+    )
     at = at if thresholds else np.moveaxis(at, 0, -1)
     out = []
     for model in models:
@@ -114,12 +126,17 @@ def decision_rows(
         for cell in cells(scope, causes):
             place = cell.pop("place")
             defined = bool(np.isfinite(low[place]).all())
-            out.append({
-                "model": model, **cell, "thresholds": at[place].tolist(),
-                "net_benefit": [tables.number(x) for x in found["net_benefit"].value[place]],
-                "low": low[place].tolist() if defined else None, "high": high[place].tolist() if defined else None,
-                "treat_all": [tables.number(x) for x in found["treat_all"].value[place]],
-            })  # fmt: skip
+            out.append(
+                {
+                    "model": model,
+                    **cell,
+                    "thresholds": at[place].tolist(),
+                    "net_benefit": [tables.number(x) for x in found["net_benefit"].value[place]],
+                    "low": low[place].tolist() if defined else None,
+                    "high": high[place].tolist() if defined else None,
+                    "treat_all": [tables.number(x) for x in found["treat_all"].value[place]],
+                }
+            )
     return out
 
 
@@ -141,7 +158,10 @@ def cells(scope: Comparison, causes: Sequence[str]) -> Iterator[dict[str, Any]]:
     for e, cause in enumerate(causes):
         for h, horizon in enumerate(scope.horizons_days):
             yield {
-                "place": (e, h), "landmark_days": scope.landmark_days, "cause": cause,
-                "horizon_days": float(horizon), "n": len(scope),
+                "place": (e, h),
+                "landmark_days": scope.landmark_days,
+                "cause": cause,
+                "horizon_days": float(horizon),
+                "n": len(scope),
                 "events": int(events[e, h]),
-            }  # fmt: skip
+            }

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Floats32
-from ehrsequencing.divided import part_of
+from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.prediction.divided import part_of
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
 from ehrsequencing.training.processes import ALONE, Processes
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.baselines.history import fit_feature_spec, history_features
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
@@ -105,7 +105,9 @@ def drift(
         at = records.at_landmark(landmark_days)
         if len(at) > MOST_ROWS:
             at = np.sort(np.random.default_rng(seed).choice(at, MOST_ROWS, replace=False))
-        sides.append(history_features(records, vocabulary, chosen=at, columns=columns).astype(np.float64))
+        sides.append(
+            history_features(records, vocabulary, chosen=at, columns=columns).astype(np.float64)
+        )
     found = []
     for column, name in enumerate(columns.names):
         kind, _, code = name.partition(" ")
@@ -114,7 +116,10 @@ def drift(
         elif kind == "static":
             text, (x, y) = code, (side[:, column] for side in sides)
         elif kind == "count":
-            text, (x, y) = f"{code} seen", ((side[:, column] > 0).astype(np.float64) for side in sides)
+            text, (x, y) = (
+                f"{code} seen",
+                ((side[:, column] > 0).astype(np.float64) for side in sides),
+            )
         elif kind == "last":
             text, (x, y) = f"{code}, last value (rank)", (side[:, column] for side in sides)
         else:
@@ -131,7 +136,12 @@ def _difference(text: str, train: Floats, judged: Floats) -> dict[str, Any] | No
     if len(x) < 2 or len(y) < 2:
         return None
     smd = standardised_difference(x, y)
-    return {"feature": text, "train": float(x.mean()), "judged": float(y.mean()), "smd": number(smd)}
+    return {
+        "feature": text,
+        "train": float(x.mean()),
+        "judged": float(y.mean()),
+        "smd": number(smd),
+    }
 
 
 def standardised_difference(x: Floats, y: Floats) -> float:
@@ -142,5 +152,9 @@ def standardised_difference(x: Floats, y: Floats) -> float:
     """
     gap, spread = float(y.mean() - x.mean()), float(np.sqrt((x.var(ddof=1) + y.var(ddof=1)) / 2))
     if spread <= 1e-9 * max(1.0, abs(float(x.mean()))):
-        return 0.0 if abs(gap) <= 1e-9 * max(1.0, abs(float(x.mean()))) else float(np.copysign(np.inf, gap))
+        return (
+            0.0
+            if abs(gap) <= 1e-9 * max(1.0, abs(float(x.mean())))
+            else float(np.copysign(np.inf, gap))
+        )
     return gap / spread

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.minimum_counts import BIASED, TOO_FEW, too_few
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval
@@ -15,11 +16,11 @@ from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken, values
-from ehrsequencing.minimum_counts import BIASED, TOO_FEW, too_few
 
 ANY_CAUSE = "any cause"
 WORK_ELEMENTS = 2**18  # resamples × rows of one work array: what fits the cache
-FEWEST_TOGETHER = 16  # resamples that share one sorting, up to so many rows that they would fill the memory:
+# resamples that share one sorting, up to so many rows that they would fill the memory:
+FEWEST_TOGETHER = 16
 MOST_ELEMENTS = 2**21  # resamples × rows of one work array at most; some fifteen exist at once
 
 
@@ -45,7 +46,11 @@ class Estimate:
         """Where resamples give limits, but limits that do not hold the value."""
         if not len(self.samples):
             return np.zeros(self.value.shape, dtype=bool)
-        return np.isnan(self._limits[0]) & np.isfinite(percentile_interval(self.samples)[0]) & np.isfinite(self.value)
+        return (
+            np.isnan(self._limits[0])
+            & np.isfinite(percentile_interval(self.samples)[0])
+            & np.isfinite(self.value)
+        )
 
     def band(self) -> tuple[Floats, Floats]:
         """The interval of every point of a curve, widened to the curve where it does not hold it."""
@@ -57,7 +62,9 @@ class Estimate:
     def of_cause(self, e: int) -> "Estimate":
         """Cause number e alone, (1, horizons)."""
         cause = slice(e, e + 1)
-        return replace(self, value=self.value[cause], samples=self.samples[:, cause], events=self.events[cause])
+        return replace(
+            self, value=self.value[cause], samples=self.samples[:, cause], events=self.events[cause]
+        )
 
     def reason(self, place: tuple[int, ...]) -> str | None:
         """Why one value has no interval; None where it has one, or could have none (no resamples, undefined)."""
@@ -70,7 +77,9 @@ class Estimate:
         return replace(self, value=self.value - other.value, samples=self.samples - other.samples)
 
 
-def estimate(scope: Comparison, model: str, metrics: Callable[[ScoredRows], dict[str, Floats]]) -> dict[str, Estimate]:
+def estimate(
+    scope: Comparison, model: str, metrics: Callable[[ScoredRows], dict[str, Floats]]
+) -> dict[str, Estimate]:
     """Values of one model as they are and in every resample, by the same code.
 
     With too few subjects or events there is no interval (`Comparison.too_few`).
@@ -83,7 +92,9 @@ def estimate(scope: Comparison, model: str, metrics: Callable[[ScoredRows], dict
     point = metrics(scope.scored(model))
     found = [metrics(scope.scored(model, weights=weights)) for weights in _work_blocks(scope)]
     none = {name: np.zeros((0, *value.shape)) for name, value in point.items()}
-    samples = {name: np.concatenate([none[name], *(block[name] for block in found)]) for name in point}
+    samples = {
+        name: np.concatenate([none[name], *(block[name] for block in found)]) for name in point
+    }
     events, subjects = scope.subjects_with_event(), scope.subjects
     out = {}
     for name, value in point.items():
@@ -93,12 +104,16 @@ def estimate(scope: Comparison, model: str, metrics: Callable[[ScoredRows], dict
     return out
 
 
-def metric_estimates(scope: Comparison, model: str, metrics: Sequence[Metric]) -> dict[str, Estimate]:
+def metric_estimates(
+    scope: Comparison, model: str, metrics: Sequence[Metric]
+) -> dict[str, Estimate]:
     """Metrics of one model by their key; those that have no interval are not resampled."""
     found: dict[str, Estimate] = {}
     for interval in {metric.interval for metric in metrics}:
         some = [metric for metric in metrics if metric.interval is interval]
-        found |= estimate(scope if interval else scope.without_resamples(), model, partial(values, metrics=some))
+        found |= estimate(
+            scope if interval else scope.without_resamples(), model, partial(values, metrics=some)
+        )
     return {metric.key: found[metric.key] for metric in metrics}
 
 
@@ -136,7 +151,9 @@ def scope_estimates(
     return out
 
 
-def metric_rows(scope: Comparison, estimates: dict[str, dict[str, dict[str, Estimate]]]) -> list[dict[str, Any]]:
+def metric_rows(
+    scope: Comparison, estimates: dict[str, dict[str, dict[str, Estimate]]]
+) -> list[dict[str, Any]]:
     """Long rows of `metrics`: model by model."""
     models = list(next(iter(estimates.values())))
     return [
@@ -149,7 +166,11 @@ def metric_rows(scope: Comparison, estimates: dict[str, dict[str, dict[str, Esti
 
 
 def difference_rows(
-    scope: Comparison, estimates: dict[str, dict[str, dict[str, Estimate]]], *, ours: str, rivals: Iterable[str]
+    scope: Comparison,
+    estimates: dict[str, dict[str, dict[str, Estimate]]],
+    *,
+    ours: str,
+    rivals: Iterable[str],
 ) -> list[dict[str, Any]]:
     """Long rows of `differences`: our model minus each rival, on the same resamples of subjects.
 
@@ -165,20 +186,37 @@ def difference_rows(
         for cause, found in estimates.items()
         for name in (metric.key for metric in in_columns(METRICS.values()) if metric.compared)
         if name in found[ours]
-        for row in long_rows(scope, found[ours][name].minus(found[rival][name]), model=rival, cause=cause, metric=name)
+        for row in long_rows(
+            scope,
+            found[ours][name].minus(found[rival][name]),
+            model=rival,
+            cause=cause,
+            metric=name,
+        )
     ]
 
 
-def long_rows(scope: Comparison, one: Estimate, *, model: str, cause: str, metric: str) -> list[dict[str, Any]]:
+def long_rows(
+    scope: Comparison, one: Estimate, *, model: str, cause: str, metric: str
+) -> list[dict[str, Any]]:
     """One estimate (1, horizons) as long rows."""
     low, high = one.interval()
     return [
         tables.metric_row(
-            model, scope.landmark_days, metric, one.value[0, h], cause=cause, horizon_days=horizon, low=low[0, h],
-            high=high[0, h], subjects=one.subjects, events=one.events[0, h], reason=one.reason((0, h)),
+            model,
+            scope.landmark_days,
+            metric,
+            one.value[0, h],
+            cause=cause,
+            horizon_days=horizon,
+            low=low[0, h],
+            high=high[0, h],
+            subjects=one.subjects,
+            events=one.events[0, h],
+            reason=one.reason((0, h)),
         )
         for h, horizon in enumerate(scope.horizons_days)
-    ]  # fmt: skip
+    ]
 
 
 def over_time_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[str, Any]]:
@@ -188,7 +226,9 @@ def over_time_rows(grid: Comparison, causes: Sequence[str]) -> list[dict[str, An
         grid: The scope with risks on a time grid, not at the horizons.
         causes: Names.
     """
-    if grid.landmark_days is None:  # a grid of times at all prediction times: too much for what it says
+    if (
+        grid.landmark_days is None
+    ):  # a grid of times at all prediction times: too much for what it says
         grid = grid.without_resamples()
     out = []
     for model in grid.risk:
@@ -227,5 +267,13 @@ def nll_row(scope: Comparison, nll: Floats, *, model: str, cause: str) -> dict[s
     samples = [divide(weights @ nll[known], weights.sum(axis=1)) for weights in part.blocks()]
     low, high = interval_around(value, np.concatenate(samples) if samples else ())
     return tables.metric_row(
-        model, scope.landmark_days, "nll", value, cause=cause, low=low, high=high, subjects=part.subjects, events=events
+        model,
+        scope.landmark_days,
+        "nll",
+        value,
+        cause=cause,
+        low=low,
+        high=high,
+        subjects=part.subjects,
+        events=events,
     )

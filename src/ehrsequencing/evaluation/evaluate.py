@@ -14,40 +14,61 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
 from ehrsequencing.config import EvaluationConfig, format_days
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.scratch import parts, scratch, selected
+from ehrsequencing.core.storage import write_json
 from ehrsequencing.disclosure.shared import INDIVIDUAL
-from ehrsequencing.errors import EhrseqError
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.code_effects import code_effects
 from ehrsequencing.evaluation.comparison import ORACLE, OURS, Comparison, draw_subjects
 from ehrsequencing.evaluation.context import Context, question
 from ehrsequencing.evaluation.curves import decision_rows, smooth_rows
 from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
-from ehrsequencing.evaluation.estimates import difference_rows, metric_rows, nll_row, over_time_rows, scope_estimates
+from ehrsequencing.evaluation.estimates import (
+    difference_rows,
+    metric_rows,
+    nll_row,
+    over_time_rows,
+    scope_estimates,
+)
 from ehrsequencing.evaluation.examples import trajectories
 from ehrsequencing.evaluation.incidence import incidence_rows
 from ehrsequencing.evaluation.instability import instability
 from ehrsequencing.evaluation.oracle import Truth, is_simulation, other_settings
-from ehrsequencing.evaluation.oracle_table import oracle_differences, oracle_table, oracle_warnings, risk_table
+from ehrsequencing.evaluation.oracle_table import (
+    oracle_differences,
+    oracle_table,
+    oracle_warnings,
+    risk_table,
+)
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import SHARED, add_result
 from ehrsequencing.evaluation.risk_source import RiskSource, RunRisks
 from ehrsequencing.evaluation.subgroups import groups_of_rows, subgroup_rows
 from ehrsequencing.evaluation.through_risks import nll_through
-from ehrsequencing.evaluation.trained_baselines import known_baselines, likelihood_of_parts, parts_alone, rivals_of
+from ehrsequencing.evaluation.trained_baselines import (
+    known_baselines,
+    likelihood_of_parts,
+    parts_alone,
+    rivals_of,
+)
 from ehrsequencing.evaluation.tripod import read_tripod
 from ehrsequencing.evaluation.visit_head import VISIT_HEAD_WARNING, visit_head_rows
-from ehrsequencing.metrics.censoring import RowCensoring, StepFunction, censoring_survival, conditional_risk
+from ehrsequencing.metrics.censoring import (
+    RowCensoring,
+    StepFunction,
+    censoring_survival,
+    conditional_risk,
+)
+from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, require_room
 from ehrsequencing.records.attrition import task_warnings
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import RECALIBRATION, Run, add_to_run, require_room
-from ehrsequencing.scratch import parts, scratch, selected
-from ehrsequencing.storage import write_json
 from ehrsequencing.training.processes import ALONE, Processes
 
 __all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
@@ -55,7 +76,8 @@ __all__ = ["ORACLE", "OURS", "Evaluation", "evaluate", "question"]
 GRID_POINTS = 12  # of the integrated Brier score
 FEW_EVENTS = 50
 MOST_RESAMPLES = 200  # for the intervals of codes' effects
-SIMULATED_TRAJECTORIES = 4  # example curves of a simulation's subjects, unless the settings say how many
+# example curves of a simulation's subjects, unless the settings say how many
+SIMULATED_TRAJECTORIES = 4
 Say = Callable[[str], None]
 
 
@@ -85,14 +107,24 @@ class Evaluation:
         train_censoring: bool = False,
     ) -> None:
         self.source: RiskSource = RunRisks(source) if isinstance(source, Run) else source
-        self.run, self.population, self.prepared, self.settings = self.source.run, population, prepared, settings
+        self.run, self.population, self.prepared, self.settings = (
+            self.source.run,
+            population,
+            prepared,
+            settings,
+        )
         self.task, self.ours = self.source.task, self.source.name
         if prepared is None and (train_censoring or settings.censoring == "cox"):
             fix = "name the prepared set of the run with --prepared, or use evaluation.censoring=kaplan-meier"
-            raise EhrseqError("censoring weights need the training subjects", where=self.source.where, fix=fix)
+            raise EhrseqError(
+                "censoring weights need the training subjects", where=self.source.where, fix=fix
+            )
         if prepared is not None and self.run is not None:
             self.run.require_own(prepared)
-        self.train_censoring, self.context = train_censoring, Context(self.source, population, prepared)
+        self.train_censoring, self.context = (
+            train_censoring,
+            Context(self.source, population, prepared),
+        )
         self.records, self.rows = population.records, population.records.rows
         if not len(self.rows):
             where = f"task {self.task.name}, {population.split}"
@@ -104,7 +136,11 @@ class Evaluation:
         self.grid = self.every_day if self.source.is_curve else self.horizons
         self.warnings = population.warnings()
         self.is_visit_head = self.run is not None and self.run.is_visit_head
-        self.truth = None if population.source is None or self.is_visit_head else self._truth(population.source)
+        self.truth = (
+            None
+            if population.source is None or self.is_visit_head
+            else self._truth(population.source)
+        )
         self.beside_truth: list[dict[str, Any]] = []
         self.fitted: list[Fitted] = []
         told = settings.tuning_trials
@@ -132,7 +168,11 @@ class Evaluation:
             self.warnings.append(VISIT_HEAD_WARNING)
             self._warn([])
             frame = self.context.frame() | self._surroundings([])
-            return frame | found | {"tripod": read_tripod(self.settings.tripod), "warnings": self.warnings}
+            return (
+                frame
+                | found
+                | {"tripod": read_tripod(self.settings.tripod), "warnings": self.warnings}
+            )
         risks = self._risks(progress)
         comparisons = list(self._comparisons(risks, self.horizons))
         causes = self.task.causes
@@ -141,31 +181,56 @@ class Evaluation:
         smooth: list[dict[str, Any]] = []
         for number, comparison in enumerate(comparisons, start=1):
             progress(f"calibration, decision curves, {number} of {len(comparisons)}")
-            curves, indices = smooth_rows(comparison, causes, models=strongest, seed=self.settings.seed)
+            curves, indices = smooth_rows(
+                comparison, causes, models=strongest, seed=self.settings.seed
+            )
             smooth += curves
             metrics += indices
         at = self.settings.decision_thresholds
-        decision = [row for s in comparisons for row in decision_rows(s, causes, models=strongest, thresholds=at)]
+        decision = [
+            row
+            for s in comparisons
+            for row in decision_rows(s, causes, models=strongest, thresholds=at)
+        ]
         progress("subgroups, inputs, checks")
-        found = self.context.frame() | self._surroundings(comparisons) | {
-            "models": list(risks),
-            "strongest": strongest[1] if len(strongest) > 1 else None,
-            "baselines": [{"model": f.model.name, "tuning_nll": tables.number(f.tuning_nll)} for f in self.fitted],
-            "metrics": metrics,
-            "differences": differences,
-            "at_risk": [tables.at_risk(s, causes) for s in comparisons if s.landmark_days is not None],
-            "calibration": [row for s in comparisons for row in tables.calibration(s, causes, models=strongest)],
-            "smooth_calibration": smooth,
-            "decision": decision,
-            "subgroups": [row for comparison in comparisons for row in self._subgroups(comparison)],
-            "risk_distribution": [row for s in comparisons for row in tables.distribution(s, causes, model=self.ours)],
-            "trajectories": self._trajectories(risks[self.ours]),
-            "incidence": self._incidence(risks, comparisons),
-            "tripod": read_tripod(self.settings.tripod),
-            "codes": self._codes(progress),
-            "oracle": self._oracle(),
-            "blend": tables.blend(self.run, self.likelihood_of_parts()),
-        }  # fmt: skip
+        found = (
+            self.context.frame()
+            | self._surroundings(comparisons)
+            | {
+                "models": list(risks),
+                "strongest": strongest[1] if len(strongest) > 1 else None,
+                "baselines": [
+                    {"model": f.model.name, "tuning_nll": tables.number(f.tuning_nll)}
+                    for f in self.fitted
+                ],
+                "metrics": metrics,
+                "differences": differences,
+                "at_risk": [
+                    tables.at_risk(s, causes) for s in comparisons if s.landmark_days is not None
+                ],
+                "calibration": [
+                    row
+                    for s in comparisons
+                    for row in tables.calibration(s, causes, models=strongest)
+                ],
+                "smooth_calibration": smooth,
+                "decision": decision,
+                "subgroups": [
+                    row for comparison in comparisons for row in self._subgroups(comparison)
+                ],
+                "risk_distribution": [
+                    row
+                    for s in comparisons
+                    for row in tables.distribution(s, causes, model=self.ours)
+                ],
+                "trajectories": self._trajectories(risks[self.ours]),
+                "incidence": self._incidence(risks, comparisons),
+                "tripod": read_tripod(self.settings.tripod),
+                "codes": self._codes(progress),
+                "oracle": self._oracle(),
+                "blend": tables.blend(self.run, self.likelihood_of_parts()),
+            }
+        )
         self._warn(comparisons)
         return found | {"warnings": self.warnings}
 
@@ -181,20 +246,29 @@ class Evaluation:
         progress("risk curves")
         risks = {self.ours: self.source.risk(self.records, self.grid)}
         self.fitted = self._baselines(progress)
-        column = np.searchsorted(self.every_day, self.grid)  # a baseline's sums depend a little on the days asked for
+        # a baseline's sums depend a little on the days asked for
+        column = np.searchsorted(self.every_day, self.grid)
         for model in self._others():
             risks[model.name] = self._of_baseline(model, self.every_day, column)
         if self.truth is not None and self.truth.known.all():
-            risks[ORACLE] = conditional_risk(self.truth.risk, self.grid, start_days=self.task.blanking)
+            risks[ORACLE] = conditional_risk(
+                self.truth.risk, self.grid, start_days=self.task.blanking
+            )
         for name, risk in risks.items():
-            missing = sum(int(np.isnan(risk[some]).any(axis=(1, 2)).sum()) for some in parts(len(risk)))
+            missing = sum(
+                int(np.isnan(risk[some]).any(axis=(1, 2)).sum()) for some in parts(len(risk))
+            )
             if missing:
-                what = f"{missing} of {len(self.rows)} prediction times have no prediction by {name}"
+                what = (
+                    f"{missing} of {len(self.rows)} prediction times have no prediction by {name}"
+                )
                 raise EhrseqError(what, where=self.population.split, fix="report this as a bug")
             np.clip(risk, 0.0, 1.0, out=risk)  # these arrays are large, and belong to nobody else
         return risks
 
-    def _of_baseline(self, model: Baseline, days: Floats, columns: Ints | slice = slice(None)) -> Floats:
+    def _of_baseline(
+        self, model: Baseline, days: Floats, columns: Ints | slice = slice(None)
+    ) -> Floats:
         """(R, causes, columns) a baseline's risks, those of the columns among the days."""
         every, width = np.arange(len(self.rows)), len(days[columns])
         out = scratch(len(every), len(self.task.causes), width)
@@ -222,17 +296,28 @@ class Evaluation:
 
     @cached_property
     def _fitting_data(self) -> FittingData:
-        train, tuning, source = self.context.records("train"), self.context.records("tuning"), self.source
+        train, tuning, source = (
+            self.context.records("train"),
+            self.context.records("tuning"),
+            self.source,
+        )
         assert self.prepared is not None  # only then is anything fitted
         return FittingData(
-            self.task, source.vocabulary, train, tuning, source.edges_days, self.settings.seed,
+            self.task,
+            source.vocabulary,
+            train,
+            tuning,
+            source.edges_days,
+            self.settings.seed,
             enough=self.prepared.study.vocabulary.min_subjects,
-        )  # fmt: skip
+        )
 
     def likelihood_of_parts(self) -> dict[str, float]:
         """Part of a blend → mean NLL of tuning subjects; nothing without them, or of another source."""
         return (
-            {} if self.prepared is None else likelihood_of_parts(self.run, self.fitted, self.context.records("tuning"))
+            {}
+            if self.prepared is None
+            else likelihood_of_parts(self.run, self.fitted, self.context.records("tuning"))
         )
 
     def _at_horizons(self, risk: Floats) -> Floats:
@@ -254,23 +339,36 @@ class Evaluation:
         for place, at in places:
             rows = slice(None) if place is None else at
             yield Comparison(
-                place, self.rows.subject[at], self.duration[at], self.cause[at], days,
-                {name: selected(risk, rows, column) for name, risk in risks.items()}, self._draws,
+                place,
+                self.rows.subject[at],
+                self.duration[at],
+                self.cause[at],
+                days,
+                {name: selected(risk, rows, column) for name, risk in risks.items()},
+                self._draws,
                 self._censoring(place, at),
-            )  # fmt: skip
+            )
 
     @cached_property
     def _draws(self) -> NDArray[np.uint8]:
-        return draw_subjects(len(self.records.timelines), self.settings.bootstrap, self.settings.seed)
+        return draw_subjects(
+            len(self.records.timelines), self.settings.bootstrap, self.settings.seed
+        )
 
-    def _censoring(self, landmark_days: float | None, chosen: Ints) -> StepFunction | RowCensoring | None:
+    def _censoring(
+        self, landmark_days: float | None, chosen: Ints
+    ) -> StepFunction | RowCensoring | None:
         """G from the training subjects at risk at a landmark, where it is wanted: one for all, or one a row."""
         if self.settings.censoring == "cox":
             return self._censoring_cox.of_rows(self.records, chosen, landmark_days=landmark_days)
         if not self.train_censoring:
             return None
         rows = self.context.records("train").rows
-        at = np.ones(len(rows), dtype=bool) if landmark_days is None else rows.at_landmark(landmark_days)
+        at = (
+            np.ones(len(rows), dtype=bool)
+            if landmark_days is None
+            else rows.at_landmark(landmark_days)
+        )
         if not at.any():
             return None
         return censoring_survival(rows.duration_days[at], rows.cause[at])
@@ -286,7 +384,9 @@ class Evaluation:
         metrics: list[dict[str, Any]] = []
         differences: list[dict[str, Any]] = []
         rivals = [name for name in risks if name not in (self.ours, ORACLE)]
-        for comparison, on_grid in zip(comparisons, self._comparisons(risks, self.grid), strict=True):
+        for comparison, on_grid in zip(
+            comparisons, self._comparisons(risks, self.grid), strict=True
+        ):
             estimates = scope_estimates(comparison, self.task.causes, progress=progress)
             metrics += metric_rows(comparison, estimates)
             metrics += over_time_rows(on_grid, self.task.causes) if self.source.is_curve else []
@@ -295,7 +395,9 @@ class Evaluation:
         likelihoods, cause = self._likelihoods(), self.task.causes[0]
         for comparison in comparisons:
             nll = {name: found[self._rows_of(comparison)] for name, found in likelihoods.items()}
-            metrics += [nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()]
+            metrics += [
+                nll_row(comparison, own, model=name, cause=cause) for name, own in nll.items()
+            ]
             differences += [
                 nll_row(comparison, nll[self.ours] - nll[rival], model=rival, cause=cause)
                 for rival in rivals
@@ -313,17 +415,28 @@ class Evaluation:
         self.nll, knots = own, self.source.knots_days
         if own is None:
             return {}
-        found, truth = {self.ours: own}, self.truth if self.truth is not None and self.truth.known.all() else None
+        found, truth = (
+            {self.ours: own},
+            self.truth if self.truth is not None and self.truth.known.all() else None,
+        )
         if knots is None:
             found |= {model.name: model.nll(self.records, every) for model in self._others()}
             return found | ({} if truth is None else {ORACLE: truth.nll(self.rows)})
-        start, risks = self.task.blanking, {model.name: self._of_baseline(model, knots) for model in self._others()}
+        start, risks = (
+            self.task.blanking,
+            {model.name: self._of_baseline(model, knots) for model in self._others()},
+        )
         if truth is not None:
             risks[ORACLE] = conditional_risk(truth.risk, knots, start_days=start)
-        through = {name: nll_through(risk, knots, self.rows, start_days=start) for name, risk in risks.items()}
+        through = {
+            name: nll_through(risk, knots, self.rows, start_days=start)
+            for name, risk in risks.items()
+        }
         defined = {name: nll for name, nll in through.items() if np.isfinite(nll).all()}
         flat = [name for name in through if name not in defined]
-        self.warnings += [f"{name} has no NLL: an event falls where its curve is flat." for name in flat]
+        self.warnings += [
+            f"{name} has no NLL: an event falls where its curve is flat." for name in flat
+        ]
         return found | defined
 
     def _rows_of(self, comparison: Comparison) -> Ints:
@@ -335,23 +448,33 @@ class Evaluation:
         if comparison.landmark_days is None:
             return []
         groups = groups_of_rows(
-            self.records, self.source.vocabulary, chosen=self._rows_of(comparison), kinds=self.settings.subgroups
+            self.records,
+            self.source.vocabulary,
+            chosen=self._rows_of(comparison),
+            kinds=self.settings.subgroups,
         )
         return subgroup_rows(comparison, groups, self.task.causes, model=self.ours)
 
     def _trajectories(self, risk: Floats) -> list[dict[str, Any]]:
         wanted = self.wanted_trajectories()
-        return trajectories(self.source, self.population, self._at_horizons(risk), self.task, wanted=wanted)
+        return trajectories(
+            self.source, self.population, self._at_horizons(risk), self.task, wanted=wanted
+        )
 
     def _codes(self, progress: Say) -> dict[str, Any] | None:
         """Effects of codes on the risk, where a run answers and the records are there."""
         if self.run is None or not self.settings.explained_subjects:
             return None
         progress("codes that move the risk")
-        wanted, resamples = self.settings.explained_subjects, min(self.settings.bootstrap, MOST_RESAMPLES)
+        wanted, resamples = (
+            self.settings.explained_subjects,
+            min(self.settings.bootstrap, MOST_RESAMPLES),
+        )
         return code_effects(self.run, self.population, subjects=wanted, resamples=resamples)
 
-    def _incidence(self, risks: Mapping[str, Floats], comparisons: list[Comparison]) -> list[dict[str, Any]]:
+    def _incidence(
+        self, risks: Mapping[str, Floats], comparisons: list[Comparison]
+    ) -> list[dict[str, Any]]:
         """Observed and predicted curves at each landmark, up to the longest horizon that the follow-up reaches."""
         grids = self._comparisons({self.ours: risks[self.ours]}, self.grid)
         out = []
@@ -370,20 +493,26 @@ class Evaluation:
 
     def _surroundings(self, comparisons: list[Comparison]) -> dict[str, Any]:
         """What a reviewer asks beside the metrics: censoring, follow-up, inputs, drift, splits, instability."""
-        at_landmarks = [comparison for comparison in comparisons if comparison.landmark_days is not None]
+        at_landmarks = [
+            comparison for comparison in comparisons if comparison.landmark_days is not None
+        ]
         first = at_landmarks[0] if at_landmarks else None
         found = {
             "censoring": tables.censoring(comparisons, model=self.settings.censoring),
             "follow_up": [tables.follow_up(comparison) for comparison in at_landmarks],
             "inputs": self.context.inputs(
-                landmark_days=None if first is None else first.landmark_days, seed=self.settings.seed
+                landmark_days=None if first is None else first.landmark_days,
+                seed=self.settings.seed,
             ),
             "checks": self.context.checks(trials=self.trials),
             "instability": None,
         }
         if first is not None and self.run is not None:
             found["instability"] = instability(
-                self.run, self.records, chosen=self._rows_of(first), horizon_days=self._longest(first)
+                self.run,
+                self.records,
+                chosen=self._rows_of(first),
+                horizon_days=self._longest(first),
             )
         return found
 
@@ -410,10 +539,17 @@ class Evaluation:
             return None
         if not isinstance(self.source, RunRisks) or self.nll is None:
             risks = self.source.risk(self.records, self.horizons)
-            return risk_table(self.truth, risks, self.rows, task=self.task) | {"differences": self.beside_truth}
-        train, risk = self.context.records("train").rows, partial(self.source.from_zero, self.records)
+            return risk_table(self.truth, risks, self.rows, task=self.task) | {
+                "differences": self.beside_truth
+            }
+        train, risk = (
+            self.context.records("train").rows,
+            partial(self.source.from_zero, self.records),
+        )
         edges = self.source.edges_days
-        found = oracle_table(self.truth, risk, self.nll, self.rows, train=train, edges_days=edges, task=self.task)
+        found = oracle_table(
+            self.truth, risk, self.nll, self.rows, train=train, edges_days=edges, task=self.task
+        )
         self.warnings += oracle_warnings(found)
         return found | {"differences": self.beside_truth}
 
@@ -447,14 +583,19 @@ def evaluate(
     run = Run(run_folder)
     require_room(run_folder, SHARED, INDIVIDUAL, "report.html", "report-details.html")
     store = run.prepared(prepared)
-    population, settings = Population.of_split(store, run.task, split), settings or run.study.evaluation
+    population, settings = (
+        Population.of_split(store, run.task, split),
+        settings or run.study.evaluation,
+    )
     population = population.take(drawn_subjects(population.records, settings))
     if not processes.is_first:
         answer_for(run, population.records, processes)
         return {}
     fitted = recalibrate(run, store) if settings.recalibrate else None
     with asked_of_all(run, population.records, processes) as source:
-        result = Evaluation(source, population, prepared=store, settings=settings).result(progress=progress)
+        result = Evaluation(source, population, prepared=store, settings=settings).result(
+            progress=progress
+        )
     if fitted is not None:
         recalibration = result["recalibration"] = before_and_after(run, fitted, population)
         add_to_run(run_folder, RECALIBRATION, lambda path: write_json(path, recalibration))

@@ -10,25 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RiskSource
 from ehrsequencing.explain import Question, SubjectRecord, change, subject_records
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.models.ensemble import member_band
-from ehrsequencing.predict import NewRecords
+from ehrsequencing.prediction.predict import NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.run import Run
 
 LONGEST_TRAJECTORY = 40  # prediction times, and visits before the last of them
 CURVE_POINTS = 40  # of a whole risk curve
 MOVES = 3  # changes of the risk that are explained
 CURVES = 5  # prediction times whose whole curve is kept
-LEFT_TO_SEE = 0.25  # of the middle horizon: what is left until the event or the end at the time that is shown
+# of the middle horizon: what is left until the event or the end at the time that is shown
+LEFT_TO_SEE = 0.25
 
 
 def trajectories(
@@ -45,7 +46,9 @@ def trajectories(
     """
     records = population.records
     chosen = choose(records.rows, risk, wanted=wanted)
-    rows = [_risks(chr(65 + k), subject, records.rows, risk, task) for k, subject in enumerate(chosen)]
+    rows = [
+        _risks(chr(65 + k), subject, records.rows, risk, task) for k, subject in enumerate(chosen)
+    ]
     known = {} if population.source is None else read_descriptions(population.source)
     for row, subject in zip(rows, chosen, strict=True):
         row |= _visits(row, subject, records, source, known)
@@ -65,7 +68,11 @@ def choose(rows: TaskRows, risk: Floats, *, wanted: int) -> list[int]:
     for group in (long[had], long[~had]):
         count = min(len(group), (wanted + 1) // 2)
         by_risk = group[np.argsort(risk[offsets[group + 1] - 1, 0, -1])]
-        chosen += by_risk[np.linspace(0, len(by_risk) - 1, count + 2)[1:-1].astype(int)].tolist() if count else []
+        chosen += (
+            by_risk[np.linspace(0, len(by_risk) - 1, count + 2)[1:-1].astype(int)].tolist()
+            if count
+            else []
+        )
     return chosen[:wanted]
 
 
@@ -74,7 +81,9 @@ def _own(rows: TaskRows, subject: int) -> Ints:
     return np.arange(start, stop)[-LONGEST_TRAJECTORY:]
 
 
-def _risks(label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig) -> dict[str, Any]:
+def _risks(
+    label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskConfig
+) -> dict[str, Any]:
     """Risk by each horizon at every prediction time, what happened, and which prediction time is shown in full."""
     own = _own(rows, subject)
     times = (rows.prediction_us[own] - rows.index_us[own]) / DAY_US
@@ -94,26 +103,45 @@ def _risks(label: str, subject: int, rows: TaskRows, risk: Floats, task: TaskCon
 
 
 def _visits(
-    row: dict[str, Any], subject: int, records: TaskRecords, source: RiskSource, known: dict[str, str]
+    row: dict[str, Any],
+    subject: int,
+    records: TaskRecords,
+    source: RiskSource,
+    known: dict[str, str],
 ) -> dict[str, Any]:
     """What was recorded until the time that is shown: days, codes, and descriptions of those that have one."""
     lines, rows, words = records.timelines, records.rows, source.vocabulary
     now = _own(rows, subject)[row["now"]]
     first = int(lines.subject_offsets[subject])
-    visits, origin = range(first, first + int(rows.visits_before[now]))[-LONGEST_TRAJECTORY:], int(rows.index_us[now])
+    visits, origin = (
+        range(first, first + int(rows.visits_before[now]))[-LONGEST_TRAJECTORY:],
+        int(rows.index_us[now]),
+    )
     seen: list[dict[str, Any]] = []
     for visit in visits:
         ids = words.base[lines.codes[slice(*lines.visit_offsets[visit : visit + 2])]]
         codes = dict.fromkeys(words.tokens[k] for k in ids.tolist() if k >= words.n_unknown)
-        seen.append({"day": round(float((lines.start_us[visit] - origin) / DAY_US), 2), "codes": list(codes)})
+        seen.append(
+            {
+                "day": round(float((lines.start_us[visit] - origin) / DAY_US), 2),
+                "codes": list(codes),
+            }
+        )
     names = {code for visit in seen for code in visit["codes"]}
-    return {"visits": seen, "descriptions": {code: known[code] for code in sorted(names) if known.get(code)}}
+    return {
+        "visits": seen,
+        "descriptions": {code: known[code] for code in sorted(names) if known.get(code)},
+    }
 
 
-def _curves(row: dict[str, Any], subject: int, records: TaskRecords, source: RiskSource, run: Run) -> dict[str, Any]:
+def _curves(
+    row: dict[str, Any], subject: int, records: TaskRecords, source: RiskSource, run: Run
+) -> dict[str, Any]:
     """Whole curves from a few prediction times, and the band of the members where there are several."""
     alone = records.take(np.array([subject]))
-    days = np.unique(np.r_[np.linspace(0, row["horizons_days"][-1], CURVE_POINTS + 1)[1:], row["horizons_days"]])
+    days = np.unique(
+        np.r_[np.linspace(0, row["horizons_days"][-1], CURVE_POINTS + 1)[1:], row["horizons_days"]]
+    )
     offset, last = len(alone.rows) - len(row["times_days"]), len(row["times_days"]) - 1
     at = sorted({round(k * last / (CURVES - 1)) for k in range(CURVES)} | {row["now"]})
     risk = source.risk(alone, days)[offset:]
@@ -123,7 +151,9 @@ def _curves(row: dict[str, Any], subject: int, records: TaskRecords, source: Ris
         "full": {name: risk[at, e].round(4).tolist() for e, name in enumerate(source.task.causes)},
     }
     if len(run.answers.members) > 1:
-        low, high = member_band(np.stack([one[offset + row["now"]] for one in _of_members(alone, days, source, run)]))
+        low, high = member_band(
+            np.stack([one[offset + row["now"]] for one in _of_members(alone, days, source, run)])
+        )
         found["band"] = {
             name: {"low": low[e].round(4).tolist(), "high": high[e].round(4).tolist()}
             for e, name in enumerate(source.task.causes)
@@ -131,7 +161,9 @@ def _curves(row: dict[str, Any], subject: int, records: TaskRecords, source: Ris
     return found
 
 
-def _add_moves(rows: list[dict[str, Any]], chosen: Sequence[int], records: TaskRecords, run: Run, data: Path) -> None:
+def _add_moves(
+    rows: list[dict[str, Any]], chosen: Sequence[int], records: TaskRecords, run: Run, data: Path
+) -> None:
     """Add `moves`: the largest changes of the risk by the middle horizon up to `now`, and which codes made them.
 
     The parts of a change add up to it (`explain/changes.py`). Without the records there are no moves, and none where
@@ -139,7 +171,9 @@ def _add_moves(rows: list[dict[str, Any]], chosen: Sequence[int], records: TaskR
     """
     ids = [int(records.timelines.subject_id[subject]) for subject in chosen]
     try:
-        found = {record.subject_id: record for record in subject_records(NewRecords(run, data), set(ids))}
+        found = {
+            record.subject_id: record for record in subject_records(NewRecords(run, data), set(ids))
+        }
         question = Question.of(run)
     except EhrseqError:
         return
@@ -160,7 +194,10 @@ def _add_moves(rows: list[dict[str, Any]], chosen: Sequence[int], records: TaskR
 
 def _move(question: Question, record: SubjectRecord, row: int) -> dict[str, Any]:
     moved = change(question, record, row=row)
-    parts = [{"code": part.code, "codes": part.codes, "change": round(part.change, 5)} for part in moved.rows]
+    parts = [
+        {"code": part.code, "codes": part.codes, "change": round(part.change, 5)}
+        for part in moved.rows
+    ]
     return {"before": round(moved.before, 5), "after": round(moved.now, 5), "parts": parts}
 
 

@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.output_kinds import EXTERNAL
+from ehrsequencing.core.storage import complete_folder, refuse_overlap, write_manifest
 from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.output_kinds import EXTERNAL
+from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
@@ -37,8 +39,6 @@ from ehrsequencing.records.store import ArrayAppender, open_arrays
 from ehrsequencing.records.survey import CodeSubjects, survey
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, joined
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.run import Run, refuse_shared
-from ehrsequencing.storage import complete_folder, refuse_overlap, write_manifest
 from ehrsequencing.training.processes import ALONE, Processes
 
 SPLIT = "external"
@@ -83,13 +83,22 @@ def read_external(
     progress("reading the new data")
     found, excluded, task = survey(reader, CodeSubjects), run.excluded(data), run.task
     codes, parents = found.part.count, read_parents(data)
-    unknown, unmatched = found.part.unknown(run.vocabulary, excluded), _unmatched(task, codes, parents)
+    unknown, unmatched = (
+        found.part.unknown(run.vocabulary, excluded),
+        _unmatched(task, codes, parents),
+    )
     if any(not text.startswith("competing.") for text in unmatched):
         known = f"{len(unknown)} of its {sum(not excluded(code) for code in codes)} codes are unknown to the run"
-        what = f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)}), and {known}"
+        what = (
+            f"the run's task {task.name} matches nothing here ({'; '.join(unmatched)}), and {known}"
+        )
         fix = "map its codes to those of the data that the run was trained on"
         raise EhrseqError(what, where=str(data), fix=fix)
-    end_us, builder, tally = reader.end_us(found.days), CohortBuilder(task, parents=parents), Tally(task)
+    end_us, builder, tally = (
+        reader.end_us(found.days),
+        CohortBuilder(task, parents=parents),
+        Tally(task),
+    )
 
     def parts() -> Iterator[TaskRecords]:
         for events in reader:
@@ -99,15 +108,23 @@ def read_external(
 
     records = _in_memory(parts()) if spool is None else _on_disk(parts(), spool)
     counts = tally.as_json()
-    attrition = {**counts, "splits": {SPLIT: counts["splits"]["train"]}}  # where the tally put everybody
-    population = Population(split=SPLIT, data=data_name(data), records=records, attrition=attrition, source=data)
+    # where the tally put everybody
+    attrition = {
+        **counts,
+        "splits": {SPLIT: counts["splits"]["train"]},
+    }
+    population = Population(
+        split=SPLIT, data=data_name(data), records=records, attrition=attrition, source=data
+    )
     return External(population, unknown, unmatched, late=reader.late)
 
 
 def _in_memory(parts: Iterator[TaskRecords]) -> TaskRecords:
     """All subjects, in the order of their ids, which does not depend on how shards were cut."""
     every = list(parts)
-    records = TaskRecords(joined([part.timelines for part in every]), joined([part.rows for part in every]))
+    records = TaskRecords(
+        joined([part.timelines for part in every]), joined([part.rows for part in every])
+    )
     del every
     return records.take(np.argsort(records.timelines.subject_id, kind="stable"))
 
@@ -138,16 +155,22 @@ def _written(parts: Iterable[TaskRecords], folder: Path) -> TaskRecords:
 
 
 def _mapped(folder: Path) -> TaskRecords:
-    return TaskRecords(open_arrays(Timelines, folder / "visits"), open_arrays(TaskRows, folder / "rows"))
+    return TaskRecords(
+        open_arrays(Timelines, folder / "visits"), open_arrays(TaskRows, folder / "rows")
+    )
 
 
-def _labelled(record: Record, builder: CohortBuilder, tally: Tally, vocabulary: Vocabulary, end_us: int) -> TaskRows:
+def _labelled(
+    record: Record, builder: CohortBuilder, tally: Tally, vocabulary: Vocabulary, end_us: int
+) -> TaskRows:
     cohort = builder.build(record, dataset_end_us=end_us)
     tally.add_cohort(cohort, np.zeros(len(record.subject_id), dtype=np.int8), record.visits)
     return encode_rows(record, cohort.rows, vocabulary)
 
 
-def _unmatched(task: TaskConfig, codes: Iterable[str], parents: Mapping[str, list[str]]) -> list[str]:
+def _unmatched(
+    task: TaskConfig, codes: Iterable[str], parents: Mapping[str, list[str]]
+) -> list[str]:
     """Settings of the task whose codes match nothing here, as `outcome.death: CODE`."""
     named = {"index.code": task.index.code, "censoring.code": task.censoring.code}
     named |= {f"outcome.{cause}": patterns for cause, patterns in task.outcome.items()}
@@ -196,11 +219,15 @@ def validate(
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
     if prepared is not None and not prepared.is_dir():
-        raise EhrseqError("is no folder", where=str(prepared), fix="name the run's prepared set with --prepared")
+        raise EhrseqError(
+            "is no folder", where=str(prepared), fix="name the run's prepared set with --prepared"
+        )
     store = Prepared(own) if own.is_dir() else None
     if store is None and settings.recalibrate:
         fix = "name it with --prepared, or leave out --recalibrate"
-        raise EhrseqError("the prepared set has moved: its tuning split is needed", where=str(own), fix=fix)
+        raise EhrseqError(
+            "the prepared set has moved: its tuning split is needed", where=str(own), fix=fix
+        )
     if out is None:
         refuse_shared(run_folder, run.manifest)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", data_name(data))
@@ -226,14 +253,18 @@ def validate(
             result = evaluation.result(progress=progress)
         result |= {"external": summary, "warnings": [*warnings, *result["warnings"]]}
         if store is not None and settings.recalibrate:
-            result["recalibration"] = before_and_after(run, recalibrate(run, store), found.population)
+            result["recalibration"] = before_and_after(
+                run, recalibrate(run, store), found.population
+            )
         write_result(result, temporary)
         draw(result, temporary)
         write_manifest(temporary, {**EXTERNAL.facts, "run": run.manifest.get("fingerprint")})
     return result, folder
 
 
-def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool) -> tuple[dict[str, Any], list[str]]:
+def _summary(
+    run: Run, found: External, store: Prepared | None, *, wanted: bool
+) -> tuple[dict[str, Any], list[str]]:
     """The `external` key of `metrics.json`, and what a reader must be warned of."""
     population, task = found.population, run.task
     rate = input_rates(population.records, run.vocabulary)["unknown_token_rate"]
@@ -246,9 +277,13 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
     warnings = []
     if store is None:
         baselines = "none: the prepared set that the run was trained on is gone"
-        warnings.append(f"There are no baselines: {run.manifest['prepared']} is gone. Name it with --prepared.")
+        warnings.append(
+            f"There are no baselines: {run.manifest['prepared']} is gone. Name it with --prepared."
+        )
     if rate is not None and rate > (there or 0.0) + MUCH_UNKNOWN:
-        warnings.append(f"{rate:.0%} of the tokens are unknown to the run: it cannot use what it does not know.")
+        warnings.append(
+            f"{rate:.0%} of the tokens are unknown to the run: it cannot use what it does not know."
+        )
     if seen:
         many = f"{seen:,}" if seen >= SMALLEST_COUNT else f"Fewer than {SMALLEST_COUNT}"
         text = f"{many} subject ids also occur in the run's training data: if they are the same people, this is not"
@@ -261,11 +296,19 @@ def _summary(run: Run, found: External, store: Prepared | None, *, wanted: bool)
     warnings += [f"No code of the data matches the task's {text}." for text in found.unmatched]
     counts, all_subjects = population.counts, len(population.records.timelines)
     return {
-        "data": population.data, "subjects": counts["steps"][-1]["subjects"], "all_subjects": all_subjects,
-        "prediction_times": counts["prediction_times"], "events": counts["events"],
-        "unknown_token_rate": rate, "training_unknown_token_rate": there,
+        "data": population.data,
+        "subjects": counts["steps"][-1]["subjects"],
+        "all_subjects": all_subjects,
+        "prediction_times": counts["prediction_times"],
+        "events": counts["events"],
+        "unknown_token_rate": rate,
+        "training_unknown_token_rate": there,
         "new_codes": [
-            {"code": code, "subjects": count} for code, count in found.unknown.items() if count >= SMALLEST_COUNT
+            {"code": code, "subjects": count}
+            for code, count in found.unknown.items()
+            if count >= SMALLEST_COUNT
         ][:MOST_CODES],
-        "unmatched": found.unmatched, "seen_in_training": seen, "baselines": baselines,
-    }, warnings  # fmt: skip
+        "unmatched": found.unmatched,
+        "seen_in_training": seen,
+        "baselines": baselines,
+    }, warnings

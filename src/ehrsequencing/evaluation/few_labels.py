@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.blend.train import trainer_of
+from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
-from ehrsequencing.run import Run
 from ehrsequencing.training.adapt import subjects_with_event
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.search import Fits
@@ -40,7 +40,9 @@ class FewLabels:
 
     def subjects(self, split: str) -> Ints:
         """Numbers of the subjects of `train` or `tuning` with labels, rising."""
-        order = np.random.default_rng([self.seed, len(self._asked(split))]).permutation(self._asked(split))
+        order = np.random.default_rng([self.seed, len(self._asked(split))]).permutation(
+            self._asked(split)
+        )
         if self.n is None:
             return np.sort(order)
         share = self.n / len(self._asked("train"))

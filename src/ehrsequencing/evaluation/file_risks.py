@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.evaluation.through_risks import nll_through, risk_through
 from ehrsequencing.metrics.outcomes import ROUNDING
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.prediction_file import RiskTable
+from ehrsequencing.prediction.prediction_file import RiskTable
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
 
@@ -60,7 +60,12 @@ class Matched:
 
 
 def match(
-    table: RiskTable, records: TaskRecords, task: TaskConfig, *, others: Mapping[str, TaskRecords], path: Path
+    table: RiskTable,
+    records: TaskRecords,
+    task: TaskConfig,
+    *,
+    others: Mapping[str, TaskRecords],
+    path: Path,
 ) -> Matched:
     """Find the risks of each prediction time, and refuse what cannot be evaluated.
 
@@ -77,21 +82,35 @@ def match(
     where, causes, warnings = str(path), task.causes, list[str]()
     if not ((table.risk >= -ROUNDING) & (table.risk <= 1 + ROUNDING)).all():
         bad = int((~((table.risk >= -ROUNDING) & (table.risk <= 1 + ROUNDING))).sum())
-        raise EhrseqError(f"{bad:,} risks are outside 0..1", where=where, fix="a risk is a probability, not percent")
+        raise EhrseqError(
+            f"{bad:,} risks are outside 0..1",
+            where=where,
+            fix="a risk is a probability, not percent",
+        )
     if table.start_days is None and task.blanking:
         fix = f"give it the column start_days: risks must be given no event in the {format_days(task.blanking)}"
-        raise EhrseqError("does not tell from when its risks count", where=where, fix=f"{fix} of the task's blanking")
+        raise EhrseqError(
+            "does not tell from when its risks count",
+            where=where,
+            fix=f"{fix} of the task's blanking",
+        )
     if table.start_days is not None and abs(table.start_days - task.blanking) > _SAME_DAYS:
         what = f"its risks are given no event for {format_days(table.start_days)}, the task's for"
-        raise EhrseqError(f"{what} {format_days(task.blanking)}", where=where, fix="use the task's blanking")
+        raise EhrseqError(
+            f"{what} {format_days(task.blanking)}", where=where, fix="use the task's blanking"
+        )
     absent = [name for name in causes if name not in table.causes]
     if absent:
         fix = f"the task's causes are {', '.join(causes)}; a cause that you do not model can have its mean risk"
         raise EhrseqError(f"has no risk of {', '.join(absent)}", where=where, fix=fix)
-    place = np.array([causes.index(name) if name in causes else -1 for name in table.causes])[table.cause]
+    place = np.array([causes.index(name) if name in causes else -1 for name in table.causes])[
+        table.cause
+    ]
     if (place < 0).any():
         known = sum(name not in causes for name in table.causes)
-        warnings.append(f"{int((place < 0).sum()):,} rows of {known} causes that the task does not have are ignored.")
+        warnings.append(
+            f"{int((place < 0).sum()):,} rows of {known} causes that the task does not have are ignored."
+        )
     owner = _owner(table, records)
     chosen = np.flatnonzero((owner >= 0) & (place >= 0))
     if not len(chosen):
@@ -110,7 +129,9 @@ def match(
     partly = some.any(axis=(1, 2)) & ~some.all(axis=(1, 2))
     if partly.any():
         what = f"{int(partly.sum()):,} prediction times lack the risk of some cause at some horizon"
-        raise EhrseqError(what, where=where, fix="give every prediction time all causes and the same horizons")
+        raise EhrseqError(
+            what, where=where, fix="give every prediction time all causes and the same horizons"
+        )
     warnings += _ignored(table, owner, others)
     return Matched(horizons, risk, warnings)
 
@@ -139,7 +160,10 @@ def _owner(table: RiskTable, records: TaskRecords) -> Ints:
         return np.full(len(table), -1, dtype=np.int64)
 
     def key(subject_id: Ints, prediction_us: Ints) -> Ints:
-        a, b = (np.minimum(np.searchsorted(x, y), len(x) - 1) for x, y in ((ids, subject_id), (times, prediction_us)))
+        a, b = (
+            np.minimum(np.searchsorted(x, y), len(x) - 1)
+            for x, y in ((ids, subject_id), (times, prediction_us))
+        )
         known = (ids[a] == subject_id) & (times[b] == prediction_us)
         return np.where(known, a * len(times) + b, -1)
 
@@ -158,7 +182,9 @@ def _ignored(table: RiskTable, owner: Ints, others: Mapping[str, TaskRecords]) -
     for split, records in others.items():
         inside = outside & (_owner(table, records) >= 0)
         if inside.any():
-            out.append(f"{_times(table, inside)} of the file are of the {split.replace('_', '-')} split: ignored.")
+            out.append(
+                f"{_times(table, inside)} of the file are of the {split.replace('_', '-')} split: ignored."
+            )
         outside &= ~inside
     if outside.any():
         out.append(
@@ -217,7 +243,9 @@ class FileRisks:
     @cached_property
     def falling(self) -> Bools:
         """(R,) prediction times at which a risk falls with the horizon."""
-        return np.asarray((np.diff(self.values, axis=2) < -ROUNDING).any(axis=(1, 2)), dtype=np.bool_)
+        return np.asarray(
+            (np.diff(self.values, axis=2) < -ROUNDING).any(axis=(1, 2)), dtype=np.bool_
+        )
 
     @cached_property
     def over_one(self) -> Bools:
@@ -228,13 +256,17 @@ class FileRisks:
     @property
     def is_curve(self) -> bool:
         """See `RiskSource`: there are enough horizons, and the risks are incidences."""
-        return len(self.horizons_days) >= FEWEST_KNOTS and not (self.falling.any() or self.over_one.any())
+        return len(self.horizons_days) >= FEWEST_KNOTS and not (
+            self.falling.any() or self.over_one.any()
+        )
 
     @cached_property
     def _rising(self) -> Floats:
         """The risks without what rounding does."""
         rising = np.maximum.accumulate(self.values, axis=2)
-        return np.asarray(rising / np.maximum(rising.sum(axis=1, keepdims=True), 1.0), dtype=np.float64)
+        return np.asarray(
+            rising / np.maximum(rising.sum(axis=1, keepdims=True), 1.0), dtype=np.float64
+        )
 
     @property
     def knots_days(self) -> Floats | None:
@@ -243,13 +275,17 @@ class FileRisks:
 
     def risk(self, records: TaskRecords, horizons_days: Floats) -> Floats:
         """See `RiskSource`: at horizons of the file its own risks, at other days those of the curve through them."""
-        at = np.minimum(np.searchsorted(self.horizons_days, horizons_days), len(self.horizons_days) - 1)
+        at = np.minimum(
+            np.searchsorted(self.horizons_days, horizons_days), len(self.horizons_days) - 1
+        )
         known = self.horizons_days[at] == horizons_days
         out = np.empty((*self.values.shape[:2], len(horizons_days)))
         out[:, :, known] = self.values[:, :, at[known]]
         if not known.all():
             days, start = horizons_days[~known], self.task.blanking
-            out[:, :, ~known] = risk_through(self._rising, self.horizons_days, days, start_days=start)
+            out[:, :, ~known] = risk_through(
+                self._rising, self.horizons_days, days, start_days=start
+            )
         return out
 
     @cached_property
@@ -265,18 +301,27 @@ class FileRisks:
         """Why there is no likelihood, or what kind of likelihood it is."""
         out, n = [], len(self.values)
         if self.falling.any():
-            out.append(f"At {self.falling.sum() / n:.1%} of the prediction times a risk falls with the horizon.")
+            out.append(
+                f"At {self.falling.sum() / n:.1%} of the prediction times a risk falls with the horizon."
+            )
         if self.over_one.any():
-            out.append(f"At {self.over_one.sum() / n:.1%} of the prediction times the causes' risks sum to over 1.")
+            out.append(
+                f"At {self.over_one.sum() / n:.1%} of the prediction times the causes' risks sum to over 1."
+            )
         if out:
-            return [*out, "NLL and the integrated Brier score are left out: the risks are no cumulative incidences."]
+            return [
+                *out,
+                "NLL and the integrated Brier score are left out: the risks are no cumulative incidences.",
+            ]
         if not self.is_curve:
             return [
                 f"NLL and the integrated Brier score are left out: they need the risks of {FEWEST_KNOTS} or more "
                 f"horizons, and the file has {len(self.horizons_days)}."
             ]
         if not np.isfinite(self._nll).all():
-            return ["NLL is left out: some events fall where the predicted curve is flat, so that it is infinite."]
+            return [
+                "NLL is left out: some events fall where the predicted curve is flat, so that it is infinite."
+            ]
         last = format_days(float(self.horizons_days[-1]))
         return [
             f"NLL is that of curves through the risks at the {len(self.horizons_days)} horizons of the file, with the "

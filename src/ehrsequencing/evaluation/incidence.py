@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
 
 MOST_GROUPS = 4
 
 
-def incidence_rows(grid: Comparison, causes: Sequence[str], *, model: str, horizon_days: float) -> list[dict[str, Any]]:
+def incidence_rows(
+    grid: Comparison, causes: Sequence[str], *, model: str, horizon_days: float
+) -> list[dict[str, Any]]:
     """Content of `incidence`: a row for each cause, up to one horizon.
 
     Args:
@@ -32,13 +34,24 @@ def incidence_rows(grid: Comparison, causes: Sequence[str], *, model: str, horiz
     out = []
     for e, cause in enumerate(causes):
         risk = grid.risk[model][:, e, : len(days)]
-        group = risk_groups(risk[:, -1], (grid.cause == e + 1) & (grid.duration_days <= horizon_days))
+        group = risk_groups(
+            risk[:, -1], (grid.cause == e + 1) & (grid.duration_days <= horizon_days)
+        )
         ticks = tick_days(horizon_days)
-        found = [_group(grid, risk, group == g, e, days, len(causes), ticks) for g in range(int(group.max()) + 1)]
-        out.append({
-            "landmark_days": grid.landmark_days, "cause": cause, "horizon_days": float(horizon_days),
-            "days": [0.0, *days.tolist()], "tick_days": ticks, "groups": found,
-        })  # fmt: skip
+        found = [
+            _group(grid, risk, group == g, e, days, len(causes), ticks)
+            for g in range(int(group.max()) + 1)
+        ]
+        out.append(
+            {
+                "landmark_days": grid.landmark_days,
+                "cause": cause,
+                "horizon_days": float(horizon_days),
+                "days": [0.0, *days.tolist()],
+                "tick_days": ticks,
+                "groups": found,
+            }
+        )
     return out
 
 
@@ -56,7 +69,10 @@ def risk_groups(risk: Floats, event: Any) -> Ints:
     for count in range(MOST_GROUPS, 0, -1):
         edges = np.quantile(risk, np.arange(1, count) / count, method="inverted_cdf")
         group = np.searchsorted(edges, risk, side="left")
-        with_event, size = np.bincount(group[event], minlength=count), np.bincount(group, minlength=count)
+        with_event, size = (
+            np.bincount(group[event], minlength=count),
+            np.bincount(group, minlength=count),
+        )
         if min(*with_event, *(size - with_event)) >= SMALLEST_COUNT:
             return group.astype(np.int64)
     return np.full(len(risk), -1, dtype=np.int64)
@@ -69,13 +85,21 @@ def tick_days(horizon_days: float) -> list[float]:
     ([0.0, 10.0, 20.0, 30.0], [0.0, 365.25, 730.5, 1095.75, 1461.0, 1826.25])
     """
     per = DAYS_PER_YEAR if horizon_days >= 2 * DAYS_PER_YEAR else 1.0
-    whole = (parts for parts in (5, 4, 3, 6) if horizon_days / per / parts % (1 if per > 1 else 5) == 0)
+    whole = (
+        parts for parts in (5, 4, 3, 6) if horizon_days / per / parts % (1 if per > 1 else 5) == 0
+    )
     parts = next(whole, 4)
     return [horizon_days * k / parts for k in range(parts + 1)]
 
 
 def _group(
-    grid: Comparison, risk: Floats, inside: Any, e: int, days: Floats, causes: int, ticks: Sequence[float]
+    grid: Comparison,
+    risk: Floats,
+    inside: Any,
+    e: int,
+    days: Floats,
+    causes: int,
+    ticks: Sequence[float],
 ) -> dict[str, Any]:
     duration, cause = grid.duration_days[inside], grid.cause[inside]
     counts = RiskSets.count(duration, cause, causes, None)

@@ -4,15 +4,17 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.models.ensemble import member_band
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
 
 SHOWN = 200
 
 
-def instability(run: Run, records: TaskRecords, *, chosen: Ints, horizon_days: float) -> dict[str, Any] | None:
+def instability(
+    run: Run, records: TaskRecords, *, chosen: Ints, horizon_days: float
+) -> dict[str, Any] | None:
     """Content of `instability`, or None for a single model: each member was trained with a seed of its own.
 
     In a blend each stands beside the same other parts. With `training.bootstrap`, each also learned from other
@@ -44,9 +46,13 @@ def spread(risk: Floats) -> dict[str, Any]:
     """
     mean, (low, high) = risk.mean(axis=0), member_band(risk)
     order = np.argsort(mean, kind="stable")
-    shown = order[np.unique(np.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().astype(int))]
+    shown = order[
+        np.unique(np.linspace(0, len(order) - 1, min(SHOWN, len(order))).round().astype(int))
+    ]
     return {
         "resamples": len(risk),
         "mape": float(np.abs(risk - mean).mean()),
-        "points": [{"risk": float(mean[i]), "low": float(low[i]), "high": float(high[i])} for i in shown],
+        "points": [
+            {"risk": float(mean[i]), "low": float(low[i]), "high": float(high[i])} for i in shown
+        ],
     }

@@ -15,22 +15,30 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import TaskConfig, load_task
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.scratch import parts, scratch
 from ehrsequencing.evaluation.through_risks import hazards_through
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
 from ehrsequencing.records.parquet_rows import read_batches
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
-from ehrsequencing.scratch import parts, scratch
 
 TRUTH, MECHANISMS, TASK = "truth_hazards.parquet", "truth_mechanisms.parquet", "task.yaml"
 _KEY = ("subject_id", "prediction_time")  # of a line of the truth
-ANSWERED = ("index", "outcome", "competing", "censoring", "recurrent")  # settings of a task that change its truth
+# settings of a task that change its truth
+ANSWERED = (
+    "index",
+    "outcome",
+    "competing",
+    "censoring",
+    "recurrent",
+)
 EARLY_DAYS = 30.0  # the mechanisms are those of the prediction time; they are sought in the risk soon after it
 LEAK_Z = 3.0  # standard errors by which no honest model beats the truth
 _NO_HAZARD = 1e-12  # per day: a true hazard of zero has no logarithm
-_LEAST = 1e-3  # of a bin's mean hazard: below it a logarithm would say more than hazards near zero mean
+# of a bin's mean hazard: below it a logarithm would say more than hazards near zero mean
+_LEAST = 1e-3
 
 
 def is_simulation(data: Path | None) -> bool:
@@ -84,16 +92,23 @@ class Truth:
     @cached_property
     def known(self) -> Bools:
         """(R,) prediction times with a truth."""
-        return np.concatenate([~np.isnan(self.hazards[some]).any(axis=(1, 2)) for some in parts(len(self.hazards))])
+        return np.concatenate(
+            [~np.isnan(self.hazards[some]).any(axis=(1, 2)) for some in parts(len(self.hazards))]
+        )
 
     def mean_hazards(self) -> Floats:
         """(E, K) mean over the prediction times with a truth."""
-        total = sum((self.hazards[some].sum(axis=0) for some in self.parts()), np.zeros(self.hazards.shape[1:]))
+        total = sum(
+            (self.hazards[some].sum(axis=0) for some in self.parts()),
+            np.zeros(self.hazards.shape[1:]),
+        )
         return np.asarray(total / self.known.sum(), dtype=np.float64)
 
     def design(self, some: Ints) -> Floats:
         """(r, 1 + mechanisms) a one and the log hazard ratio of each mechanism."""
-        return np.column_stack([np.ones(len(some)), *(ratio[some] for ratio in self.mechanisms.values())])
+        return np.column_stack(
+            [np.ones(len(some)), *(ratio[some] for ratio in self.mechanisms.values())]
+        )
 
     def parts(self) -> Iterator[Ints]:
         """Numbers of the prediction times with a truth, some at a time."""
@@ -109,8 +124,12 @@ class Truth:
         inner = self.edges_days[1:-1].tolist()
         risk, known = scratch(*self.hazards.shape[:2], len(horizons_days)), self.known
         for some in parts(len(risk)):
-            logits = torch.from_numpy(np.log(np.maximum(np.nan_to_num(self.hazards[some], nan=1.0), _NO_HAZARD)))
-            found = cumulative_incidence(logits, inner, horizons_days=horizons_days.tolist()).numpy()
+            logits = torch.from_numpy(
+                np.log(np.maximum(np.nan_to_num(self.hazards[some], nan=1.0), _NO_HAZARD))
+            )
+            found = cumulative_incidence(
+                logits, inner, horizons_days=horizons_days.tolist()
+            ).numpy()
             risk[some] = np.where(known[some, None, None], found, np.nan)
         return risk
 
@@ -140,7 +159,10 @@ def _read_mechanisms(data: Path, records: TaskRecords, row_of: "_RowOf") -> dict
         return out
     for batch in read_batches(data / MECHANISMS, [*_KEY, "mechanism", "log_hazard_ratio"]):
         line, row = row_of(batch)
-        names, ratio = batch["mechanism"].take(pa.array(line)), np.asarray(batch["log_hazard_ratio"])[line]
+        names, ratio = (
+            batch["mechanism"].take(pa.array(line)),
+            np.asarray(batch["log_hazard_ratio"])[line],
+        )
         for name in batch["mechanism"].unique().to_pylist():
             here = np.asarray(pa.compute.equal(names, name))
             out.setdefault(name, scratch(len(records)))[row[here]] = ratio[here]
@@ -175,14 +197,24 @@ def risk_errors(
             known = ~np.isnan(true[:, e, h])
             x, y = model[known, e, h], true[known, e, h]
             covariance = np.cov(x, y) if len(x) > 1 else np.zeros((2, 2))
-            between, defined = covariance[0, 1], len(x) > 1 and bool(np.ptp(x) > 0 and np.ptp(y) > 0)
+            between, defined = (
+                covariance[0, 1],
+                len(x) > 1 and bool(np.ptp(x) > 0 and np.ptp(y) > 0),
+            )
             slope = float(between / covariance[0, 0]) if defined else None
-            out.append({
-                "cause": cause, "horizon_days": horizon, "rmse": float(np.sqrt(np.mean((x - y) ** 2))),
-                "slope": slope, "slope_se": None if slope is None else slope_error(x, y, slope, subject[known]),
-                "slope_reversed": float(between / covariance[1, 1]) if defined else None,
-                "correlation": float(between / np.sqrt(covariance[0, 0] * covariance[1, 1])) if defined else None,
-            })  # fmt: skip
+            out.append(
+                {
+                    "cause": cause,
+                    "horizon_days": horizon,
+                    "rmse": float(np.sqrt(np.mean((x - y) ** 2))),
+                    "slope": slope,
+                    "slope_se": None if slope is None else slope_error(x, y, slope, subject[known]),
+                    "slope_reversed": float(between / covariance[1, 1]) if defined else None,
+                    "correlation": float(between / np.sqrt(covariance[0, 0] * covariance[1, 1]))
+                    if defined
+                    else None,
+                }
+            )
     return out
 
 
@@ -199,7 +231,7 @@ def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
     for some in parts(len(risk)):
         out[some] = hazards_through(
             risk[some], edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12
-        )  # fmt: skip
+        )
     return out
 
 
@@ -222,7 +254,9 @@ def hazard_rmse_per_year(model: Floats, truth: Truth, *, causes: Sequence[str]) 
     return dict(zip(causes, np.sqrt(squared / weight).tolist(), strict=True))
 
 
-def mechanism_shares(model_early: Floats, true_early: Floats, truth: Truth, subject: Ints) -> list[dict[str, Any]]:
+def mechanism_shares(
+    model_early: Floats, true_early: Floats, truth: Truth, subject: Ints
+) -> list[dict[str, Any]]:
     """How much of each mechanism a model has learned: 1 all of it, 0 nothing.
 
     Least squares of the log cumulative hazard soon after the prediction time on every mechanism's log hazard ratio
@@ -244,16 +278,25 @@ def mechanism_shares(model_early: Floats, true_early: Floats, truth: Truth, subj
         return []
     ratios = np.stack([truth.mechanisms[name][known] for name in names], axis=1)
     design = np.column_stack([np.ones(len(ratios)), ratios])
-    answers = np.log(-np.log1p(-np.minimum(np.stack([model_early, true_early], axis=1)[known], 1 - 1e-9)))
+    answers = np.log(
+        -np.log1p(-np.minimum(np.stack([model_early, true_early], axis=1)[known], 1 - 1e-9))
+    )
     inverse = np.linalg.inv(design.T @ design)
     slopes = inverse @ (design.T @ answers)
     share = slopes[:, 0] / slopes[:, 1]
     residual = answers - design @ slopes  # the delta method: both slopes come from the same rows
     influence = (residual[:, :1] - residual[:, 1:] * share) / slopes[:, 1] * (design @ inverse)
-    by_subject = np.stack([np.bincount(subject[known], weights=column) for column in influence.T], axis=1)
+    by_subject = np.stack(
+        [np.bincount(subject[known], weights=column) for column in influence.T], axis=1
+    )
     se = np.sqrt((by_subject**2).sum(axis=0))
     return [
-        {"mechanism": name, "share": float(share[k]), "share_se": float(se[k]), "sd": float(ratios[:, k - 1].std())}
+        {
+            "mechanism": name,
+            "share": float(share[k]),
+            "share_se": float(se[k]),
+            "sd": float(ratios[:, k - 1].std()),
+        }
         for k, name in enumerate(names, start=1)
     ]
 
@@ -288,9 +331,17 @@ def foresight(model: Floats, truth: Truth, rows: TaskRows) -> Floats:
     slopes = _slopes_of_logs(truth, least)
     found = np.full(len(truth.hazards), np.nan)
     for some in truth.parts():
-        true, cause, duration = truth.hazards[some], rows.cause[some].astype(np.int64), rows.duration_days[some]
-        stake = np.log(np.maximum(model[some], least)) - (truth.design(some) @ slopes).reshape(true.shape)
-        own = -np.einsum("rek,rk->r", stake * true, exposure(inner, rows.entry_days[some], duration))
+        true, cause, duration = (
+            truth.hazards[some],
+            rows.cause[some].astype(np.int64),
+            rows.duration_days[some],
+        )
+        stake = np.log(np.maximum(model[some], least)) - (truth.design(some) @ slopes).reshape(
+            true.shape
+        )
+        own = -np.einsum(
+            "rek,rk->r", stake * true, exposure(inner, rows.entry_days[some], duration)
+        )
         had = np.flatnonzero(cause > 0)
         own[had] += stake[had, cause[had] - 1, event_bin(inner, duration[had])]
         found[some] = own
@@ -308,7 +359,9 @@ def _slopes_of_logs(truth: Truth, least: Floats) -> Floats:
     return np.asarray(np.linalg.lstsq(gram, moment, rcond=None)[0], dtype=np.float64)
 
 
-def expected_gain_share(model: Floats, truth: Truth, *, train: TaskRows, rows: TaskRows) -> float | None:
+def expected_gain_share(
+    model: Floats, truth: Truth, *, train: TaskRows, rows: TaskRows
+) -> float | None:
     """The share of the gain by what the truth expects, not by what happened.
 
         Σ ∫ Y (λ* log(m / λ⁰) − m + λ⁰)  /  Σ ∫ Y (λ* log(λ* / λ⁰) − λ* + λ⁰)
@@ -327,12 +380,23 @@ def expected_gain_share(model: Floats, truth: Truth, *, train: TaskRows, rows: T
         The share; None where the truth is λ⁰.
     """
     inner, n_causes = truth.edges_days[1:-1].tolist(), truth.hazards.shape[1]
-    null = cohort_hazards(inner, train.entry_days, train.duration_days, train.cause, n_causes=n_causes)
+    null = cohort_hazards(
+        inner, train.entry_days, train.duration_days, train.cause, n_causes=n_causes
+    )
     gained = best = 0.0
     for some in truth.parts():
-        true, span = truth.hazards[some], exposure(inner, rows.entry_days[some], rows.duration_days[some])
+        true, span = (
+            truth.hazards[some],
+            exposure(inner, rows.entry_days[some], rows.duration_days[some]),
+        )
         of_model, of_truth = (
-            float(np.einsum("rek,rk->", true * np.log(np.maximum(said, _NO_HAZARD) / null) - said + null, span))
+            float(
+                np.einsum(
+                    "rek,rk->",
+                    true * np.log(np.maximum(said, _NO_HAZARD) / null) - said + null,
+                    span,
+                )
+            )
             for said in (model[some], true)
         )
         gained, best = gained + of_model, best + of_truth
@@ -368,7 +432,9 @@ def oracle_gap(
         `beats_oracle_z`: how many standard errors the model is better than the truth, above 3 it is leaking; the
         smaller of `nll_z` (by the NLL) and `foresight_z`.
     """
-    hazards = cohort_hazards(edges_days, train.entry_days, train.duration_days, train.cause, n_causes=n_causes)
+    hazards = cohort_hazards(
+        edges_days, train.entry_days, train.duration_days, train.cause, n_causes=n_causes
+    )
     nll_null = _nll(hazards, edges_days, rows)
     known = ~np.isnan(nll_oracle) & ~np.isnan(nll_model)
     subject = rows.subject[known]
@@ -379,11 +445,16 @@ def oracle_gap(
     influence = _by_subject((null - model) - share * (null - oracle), subject) / (len(null) * best)
     nll_z, foresight_z = _z(oracle - model, subject), _z(foresight[known], subject)
     return {
-        "nll_null": float(null.mean()), "nll_model": float(model.mean()), "nll_oracle": float(oracle.mean()),
-        "gain_share": float(share), "gain_share_se": float(np.sqrt(np.sum(influence**2))),
-        "beats_oracle_z": min(nll_z, foresight_z), "nll_z": nll_z, "foresight_z": foresight_z,
+        "nll_null": float(null.mean()),
+        "nll_model": float(model.mean()),
+        "nll_oracle": float(oracle.mean()),
+        "gain_share": float(share),
+        "gain_share_se": float(np.sqrt(np.sum(influence**2))),
+        "beats_oracle_z": min(nll_z, foresight_z),
+        "nll_z": nll_z,
+        "foresight_z": foresight_z,
         "prediction_times": int(known.sum()),
-    }  # fmt: skip
+    }
 
 
 def _nll(hazards: Floats, edges_days: Sequence[float], rows: TaskRows) -> Floats:
@@ -391,9 +462,12 @@ def _nll(hazards: Floats, edges_days: Sequence[float], rows: TaskRows) -> Floats
     found = np.empty(len(rows))
     for some in parts(len(rows)):
         found[some] = horizon_nll(
-            hazards if hazards.ndim == 2 else hazards[some], edges_days, duration_days=rows.duration_days[some],
-            cause=rows.cause[some], entry_days=rows.entry_days[some],
-        )  # fmt: skip
+            hazards if hazards.ndim == 2 else hazards[some],
+            edges_days,
+            duration_days=rows.duration_days[some],
+            cause=rows.cause[some],
+            entry_days=rows.entry_days[some],
+        )
     return found
 
 
@@ -426,4 +500,6 @@ class _RowOf:
 def _at(values: NDArray[Any], asked: NDArray[Any]) -> tuple[Ints, Bools]:
     """Where each asked value stands in rising values, and whether it is there."""
     place = np.clip(np.searchsorted(values, asked), 0, max(len(values) - 1, 0))
-    return place, np.asarray(values[place] == asked) if len(values) else np.zeros(len(asked), dtype=np.bool_)
+    return place, np.asarray(values[place] == asked) if len(values) else np.zeros(
+        len(asked), dtype=np.bool_
+    )

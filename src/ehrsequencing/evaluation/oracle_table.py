@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
 from ehrsequencing.config import TaskConfig
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.evaluation.comparison import ORACLE, Comparison
 from ehrsequencing.evaluation.estimates import Estimate, long_rows
 from ehrsequencing.evaluation.oracle import (
@@ -50,17 +50,28 @@ def oracle_table(
     causes, horizons, early = task.causes, np.array(task.horizons), np.array([EARLY_DAYS])
     subject, hazards = rows.subject, bin_hazards(risk(truth.edges_days[1:]), truth.edges_days)
     gap = oracle_gap(
-        nll, truth.nll(rows), foresight=foresight(hazards, truth, rows), train=train, rows=rows,
-        edges_days=edges_days, n_causes=len(causes),
-    )  # fmt: skip
+        nll,
+        truth.nll(rows),
+        foresight=foresight(hazards, truth, rows),
+        train=train,
+        rows=rows,
+        edges_days=edges_days,
+        n_causes=len(causes),
+    )
     return gap | {
         "name": ORACLE,
         "gain_share_expected": expected_gain_share(hazards, truth, train=train, rows=rows),
         "risks": risk_errors(
-            risk(horizons), truth.risk(horizons), causes=causes, horizons_days=horizons, subject=subject
+            risk(horizons),
+            truth.risk(horizons),
+            causes=causes,
+            horizons_days=horizons,
+            subject=subject,
         ),
         "hazard_rmse_per_year": hazard_rmse_per_year(hazards, truth, causes=causes),
-        "mechanisms": mechanism_shares(risk(early)[:, 0, 0], truth.risk(early)[:, 0, 0], truth, subject),
+        "mechanisms": mechanism_shares(
+            risk(early)[:, 0, 0], truth.risk(early)[:, 0, 0], truth, subject
+        ),
     }
 
 
@@ -75,13 +86,20 @@ def risk_table(truth: Truth, risk: Floats, rows: TaskRows, *, task: TaskConfig) 
     """
     horizons = np.array(task.horizons)
     true = conditional_risk(truth.risk, horizons, start_days=task.blanking)
-    errors = risk_errors(risk, true, causes=task.causes, horizons_days=horizons, subject=rows.subject)
-    nothing = dict.fromkeys(("nll_null", "nll_model", "nll_oracle", "gain_share", "gain_share_expected"))
+    errors = risk_errors(
+        risk, true, causes=task.causes, horizons_days=horizons, subject=rows.subject
+    )
+    nothing = dict.fromkeys(
+        ("nll_null", "nll_model", "nll_oracle", "gain_share", "gain_share_expected")
+    )
     return {"name": ORACLE, "risks": errors, "mechanisms": [], **nothing}
 
 
 def oracle_differences(
-    comparison: Comparison, estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]], *, ours: str
+    comparison: Comparison,
+    estimates: Mapping[str, Mapping[str, Mapping[str, Estimate]]],
+    *,
+    ours: str,
 ) -> list[dict[str, Any]]:
     """Long rows of `oracle.differences`: our model minus the truth, on the same resamples of subjects.
 
@@ -97,7 +115,11 @@ def oracle_differences(
         for cause, found in estimates.items()
         for name in (metric.key for metric in in_columns(taken("everywhere")))
         for row in long_rows(
-            comparison, found[ours][name].minus(found[ORACLE][name]), model=ORACLE, cause=cause, metric=name
+            comparison,
+            found[ours][name].minus(found[ORACLE][name]),
+            model=ORACLE,
+            cause=cause,
+            metric=name,
         )
     ]
 
@@ -105,7 +127,9 @@ def oracle_differences(
 def oracle_warnings(found: Mapping[str, Any]) -> list[str]:
     """What a reader of `oracle` must be warned of."""
     if found["beats_oracle_z"] > LEAK_Z:
-        return ["The model beats the true hazards by more than three standard errors: it is leaking."]
+        return [
+            "The model beats the true hazards by more than three standard errors: it is leaking."
+        ]
     if found["nll_z"] > LEAK_Z:
         return [
             "The model's NLL beats that of the true hazards by more than three standard errors, but it foresees no "

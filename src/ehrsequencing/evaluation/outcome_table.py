@@ -11,25 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.answers import states_of_rows
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints
 from ehrsequencing.config import EvaluationConfig
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.core.minimum_counts import shareable_count
 from ehrsequencing.evaluation.population import drawn_subjects
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, interval_around
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.metrics.stratified import StratifiedAuc, StratifiedRows, stratified_auc
-from ehrsequencing.minimum_counts import shareable_count
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import onset_risk
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.outcomes import outcome_labels
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
+from ehrsequencing.training.inference import states_of_rows
 
 FEWEST_EVENTS = 50  # subjects with the event, below which an outcome has no line of its own
-GAP_DAYS = 36.5  # a case is asked about at least so long before its event, as Delphi-2M's evaluation does
+# a case is asked about at least so long before its event, as Delphi-2M's evaluation does
+GAP_DAYS = 36.5
 BAND_YEARS = 5
 MOST_RESAMPLES = 200
 _CODES_AT_ONCE = 32
@@ -75,25 +76,35 @@ def evaluate_outcomes(
         progress(done, len(run.outcomes))
     found.sort(key=lambda row: -(row["auc"]["value"] or 0.0))
     return {
-        "task": run.task.name, "split": split, "outcomes": found, "pooled": rare.numbers(),
-        "fewest_events": FEWEST_EVENTS, "subjects": shareable_count(len(rows.subject_ids)),
-        "horizons_days": [rows.near_days, rows.far_days], "summary": summary(found), "resamples": rows.resamples,
+        "task": run.task.name,
+        "split": split,
+        "outcomes": found,
+        "pooled": rare.numbers(),
+        "fewest_events": FEWEST_EVENTS,
+        "subjects": shareable_count(len(rows.subject_ids)),
+        "horizons_days": [rows.near_days, rows.far_days],
+        "summary": summary(found),
+        "resamples": rows.resamples,
         "strata": ["sex", "age"] if rows.has_sex else ["age"],
-    }  # fmt: skip
+    }
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Median AUC, and how many O/E lie within .9 to 1.1; with events as they are, even true hazards miss that often."""
     aucs = [row["auc"]["value"] for row in found if row["auc"]["value"] is not None]
     ratios = np.array([row["oe"]["value"] for row in found if row["oe"]["value"] is not None])
-    held = [row["oe"]["low"] <= 1 <= row["oe"]["high"] for row in found if row["oe"]["low"] is not None]
+    held = [
+        row["oe"]["low"] <= 1 <= row["oe"]["high"] for row in found if row["oe"]["low"] is not None
+    ]
     rng = np.random.default_rng(0)
     drawn = [rng.poisson(row["events"], 2000) / row["events"] for row in found]
     return {
         "outcomes": len(found),
         "median_auc": float(np.median(aucs)) if aucs else None,
         "oe_within_10_percent": float(np.mean(np.abs(ratios - 1) <= 0.1)) if len(ratios) else None,
-        "oe_within_10_percent_if_true": float(np.mean(np.abs(np.array(drawn) - 1) <= 0.1)) if drawn else None,
+        "oe_within_10_percent_if_true": float(np.mean(np.abs(np.array(drawn) - 1) <= 0.1))
+        if drawn
+        else None,
         "oe_intervals_that_hold_1": float(np.mean(held)) if held else None,
     }
 
@@ -135,13 +146,20 @@ class _Pool:
             return {"outcomes": 0}
         won, cases, observed, expected = self.sums
         auc, oe = _estimate(_ratio(won, cases)), _estimate(_ratio(observed, expected))
-        return {"outcomes": self.count, "events": shareable_count(self.events), "auc": auc, "oe": oe}
+        return {
+            "outcomes": self.count,
+            "events": shareable_count(self.events),
+            "auc": auc,
+            "oe": oe,
+        }
 
 
 class OutcomeRows:
     """The prediction times of a split, and which of them each number of an outcome is computed on."""
 
-    def __init__(self, run: Run, prepared: Prepared, split: str, settings: EvaluationConfig) -> None:
+    def __init__(
+        self, run: Run, prepared: Prepared, split: str, settings: EvaluationConfig
+    ) -> None:
         self.run, self.model = run, run.model
         whole = prepared.outcome_records(run.task.name, split)
         chosen = drawn_subjects(whole, settings)
@@ -152,22 +170,34 @@ class OutcomeRows:
         self.subject_ids = np.unique(self.subject)
         self.near_days, self.far_days = run.task.horizons[0], run.task.horizons[-1]
         self.resamples = min(settings.bootstrap, MOST_RESAMPLES)
-        drawn = list(bootstrap_subjects(self.subject_ids, self.resamples, settings.seed)) if self.resamples else []
+        drawn = (
+            list(bootstrap_subjects(self.subject_ids, self.resamples, settings.seed))
+            if self.resamples
+            else []
+        )
         weights = np.zeros((1 + self.resamples, int(self.subject.max()) + 1))
         weights[:, self.subject_ids] = np.concatenate([np.ones((1, len(self.subject_ids))), *drawn])
         self.weights = weights
         every = np.arange(len(self.rows))
-        listed = outcome_labels(self.records.outcomes, self.rows, every, recur=self.records.outcomes_recur)
+        listed = outcome_labels(
+            self.records.outcomes, self.rows, every, recur=self.records.outcomes_recur
+        )
         order = np.lexsort((listed.row, listed.code))
         self.listed_row, self.listed_days = listed.row[order], listed.days[order]
         self.bounds = np.searchsorted(listed.code[order], np.arange(len(run.outcomes) + 1))
         self.landmarks = [self.records.at_landmark(days) for days in run.task.landmarks]
         groups = groups_of_rows(self.records, run.vocabulary, chosen=every, kinds=("sex",))
         self.has_sex = "sex" in groups
-        sex = np.unique(groups["sex"], return_inverse=True)[1].reshape(-1) if self.has_sex else np.zeros(len(every))
+        sex = (
+            np.unique(groups["sex"], return_inverse=True)[1].reshape(-1)
+            if self.has_sex
+            else np.zeros(len(every))
+        )
         age = self.rows.age_years
         band = np.where(np.isnan(age), -1, np.nan_to_num(age) // BAND_YEARS).astype(np.int64)
-        self.stratum = np.where(band < 0, -1, band * (int(sex.max(initial=0)) + 1) + sex.astype(np.int64))
+        self.stratum = np.where(
+            band < 0, -1, band * (int(sex.max(initial=0)) + 1) + sex.astype(np.int64)
+        )
         self.control_rows = _one_a_stratum(self.subject, self.stratum, seed=settings.seed)
 
     @cached_property
@@ -196,7 +226,9 @@ class OutcomeRows:
             for low in range(0, len(out), 4096):
                 part = slice(low, low + 4096)
                 own = self.model.outcomes.log_hazards(states[part], chosen)
-                risk = onset_risk(own, causes[part], self.edges, horizons_days=days, start_days=start_days)
+                risk = onset_risk(
+                    own, causes[part], self.edges, horizons_days=days, start_days=start_days
+                )
                 out[part] = risk.numpy()
         return out
 
@@ -222,7 +254,9 @@ class OutcomeRows:
         events = len(np.unique(self.subject[at][seen]))
         c = self._c(risk[:, 1], stop, is_event) if events >= FEWEST_EVENTS else None
         auc = self.auc(number, risk[:, 0])
-        return OneOutcome(number, events, auc, c, per_subject @ seen.astype(np.float64), per_subject @ expected)
+        return OneOutcome(
+            number, events, auc, c, per_subject @ seen.astype(np.float64), per_subject @ expected
+        )
 
     def auc(self, number: int, score: Floats32) -> StratifiedAuc:
         """AUC within sex and age of anybody's scores.
@@ -237,13 +271,21 @@ class OutcomeRows:
         row, days = self.listed_row[listed], self.listed_days[listed]
         has_pair = np.zeros(self.weights.shape[1], dtype=bool)
         has_pair[self.subject[row]] = True
-        first = np.flatnonzero(np.r_[True, np.diff(self.subject[row]) != 0]) if len(row) else np.zeros(0, np.int64)
+        first = (
+            np.flatnonzero(np.r_[True, np.diff(self.subject[row]) != 0])
+            if len(row)
+            else np.zeros(0, np.int64)
+        )
         row, days = row[first][days[first] > 0], days[first][days[first] > 0]
-        latest = self.rows.prediction_us[row] + np.round((days - GAP_DAYS) * DAY_US).astype(np.int64)
+        latest = self.rows.prediction_us[row] + np.round((days - GAP_DAYS) * DAY_US).astype(
+            np.int64
+        )
         case = np.array(
             [
                 low + np.searchsorted(self.rows.prediction_us[low:high], moment, side="right") - 1
-                for low, high, moment in zip(row, self.rows.row_offsets[self.subject[row] + 1], latest, strict=True)
+                for low, high, moment in zip(
+                    row, self.rows.row_offsets[self.subject[row] + 1], latest, strict=True
+                )
             ],
             dtype=np.int64,
         )
@@ -253,7 +295,9 @@ class OutcomeRows:
 
     def _strata(self, rows: Ints, score: Floats32) -> StratifiedRows:
         rows = rows[self.stratum[rows] >= 0]
-        return StratifiedRows(score[rows].astype(np.float64), self.stratum[rows], self.subject[rows])
+        return StratifiedRows(
+            score[rows].astype(np.float64), self.stratum[rows], self.subject[rows]
+        )
 
     def _c(self, risk: Floats32, stop: Floats, is_event: Bools) -> Floats:
         """(1 + resamples,) Wolbers' C of each landmark, averaged with its events as weights."""
@@ -267,7 +311,9 @@ class OutcomeRows:
             both = np.zeros((len(at), 2, 1))
             both[:, 0, 0] = risk[at]
             weights = self.weights[:, self.subject[at]]
-            c = wolbers_c(ScoredRows.of(stop[at], cause, both, [self.far_days], weights=weights))[:, 0, 0]
+            c = wolbers_c(ScoredRows.of(stop[at], cause, both, [self.far_days], weights=weights))[
+                :, 0, 0
+            ]
             count = np.where(np.isnan(c), 0.0, weights @ seen.astype(np.float64))
             won, total = won + np.nan_to_num(c) * count, total + count
         return _ratio(won, total)

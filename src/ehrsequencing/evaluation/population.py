@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import EvaluationConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
@@ -52,7 +52,9 @@ class Population:
             EhrseqError: There is no such split.
         """
         if split not in SPLITS:
-            raise EhrseqError(f"{split!r} is no split", where="--split", fix=f"use one of {', '.join(SPLITS)}")
+            raise EhrseqError(
+                f"{split!r} is no split", where="--split", fix=f"use one of {', '.join(SPLITS)}"
+            )
         source = prepared.manifest.get("data_path")
         return cls(
             split=split,
@@ -75,11 +77,16 @@ class Population:
         outcomes = np.bincount(rows.cause[rows.row_offsets[:-1]], minlength=len(names)).tolist()
         counts = {
             **whole,
-            "steps": [*whole["steps"], {"step": DRAWN, "subjects": len(subjects), "excluded": before - len(subjects)}],
+            "steps": [
+                *whole["steps"],
+                {"step": DRAWN, "subjects": len(subjects), "excluded": before - len(subjects)},
+            ],
             "prediction_times": len(rows),
             "queries": int(rows.is_query.sum()),
             "events": dict(zip(names, outcomes, strict=True)),
-            "records_before": [_records_before(records, row["landmark_days"]) for row in whole["records_before"]],
+            "records_before": [
+                _records_before(records, row["landmark_days"]) for row in whole["records_before"]
+            ],
         }
         attrition = {**self.attrition, "splits": {**self.attrition["splits"], self.split: counts}}
         return replace(self, records=records, attrition=attrition)
@@ -96,7 +103,9 @@ class Population:
         if last["step"] != DRAWN:
             return []
         of = f"{last['subjects'] + last['excluded']:,} subjects of {self.split}"
-        return [f"Only {last['subjects']:,} of {of}, drawn at random, are evaluated (evaluation.subjects)."]
+        return [
+            f"Only {last['subjects']:,} of {of}, drawn at random, are evaluated (evaluation.subjects)."
+        ]
 
 
 def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | None:
@@ -107,7 +116,9 @@ def drawn_subjects(records: TaskRecords, settings: EvaluationConfig) -> Ints | N
     asked = np.flatnonzero(np.diff(records.rows.row_offsets))
     if settings.subjects is None or len(asked) <= settings.subjects:
         return None
-    return np.sort(np.random.default_rng(settings.seed).choice(asked, settings.subjects, replace=False))
+    return np.sort(
+        np.random.default_rng(settings.seed).choice(asked, settings.subjects, replace=False)
+    )
 
 
 def _records_before(records: TaskRecords, landmark_days: float) -> dict[str, Any]:
@@ -121,6 +132,8 @@ def _records_before(records: TaskRecords, landmark_days: float) -> dict[str, Any
     only_later = np.unique(owner[has_visit][later])
     without = np.union1d(only_later, owner[~has_visit])
     return {
-        "landmark_days": landmark_days, "subjects": len(np.unique(owner)), "without_record_before": len(without),
+        "landmark_days": landmark_days,
+        "subjects": len(np.unique(owner)),
+        "without_record_before": len(without),
         "first_record_later": len(only_later),
-    }  # fmt: skip
+    }

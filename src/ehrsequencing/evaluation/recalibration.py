@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.blend.run_answers import RunAnswers
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import shareable_count
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.calibration import calibration_intercept_slope
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.minimum_counts import shareable_count
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.run import Run
 from ehrsequencing.training.recalibration import Recalibration, fit_recalibration
 
 FITTED_ON = "tuning"
@@ -35,7 +35,9 @@ def recalibrate(run: Run, prepared: Prepared) -> Recalibration:
     """
     if run.is_visit_head:
         fix = "leave out evaluation.recalibrate, or use head=horizon"
-        raise EhrseqError("the visit head has no hazards per day", where="evaluation.recalibrate", fix=fix)
+        raise EhrseqError(
+            "the visit head has no hazards per day", where="evaluation.recalibrate", fix=fix
+        )
     records = prepared.records(run.task.name, FITTED_ON)
     rows = records.rows
     at_landmark = np.any([rows.at_landmark(days) for days in run.task.landmarks], axis=0)
@@ -68,13 +70,19 @@ def before_and_after(run: Run, fitted: Recalibration, population: Population) ->
         }
 
     return {
-        "fitted_on": FITTED_ON, "landmark_days": landmark, "horizons_days": horizons.tolist(),
+        "fitted_on": FITTED_ON,
+        "landmark_days": landmark,
+        "horizons_days": horizons.tolist(),
         "before": calibration(run.answers),
         "after": calibration(run.answers.recalibrated(fitted.intercept[:, 0], fitted.slope[:, 0])),
         "fitted": {
             name: {"intercept": float(a), "slope": float(b), "events": shareable_count(int(n))}
             for name, a, b, n in zip(
-                run.task.causes, fitted.intercept[:, 0], fitted.slope[:, 0], fitted.subjects, strict=True
+                run.task.causes,
+                fitted.intercept[:, 0],
+                fitted.slope[:, 0],
+                fitted.subjects,
+                strict=True,
             )
         },
-    }  # fmt: skip
+    }

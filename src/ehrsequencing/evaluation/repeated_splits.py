@@ -15,33 +15,44 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import t as student
 
-from ehrsequencing import __version__
-from ehrsequencing.arrays import Floats
-from ehrsequencing.blend.train import trainer_of
+from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import TOO_FEW, judged_by_splits, too_few
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.storage import digest, read_json, write_json
+from ehrsequencing.core.temporaries import sweep_temporaries
+from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import add_result
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.minimum_counts import TOO_FEW, judged_by_splits, too_few
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.run import Run
-from ehrsequencing.storage import digest, read_json, write_json
-from ehrsequencing.temporaries import sweep_temporaries
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 ROWS_FORMAT = 3  # of a split's rows: 3 has the likelihood of tuning subjects; others are made anew
 FIRST_SEED = 1234
 TRAIN, TUNING = 0.65, 0.15  # held out: 0.2; the tuning subjects come from the 80 % that train
-LARGEST_UNDEFINED_SHARE = 0.05  # of the splits; above, what is left would be a selection of the lucky ones
-_DATA_DECIDES = ("vocab_size", "causes", "edges_days", "values", "value_bins", "n_code_types", "members")
+# of the splits; above, what is left would be a selection of the lucky ones
+LARGEST_UNDEFINED_SHARE = 0.05
+_DATA_DECIDES = (
+    "vocab_size",
+    "causes",
+    "edges_days",
+    "values",
+    "value_bins",
+    "n_code_types",
+    "members",
+)
 
 
-def corrected_interval(values: ArrayLike, ratio: float, *, level: float = 0.95) -> tuple[float, float, float]:
+def corrected_interval(
+    values: ArrayLike, ratio: float, *, level: float = 0.95
+) -> tuple[float, float, float]:
     """Mean over J random splits with the interval of Nadeau and Bengio.
 
         mean ± t_{J−1} · sqrt((1/J + n_test/n_train) · s²)
@@ -70,7 +81,9 @@ def corrected_interval(values: ArrayLike, ratio: float, *, level: float = 0.95) 
     mean, count = float(defined.mean()), len(defined)
     if count < 2:
         return mean, np.nan, np.nan
-    half = student.ppf((1 + level) / 2, count - 1) * np.sqrt((1 / count + ratio) * defined.var(ddof=1))
+    half = student.ppf((1 + level) / 2, count - 1) * np.sqrt(
+        (1 / count + ratio) * defined.var(ddof=1)
+    )
     return mean, mean - float(half), mean + float(half)
 
 
@@ -109,7 +122,12 @@ class Split:
         values, counts = {}, {}
         for row in stored["metrics"]:
             if row["landmark_days"] is not None and _is_averaged(row["metric"]):
-                place = Place(*(row[key] for key in ("model", "landmark_days", "cause", "horizon_days", "metric")))
+                place = Place(
+                    *(
+                        row[key]
+                        for key in ("model", "landmark_days", "cause", "horizon_days", "metric")
+                    )
+                )
                 values[place] = np.nan if row["value"] is None else float(row["value"])
                 counts[place] = row["events"], row["subjects"]
         sizes = stored["train_subjects"], stored["held_out_subjects"]
@@ -135,7 +153,10 @@ def cell_means(values: Mapping[Place, float]) -> dict[Place, float]:
     for place, value in values.items():
         if not _is_averaged(place.metric) or place.horizon_days is None:
             continue
-        twins = [Place(m, place.landmark_days, place.cause, place.horizon_days, place.metric) for m in models]
+        twins = [
+            Place(m, place.landmark_days, place.cause, place.horizon_days, place.metric)
+            for m in models
+        ]
         if all(not np.isnan(values.get(twin, np.nan)) for twin in twins):
             mean_place = Place(place.model, None, place.cause, None, place.metric)
             cells.setdefault(mean_place, []).append(value)
@@ -155,7 +176,12 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
         few = _too_few(splits, place, share=ratio / (1.0 + ratio))
         limits = {"low": None, "high": None} if few else {"low": number(low), "high": number(high)}
         reason = TOO_FEW if few else None
-        return vars(place) | {"mean": number(mean), **limits, "values": [*map(number, values)], "reason": reason}
+        return vars(place) | {
+            "mean": number(mean),
+            **limits,
+            "values": [*map(number, values)],
+            "reason": reason,
+        }
 
     differences = [
         line(place, column(Place(OURS, *list(vars(place).values())[1:])) - column(place))
@@ -163,22 +189,32 @@ def summarise(splits: Sequence[Split]) -> dict[str, Any]:
         if place.model != OURS and _is_compared(place.metric)
     ]
     return {
-        "splits": len(splits), "seeds": [split.seed for split in splits],
+        "splits": len(splits),
+        "seeds": [split.seed for split in splits],
         "train_subjects": [split.train_subjects for split in splits],
         "held_out_subjects": [split.held_out_subjects for split in splits],
-        "rows": [line(place, column(place)) for place in places], "differences": differences,
-    }  # fmt: skip
+        "rows": [line(place, column(place)) for place in places],
+        "differences": differences,
+    }
 
 
 def _too_few(splits: Sequence[Split], place: Place, *, share: float) -> bool:
     """Whether all splits together hold out too few for a comparison; of a mean over cells, in every one of them."""
     cells = [place]
     if place.landmark_days is None:
-        seen = dict.fromkeys(cell for split in splits for cell in split.counts if cell.horizon_days is not None)
-        cells = [c for c in seen if (c.model, c.cause, c.metric) == (place.model, place.cause, place.metric)]
+        seen = dict.fromkeys(
+            cell for split in splits for cell in split.counts if cell.horizon_days is not None
+        )
+        cells = [
+            c
+            for c in seen
+            if (c.model, c.cause, c.metric) == (place.model, place.cause, place.metric)
+        ]
     counts = [[split.counts[cell] for split in splits if cell in split.counts] for cell in cells]
     judged = [
-        [judged_by_splits(column, share) for column in zip(*of_cell, strict=True)] for of_cell in counts if of_cell
+        [judged_by_splits(column, share) for column in zip(*of_cell, strict=True)]
+        for of_cell in counts
+        if of_cell
     ]
     return bool(judged) and all(bool(too_few(*of_cell)) for of_cell in judged)
 
@@ -216,19 +252,29 @@ def repeated_splits(
     """
     run = Run(run_folder)
     if not 0 <= first_seed < 2**31:
-        raise EhrseqError("is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234")
+        raise EhrseqError(
+            "is not a seed", where="--split-seed", fix="use a number from 0 on, as in 1234"
+        )
     if splits < 2:
-        raise EhrseqError("an interval over splits needs two splits", where="--splits", fix="use 25")
+        raise EhrseqError(
+            "an interval over splits needs two splits", where="--splits", fix="use 25"
+        )
     if run.is_visit_head:
         fix = "use head=horizon"
-        raise EhrseqError("the visit head has no horizons to compare models at", where="--splits", fix=fix)
+        raise EhrseqError(
+            "the visit head has no horizons to compare models at", where="--splits", fix=fix
+        )
     if "init" in run.manifest:  # that model saw subjects whom another split holds out
         what = "the run started from another model, which other splits cannot use: they hold out subjects whom it saw"
-        raise EhrseqError(what, where=f"--splits, {run_folder}", fix="repeat the splits of a run without --init")
+        raise EhrseqError(
+            what, where=f"--splits, {run_folder}", fix="repeat the splits of a run without --init"
+        )
     store = run.prepared(prepared)
     records = data or Path(store.manifest["data_path"])
     if not records.is_dir():
-        raise EhrseqError("the MEDS records have moved", where=str(records), fix="name them with --data")
+        raise EhrseqError(
+            "the MEDS records have moved", where=str(records), fix="name them with --data"
+        )
     chosen = (settings or run.study.evaluation).model_copy(update={"bootstrap": 0})
     study, found = _study_of(run, store), []
     for number_, seed in enumerate(range(first_seed, first_seed + splits)):
@@ -237,9 +283,14 @@ def repeated_splits(
             progress(done, splits, f"split {done + 1} of {splits}: {what}")
 
         stored = one_split(
-            records, run_folder / FOLDER / f"seed-{seed}", study=study, seed=seed, settings=chosen,
-            origin=run.manifest["fingerprint"], stage=stage,
-        )  # fmt: skip
+            records,
+            run_folder / FOLDER / f"seed-{seed}",
+            study=study,
+            seed=seed,
+            settings=chosen,
+            origin=run.manifest["fingerprint"],
+            stage=stage,
+        )
         found.append(Split.of(stored))
     result = summarise(found)
     kept = {"fingerprint": run.manifest["fingerprint"], "repeated_splits": result}
@@ -254,7 +305,10 @@ def saved_splits(run_folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     kept = read_json(path)
-    is_own = isinstance(kept, dict) and kept.get("fingerprint") == Run(run_folder).manifest["fingerprint"]
+    is_own = (
+        isinstance(kept, dict)
+        and kept.get("fingerprint") == Run(run_folder).manifest["fingerprint"]
+    )
     return dict(kept["repeated_splits"]) if is_own else None
 
 
@@ -313,9 +367,14 @@ def one_split(
     parts = Prepared(set_folder)
     stage("training")
     trainer_of(parts, task.name, folder / "run", study=study).fit(resume=True)
-    stored = {"fingerprint": fingerprint, "seed": seed, **_judge(folder / "run", parts, settings, stage)}
+    stored = {
+        "fingerprint": fingerprint,
+        "seed": seed,
+        **_judge(folder / "run", parts, settings, stage),
+    }
     write_json(folder / ROWS, stored, owner_only=True)
-    shutil.rmtree(set_folder, ignore_errors=True)  # made again in seconds; 25 of them would fill a disk
+    # made again in seconds; 25 of them would fill a disk
+    shutil.rmtree(set_folder, ignore_errors=True)
     return stored
 
 
@@ -323,7 +382,8 @@ def split_fingerprint(study: StudyConfig, settings: EvaluationConfig, origin: st
     """A digest of what would change a split's numbers; `origin` covers data, labels and the study's other settings."""
     elsewhere = {"bootstrap", "trajectories", "recalibrate", "tripod", "explained_subjects"}
     if settings.subjects is None:
-        elsewhere |= {"subjects"}  # a setting that came later: splits that were made before are still known
+        # a setting that came later: splits that were made before are still known
+        elsewhere |= {"subjects"}
     asked = settings.model_dump(mode="json", exclude=elsewhere)
     return digest([origin, study.splits.model_dump(), asked, __version__, ROWS_FORMAT])
 
@@ -334,7 +394,9 @@ def split_study(study: StudyConfig, seed: int) -> StudyConfig:
     # Subjects are divided by a hash of id + seed: seeds 1, 2, 3 … would move one pattern along consecutive ids.
     spread = {"by": "hash", "train": TRAIN, "tuning": TUNING, "seed": seed}
     divided = study.splits.model_copy(update=spread)
-    return study.model_copy(update={"splits": divided, "model": study.model.model_copy(update=open_again)})
+    return study.model_copy(
+        update={"splits": divided, "model": study.model.model_copy(update=open_again)}
+    )
 
 
 def _study_of(run: Run, store: Prepared) -> StudyConfig:
@@ -350,12 +412,19 @@ def _judge(
     judged = Population.of_split(parts, run.task, "held_out")
     judged = judged.take(drawn_subjects(judged.records, settings))
     evaluation = Evaluation(run, judged, prepared=parts, settings=settings, train_censoring=True)
-    sizes = {name: part["steps"][-1]["subjects"] for name, part in parts.attrition(run.task.name)["splits"].items()}
+    sizes = {
+        name: part["steps"][-1]["subjects"]
+        for name, part in parts.attrition(run.task.name)["splits"].items()
+    }
     rows = evaluation.metric_rows(progress=stage)
     own = run.nll(parts.records(run.task.name, "tuning"))
     tuning = {OURS: float(own.mean()) if len(own) else np.nan}
-    tuning |= {one.model.name: one.tuning_nll for one in evaluation.fitted} | evaluation.likelihood_of_parts()
+    tuning |= {
+        one.model.name: one.tuning_nll for one in evaluation.fitted
+    } | evaluation.likelihood_of_parts()
     return {
-        "train_subjects": sizes["train"] + sizes["tuning"], "held_out_subjects": sizes["held_out"], "metrics": rows,
+        "train_subjects": sizes["train"] + sizes["tuning"],
+        "held_out_subjects": sizes["held_out"],
+        "metrics": rows,
         "tuning_nll": {name: number(value) for name, value in tuning.items()},
-    }  # fmt: skip
+    }

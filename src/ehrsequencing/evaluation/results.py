@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ehrsequencing.core.storage import read_json, write_json
 from ehrsequencing.disclosure.shared import INDIVIDUAL, shared
-from ehrsequencing.run import Run, add_to_run
-from ehrsequencing.storage import read_json, write_json
+from ehrsequencing.prediction.run import Run, add_to_run
 
 SHARED = "metrics.json"
 
@@ -42,6 +42,8 @@ def read_result(run_folder: Path) -> dict[str, Any] | None:
     run = Run(run_folder)
     for name in (INDIVIDUAL, SHARED):
         if name in run.manifest["files"]:
-            result: dict[str, Any] = {"individual": name} if name in run.altered else read_json(run_folder / name)
+            result: dict[str, Any] = (
+                {"individual": name} if name in run.altered else read_json(run_folder / name)
+            )
             return None if "individual" in result else result
     return None

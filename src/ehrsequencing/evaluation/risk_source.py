@@ -6,15 +6,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
 from ehrsequencing.config import StudyConfig, TaskConfig
-from ehrsequencing.divided import part_of
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.scratch import parts, scratch
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
+from ehrsequencing.prediction.divided import part_of
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.run import Run
-from ehrsequencing.scratch import parts, scratch
 
 
 class RiskSource(Protocol):
@@ -133,7 +133,9 @@ class RunRisks:
         batches = self.run.answers.batches(records)
         for number in range(count):
             some = part_of(records, batches, count, number)
-            out[done : done + len(some)] = conditional_risk(partial(self._now, some), days, start_days=start_days)
+            out[done : done + len(some)] = conditional_risk(
+                partial(self._now, some), days, start_days=start_days
+            )
             done += len(some)
         return out
 

@@ -16,25 +16,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import Baseline
 from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_task, refuse_other_task
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import SCORE
+from ehrsequencing.core.storage import complete_folder, refuse_overlap, sha256, write_manifest
+from ehrsequencing.core.temporaries import private_folder
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.file_risks import FileRisks, Matched, match, people
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.trained_baselines import FLAT, LSTM
-from ehrsequencing.output_kinds import SCORE
-from ehrsequencing.prediction_file import SUFFIXES, read_predictions
+from ehrsequencing.prediction.prediction_file import SUFFIXES, read_predictions
 from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepared import Prepared, data_name, prepare
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.storage import complete_folder, refuse_overlap, sha256, write_manifest
-from ehrsequencing.temporaries import private_folder
 
 _PREPARED = "prepared"  # the set that is made inside the output, and removed again
 
@@ -106,7 +106,11 @@ def score(
     """
     given: dict[str, Any] = {"name": name, "split": split, "study": study, "beside": beside}
     given |= {"progress": progress, "draw": draw}
-    data, out, prepared = Path(data), None if out is None else Path(out), None if prepared is None else Path(prepared)
+    data, out, prepared = (
+        Path(data),
+        None if out is None else Path(out),
+        None if prepared is None else Path(prepared),
+    )
     if not isinstance(predictions, str | Path):
         with private_folder() as folder_of_table:
             path = _written(predictions, folder_of_table, out)
@@ -128,22 +132,35 @@ def score(
         whole = Population.of_split(store, question, split)
         rest = {other: store.records(question.name, other) for other in SPLITS if other != split}
         found = match(table, whole.records, question, others=rest, path=predictions)
-        population, risk, left_out = _evaluated(replace(whole, source=data), found, question, predictions)
+        population, risk, left_out = _evaluated(
+            replace(whole, source=data), found, question, predictions
+        )
         chosen = drawn_subjects(population.records, study.evaluation)
         risk = risk if chosen is None else risk[population.records.rows.numbers(chosen)]
         population = population.take(chosen)
         source = FileRisks(
-            name=name or stem, where=str(predictions), task=question,
-            study=store.study.model_copy(update={"evaluation": study.evaluation}), vocabulary=store.vocabulary,
-            edges_days=_grid(store, question, study), horizons_days=found.horizons_days, values=risk,
+            name=name or stem,
+            where=str(predictions),
+            task=question,
+            study=store.study.model_copy(update={"evaluation": study.evaluation}),
+            vocabulary=store.vocabulary,
+            edges_days=_grid(store, question, study),
+            horizons_days=found.horizons_days,
+            values=risk,
             labels=population.records,
-        )  # fmt: skip
+        )
         models = [_beside(source, label, path, rest) for label, path in others.items()]
-        evaluation = _Scoring(source, population, prepared=store, settings=study.evaluation, beside=models)
+        evaluation = _Scoring(
+            source, population, prepared=store, settings=study.evaluation, beside=models
+        )
         result = evaluation.result(progress=progress)
         told = [*left_out, *found.warnings, *source.warnings()]
         result |= {
-            "score": {"file": predictions.name, "sha256": sha256(predictions), "horizons_days": [*found.horizons_days]},
+            "score": {
+                "file": predictions.name,
+                "sha256": sha256(predictions),
+                "horizons_days": [*found.horizons_days],
+            },
             "warnings": [*told, *result["warnings"]],
         }
         with suppress(FileNotFoundError):
@@ -157,7 +174,9 @@ def score(
 def _written(table: Any, folder: Path, out: Path | None) -> Path:
     """A table of predictions as a file, of which there is a checksum."""
     if out is None:
-        raise EhrseqError("has no place for the result of a table", where="score(out=None)", fix="name a folder")
+        raise EhrseqError(
+            "has no place for the result of a table", where="score(out=None)", fix="name a folder"
+        )
     try:
         columns = table if isinstance(table, pa.Table) else pa.table(table)
     except (TypeError, ValueError, pa.ArrowException) as error:
@@ -174,7 +193,9 @@ class _OtherFile:
     name: str
     source: FileRisks
 
-    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
+    def risk(
+        self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
         """See `Baseline`; the file's risks are given no event until the task's blanking already."""
         return replace(self.source, values=self.source.values[chosen]).risk(records, horizons_days)
 
@@ -187,7 +208,9 @@ class _OtherFile:
 class _Scoring(Evaluation):
     """The evaluation of one file with other files beside it."""
 
-    def __init__(self, source: FileRisks, *given: Any, beside: Sequence[Baseline], **settings: Any) -> None:
+    def __init__(
+        self, source: FileRisks, *given: Any, beside: Sequence[Baseline], **settings: Any
+    ) -> None:
         super().__init__(source, *given, **settings)
         self.beside = list(beside)
 
@@ -195,7 +218,9 @@ class _Scoring(Evaluation):
         return [*super()._others(), *self.beside]
 
 
-def _beside(source: FileRisks, name: str, path: Path, others: Mapping[str, TaskRecords]) -> _OtherFile:
+def _beside(
+    source: FileRisks, name: str, path: Path, others: Mapping[str, TaskRecords]
+) -> _OtherFile:
     """Another model's file, at the prediction times of the first.
 
     Raises:
@@ -204,14 +229,20 @@ def _beside(source: FileRisks, name: str, path: Path, others: Mapping[str, TaskR
     found = match(read_predictions(path), source.labels, source.task, others=others, path=path)
     if not found.answered.all():
         what = f"has no prediction at {people(int((~found.answered).sum())).lower()} of the evaluated prediction times"
-        raise EhrseqError(what, where=str(path), fix="models are compared where all of them have a prediction")
-    here = replace(source, name=name, where=str(path), horizons_days=found.horizons_days, values=found.risk)
+        raise EhrseqError(
+            what, where=str(path), fix="models are compared where all of them have a prediction"
+        )
+    here = replace(
+        source, name=name, where=str(path), horizons_days=found.horizons_days, values=found.risk
+    )
     return _OtherFile(name, here)
 
 
 def _stem(predictions: Path) -> str:
     """The file's name without its ending."""
-    ending = next((suffix for suffix in reversed(SUFFIXES) if predictions.name.endswith(suffix)), "")
+    ending = next(
+        (suffix for suffix in reversed(SUFFIXES) if predictions.name.endswith(suffix)), ""
+    )
     return predictions.name.removesuffix(ending) or predictions.name
 
 
@@ -229,7 +260,11 @@ def _opened(folder: Path, data: Path, task: TaskConfig, *, is_ours: bool) -> Pre
         return store
     refuse_other_task(task, store.task(task.name), file=Path("--task"), by=folder)
     if store.manifest["data"] != data_name(data):
-        raise EhrseqError(f"was not made from {data}", where=str(folder), fix="leave out --prepared, or name that set")
+        raise EhrseqError(
+            f"was not made from {data}",
+            where=str(folder),
+            fix="leave out --prepared, or name that set",
+        )
     return store
 
 
@@ -237,9 +272,13 @@ def _grid(store: Prepared, task: TaskConfig, study: StudyConfig) -> tuple[float,
     """The time grid that baselines are fitted on, as training makes it."""
     rows = store.rows(task.name, "train")
     return grid_edges(
-        rows.duration_days, rows.cause, horizons_days=task.horizons, bins=study.training.grid_bins,
-        subject=rows.subject, enough=store.study.vocabulary.min_subjects,
-    )  # fmt: skip
+        rows.duration_days,
+        rows.cause,
+        horizons_days=task.horizons,
+        bins=study.training.grid_bins,
+        subject=rows.subject,
+        enough=store.study.vocabulary.min_subjects,
+    )
 
 
 def _evaluated(
@@ -266,13 +305,17 @@ def _evaluated(
             raise EhrseqError(f"{what} index have no prediction", where=str(path), fix=fix)
         if missing:
             left_out.append(landmark)
-            warnings.append(f"The file has no prediction {format_days(landmark)} after the index: it is left out.")
+            warnings.append(
+                f"The file has no prediction {format_days(landmark)} after the index: it is left out."
+            )
         else:
             kept |= at
     if not kept.any():
         days = ", ".join(map(format_days, task.landmarks))
         fix = "predict at the task's landmarks: their prediction times are in cohort.parquet of ehrseq prepare"
-        raise EhrseqError(f"has no prediction at any landmark ({days} after the index)", where=str(path), fix=fix)
+        raise EhrseqError(
+            f"has no prediction at any landmark ({days} after the index)", where=str(path), fix=fix
+        )
     if answered.all():
         return whole, found.risk, warnings
     missing = int((~answered).sum())
@@ -280,9 +323,13 @@ def _evaluated(
         f"{people(missing)} of {len(rows):,} prediction times have no prediction: only landmarks are evaluated."
     )
     chosen = np.flatnonzero(kept)
-    offsets = np.r_[0, np.cumsum(np.bincount(rows.subject[chosen], minlength=len(whole.records.timelines)))]
+    offsets = np.r_[
+        0, np.cumsum(np.bincount(rows.subject[chosen], minlength=len(whole.records.timelines)))
+    ]
     records = TaskRecords(whole.records.timelines, rows.select(chosen, offsets.astype(np.int64)))
     counts = {**whole.counts, "prediction_times": len(chosen)}
     attrition = {**whole.attrition, "splits": {**whole.attrition["splits"], whole.split: counts}}
-    kept_population = replace(whole, records=records, attrition=attrition, left_out=(*left_out, None))
+    kept_population = replace(
+        whole, records=records, attrition=attrition, left_out=(*left_out, None)
+    )
     return kept_population, found.risk[chosen], warnings

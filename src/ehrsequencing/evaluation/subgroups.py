@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.disclosure.derived import SUBGROUP_METRICS
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
@@ -22,7 +22,11 @@ NOT_RECORDED = "not recorded"
 
 
 def subgroup_rows(
-    comparison: Comparison, groups: dict[str, NDArray[np.str_]], causes: Sequence[str], *, model: str
+    comparison: Comparison,
+    groups: dict[str, NDArray[np.str_]],
+    causes: Sequence[str],
+    *,
+    model: str,
 ) -> list[dict[str, Any]]:
     """Rows of `subgroups`: size, events, O/E, AUC and Brier score of every level of every group.
 
@@ -96,12 +100,19 @@ def age_bands(age_years: NDArray[np.floating[Any]]) -> NDArray[np.str_]:
     >>> age_bands(np.array([19.9, 60.0, 69.99, 95.0, np.nan])).tolist()
     ['0-19', '60-69', '60-69', '90 and over', 'unknown']
     """
-    names = ["0-19", *(f"{low}-{low + 9}" for low in AGE_EDGES_YEARS[:-1]), "90 and over", "unknown"]
+    names = [
+        "0-19",
+        *(f"{low}-{low + 9}" for low in AGE_EDGES_YEARS[:-1]),
+        "90 and over",
+        "unknown",
+    ]
     band = np.searchsorted(AGE_EDGES_YEARS, age_years, side="right")
     return np.array(names)[np.where(np.isnan(age_years), len(names) - 1, band)]
 
 
-def _families(timelines: Timelines, vocabulary: Vocabulary) -> Iterator[tuple[str, NDArray[np.str_]]]:
+def _families(
+    timelines: Timelines, vocabulary: Vocabulary
+) -> Iterator[tuple[str, NDArray[np.str_]]]:
     """Each family of static codes, in order of name, with every subject's level."""
     codes, owner = timelines.static_codes, timelines.static_owner
     tokens, counts = np.unique(codes, return_counts=True)

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.blend.blend import PARTS
+from ehrsequencing.baselines.blend.blend import PARTS
 from ehrsequencing.config import format_days
+from ehrsequencing.core.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.metrics.calibration import grouped_calibration
 from ehrsequencing.metrics.censoring import median_follow_up_days
-from ehrsequencing.minimum_counts import FEWEST_SUBJECTS, TOO_FEW, too_few
-from ehrsequencing.run import Run
+from ehrsequencing.prediction.run import Run
 
 THIN_FOLLOW_UP = 0.1  # below this chance of being followed, a few subjects carry a number
 
@@ -33,7 +33,8 @@ def blend(run: Run | None, tuning_nll: Mapping[str, float]) -> dict[str, Any] | 
         return None
     found, settings = run.blend.weights, run.study.training
     rows = [
-        {"cause": cause, "part": part} | {name: float(getattr(found, name)[e, m]) for name in ("value", "low", "high")}
+        {"cause": cause, "part": part}
+        | {name: float(getattr(found, name)[e, m]) for name in ("value", "low", "high")}
         for e, cause in enumerate(run.task.causes)
         for m, part in enumerate(PARTS)
     ]
@@ -61,7 +62,12 @@ def metric_row(
     `subjects` were evaluated there, and `events` of them had the event by the horizon. With too few of either there is
     no interval, and `reason` says so, as it does where resampling biases the metric; elsewhere it is None.
     """
-    place = {"model": model, "landmark_days": landmark_days, "cause": cause, "horizon_days": number(horizon_days)}
+    place = {
+        "model": model,
+        "landmark_days": landmark_days,
+        "cause": cause,
+        "horizon_days": number(horizon_days),
+    }
     reason = TOO_FEW if too_few(events, subjects) else reason
     limits = {"low": None, "high": None} if reason else {"low": number(low), "high": number(high)}
     counts = {"subjects": int(subjects), "events": int(events)}
@@ -76,7 +82,9 @@ def at_risk(scope: Comparison, causes: Sequence[str]) -> dict[str, Any]:
         "subjects": len(duration),
         "followup_median_days": number(median_follow_up_days(duration, cause)),
         "events": {
-            name: [int(np.sum((cause == e) & (duration <= horizon))) for horizon in scope.horizons_days]
+            name: [
+                int(np.sum((cause == e) & (duration <= horizon))) for horizon in scope.horizons_days
+            ]
             for e, name in enumerate(causes, start=1)
         },
     }
@@ -99,7 +107,10 @@ def censoring(scopes: Sequence[Comparison], *, model: str) -> dict[str, Any]:
             f"horizon the chance of still being followed falls below {THIN_FOLLOW_UP:.0%}. At the worst, "
             f"{format_days(horizon)}, it is {g:.1%}: {each}. Trust shorter horizons more."
         )
-    smallest = [{"landmark_days": landmark, "horizon_days": horizon, "g": number(g)} for landmark, horizon, g in places]
+    smallest = [
+        {"landmark_days": landmark, "horizon_days": horizon, "g": number(g)}
+        for landmark, horizon, g in places
+    ]
     return {"model": model, "smallest_g": smallest, "note": note}
 
 
@@ -108,15 +119,23 @@ def follow_up(scope: Comparison) -> dict[str, Any]:
     median = median_follow_up_days(scope.duration_days, scope.cause)
     few = scope.subjects < FEWEST_SUBJECTS
     blocks = [] if few else scope.blocks()
-    samples = [median_follow_up_days(scope.duration_days, scope.cause, weights=weights) for weights in blocks]
+    samples = [
+        median_follow_up_days(scope.duration_days, scope.cause, weights=weights)
+        for weights in blocks
+    ]
     low, high = interval_around(median, np.concatenate(samples) if samples else ())
     return {
-        "landmark_days": scope.landmark_days, "median_days": number(median), "low": number(low), "high": number(high),
+        "landmark_days": scope.landmark_days,
+        "median_days": number(median),
+        "low": number(low),
+        "high": number(high),
         "reason": TOO_FEW if few else None,
-    }  # fmt: skip
+    }
 
 
-def calibration(scope: Comparison, causes: Sequence[str], *, models: Sequence[str]) -> list[dict[str, Any]]:
+def calibration(
+    scope: Comparison, causes: Sequence[str], *, models: Sequence[str]
+) -> list[dict[str, Any]]:
     """Observed against predicted risk in groups."""
     groups = 10 if np.sum(scope.cause == 1) >= 200 else 5
     out = []
@@ -125,13 +144,19 @@ def calibration(scope: Comparison, causes: Sequence[str], *, models: Sequence[st
         for e, h in np.ndindex(len(causes), len(scope.horizons_days)):
             use = (found.n[e, h] > 0) & ~np.isnan(found.observed[e, h])
             observed, spread = found.observed[e, h][use], 1.96 * found.standard_error[e, h][use]
-            out.append({
-                "model": model, "landmark_days": scope.landmark_days, "cause": causes[e],
-                "horizon_days": float(scope.horizons_days[h]),
-                "predicted": found.predicted[e, h][use].tolist(), "observed": observed.tolist(),
-                "low": np.clip(observed - spread, 0, 1).tolist(), "high": np.clip(observed + spread, 0, 1).tolist(),
-                "n": found.n[e, h][use].astype(int).tolist(),
-            })  # fmt: skip
+            out.append(
+                {
+                    "model": model,
+                    "landmark_days": scope.landmark_days,
+                    "cause": causes[e],
+                    "horizon_days": float(scope.horizons_days[h]),
+                    "predicted": found.predicted[e, h][use].tolist(),
+                    "observed": observed.tolist(),
+                    "low": np.clip(observed - spread, 0, 1).tolist(),
+                    "high": np.clip(observed + spread, 0, 1).tolist(),
+                    "n": found.n[e, h][use].astype(int).tolist(),
+                }
+            )
     return out
 
 
@@ -145,9 +170,16 @@ def distribution(scope: Comparison, causes: Sequence[str], *, model: str) -> lis
         event = (cause == e + 1) & (duration <= horizon)
         free = ~event & ((duration > horizon) | (cause > 0))
         groups = {"event": event, "no_event": free, "unknown": ~event & ~free}
-        out.append({
-            "landmark_days": scope.landmark_days, "cause": causes[e], "horizon_days": float(horizon),
-            "edges": edges.tolist(),
-            **{name: np.histogram(risk[which, e, h], bins=edges)[0].tolist() for name, which in groups.items()},
-        })  # fmt: skip
+        out.append(
+            {
+                "landmark_days": scope.landmark_days,
+                "cause": causes[e],
+                "horizon_days": float(horizon),
+                "edges": edges.tolist(),
+                **{
+                    name: np.histogram(risk[which, e, h], bins=edges)[0].tolist()
+                    for name, which in groups.items()
+                },
+            }
+        )
     return out

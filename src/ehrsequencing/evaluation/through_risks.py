@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
 from ehrsequencing.records.timelines import TaskRows
 
@@ -35,7 +35,9 @@ def hazards_through(
         return np.asarray(total[:, None] * share, dtype=np.float64)
 
 
-def nll_through(risk: Floats, knots_days: Floats, rows: TaskRows, *, start_days: float = 0.0) -> Floats:
+def nll_through(
+    risk: Floats, knots_days: Floats, rows: TaskRows, *, start_days: float = 0.0
+) -> Floats:
     """Likelihood of the curve through the risks, with the follow-up cut at the last knot τ_K.
 
         NLL_p = Σ_e Σ_k λ_{e,k} · |[τ_{k−1}, τ_k) ∩ [s, min(T, τ_K))|  −  Σ_e 1[cause = e, T ≤ τ_K] · log λ_{e, k(T)}
@@ -56,15 +58,24 @@ def nll_through(risk: Floats, knots_days: Floats, rows: TaskRows, *, start_days:
     hazards = hazards_through(risk, knots_days, start_days=start_days)
     hazards = np.where(np.isfinite(hazards), hazards, np.inf)
     last = knots_days[-1]
-    duration, cause = np.minimum(rows.duration_days, last), np.where(rows.duration_days <= last, rows.cause, 0)
+    duration, cause = (
+        np.minimum(rows.duration_days, last),
+        np.where(rows.duration_days <= last, rows.cause, 0),
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         nll = horizon_nll(
-            hazards, knots_days[:-1].tolist(), duration_days=duration, cause=cause, entry_days=rows.entry_days
+            hazards,
+            knots_days[:-1].tolist(),
+            duration_days=duration,
+            cause=cause,
+            entry_days=rows.entry_days,
         )
     return np.where(np.isnan(nll), np.inf, nll)
 
 
-def risk_through(risk: Floats, knots_days: Floats, days: Floats, *, start_days: float = 0.0) -> Floats:
+def risk_through(
+    risk: Floats, knots_days: Floats, days: Floats, *, start_days: float = 0.0
+) -> Floats:
     """Cumulative incidence (R, E, D) at other days, none after the last knot, of the curve through the risks.
 
     From where the risks sum to 1, hazards would be infinite: 1e-12 of the subjects is taken to be left there.

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.answers import nll_of_rows, risk_of_rows
-from ehrsequencing.arrays import Floats, Ints
 from ehrsequencing.baselines.base import Baseline, HazardPart, KeptBaseline
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.output_kinds import MANIFEST, RUN
+from ehrsequencing.core.storage import complete_folder, read_manifest
+from ehrsequencing.core.temporaries import sweep_temporaries
 from ehrsequencing.evaluation.comparison import NETWORK
-from ehrsequencing.output_kinds import MANIFEST, RUN
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
-from ehrsequencing.storage import complete_folder, read_manifest
-from ehrsequencing.temporaries import sweep_temporaries
+from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.loop import Trainer
 
 LSTM, FLAT = "LSTM", "flat BEHRT"
@@ -60,14 +60,20 @@ class TrainedBaseline:
     def __init__(self, name: str, run: Run) -> None:
         self.name, self.run = name, run
 
-    def risk(self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0) -> Floats:
+    def risk(
+        self, records: TaskRecords, chosen: Ints, horizons_days: Floats, *, start_days: float = 0.0
+    ) -> Floats:
         """See `Baseline`."""
         days = np.asarray(horizons_days, dtype=np.float64)
         if not len(chosen):
             return np.zeros((0, len(self.run.task.causes), len(days)))
         part, place = self._part(records, chosen)
         risk = risk_of_rows(
-            self.run.model, part, horizons_days=days, code_types=self.run.code_types, start_days=start_days
+            self.run.model,
+            part,
+            horizons_days=days,
+            code_types=self.run.code_types,
+            start_days=start_days,
         )
         return risk[place].astype(np.float64)
 
@@ -146,9 +152,13 @@ def trained_baselines(run: RunToRival, task_name: str) -> dict[str, Callable[[],
     """How to get LSTM and flat BEHRT, as far as the run is another one."""
 
     def train(name: str) -> Baseline:
-        return train_baseline(name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder)
+        return train_baseline(
+            name, prepared=run.prepared, task_name=task_name, study=run.study, run_folder=run.folder
+        )
 
-    return {name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)}
+    return {
+        name: partial(train, name) for name in (LSTM, FLAT) if not is_variant(run.study.model, name)
+    }
 
 
 def rivals_of(run: Run | None, prepared: Prepared) -> dict[str, Callable[[], Baseline]] | None:
@@ -163,11 +173,19 @@ def parts_alone(run: Run | None, fitted: Sequence[Fitted]) -> list[Baseline]:
     if run is None or run.blend is None:
         return []
     blend, there = run.blend, {one.model.name for one in fitted}
-    kept: list[tuple[str, HazardPart]] = [(BoostedVisits.name, blend.boosted), (LandmarkCox.name, blend.cox)]
-    return [TrainedBaseline(NETWORK, run), *(_kept(name, part, run) for name, part in kept if name not in there)]
+    kept: list[tuple[str, HazardPart]] = [
+        (BoostedVisits.name, blend.boosted),
+        (LandmarkCox.name, blend.cox),
+    ]
+    return [
+        TrainedBaseline(NETWORK, run),
+        *(_kept(name, part, run) for name, part in kept if name not in there),
+    ]
 
 
-def likelihood_of_parts(run: Run | None, fitted: Sequence[Fitted], tuning: TaskRecords) -> dict[str, float]:
+def likelihood_of_parts(
+    run: Run | None, fitted: Sequence[Fitted], tuning: TaskRecords
+) -> dict[str, float]:
     """Part of a blend → mean NLL of all tuning prediction times, the best first; nothing where the run is no blend."""
     if run is None or run.blend is None or not len(tuning):
         return {}
@@ -179,7 +197,9 @@ def likelihood_of_parts(run: Run | None, fitted: Sequence[Fitted], tuning: TaskR
 
 
 def _kept(name: str, part: HazardPart, run: Run) -> KeptBaseline:
-    return KeptBaseline(name, part, edges_days=run.model.config.edges_days, n_causes=len(run.task.causes))
+    return KeptBaseline(
+        name, part, edges_days=run.model.config.edges_days, n_causes=len(run.task.causes)
+    )
 
 
 def known_baselines(run: Run | None, *, seed: int, trials: int | None) -> dict[str, Baseline]:

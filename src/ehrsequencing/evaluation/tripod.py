@@ -7,7 +7,7 @@ the authors.
 from pathlib import Path
 
 from ehrsequencing.config.files import read_yaml
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 # key in the file: (title with the item of TRIPOD+AI or the domain of PROBAST, what is asked)
 QUESTIONS = {
@@ -52,9 +52,18 @@ QUESTIONS = {
         "External validation (12, PROBAST 1)",
         "another hospital, country or period, by people who did not build the model",
     ),
-    "monitoring": ("Monitoring (27c)", "how drift and harm will be noticed in use, and who can switch the model off"),
-    "public_involvement": ("Patient and public involvement (19)", "who was asked, and what changed"),
-    "responsible": ("Responsible person (18a, 18b)", "name and contact, funding, conflicts of interest"),
+    "monitoring": (
+        "Monitoring (27c)",
+        "how drift and harm will be noticed in use, and who can switch the model off",
+    ),
+    "public_involvement": (
+        "Patient and public involvement (19)",
+        "who was asked, and what changed",
+    ),
+    "responsible": (
+        "Responsible person (18a, 18b)",
+        "name and contact, funding, conflicts of interest",
+    ),
 }
 
 
@@ -69,9 +78,15 @@ def read_tripod(path: str | Path | None) -> dict[str, str]:
     answers = {}
     for key, answer in read_yaml(Path(path)).items():
         if key not in QUESTIONS:
-            raise EhrseqError(f"{key!r} is no question", where=str(path), fix=f"use {', '.join(QUESTIONS)}")
+            raise EhrseqError(
+                f"{key!r} is no question", where=str(path), fix=f"use {', '.join(QUESTIONS)}"
+            )
         if answer is not None and not isinstance(answer, str | int | float):
-            raise EhrseqError(f"the answer to {key!r} is no text", where=str(path), fix="write one text for each key")
+            raise EhrseqError(
+                f"the answer to {key!r} is no text",
+                where=str(path),
+                fix="write one text for each key",
+            )
         if text := " ".join(str(answer or "").split()):
             answers[key] = text
     return answers
@@ -83,4 +98,6 @@ def template() -> str:
         "# What only people can tell of a study (TRIPOD+AI items, PROBAST domains). Fill in what you know, and give\n"
         "# the file to ehrseq evaluate RUN evaluation.tripod=FILE or ehrseq report RUN --tripod FILE.\n"
     )
-    return head + "".join(f"\n# {title}: {asked}\n{key}:\n" for key, (title, asked) in QUESTIONS.items())
+    return head + "".join(
+        f"\n# {title}: {asked}\n{key}:\n" for key, (title, asked) in QUESTIONS.items()
+    )

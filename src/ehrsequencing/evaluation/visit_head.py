@@ -4,18 +4,26 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.answers import nll_of_rows, risk_of_rows
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
+from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 
 VISIT_HEAD_WARNING = (
     "The visit head gives the risk of the event before the next visit. It has no calendar, so that metrics at "
     "horizons do not apply; use head=horizon for them."
 )
 _EMPTY = (
-    *("differences", "at_risk", "calibration", "smooth_calibration", "decision", "subgroups", "risk_distribution"),
+    *(
+        "differences",
+        "at_risk",
+        "calibration",
+        "smooth_calibration",
+        "decision",
+        "subgroups",
+        "risk_distribution",
+    ),
     *("trajectories", "incidence"),
 )
 
@@ -32,11 +40,22 @@ def visit_head_rows(run: Run, records: TaskRecords) -> dict[str, Any]:
     hazard = risk_of_rows(run.model, records, horizons_days=[], code_types=run.code_types)[:, 0, 0]
     answered = ~np.isnan(hazard)
     last = np.r_[np.diff(rows.subject) != 0, True] & (cause == 1)
-    values = {"nll": float(np.nanmean(nll)), "oe": float(last[answered].sum() / hazard[answered].sum())}
+    values = {
+        "nll": float(np.nanmean(nll)),
+        "oe": float(last[answered].sum() / hazard[answered].sum()),
+    }
     subjects, events = len(np.unique(rows.subject)), int(last.sum())
     metrics = [
-        tables.metric_row(OURS, None, name, value, cause=run.task.causes[0], subjects=subjects, events=events)
+        tables.metric_row(
+            OURS, None, name, value, cause=run.task.causes[0], subjects=subjects, events=events
+        )
         for name, value in values.items()
     ]
-    nobody: dict[str, Any] = {"models": [OURS], "strongest": None, "baselines": [], "metrics": metrics, "codes": None}
+    nobody: dict[str, Any] = {
+        "models": [OURS],
+        "strongest": None,
+        "baselines": [],
+        "metrics": metrics,
+        "codes": None,
+    }
     return {**{name: [] for name in _EMPTY}, **nobody}

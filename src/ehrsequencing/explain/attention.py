@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.batch import VisitBatch
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.visit_encoder import AttnPoolingVisitEncoder
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import Timelines
-from ehrsequencing.run import Run
 
 
 def has_attention(run: Run) -> bool:
@@ -26,13 +26,20 @@ def attention_weights(run: Run, timelines: Timelines) -> Floats:
         EhrseqError: The visit encoder gives no weights.
     """
     if not has_attention(run):
-        name = run.study.model.visit_encoder if run.study.model.architecture == "hierarchical" else "flat"
+        name = (
+            run.study.model.visit_encoder
+            if run.study.model.architecture == "hierarchical"
+            else "flat"
+        )
         fix = "train with model={'visit_encoder': 'attention'}"
-        raise EhrseqError(f"the visit encoder {name!r} has no attention weights", where="attention", fix=fix)
+        raise EhrseqError(
+            f"the visit encoder {name!r} has no attention weights", where="attention", fix=fix
+        )
     batch = _batch_of(timelines, code_types=run.code_types)
     with torch.no_grad():
         weights = [
-            encoder(member.code_embedding(batch), batch, return_weights=True)[1] for member, encoder in _encoders(run)
+            encoder(member.code_embedding(batch), batch, return_weights=True)[1]
+            for member, encoder in _encoders(run)
         ]
     return np.asarray(torch.stack(weights).mean(0).double().numpy())
 
@@ -40,7 +47,10 @@ def attention_weights(run: Run, timelines: Timelines) -> Floats:
 def _encoders(run: Run) -> list[tuple[Any, Any]]:
     """Each network of the run, with what pools the codes of a visit."""
     members: list[Any] = list(run.model.members) if isinstance(run.model, Ensemble) else [run.model]
-    return [(member, getattr(getattr(member, "visit_encoder", None), "pooling", None)) for member in members]
+    return [
+        (member, getattr(getattr(member, "visit_encoder", None), "pooling", None))
+        for member in members
+    ]
 
 
 def _batch_of(timelines: Timelines, *, code_types: Ints | None) -> VisitBatch:

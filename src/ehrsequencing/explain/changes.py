@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import SubjectRecord
 
@@ -46,7 +46,11 @@ class ChangeRow:
         """What the row is, in words."""
         if self.code is not None:
             return self.code
-        return "time passing, without new codes" if not self.codes else f"{self.codes} other new codes together"
+        return (
+            "time passing, without new codes"
+            if not self.codes
+            else f"{self.codes} other new codes together"
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,9 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     """
     row = row % len(record.moments)
     if row == 0:
-        raise EhrseqError("is the record's first prediction time", where="row", fix="name a later one: 1, 2, …")
+        raise EhrseqError(
+            "is the record's first prediction time", where="row", fix="name a later one: 1, 2, …"
+        )
     new = record.known_rows(row) & ~record.known_rows(row - 1)
     players = _players(record, new)
     names = list(players)
@@ -103,10 +109,15 @@ def change(question: Question, record: SubjectRecord, *, row: int = -1) -> Chang
     parts = _exact(value, masks) if is_exact else _drawn(value, masks)
     before, now, still = value.before, value.now, value.still
     shared = len(players) - len(names)
-    rows = [ChangeRow(code, visit, float(part), 1) for (visit, code), part in zip(names, parts, strict=False)]
+    rows = [
+        ChangeRow(code, visit, float(part), 1)
+        for (visit, code), part in zip(names, parts, strict=False)
+    ]
     rows += [ChangeRow(None, None, float(parts[-1]), shared)] if shared else []
     rows.sort(key=lambda one: -abs(one.change))
-    return Change(question, row, before, now, (ChangeRow(None, None, still - before, 0), *rows), is_exact)
+    return Change(
+        question, row, before, now, (ChangeRow(None, None, still - before, 0), *rows), is_exact
+    )
 
 
 def _players(record: SubjectRecord, new: Bools) -> dict[tuple[int, str], Bools]:
@@ -127,20 +138,31 @@ class _Values:
         self.question, self.record, self.row, self.new = question, record, row, new
         self._known: dict[bytes, float] = {}
         risks = question.of_copies(record, [np.ones_like(new), ~new], rows=[row - 1, row])[..., 0]
-        self.before, self.now, self.still = float(risks[0, 0]), float(risks[0, 1]), float(risks[1, 1])
+        self.before, self.now, self.still = (
+            float(risks[0, 0]),
+            float(risks[0, 1]),
+            float(risks[1, 1]),
+        )
         self._known |= {np.ones_like(new).tobytes(): self.now, (~new).tobytes(): self.still}
 
     def of(self, kept: Sequence[Bools]) -> Floats:
         """(n,) risk now with the rows that each mask keeps."""
         asked = {mask.tobytes(): mask for mask in kept if mask.tobytes() not in self._known}
         if asked:
-            risks = self.question.of_copies(self.record, list(asked.values()), rows=[self.row])[:, 0, 0]
+            risks = self.question.of_copies(self.record, list(asked.values()), rows=[self.row])[
+                :, 0, 0
+            ]
             self._known |= dict(zip(asked, risks.tolist(), strict=True))
         return np.array([self._known[mask.tobytes()] for mask in kept])
 
     def with_players(self, masks: Sequence[Bools], chosen: Sequence[Sequence[int]]) -> Floats:
         """(n,) risk now with some of the players each time, by their numbers, and no other new row."""
-        return self.of([~self.new | np.any([self.new & False, *(masks[k] for k in own)], axis=0) for own in chosen])
+        return self.of(
+            [
+                ~self.new | np.any([self.new & False, *(masks[k] for k in own)], axis=0)
+                for own in chosen
+            ]
+        )
 
 
 def _exact(value: _Values, masks: list[Bools]) -> Floats:

@@ -7,28 +7,30 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.disclosure.small_counts import Count, hide_small
 from ehrsequencing.explain.deletions import deletion
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import SubjectRecord, subject_records
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects, percentile_interval
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.predict import Moment, NewRecords, nobody
+from ehrsequencing.prediction.predict import Moment, NewRecords, nobody
 from ehrsequencing.records.events import hash_u64
 
 AGE_EDGES_YEARS = (50, 65, 80)
 ALL_AGES = "all"
-COHORT_COLUMNS = pa.schema([
-    ("code", pa.string()),
-    ("age", pa.string()),  # in years, at the prediction time
-    ("carriers", pa.string()),  # subjects with the code; a small count is hidden, as in <11
-    ("change_in_risk", pa.float64()),  # mean among carriers: with the code − without it
-    ("low", pa.float64()),  # 95 % interval by bootstrap over subjects
-    ("high", pa.float64()),
-    ("change_in_log_hazard", pa.float64()),
-    ("raised", pa.float64()),  # share of the carriers whose risk the code raises
-])  # fmt: skip
+COHORT_COLUMNS = pa.schema(
+    [
+        ("code", pa.string()),
+        ("age", pa.string()),  # in years, at the prediction time
+        ("carriers", pa.string()),  # subjects with the code; a small count is hidden, as in <11
+        ("change_in_risk", pa.float64()),  # mean among carriers: with the code − without it
+        ("low", pa.float64()),  # 95 % interval by bootstrap over subjects
+        ("high", pa.float64()),
+        ("change_in_log_hazard", pa.float64()),
+        ("raised", pa.float64()),  # share of the carriers whose risk the code raises
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,15 @@ def explain_cohort(
     Raises:
         EhrseqError: Nobody has a prediction time.
     """
-    everybody = np.concatenate([
-        np.zeros(0, np.int64),
-        *(record.subject_id[np.unique(rows.subject)] for record, rows in records.prediction_times(Moment("last"))),
-    ])  # fmt: skip
+    everybody = np.concatenate(
+        [
+            np.zeros(0, np.int64),
+            *(
+                record.subject_id[np.unique(rows.subject)]
+                for record, rows in records.prediction_times(Moment("last"))
+            ),
+        ]
+    )
     if not len(everybody):
         raise nobody(records)
     order = np.argsort(hash_u64(everybody.astype(np.uint64)), kind="stable")
@@ -107,7 +114,11 @@ def _table(found: _Found, bootstrap: int) -> pa.Table:
     codes, code = np.unique(np.array(found.code, dtype=object), return_inverse=True)
     subject, effect = np.array(found.subject, dtype=np.int64), np.array(found.effect).reshape(-1, 2)
     bands = age_bands(np.array(found.ages))
-    weights = np.concatenate(list(bootstrap_subjects(np.arange(len(found.risks)), bootstrap, 0))) if bootstrap else None
+    weights = (
+        np.concatenate(list(bootstrap_subjects(np.arange(len(found.risks)), bootstrap, 0)))
+        if bootstrap
+        else None
+    )
     rows = list[list[dict[str, object]]]()
     for number in np.flatnonzero(np.bincount(code, minlength=len(codes)) >= SMALLEST_COUNT):
         own = np.flatnonzero(code == number)
@@ -134,7 +145,9 @@ def _means(effect: Floats, weights: Ints | None) -> dict[str, object]:
     if weights is not None:
         total = weights.sum(axis=1)
         with np.errstate(invalid="ignore"):
-            low, high = percentile_interval(weights @ effect[:, 0] / np.where(total > 0, total, np.nan))
+            low, high = percentile_interval(
+                weights @ effect[:, 0] / np.where(total > 0, total, np.nan)
+            )
         row |= {"low": float(low), "high": float(high)}
     return row
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.explain.edits import Edit, kept_rows
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import SubjectRecord
@@ -107,7 +107,10 @@ def deletion(
         found += _pairs(question, record, row, found[: len(codes)], most=paired_codes)
     chosen = [effect for effect in found if effect.kind in kinds]
     chosen.sort(
-        key=lambda one: (KINDS.index(one.kind), -abs(one.effect if one.interaction is None else one.interaction))
+        key=lambda one: (
+            KINDS.index(one.kind),
+            -abs(one.effect if one.interaction is None else one.interaction),
+        )
     )
     return Deletion(question, row, float(whole[0]), float(whole[1]), tuple(chosen))
 
@@ -131,12 +134,19 @@ def _answered(
     whole, change = answers[0], answers[0] - answers[1:]
     could = record.known_rows(row) | record.static_rows
     return whole, [
-        replace(effect, count=int((could & ~mask).sum()), effect=float(change[k, 0]), log_hazard=float(change[k, 1]))
+        replace(
+            effect,
+            count=int((could & ~mask).sum()),
+            effect=float(change[k, 0]),
+            log_hazard=float(change[k, 1]),
+        )
         for k, (effect, mask) in enumerate(zip(asked, kept[1:], strict=True))
     ]
 
 
-def _pairs(question: Question, record: SubjectRecord, row: int, of_codes: list[Effect], *, most: int) -> list[Effect]:
+def _pairs(
+    question: Question, record: SubjectRecord, row: int, of_codes: list[Effect], *, most: int
+) -> list[Effect]:
     """All pairs of the codes with the largest effects."""
     largest = sorted(of_codes, key=lambda effect: -abs(effect.log_hazard))[:most]
     pairs = list(itertools.combinations(largest, 2))

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats32, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain.record import SubjectRecord
-from ehrsequencing.predict import horizons_of, start_days_of
+from ehrsequencing.prediction.predict import horizons_of, start_days_of
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.cohort import NEVER
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import opens_run
@@ -26,7 +27,6 @@ from ehrsequencing.records.record import Record
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.visits import Visits
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.run import Run
 
 ROWS_AT_ONCE = 400_000  # rows of all copies that are encoded together
 
@@ -66,7 +66,9 @@ class Edit:
 
     def __or__(self, other: "Edit") -> "Edit":
         """What either of two edits strikes."""
-        return Edit(self.codes | other.codes, self.visits | other.visits, self.code_at | other.code_at)
+        return Edit(
+            self.codes | other.codes, self.visits | other.visits, self.code_at | other.code_at
+        )
 
 
 def edited_risks(
@@ -125,7 +127,9 @@ def edited_answers(
     Returns:
         (E, R, ...).
     """
-    chosen = np.arange(len(record.moments))[slice(None) if rows is None else np.asarray(rows, dtype=np.int64)]
+    chosen = np.arange(len(record.moments))[
+        slice(None) if rows is None else np.asarray(rows, dtype=np.int64)
+    ]
     step = max(1, ROWS_AT_ONCE // max(len(record.record.events), 1))
     waiting, parts = iter(kept), list[NDArray[Any]]()
     while together := list(itertools.islice(waiting, step)):
@@ -134,7 +138,9 @@ def edited_answers(
     return np.concatenate(parts)
 
 
-def encode_copies(vocabulary: Vocabulary, record: SubjectRecord, kept: Bools, rows: Ints) -> TaskRecords:
+def encode_copies(
+    vocabulary: Vocabulary, record: SubjectRecord, kept: Bools, rows: Ints
+) -> TaskRecords:
     """Copies of a record that keep some of its rows, encoded as `predict` encodes records.
 
     Args:
@@ -192,12 +198,18 @@ def kept_rows(record: SubjectRecord, edit: Edit) -> Bools:
     events, visits, bounds = record.record.events, record.record.visits, record.event_bounds
     number = record.code_number
     kept = np.ones(len(events), dtype=bool)
-    if not all(0 <= visit < len(visits) for visit in (*edit.visits, *(visit for visit, _ in edit.code_at))):
+    if not all(
+        0 <= visit < len(visits) for visit in (*edit.visits, *(visit for visit, _ in edit.code_at))
+    ):
         fix = f"number them within the record: from 0 to {len(visits) - 1}"
-        raise EhrseqError("an edit names a visit that the record does not have", where="edits", fix=fix)
+        raise EhrseqError(
+            "an edit names a visit that the record does not have", where="edits", fix=fix
+        )
     if not all(code in number for code in (*edit.codes, *(code for _, code in edit.code_at))):
         raise EhrseqError(
-            "an edit names a code that the record does not have", where="edits", fix="name codes of the record"
+            "an edit names a code that the record does not have",
+            where="edits",
+            fix="name codes of the record",
         )
     for code in edit.codes:
         kept[events.code == number[code]] = False

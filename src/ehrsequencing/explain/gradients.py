@@ -17,17 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ehrsequencing.answers import VISIT_BUDGET
-from ehrsequencing.arrays import Floats
+from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.explain.edits import encode_copies
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import SubjectRecord
-from ehrsequencing.loader import Step, SubjectLoader
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding, CodeVectors
-from ehrsequencing.predict import start_days_of
+from ehrsequencing.prediction.predict import start_days_of
 from ehrsequencing.records.hazards import exposure
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.inference import VISIT_BUDGET
 
 POINTS = (32, 64, 128, 256)  # of the sum: more are taken until it is complete
 RELATIVE_GAP, ABSOLUTE_GAP = 0.01, 1e-3  # Σφ may miss f(e) − f(0) by 1 % of it and .001
@@ -79,7 +79,11 @@ def integrated_gradients(question: Question, record: SubjectRecord, *, row: int 
 
 
 def _attributed(
-    question: Question, record: SubjectRecord, row: int, models: Sequence[SurvivalModel], points: int
+    question: Question,
+    record: SubjectRecord,
+    row: int,
+    models: Sequence[SurvivalModel],
+    points: int,
 ) -> Gradients:
     nodes, weights = np.polynomial.legendre.leggauss(points)
     alphas = np.r_[(nodes + 1) / 2, 1.0, 0.0]
@@ -95,7 +99,9 @@ def _attributed(
             name = (visit, question.run.vocabulary.tokens[token])
             of_codes[name] = of_codes.get(name, 0.0) + attribution / len(models)
     gap = float(np.max(np.abs(np.array(sums) - np.array(totals))))
-    return Gradients(of_codes, float(np.mean(totals)), gap, points, question.answers.blend is not None)
+    return Gradients(
+        of_codes, float(np.mean(totals)), gap, points, question.answers.blend is not None
+    )
 
 
 def _integrate(
@@ -117,7 +123,10 @@ def _integrate(
         weight = torch.zeros(batch.n_subjects)
         weight[owner[position]] = torch.from_numpy(weights[step.rows]).float()
         parts = (grad * vectors.whole).sum(1) * weight[owner[batch.visit_of_code]]
-        tokens, visits = base[batch.codes.numpy()].tolist(), _visit_numbers(step)[batch.visit_of_code.numpy()].tolist()
+        tokens, visits = (
+            base[batch.codes.numpy()].tolist(),
+            _visit_numbers(step)[batch.visit_of_code.numpy()].tolist(),
+        )
         for visit, token, part in zip(visits, tokens, parts.double().tolist(), strict=True):
             name = (None if visit < 0 else visit, token)
             found[name] = found.get(name, 0.0) + part

@@ -6,16 +6,16 @@ from functools import cached_property
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
-from ehrsequencing.blend.run_answers import RunAnswers
+from ehrsequencing.baselines.blend.run_answers import RunAnswers
 from ehrsequencing.config import format_days
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.explain.edits import edited_answers
 from ehrsequencing.explain.record import SubjectRecord
-from ehrsequencing.predict import horizons_of, start_days_of
+from ehrsequencing.prediction.predict import horizons_of, start_days_of
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.hazards import cumulative_incidence, exposure
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.run import Run
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,15 @@ class Question:
         """
         causes = run.task.causes[: run.model.config.causes]
         if cause is not None and cause not in causes:
-            raise EhrseqError("the task has no such cause", where="--cause", fix=f"name one of {', '.join(causes)}")
+            raise EhrseqError(
+                "the task has no such cause",
+                where="--cause",
+                fix=f"name one of {', '.join(causes)}",
+            )
         horizons = horizons_of(run, None if horizon_days is None else [horizon_days])
-        return cls(run, causes.index(cause) if cause else 0, horizons[len(horizons) // 2], recalibrated)
+        return cls(
+            run, causes.index(cause) if cause else 0, horizons[len(horizons) // 2], recalibrated
+        )
 
     @property
     def cause_name(self) -> str:
@@ -76,7 +82,11 @@ class Question:
     @property
     def text(self) -> str:
         """The question in words, such as `hf by 1y`."""
-        when = "before the next visit" if self.horizon_days is None else f"by {format_days(self.horizon_days)}"
+        when = (
+            "before the next visit"
+            if self.horizon_days is None
+            else f"by {format_days(self.horizon_days)}"
+        )
         return f"{self.cause_name} {when}"
 
     @cached_property
@@ -98,12 +108,20 @@ class Question:
         horizon, out = np.array([self.horizon_days]), np.empty((len(records), 2))
         days = exposure(edges, np.array([start]), horizon)[0]
         for rows, hazards in self.answers.hazards(records):
-            out[rows, 0] = cumulative_incidence(hazards, edges, horizon, start_days=start)[:, self.cause, 0]
+            out[rows, 0] = cumulative_incidence(hazards, edges, horizon, start_days=start)[
+                :, self.cause, 0
+            ]
             out[rows, 1] = np.log(hazards[:, self.cause] @ days)
         return out
 
     def of_copies(
-        self, record: SubjectRecord, kept: Iterable[Bools], *, rows: Sequence[int] | Ints | None = None
+        self,
+        record: SubjectRecord,
+        kept: Iterable[Bools],
+        *,
+        rows: Sequence[int] | Ints | None = None,
     ) -> Floats:
         """(E, R, 2) risk and log hazard of copies that keep some rows of a record."""
-        return np.asarray(edited_answers(self.run.vocabulary, record, kept, rows=rows, answer=self.answer))
+        return np.asarray(
+            edited_answers(self.run.vocabulary, record, kept, rows=rows, answer=self.answer)
+        )

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, offsets
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.predict import Moment, NewRecords
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, offsets
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.predict import Moment, NewRecords
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import NEVER, CohortBuilder, CohortRows
 from ehrsequencing.records.encoding import age_years
 from ehrsequencing.records.events import STATIC, Events
 from ehrsequencing.records.record import Record, make_record
-from ehrsequencing.run import Run
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,9 @@ class SubjectRecord:
         for found in subject_records(NewRecords(run, Path(data)), {subject}):
             return found
         fix = "name a subject_id of the data that ehrseq predict answers for"
-        raise EhrseqError("no such subject, or it has no prediction time", where="--subject", fix=fix)
+        raise EhrseqError(
+            "no such subject, or it has no prediction time", where="--subject", fix=fix
+        )
 
     @classmethod
     def of_events(
@@ -78,12 +80,16 @@ class SubjectRecord:
         """
         if len(events.subjects[0]) != 1:
             raise EhrseqError(
-                f"rows of {len(events.subjects[0])} subjects", where="events", fix="give the rows of one subject"
+                f"rows of {len(events.subjects[0])} subjects",
+                where="events",
+                fix="give the rows of one subject",
             )
         excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
         record = make_record(events, excluded=excluded, settings=run.study.visits)
         builder = CohortBuilder(run.task, parents=parents)
-        moments = builder.build(record, dataset_end_us=int(NEVER), labelled=False, as_of_us=as_of_us).rows
+        moments = builder.build(
+            record, dataset_end_us=int(NEVER), labelled=False, as_of_us=as_of_us
+        ).rows
         if as_of_us is None:
             moments = moments.take(moments.prediction_us <= events.time_us.max())
         if not len(moments):
@@ -141,7 +147,10 @@ class SubjectRecord:
     @cached_property
     def codes(self) -> tuple[tuple[str, ...], ...]:
         """The codes of each visit, one entry a row."""
-        names, code = self.record.events.codes, self.record.events.code[self.record.visits.event].tolist()
+        names, code = (
+            self.record.events.codes,
+            self.record.events.code[self.record.visits.event].tolist(),
+        )
         bounds = self.event_bounds.tolist()
         return tuple(tuple(names[k] for k in code[a:b]) for a, b in itertools.pairwise(bounds))
 
@@ -165,7 +174,11 @@ class SubjectRecord:
     def static_codes(self) -> tuple[str, ...]:
         """Codes without a time."""
         rows = np.flatnonzero(self.static_rows)
-        return tuple(dict.fromkeys(self.record.events.codes[k] for k in self.record.events.code[rows].tolist()))
+        return tuple(
+            dict.fromkeys(
+                self.record.events.codes[k] for k in self.record.events.code[rows].tolist()
+            )
+        )
 
     def known_rows(self, row: int = -1) -> Bools:
         """(n,) which rows of the record are part of a visit and known at a prediction time: those stamped by then."""
@@ -185,7 +198,9 @@ class SubjectRecord:
         return tuple(np.unique(visits.visit[is_known]).tolist())
 
 
-def subject_records(records: NewRecords, subjects: set[int] | None = None) -> Iterator[SubjectRecord]:
+def subject_records(
+    records: NewRecords, subjects: set[int] | None = None
+) -> Iterator[SubjectRecord]:
     """The records of all subjects that have a prediction time, or of some of them, in the order of the data."""
     settings = records.run.study.visits
     for record, rows in records.prediction_times(Moment("all")):

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import EXPLANATION, is_parquet_of, parquet_mark
+from ehrsequencing.core.storage import atomic_path
 from ehrsequencing.explain.attention import attention_weights, has_attention
 from ehrsequencing.explain.changes import change
 from ehrsequencing.explain.deletions import KINDS, PAIRED_CODES, Deletion, Effect, deletion
@@ -17,24 +19,28 @@ from ehrsequencing.explain.edits import Edit, encode_copies, kept_rows
 from ehrsequencing.explain.gradients import Gradients, integrated_gradients
 from ehrsequencing.explain.question import Question
 from ehrsequencing.explain.record import SubjectRecord
-from ehrsequencing.output_kinds import EXPLANATION, is_parquet_of, parquet_mark
-from ehrsequencing.storage import atomic_path
 
 CHANGE = "since the prediction time before"  # the kind of the rows that add up
-COLUMNS = pa.schema([
-    ("kind", pa.string()),  # one of deletions.KINDS, or CHANGE
-    ("code", pa.string()),  # null for a visit, and for time passing
-    ("with_code", pa.string()),  # the second code of a pair
-    ("visit", pa.int64()),  # number of the visit within the record, from 0
-    ("time", pa.timestamp("us")),  # start of that visit
-    ("rows", pa.int64()),  # of the record that were struck
-    ("change_in_risk", pa.float64()),  # with − without; the part of the change in the rows of CHANGE
-    ("change_in_log_hazard", pa.float64()),
-    ("interaction", pa.float64()),  # of a pair: the effect of both − the sum of each alone
-    ("interaction_in_log_hazard", pa.float64()),
-    ("gradient", pa.float64()),  # integrated gradients, on the log hazard of the network
-    ("attention", pa.float64()),  # importance within a visit, not cause
-])  # fmt: skip
+COLUMNS = pa.schema(
+    [
+        ("kind", pa.string()),  # one of deletions.KINDS, or CHANGE
+        ("code", pa.string()),  # null for a visit, and for time passing
+        ("with_code", pa.string()),  # the second code of a pair
+        ("visit", pa.int64()),  # number of the visit within the record, from 0
+        ("time", pa.timestamp("us")),  # start of that visit
+        ("rows", pa.int64()),  # of the record that were struck
+        # with − without; the part of the change in the rows of CHANGE
+        (
+            "change_in_risk",
+            pa.float64(),
+        ),
+        ("change_in_log_hazard", pa.float64()),
+        ("interaction", pa.float64()),  # of a pair: the effect of both − the sum of each alone
+        ("interaction_in_log_hazard", pa.float64()),
+        ("gradient", pa.float64()),  # integrated gradients, on the log hazard of the network
+        ("attention", pa.float64()),  # importance within a visit, not cause
+    ]
+)
 SUFFIXES = (".parquet", ".csv")
 
 
@@ -65,17 +71,27 @@ def explain_subject(
     rows = [_row(effect, record, beside) for effect in found.effects]
     if CHANGE in kinds and row > 0:
         for part in change(question, record, row=row).rows:
-            rows.append({
-                "kind": CHANGE, "code": part.code or part.text, "visit": part.visit, "change_in_risk": part.change,
-                "time": None if part.visit is None else int(record.visit_us[part.visit]),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "kind": CHANGE,
+                    "code": part.code or part.text,
+                    "visit": part.visit,
+                    "change_in_risk": part.change,
+                    "time": None if part.visit is None else int(record.visit_us[part.visit]),
+                }
+            )
     return found, pa.Table.from_pylist(rows, schema=COLUMNS)
 
 
 class _Beside:
     """What other methods say of each code in each visit, by the token that the model reads there."""
 
-    def __init__(self, gradients: Gradients, attention: dict[tuple[int, str], float], token_of: dict[str, str]) -> None:
+    def __init__(
+        self,
+        gradients: Gradients,
+        attention: dict[tuple[int, str], float],
+        token_of: dict[str, str],
+    ) -> None:
         self.gradients, self.attention, self.token_of = gradients, attention, token_of
 
     @classmethod
@@ -88,7 +104,9 @@ class _Beside:
             lines = encode_copies(words, record, nothing, np.array([row])).timelines
             visit = np.repeat(np.arange(record.n_visits), np.diff(lines.visit_offsets)).tolist()
             weights = attention_weights(question.run, lines).tolist()
-            for place, token, weight in zip(visit, words.base[lines.codes].tolist(), weights, strict=True):
+            for place, token, weight in zip(
+                visit, words.base[lines.codes].tolist(), weights, strict=True
+            ):
                 name = (place, words.tokens[token])
                 attention[name] = attention.get(name, 0.0) + weight
         of_names = {name: words.tokens[token] for name, token in zip(names, tokens, strict=True)}
@@ -97,16 +115,25 @@ class _Beside:
 
 def _row(effect: Effect, record: SubjectRecord, beside: _Beside | None) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "kind": effect.kind, "code": effect.code, "with_code": effect.other, "visit": effect.visit,
-        "time": None if effect.visit is None else int(record.visit_us[effect.visit]), "rows": effect.count,
-        "change_in_risk": effect.effect, "change_in_log_hazard": effect.log_hazard,
-        "interaction": effect.interaction, "interaction_in_log_hazard": effect.log_hazard_interaction,
-    }  # fmt: skip
+        "kind": effect.kind,
+        "code": effect.code,
+        "with_code": effect.other,
+        "visit": effect.visit,
+        "time": None if effect.visit is None else int(record.visit_us[effect.visit]),
+        "rows": effect.count,
+        "change_in_risk": effect.effect,
+        "change_in_log_hazard": effect.log_hazard,
+        "interaction": effect.interaction,
+        "interaction_in_log_hazard": effect.log_hazard_interaction,
+    }
     if beside is not None and effect.kind == "code in visit":
         assert effect.visit is not None
         assert effect.code is not None
         name = (effect.visit, beside.token_of[effect.code])
-        row |= {"gradient": beside.gradients.of_codes.get(name), "attention": beside.attention.get(name)}
+        row |= {
+            "gradient": beside.gradients.of_codes.get(name),
+            "attention": beside.attention.get(name),
+        }
     return row
 
 
@@ -117,7 +144,9 @@ def require_suffix(out: Path) -> None:
     """Refuse a file name whose ending is not that of a format for tables."""
     if not out.name.endswith(SUFFIXES):
         raise EhrseqError(
-            "does not end in a format for tables", where=str(out), fix="end its name with .parquet or .csv"
+            "does not end in a format for tables",
+            where=str(out),
+            fix="end its name with .parquet or .csv",
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from ehrsequencing.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.explorer.patients import Patients
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.reporting.patient import kind_of
@@ -43,7 +43,12 @@ class ShownCodes:
 
 
 def shown_codes(
-    patients: Patients, codes: tuple[str, ...], vocabulary: Vocabulary, descriptions: Mapping[str, str], *, fewest: int
+    patients: Patients,
+    codes: tuple[str, ...],
+    vocabulary: Vocabulary,
+    descriptions: Mapping[str, str],
+    *,
+    fewest: int,
 ) -> ShownCodes:
     """What a page calls each code, with those that fewer than `fewest` patients have under one name."""
     has = _carriers(patients, len(codes))
@@ -52,21 +57,40 @@ def shown_codes(
     of_code = np.full(len(codes), len(common), dtype=np.int64)
     of_code[common] = np.arange(len(common))
     names = [codes[k] for k in common.tolist()]
-    known = ~vocabulary.is_unknown(vocabulary.ids(tuple(names))) if names else np.zeros(0, dtype=bool)
+    known = (
+        ~vocabulary.is_unknown(vocabulary.ids(tuple(names))) if names else np.zeros(0, dtype=bool)
+    )
     words, units = _words(names, descriptions), [unit_of(name) for name in names]
     lanes = [kind_of(name) for name in names]
     if ((people > 0) & (people < fewest)).any():
-        names, words, units, lanes = [*names, RARE], [*words, RARE], [*units, ""], [*lanes, "rare codes"]
+        names, words, units, lanes = (
+            [*names, RARE],
+            [*words, RARE],
+            [*units, ""],
+            [*lanes, "rare codes"],
+        )
         known = np.r_[known, True]
     together = _together(has[:, common], fewest=fewest)
-    return ShownCodes(tuple(names), tuple(words), tuple(units), tuple(lanes), known, len(common), of_code, together)
+    return ShownCodes(
+        tuple(names),
+        tuple(words),
+        tuple(units),
+        tuple(lanes),
+        known,
+        len(common),
+        of_code,
+        together,
+    )
 
 
 def _words(names: list[str], descriptions: Mapping[str, str]) -> list[str]:
     """Descriptions; codes that share one also have their names."""
     words = [descriptions.get(name, name) for name in names]
     several = {text for text, count in Counter(words).items() if count > 1}
-    return [f"{text} ({name})" if text in several else text for text, name in zip(words, names, strict=True)]
+    return [
+        f"{text} ({name})" if text in several else text
+        for text, name in zip(words, names, strict=True)
+    ]
 
 
 def unit_of(code: str) -> str:
@@ -76,7 +100,11 @@ def unit_of(code: str) -> str:
     ('mg/dL', '', '')
     """
     parts = code.split("//")
-    return parts[-1] if len(parts) >= 3 and parts[0].upper() in _MEASURED and parts[-1] != "UNK" else ""
+    return (
+        parts[-1]
+        if len(parts) >= 3 and parts[0].upper() in _MEASURED and parts[-1] != "UNK"
+        else ""
+    )
 
 
 _MEASURED = {"LAB", "MEASUREMENT", "VITAL", "OBSERVATION"}

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.disclosure.small_counts import merge_bins, pool_groups
 from ehrsequencing.explorer.patients import NOT_KNOWN, landmark_rows
 from ehrsequencing.metrics.censoring import RiskSets
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
 
 if TYPE_CHECKING:
     from ehrsequencing.explorer.collect import Explorer
@@ -31,12 +31,20 @@ def aggregates(explorer: "Explorer", landmarks: list[float]) -> list[dict[str, A
         rows, fair = rows[rows >= 0], by_moment[max(moment, 1)]
         for cause in range(patients.risk.shape[1]):
             for horizon, point in enumerate(points.tolist()):
-                found.append({
-                    "moment": moment, "cause": cause, "horizon": horizon,
-                    "histogram": _histogram(patients.risk[rows, cause, point].astype(np.float64)),
-                    "calibration": _calibration(explorer, fair[fair >= 0], cause, point, float(days[horizon])),
-                    "curve": [],
-                })  # fmt: skip
+                found.append(
+                    {
+                        "moment": moment,
+                        "cause": cause,
+                        "horizon": horizon,
+                        "histogram": _histogram(
+                            patients.risk[rows, cause, point].astype(np.float64)
+                        ),
+                        "calibration": _calibration(
+                            explorer, fair[fair >= 0], cause, point, float(days[horizon])
+                        ),
+                        "curve": [],
+                    }
+                )
     return found
 
 
@@ -44,12 +52,18 @@ def _histogram(risk: Floats) -> list[tuple[float, float, int]]:
     """Bars [low, high, people] over the square root of risk, each of nobody or of at least 11 people."""
     if len(risk) < SMALLEST_COUNT:
         return []
-    top = max(0.05, float(np.ceil(100 * np.sqrt(risk.max())) / 100))  # rounded: no bar ends at one person's risk
+    # rounded: no bar ends at one person's risk
+    top = max(0.05, float(np.ceil(100 * np.sqrt(risk.max())) / 100))
     counts, edges = np.histogram(np.sqrt(risk), bins=BINS, range=(0.0, top))
-    return [(low**2, high**2, people) for low, high, people in merge_bins(edges.tolist(), counts.tolist())]
+    return [
+        (low**2, high**2, people)
+        for low, high, people in merge_bins(edges.tolist(), counts.tolist())
+    ]
 
 
-def _calibration(explorer: "Explorer", rows: Ints, cause: int, point: int, horizon: float) -> list[tuple[float, ...]]:
+def _calibration(
+    explorer: "Explorer", rows: Ints, cause: int, point: int, horizon: float
+) -> list[tuple[float, ...]]:
     """Groups (predicted, observed, people) by risk, neighbours joined until each may be shown."""
     patients, start = explorer.gathered.patients, explorer.run.task.blanking
     duration = patients.end_day[rows] - patients.row_day[rows]
@@ -57,15 +71,28 @@ def _calibration(explorer: "Explorer", rows: Ints, cause: int, point: int, horiz
     if len(rows) < SMALLEST_COUNT:
         return []
     risk = patients.risk[rows, cause, point].astype(np.float64)
-    groups: dict[str, list[float]] = {"predicted": [], "observed": [], "low": [], "high": [], "n": []}
+    groups: dict[str, list[float]] = {
+        "predicted": [],
+        "observed": [],
+        "low": [],
+        "high": [],
+        "n": [],
+    }
     for own in np.array_split(np.argsort(risk, kind="stable"), GROUPS):
         if not len(own):
             continue
         duration = patients.end_day[rows[own]] - patients.row_day[rows[own]]
-        sets = RiskSets.count(duration, patients.cause[rows[own]].astype(np.int64), patients.risk.shape[1], None)
+        sets = RiskSets.count(
+            duration, patients.cause[rows[own]].astype(np.int64), patients.risk.shape[1], None
+        )
         if not sets.reaches([horizon])[0]:
             continue
         observed = float(sets.incidence.at([horizon])[cause, 0])
-        for name, value in zip(groups, (risk[own].mean(), observed, np.nan, np.nan, len(own)), strict=True):
+        for name, value in zip(
+            groups, (risk[own].mean(), observed, np.nan, np.nan, len(own)), strict=True
+        ):
             groups[name].append(float(value))
-    return [(round(group.predicted, 3), round(group.observed, 3), group.n) for group in pool_groups(groups)]
+    return [
+        (round(group.predicted, 3), round(group.observed, 3), group.n)
+        for group in pool_groups(groups)
+    ]

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Floats32
+from ehrsequencing.core.arrays import Floats, Floats32
 from ehrsequencing.explain import Edit
 from ehrsequencing.explorer.codes import ShownCodes, shown_codes
 from ehrsequencing.explorer.patients import Gathered, curve_days, gather, require_curves
 from ehrsequencing.explorer.removals import Removals, edit_of, removed_risks, single_removals
 from ehrsequencing.explorer.settings import ExplorerSettings
-from ehrsequencing.predict import Asked, NewRecords, left_out
+from ehrsequencing.prediction.predict import Asked, NewRecords, left_out
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_descriptions
-from ehrsequencing.run import Run
 
 Tick = Callable[..., None]  # called with pieces done, pieces in all, and what comes next
 _BYTES = 2 * 0.6 * 4 / 3  # of one answer in the file: 16 bits, deflated, in base64
@@ -99,7 +99,9 @@ def collect(
     for text in left_out(records, answered=gathered.in_all):
         say(text)
     if len(patients) < gathered.in_all:
-        say(f"{len(patients):,} of {gathered.in_all:,} patients, drawn at random: --patients shows more")
+        say(
+            f"{len(patients):,} of {gathered.in_all:,} patients, drawn at random: --patients shows more"
+        )
     words = read_descriptions(records.data)
     shown = shown_codes(patients, gathered.codes, run.vocabulary, words, fewest=settings.fewest)
     if not (settings.individuals and settings.what_if):
@@ -109,7 +111,11 @@ def collect(
     latest_only = removals.answers * per_answer > (1 - _OTHER_BYTES) * settings.megabytes * 1e6
     if latest_only:
         removals = single_removals(patients, shown, latest_only=True)
-        say("what-if answers are those of each patient's latest prediction: at all of them the file would be too large")
+        say(
+            "what-if answers are those of each patient's latest prediction: at all of them the file would be too large"
+        )
     tick(0, len(patients), "striking codes and visits")
-    removed = removed_risks(records, gathered, shown, removals, recalibrated=settings.recalibrated, progress=progress)
+    removed = removed_risks(
+        records, gathered, shown, removals, recalibrated=settings.recalibrated, progress=progress
+    )
     return Explorer(run, settings, gathered, shown, days, removals, removed, latest_only)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.core.arrays import Ints
 
 TOP = 65_535
 _NAMES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float32": "f4"}
@@ -25,7 +25,9 @@ def quantised(risk: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
     >>> ((found / 65_535) ** 2).round(5).tolist()
     [0.0, 0.0003, 1.0]
     """
-    whole: NDArray[np.uint16] = np.round(np.sqrt(np.clip(np.nan_to_num(risk), 0.0, 1.0)) * TOP).astype(np.uint16)
+    whole: NDArray[np.uint16] = np.round(
+        np.sqrt(np.clip(np.nan_to_num(risk), 0.0, 1.0)) * TOP
+    ).astype(np.uint16)
     return whole
 
 
@@ -62,7 +64,9 @@ def rounded_floats(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return ((bits + 0x200) & np.uint32(0xFFFFFC00)).view(np.float32)
 
 
-def pack(arrays: Mapping[str, NDArray[Any]], coded: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+def pack(
+    arrays: Mapping[str, NDArray[Any]], coded: Mapping[str, str]
+) -> tuple[dict[str, Any], str]:
     """Arrays as one text, and what a reader must know to take them apart.
 
     Args:
@@ -76,7 +80,8 @@ def pack(arrays: Mapping[str, NDArray[Any]], coded: Mapping[str, str]) -> tuple[
     for name, array in arrays.items():
         flat = np.ascontiguousarray(array).ravel()
         width = flat.dtype.itemsize
-        parts.append(flat.view(np.uint8).reshape(-1, width).T.tobytes())  # all first bytes, then all second ones …
+        # all first bytes, then all second ones …
+        parts.append(flat.view(np.uint8).reshape(-1, width).T.tobytes())
         listed.append([name, _NAMES[flat.dtype.name], len(flat), coded.get(name, "")])
     whole = b"".join(parts)
     squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)

@@ -18,19 +18,42 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ehrsequencing import __version__
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.output_kinds import EXPLORER, is_page_of, page_mark
+from ehrsequencing.core.storage import (
+    refuse_foreign_file,
+    refuse_overlap,
+    require_name,
+    write_bytes,
+)
+from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.explorer.cohort import aggregates
 from ehrsequencing.explorer.collect import Explorer
-from ehrsequencing.explorer.packing import TOP, differences, hundredths, pack, quantised, rounded_floats, zigzag
+from ehrsequencing.explorer.packing import (
+    TOP,
+    differences,
+    hundredths,
+    pack,
+    quantised,
+    rounded_floats,
+    zigzag,
+)
 from ehrsequencing.explorer.patients import NOT_KNOWN, OLDEST, landmark_rows
 from ehrsequencing.explorer.wording import KEYS, TERMS, audit_words, moment_words, note
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.output_kinds import EXPLORER, is_page_of, page_mark
-from ehrsequencing.storage import refuse_foreign_file, refuse_overlap, require_name, write_bytes
 
-MODULE = ("data.js", "marks.js", "cohort.js", "patient.js", "whatif.js", "main.js")  # one ES module, in this order
-_NOT_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+# one ES module, in this order
+MODULE = (
+    "data.js",
+    "marks.js",
+    "cohort.js",
+    "patient.js",
+    "whatif.js",
+    "main.js",
+)
+_NOT_TEXT = re.compile(
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufffe\uffff]"
+)
 
 
 def write_page(explorer: Explorer, out: Path) -> None:
@@ -68,15 +91,21 @@ def page(explorer: Explorer, *, live: str | None = None) -> str:
             `{"risk": [prediction time][cause][horizon]}`, which `explain.edited_risks` gives for `Explorer.edit`.
     """
     blocks = _blocks(explorer) if explorer.settings.individuals else {}
-    about = _about(explorer, live) | {"blocks": {name: listed for name, (listed, _) in blocks.items()}}
+    about = _about(explorer, live) | {
+        "blocks": {name: listed for name, (listed, _) in blocks.items()}
+    }
     templates = _environment()
     script = "\n".join(_source(name) for name in MODULE)
     style = templates.get_template("explorer.css.jinja").render()
-    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+    )
     policy += f"connect-src {chr(39)}self{chr(39)}; " if live else ""
     return templates.get_template("explorer.html.jinja").render(
         about=about,
-        about_json=Markup(json.dumps(about, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")),
+        about_json=Markup(
+            json.dumps(about, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+        ),
         blocks=[(name, Markup(text)) for name, (_, text) in blocks.items()],
         keys=KEYS,
         mark=Markup(page_mark(EXPLORER)),
@@ -91,9 +120,12 @@ def page(explorer: Explorer, *, live: str | None = None) -> str:
 def _environment() -> Environment:
     own, report = PackageLoader("ehrsequencing.explorer"), PackageLoader("ehrsequencing.reporting")
     return Environment(
-        loader=ChoiceLoader([own, report]), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=ChoiceLoader([own, report]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -115,7 +147,13 @@ def _about(explorer: Explorer, live: str | None) -> dict[str, Any]:
     run, task, shown, settings = explorer.run, explorer.run.task, explorer.shown, explorer.settings
     individuals = settings.individuals
     codes = [
-        {"name": _clean(name), "words": _clean(words), "unit": _clean(unit), "lane": _clean(lane), "known": bool(known)}
+        {
+            "name": _clean(name),
+            "words": _clean(words),
+            "unit": _clean(unit),
+            "lane": _clean(lane),
+            "known": bool(known),
+        }
         for name, words, unit, lane, known in zip(
             shown.names, shown.words, shown.units, shown.lanes, shown.is_known, strict=True
         )
@@ -174,23 +212,32 @@ def _patient_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[s
     patients, shown = explorer.gathered.patients, explorer.shown
     age = np.minimum(patients.age_years, OLDEST)
     running = {
-        "row_offsets": patients.row_offsets, "visit_offsets": patients.visit_offsets,
-        "item_offsets": patients.item_offsets, "row_day": hundredths(patients.row_day),
-        "row_visits": patients.row_visits, "end_day": hundredths(patients.end_day),
+        "row_offsets": patients.row_offsets,
+        "visit_offsets": patients.visit_offsets,
+        "item_offsets": patients.item_offsets,
+        "row_day": hundredths(patients.row_day),
+        "row_visits": patients.row_visits,
+        "end_day": hundredths(patients.end_day),
         "visit_day": hundredths(patients.visit_day),
-    }  # fmt: skip
+    }
     for number, landmark in enumerate(_landmarks(explorer), start=1):
         running[f"moment{number}"] = landmark_rows(patients, landmark) + 1
-    arrays: dict[str, NDArray[Any]] = {name: differences(values) for name, values in running.items()}
+    arrays: dict[str, NDArray[Any]] = {
+        name: differences(values) for name, values in running.items()
+    }
     arrays["risk"] = differences(quantised(patients.risk).ravel(), 16)
     coded = dict.fromkeys(arrays, "differences")
     _, sex = np.unique(patients.sex, return_inverse=True)
     arrays |= {
-        "age": np.where(np.isnan(age), TOP, np.round(np.nan_to_num(np.maximum(age, -100)) * 10)).astype(np.uint16),
+        "age": np.where(
+            np.isnan(age), TOP, np.round(np.nan_to_num(np.maximum(age, -100)) * 10)
+        ).astype(np.uint16),
         "sex": sex.astype(np.uint8),
         "cause": patients.cause,
         "is_query": patients.is_query.astype(np.uint8),
-        "item_code": shown.of_code[patients.item_code].astype(np.uint32 if len(shown.names) > TOP else np.uint16),
+        "item_code": shown.of_code[patients.item_code].astype(
+            np.uint32 if len(shown.names) > TOP else np.uint16
+        ),
         "item_value": rounded_floats(_public_values(explorer)),
     }
     return arrays, coded
@@ -215,10 +262,14 @@ def _removal_arrays(explorer: Explorer) -> tuple[dict[str, NDArray[Any]], dict[s
     points = np.searchsorted(explorer.curve_days, explorer.run.task.horizons)
     before = quantised(patients.risk)[rows][:, :, points].astype(np.int64)
     running = {
-        "edit_offsets": removals.edit_offsets, "target": removals.target, "first_row": removals.first_row,
+        "edit_offsets": removals.edit_offsets,
+        "target": removals.target,
+        "first_row": removals.first_row,
         "answer_offsets": removals.answer_offsets,
-    }  # fmt: skip
-    arrays: dict[str, NDArray[Any]] = {name: differences(values) for name, values in running.items()}
+    }
+    arrays: dict[str, NDArray[Any]] = {
+        name: differences(values) for name, values in running.items()
+    }
     coded = dict.fromkeys(arrays, "differences")
     arrays["change"] = zigzag((quantised(removed).astype(np.int64) - before).ravel(), 16)
     return arrays, coded | {"change": "zigzag"}

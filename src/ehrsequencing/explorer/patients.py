@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.config import DAYS_PER_YEAR
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, offsets, ragged
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.subgroups import groups_of_rows
 from ehrsequencing.explorer.settings import ExplorerSettings
-from ehrsequencing.predict import Asked, Moment, NewRecords, nobody
+from ehrsequencing.prediction.predict import Asked, Moment, NewRecords, nobody
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, STATIC, opens_run
@@ -86,13 +86,19 @@ class Patients:
         static, static_offsets = ragged(self.static_offsets, chosen)
         rows, row_offsets = ragged(self.row_offsets, chosen)
         new: dict[str, Any] = {
-            "visit_offsets": visit_offsets, "item_offsets": item_offsets, "static_offsets": static_offsets,
-            "row_offsets": row_offsets, "static_code": self.static_code[static],
+            "visit_offsets": visit_offsets,
+            "item_offsets": item_offsets,
+            "static_offsets": static_offsets,
+            "row_offsets": row_offsets,
+            "static_code": self.static_code[static],
             "visit_day": self.visit_day[visits],
-        }  # fmt: skip
+        }
         new |= {name: getattr(self, name)[items] for name in ("item_code", "item_value")}
         new |= {name: getattr(self, name)[chosen] for name in ("subject_id", "age_years", "sex")}
-        return Patients(**new, **{f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name not in new})
+        return Patients(
+            **new,
+            **{f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name not in new},
+        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,8 @@ def curve_days(horizons_days: tuple[float, ...], *, start_days: float = 0.0) -> 
     [3.7, 730.5]
     """
     last = max(horizons_days)
-    share = np.linspace(0.0, 1.0, CURVE_POINTS + 1)[1:] ** 2  # closer together at first, where curves bend most
+    # closer together at first, where curves bend most
+    share = np.linspace(0.0, 1.0, CURVE_POINTS + 1)[1:] ** 2
     return np.unique(np.r_[start_days + (last - start_days) * share, horizons_days].round(6))
 
 
@@ -143,11 +150,18 @@ def gather(records: NewRecords, asked: Asked, days: Floats, settings: ExplorerSe
 
 
 def _of_shard(
-    record: Record, rows: CohortRows, asked: Asked, records: NewRecords, days: Floats, numbers: dict[str, int]
+    record: Record,
+    rows: CohortRows,
+    asked: Asked,
+    records: NewRecords,
+    days: Floats,
+    numbers: dict[str, int],
 ) -> Patients:
     """Everybody of a shard, with nobody left out."""
     run, visits, events = asked.run, record.visits, record.events
-    encoded = TaskRecords(encode_timelines(record, run.vocabulary)[0], encode_rows(record, rows, run.vocabulary))
+    encoded = TaskRecords(
+        encode_timelines(record, run.vocabulary)[0], encode_rows(record, rows, run.vocabulary)
+    )
     risk = asked.of_run.risk(encoded, horizons_days=days, start_days=asked.start_days)
     n, row_offsets = len(record.subject_id), encoded.rows.row_offsets
     first = np.full(n, np.iinfo(np.int64).max)
@@ -158,13 +172,17 @@ def _of_shard(
         return np.asarray((moment_us - first[subject]) / DAY_US, dtype=np.float64)
 
     end_day, cause = _what_happened(record, rows, first, records)
-    number = np.array([numbers.setdefault(code, len(numbers)) for code in events.codes], dtype=np.int64)
+    number = np.array(
+        [numbers.setdefault(code, len(numbers)) for code in events.codes], dtype=np.int64
+    )
     item_visit, item_code, item_value = _items(record)
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
     born = record.birth_us != STATIC
     return Patients(
         subject_id=record.subject_id,
-        age_years=np.where(born, (first - np.where(born, record.birth_us, 0)) / DAY_US / DAYS_PER_YEAR, np.nan),
+        age_years=np.where(
+            born, (first - np.where(born, record.birth_us, 0)) / DAY_US / DAYS_PER_YEAR, np.nan
+        ),
         sex=_sex(encoded, asked),
         visit_offsets=offsets(visits.subject, n),
         visit_day=day(visits.start_us, visits.subject),
@@ -217,7 +235,9 @@ def _sex(encoded: TaskRecords, asked: Asked) -> NDArray[np.str_]:
     out = np.full(n, "", dtype=object)
     own = np.flatnonzero(np.diff(rows.row_offsets))
     if len(own):
-        found = groups_of_rows(encoded, asked.run.vocabulary, chosen=rows.row_offsets[own], kinds=["sex"])
+        found = groups_of_rows(
+            encoded, asked.run.vocabulary, chosen=rows.row_offsets[own], kinds=["sex"]
+        )
         if "sex" in found:
             out[own] = found["sex"]
     return out.astype(np.str_)
@@ -230,7 +250,9 @@ def landmark_rows(patients: Patients, landmark_days: float) -> Ints:
     """
     out = np.full(len(patients), -1, dtype=np.int64)
     owner = np.repeat(np.arange(len(patients)), np.diff(patients.row_offsets))
-    asked = patients.is_query & (np.abs(patients.row_day - patients.row_index_day - landmark_days) < 1 / 24)
+    asked = patients.is_query & (
+        np.abs(patients.row_day - patients.row_index_day - landmark_days) < 1 / 24
+    )
     for_index = patients.row_index_day == patients.row_index_day[patients.row_offsets[:-1]][owner]
     rows = np.flatnonzero(asked & for_index)[::-1]
     out[owner[rows]] = rows
@@ -247,4 +269,8 @@ def require_curves(asked: Asked) -> None:
     """
     if asked.run.is_visit_head:
         fix = "train with model.head=horizon"
-        raise EhrseqError("the explorer needs risk curves, and the visit head has none", where="model.head", fix=fix)
+        raise EhrseqError(
+            "the explorer needs risk curves, and the visit head has none",
+            where="model.head",
+            fix=fix,
+        )

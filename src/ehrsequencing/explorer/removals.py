@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats32, Ints, offsets
+from ehrsequencing.core.arrays import Floats32, Ints, offsets
 from ehrsequencing.explain import Edit, edited_risks, subject_records
 from ehrsequencing.explorer.codes import ShownCodes
 from ehrsequencing.explorer.patients import Gathered, Patients
-from ehrsequencing.predict import NewRecords
+from ehrsequencing.prediction.predict import NewRecords
 
 Tick = Callable[[int, int], None]
 
@@ -57,7 +57,9 @@ def single_removals(patients: Patients, shown: ShownCodes, *, latest_only: bool)
     number = np.arange(len(visit_owner)) - patients.visit_offsets[visit_owner]
     item_visit = np.repeat(np.arange(len(visit_owner)), np.diff(patients.item_offsets))
     item_owner = visit_owner[item_visit]
-    key, first_item = np.unique(item_owner * d + shown.of_code[patients.item_code], return_index=True)
+    key, first_item = np.unique(
+        item_owner * d + shown.of_code[patients.item_code], return_index=True
+    )
     owner = np.r_[key // max(d, 1), visit_owner]
     target = np.r_[key % max(d, 1), d + number]
     day = patients.visit_day[np.r_[item_visit[first_item], np.arange(len(visit_owner))]]
@@ -72,7 +74,9 @@ def single_removals(patients: Patients, shown: ShownCodes, *, latest_only: bool)
     return Removals(offsets(owner, n), target, first, ends)
 
 
-def _first_row(patients: Patients, owner: Ints, day: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Ints:
+def _first_row(
+    patients: Patients, owner: Ints, day: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> Ints:
     """Number of the patient's first prediction time on or after a day."""
     span = 1.0 + max(float(np.max(patients.row_day, initial=0.0)), float(np.max(day, initial=0.0)))
     row_owner = np.repeat(np.arange(len(patients)), np.diff(patients.row_offsets))
@@ -116,9 +120,13 @@ def removed_risks(
             continue
         n_rows = len(record.moments)
         start = int(removals.first_row[own.start : own.stop].min())
-        risk = edited_risks(run, record, edits, rows=range(start, n_rows), recalibrated=recalibrated)
+        risk = edited_risks(
+            run, record, edits, rows=range(start, n_rows), recalibrated=recalibrated
+        )
         for e, answers in zip(own, risk, strict=True):
-            out[slice(*removals.answer_offsets[e : e + 2])] = answers[int(removals.first_row[e]) - start :]
+            out[slice(*removals.answer_offsets[e : e + 2])] = answers[
+                int(removals.first_row[e]) - start :
+            ]
         if progress is not None:
             progress(done + 1, len(patients))
     return out

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,6 @@ class ExplorerSettings:
             if value < 1:
                 raise EhrseqError(f"{name} is {value}", where="explorer", fix="use 1 or more")
         if self.megabytes <= 0:
-            raise EhrseqError(f"megabytes is {self.megabytes:g}", where="explorer", fix="use a number above 0")
+            raise EhrseqError(
+                f"megabytes is {self.megabytes:g}", where="explorer", fix="use a number above 0"
+            )

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ehrsequencing.prediction.run import saved_audit
 from ehrsequencing.reporting.wording import duration
-from ehrsequencing.run import saved_audit
 
 if TYPE_CHECKING:
     from ehrsequencing.explorer.collect import Explorer
@@ -19,17 +19,32 @@ KEYS = (
     (("?",), "this help"),
 )
 TERMS = (
-    ("Risk", "The predicted probability of the event within the chosen time, given what was recorded until the "
-     "prediction time. Competing events are taken into account."),
-    ("Change", "In points of risk, since the prediction before. A triangle up is a higher risk, a triangle down a "
-     "lower one."),
-    ("Surprise", "One minus the predicted probability of what then happened. It is unknown where follow-up ended "
-     "before."),
-    ("Predicted and observed", "The observed risk is the cumulative incidence (Aalen–Johansen), which takes the end "
-     "of follow-up and competing events into account."),
-    ("Strike", "The rows of a code or a visit are left out, and the model is asked again. Visits stay at their "
-     "times. The answer is an association in the model."),
-)  # fmt: skip
+    (
+        "Risk",
+        "The predicted probability of the event within the chosen time, given what was recorded until the "
+        "prediction time. Competing events are taken into account.",
+    ),
+    (
+        "Change",
+        "In points of risk, since the prediction before. A triangle up is a higher risk, a triangle down a "
+        "lower one.",
+    ),
+    (
+        "Surprise",
+        "One minus the predicted probability of what then happened. It is unknown where follow-up ended "
+        "before.",
+    ),
+    (
+        "Predicted and observed",
+        "The observed risk is the cumulative incidence (Aalen–Johansen), which takes the end "
+        "of follow-up and competing events into account.",
+    ),
+    (
+        "Strike",
+        "The rows of a code or a visit are left out, and the model is asked again. Visits stay at their "
+        "times. The answer is an association in the model.",
+    ),
+)
 
 
 def audit_words(folder: Path) -> str:
@@ -52,10 +67,18 @@ def note(explorer: "Explorer") -> str:
     """What the page hides, and what it does not."""
     settings, gathered = explorer.settings, explorer.gathered
     shown = f"{len(gathered.patients):,}"
-    some = f"{shown} of {gathered.in_all:,}, drawn at random" if len(gathered.patients) < gathered.in_all else shown
+    some = (
+        f"{shown} of {gathered.in_all:,}, drawn at random"
+        if len(gathered.patients) < gathered.in_all
+        else shown
+    )
     if not settings.individuals:
         return f"Patients: {some}. Nobody's record is in this file; groups of fewer than 11 are hidden."
-    hidden = f" Codes of fewer than {settings.fewest} patients are shown as one." if settings.fewest > 1 else ""
+    hidden = (
+        f" Codes of fewer than {settings.fewest} patients are shown as one."
+        if settings.fewest > 1
+        else ""
+    )
     return (
         f"Patients: {some}. This file holds records of individual people under pseudonyms, in days since the first "
         f"visit.{hidden} Treat it as patient data."

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ehrsequencing.arrays import Bools, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.embeddings import CodeEmbedding
 from ehrsequencing.records.codes import code_type
@@ -110,7 +110,9 @@ def rare_parts(carried: Carried, vocabulary: Vocabulary, *, enough: int) -> Rare
     rare = codes[carried.codes[codes] < enough]
     of_codes = np.isin(vocabulary.base, rare)
     summary = np.full(len(vocabulary), -1, dtype=np.int64)
-    summary[len(vocabulary) - len(vocabulary.made_of) :] = [number for _, number, _ in vocabulary.made_of]
+    summary[len(vocabulary) - len(vocabulary.made_of) :] = [
+        number for _, number, _ in vocabulary.made_of
+    ]
     people = np.where(summary == _GAPS, carried.gaps, carried.numbers).take(vocabulary.base)
     scales = np.flatnonzero((vocabulary.scale >= 0) & (people < enough) & ~of_codes)
     return Rare(rare, np.flatnonzero(carried.kinds < enough), scales)
@@ -126,15 +128,24 @@ def without(vocabulary: Vocabulary, rare: Rare) -> Vocabulary:
         prefix = f"{known}//" if known else ""
         codes[token - vocabulary.n_unknown] = f"{prefix}[removed {token}]"
     removed = {vocabulary.codes[token - vocabulary.n_unknown] for token in rare.codes.tolist()}
-    to = {key: tuple(t for t in tokens if t not in removed) for key, tokens in vocabulary.rollup.to.items()}
+    to = {
+        key: tuple(t for t in tokens if t not in removed)
+        for key, tokens in vocabulary.rollup.to.items()
+    }
     rollup = Rollup(vocabulary.rollup.mode, {key: tokens for key, tokens in to.items() if tokens})
     knots, mean, sd = vocabulary.knots.copy(), vocabulary.mean.copy(), vocabulary.sd.copy()
     rows = vocabulary.scale[_without_numbers(vocabulary, rare)]
     rows = rows[rows >= 0]
     knots[rows], mean[rows], sd[rows] = 0.0, 0.0, 1.0
     return replace(
-        vocabulary, kinds=tuple(renamed.values()), codes=tuple(codes), knots=knots, mean=mean, sd=sd, rollup=rollup
-    )  # fmt: skip
+        vocabulary,
+        kinds=tuple(renamed.values()),
+        codes=tuple(codes),
+        knots=knots,
+        mean=mean,
+        sd=sd,
+        rollup=rollup,
+    )
 
 
 def _renamed_kinds(vocabulary: Vocabulary, rare: Rare) -> dict[str, str]:
@@ -167,11 +178,15 @@ def forget_rare(model: SurvivalModel, vocabulary: Vocabulary, rare: Rare) -> Non
     tables = [module for module in model.modules() if isinstance(module, CodeEmbedding)]
     if not tables:
         fix = "prepare the data with vocabulary.min_subjects=11 and train again"
-        raise EhrseqError("has no table of codes from which rare ones can be removed", where="model", fix=fix)
+        raise EhrseqError(
+            "has no table of codes from which rare ones can be removed", where="model", fix=fix
+        )
     gone = np.flatnonzero(np.isin(vocabulary.base, rare.codes))
     bins, unbinned = _bins_of(vocabulary, rare.scales)
     tokens = np.concatenate([gone, 2 + rare.kinds, bins])
-    source = np.concatenate([_unknown_of(vocabulary, rare)[gone], np.ones(len(rare.kinds), np.int64), unbinned])
+    source = np.concatenate(
+        [_unknown_of(vocabulary, rare)[gone], np.ones(len(rare.kinds), np.int64), unbinned]
+    )
     silent = _without_numbers(vocabulary, rare)
     with torch.no_grad():
         for table in tables:
@@ -198,7 +213,11 @@ def _bins_of(vocabulary: Vocabulary, tokens: Ints) -> tuple[Ints, Ints]:
 
 def _unknown_of(vocabulary: Vocabulary, rare: Rare) -> Ints:
     """(V,) the unknown token that a code is read as once its name is gone."""
-    kinds = {kind: 2 + place for place, kind in enumerate(vocabulary.kinds) if place not in set(rare.kinds.tolist())}
+    kinds = {
+        kind: 2 + place
+        for place, kind in enumerate(vocabulary.kinds)
+        if place not in set(rare.kinds.tolist())
+    }
     own = [kinds.get(code_type(code), 1) for code in vocabulary.codes]
     leading = np.array([0, *[1] * (vocabulary.n_unknown - 1), *own], dtype=np.int64)
     return leading.take(vocabulary.base)

@@ -40,14 +40,18 @@ def matches(pattern: str, code: str) -> bool:
         import pyarrow.compute
     except ImportError:
         return re.fullmatch(pattern, code) is not None
-    return bool(pyarrow.compute.match_substring_regex(pyarrow.scalar(code), rf"\A(?:{pattern})\z").as_py())
+    return bool(
+        pyarrow.compute.match_substring_regex(pyarrow.scalar(code), rf"\A(?:{pattern})\z").as_py()
+    )
 
 
 class ExportedRun:
     """The program and what it needs, read from a folder that `ehrseq export` wrote."""
 
     def __init__(self, folder: Path) -> None:
-        self.settings: dict[str, Any] = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        self.settings: dict[str, Any] = json.loads(
+            (folder / "settings.json").read_text(encoding="utf-8")
+        )
         tokens = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
         self.id_of_code: dict[str, int] = tokens["codes"]
         self.id_of_unknown: dict[str, int] = tokens["unknown"]  # code type → token
@@ -55,17 +59,28 @@ class ExportedRun:
             self.arrays: dict[str, Array] = {name: arrays[name] for name in arrays.files}
         self.program = torch.export.load(folder / "program.pt2").module()
 
-    def predict(self, rows: Iterable[Row], *, at_us: int | None = None, query: bool | None = None) -> dict[str, Any]:
+    def predict(
+        self, rows: Iterable[Row], *, at_us: int | None = None, query: bool | None = None
+    ) -> dict[str, Any]:
         """Risks (causes, horizons) at a moment; the `visit` head gives the risk until the next visit, (1, 1)."""
         inputs, row, moment = self.inputs(rows, at_us=at_us, query=query)
         with torch.no_grad():
-            logits = self.program(*(torch.from_numpy(array) for array in inputs))[row].double().numpy()
+            logits = (
+                self.program(*(torch.from_numpy(array) for array in inputs))[row].double().numpy()
+            )
         s = self.settings
         if s["head"] == "visit":
             risk = 1 / (1 + np.exp(-logits.reshape(1, 1)))
         else:
-            risk = cumulative_incidence(logits, s["edges_days"], s["horizons_days"], s["start_days"])
-        return {"time_us": moment, "causes": s["causes"], "horizons_days": s["horizons_days"], "risk": risk}
+            risk = cumulative_incidence(
+                logits, s["edges_days"], s["horizons_days"], s["start_days"]
+            )
+        return {
+            "time_us": moment,
+            "causes": s["causes"],
+            "horizons_days": s["horizons_days"],
+            "risk": risk,
+        }
 
     # ---- rows → the program's inputs -----------------------------------------------------------------------------
 
@@ -73,13 +88,20 @@ class ExportedRun:
         self, rows: Iterable[Row], *, at_us: int | None = None, query: bool | None = None
     ) -> tuple[tuple[Array, ...], int, int]:
         """The program's inputs, the row of its output that answers, and the moment in microseconds."""
-        known = [row for row in dict.fromkeys(rows) if row[0] is None or at_us is None or row[0] <= at_us]
-        timed = sorted(((t, code, number) for t, code, number in known if t is not None), key=lambda row: row[0])
+        known = [
+            row for row in dict.fromkeys(rows) if row[0] is None or at_us is None or row[0] <= at_us
+        ]
+        timed = sorted(
+            ((t, code, number) for t, code, number in known if t is not None),
+            key=lambda row: row[0],
+        )
         birth = next((t for t, code, _ in timed if code == "MEDS_BIRTH"), None)
         events = [row for row in timed if not self.makes_no_token(row[1])]
         times = np.array([t for t, _, _ in events], dtype=np.int64)
         visit = self.visits(times)
-        first, last = (np.flatnonzero(np.diff(visit, **{side: -1})) for side in ("prepend", "append"))
+        first, last = (
+            np.flatnonzero(np.diff(visit, **{side: -1})) for side in ("prepend", "append")
+        )
         start, end = times[first], times[last]
         moment = at_us if at_us is not None else int(end[-1]) if len(end) else None
         if moment is None:
@@ -100,10 +122,16 @@ class ExportedRun:
         static = self.static_tokens([code for t, code, _ in known if t is None])
         weights = np.r_[np.ones(len(static)) / max(len(static), 1), 0, 0]
         found = (
-            codes.astype(np.int64), np.r_[offsets, len(codes)].astype(np.int64), np.r_[age, np.nan].astype(np.float32),
-            np.r_[delta, 0].astype(np.float32), is_query, values.astype(np.float32),
-            self.arrays["code_types"][codes], np.r_[static, 0, 0].astype(np.int64), weights.astype(np.float32),
-        )  # fmt: skip
+            codes.astype(np.int64),
+            np.r_[offsets, len(codes)].astype(np.int64),
+            np.r_[age, np.nan].astype(np.float32),
+            np.r_[delta, 0].astype(np.float32),
+            is_query,
+            values.astype(np.float32),
+            self.arrays["code_types"][codes],
+            np.r_[static, 0, 0].astype(np.int64),
+            weights.astype(np.float32),
+        )
         return found, len(is_query) - 2, moment
 
     def makes_no_token(self, code: str) -> bool:
@@ -126,10 +154,14 @@ class ExportedRun:
             opens = np.diff(bins, prepend=bins[:1]) != 0
         return np.cumsum(opens)
 
-    def visit_tokens(self, events: list[Any], times: Array, visit: Array, n: int) -> tuple[Array, Array, Array]:
+    def visit_tokens(
+        self, events: list[Any], times: Array, visit: Array, n: int
+    ) -> tuple[Array, Array, Array]:
         """Tokens by visit, time, then id; in a visit, a token without a number stands once."""
         ids = np.array([self.token(code) for _, code, _ in events], dtype=np.int64)
-        ids, values = self.encode(ids, np.array([_float32(number) for _, _, number in events], dtype=np.float64))
+        ids, values = self.encode(
+            ids, np.array([_float32(number) for _, _, number in events], dtype=np.float64)
+        )
         order = np.lexsort((ids, times, visit))
         kept, seen = [], set[tuple[int, int]]()
         for k in order.tolist():
@@ -156,7 +188,10 @@ class ExportedRun:
             return none
         tokens, numbers = list[Array](), list[float]()
         for token in sorted(past):
-            moments, values = np.array([t for t, _ in past[token]]), np.array([v for _, v in past[token]])
+            moments, values = (
+                np.array([t for t, _ in past[token]]),
+                np.array([v for _, v in past[token]]),
+            )
             tokens.append(self.arrays["summary_tokens"][token])
             numbers += [values[-1], values[0], values.mean(), values.min(), values.max()]
             numbers += [(moment - moments[-1]) / DAY_US, float(len(values))]
@@ -164,7 +199,9 @@ class ExportedRun:
 
     def static_tokens(self, codes: list[str]) -> Array:
         """Distinct tokens of codes without a time."""
-        return np.unique([self.token(code) for code in codes if not self.makes_no_token(code)]).astype(np.int64)
+        return np.unique(
+            [self.token(code) for code in codes if not self.makes_no_token(code)]
+        ).astype(np.int64)
 
     def token(self, code: str) -> int:
         """The token of a code: its own, or the unknown one of its type (the text before its first `//`)."""
@@ -182,7 +219,9 @@ class ExportedRun:
                 continue
             rank = rank_among(self.arrays["knots"][row], number[k])
             if rule["mode"] == "bins":
-                ids[k] = self.arrays["first_bin"][ids[k]] + min(int(rank * rule["bins"]), rule["bins"] - 1)
+                ids[k] = self.arrays["first_bin"][ids[k]] + min(
+                    int(rank * rule["bins"]), rule["bins"] - 1
+                )
                 continue
             z = (number[k] - self.arrays["mean"][row]) / self.arrays["sd"][row]
             out[k] = (rank - 0.5) * RANK_SD, min(max(z, -4.0), 4.0)
@@ -209,7 +248,9 @@ def rank_among(knots: Array, number: float) -> float:
     return min(max(place, 0.0), float(last)) / last
 
 
-def cumulative_incidence(log_hazards: Array, edges: list[float], horizons: list[float], start: float = 0.0) -> Array:
+def cumulative_incidence(
+    log_hazards: Array, edges: list[float], horizons: list[float], start: float = 0.0
+) -> Array:
     """(causes, horizons) probability of each cause by each horizon, given no event until `start`; in days.
 
     F_e(t) = Σ_k (λ_{e,k} / λ_{·,k}) · (S(τ_{k−1}) − S(min(t, τ_k)))
@@ -242,7 +283,11 @@ def read_rows(path: Path) -> list[Row]:
     """One subject's rows from CSV."""
     with path.open(newline="", encoding="utf-8") as file:
         return [
-            (micros(row["time"]) if row["time"] else None, row["code"], float(row["numeric_value"] or "nan"))
+            (
+                micros(row["time"]) if row["time"] else None,
+                row["code"],
+                float(row["numeric_value"] or "nan"),
+            )
             for row in csv.DictReader(file)
         ]
 
@@ -259,7 +304,9 @@ def main() -> None:
     found = run.predict(read_rows(given.rows), at_us=at, query=given.query or None)
     for cause, risks in zip(found["causes"], found["risk"].tolist(), strict=True):
         for days, risk in zip(found["horizons_days"] or [None], risks, strict=True):
-            print(f"{cause:<24} {'until the next visit' if days is None else f'within {days:g} days'}: {risk:.6f}")
+            print(
+                f"{cause:<24} {'until the next visit' if days is None else f'within {days:g} days'}: {risk:.6f}"
+            )
 
 
 if __name__ == "__main__":

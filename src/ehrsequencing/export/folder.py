@@ -9,19 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from ehrsequencing import __version__
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import EXPORT
+from ehrsequencing.core.storage import complete_folder, write_bytes, write_json, write_manifest
+from ehrsequencing.core.version import __version__
 from ehrsequencing.export import example
 from ehrsequencing.export.program import SubjectProgram
 from ehrsequencing.export.samples import sample_questions, worst_difference
-from ehrsequencing.output_kinds import EXPORT
-from ehrsequencing.predict import horizons_of, start_days_of
-from ehrsequencing.run import Run
-from ehrsequencing.storage import complete_folder, write_bytes, write_json, write_manifest
+from ehrsequencing.prediction.predict import horizons_of, start_days_of
+from ehrsequencing.prediction.run import Run
 
 PROGRAM, ARRAYS, VOCABULARY, SETTINGS, EXAMPLE = (
-    "program.pt2", "arrays.npz", "vocabulary.json", "settings.json", "predict.py"
-)  # fmt: skip
+    "program.pt2",
+    "arrays.npz",
+    "vocabulary.json",
+    "settings.json",
+    "predict.py",
+)
 TOLERANCE = 1e-5  # of a risk, between the example and the run
 SAMPLES = 24  # questions about made-up records that an export is checked with
 _DYNAMIC = {0: torch.export.Dim.DYNAMIC}  # the first dimension of every input has any size from 2
@@ -64,8 +68,15 @@ def export_run(run_folder: Path, out: Path, *, network_only: bool = False) -> Ex
         difference = worst_difference(run, example.ExportedRun(folder), questions)
         if not difference <= TOLERANCE:
             what = f"the exported program differs from the run by {difference:.1e}"
-            raise EhrseqError(what, where=str(out), fix="please report it; predict with ehrseq instead")
-        facts = {**EXPORT.facts, "run": run.fingerprint, "answers": answers, "difference": difference}
+            raise EhrseqError(
+                what, where=str(out), fix="please report it; predict with ehrseq instead"
+            )
+        facts = {
+            **EXPORT.facts,
+            "run": run.fingerprint,
+            "answers": answers,
+            "difference": difference,
+        }
         write_manifest(folder, facts)
     return Exported(answers, len(questions), difference)
 
@@ -75,11 +86,21 @@ def _require_simple(run: Run, *, network_only: bool) -> None:
     where = str(run.folder)
     if run.study.training.blend and not network_only:
         fix = "--network-only exports its network alone, whose risks differ from the blend's"
-        raise EhrseqError("is a blend, whose trees and Cox regressions no torch program has", where=where, fix=fix)
+        raise EhrseqError(
+            "is a blend, whose trees and Cox regressions no torch program has", where=where, fix=fix
+        )
     if run.vocabulary.rollup.mode != "off":
-        raise EhrseqError("rolls rare codes up, which the exported example cannot", where=where, fix="use ehrseq serve")
+        raise EhrseqError(
+            "rolls rare codes up, which the exported example cannot",
+            where=where,
+            fix="use ehrseq serve",
+        )
     if run.study.visits.by == "encounter":
-        raise EhrseqError("cuts visits by encounter, which the example cannot", where=where, fix="use ehrseq serve")
+        raise EhrseqError(
+            "cuts visits by encounter, which the example cannot",
+            where=where,
+            fix="use ehrseq serve",
+        )
     if any(pattern.startswith("under:") for pattern in run.manifest["excluded"]):
         what = "leaves out codes by their ancestors, which the example cannot"
         raise EhrseqError(what, where=where, fix="use ehrseq serve")
@@ -89,12 +110,20 @@ def _traced(program: SubjectProgram, run: Run) -> bytes:
     """The program as the bytes of a .pt2 file."""
     rows, codes = 3, 6
     inputs = (
-        torch.ones(codes, dtype=torch.int64), torch.tensor([0, 2, 4, 6]), torch.full((rows,), 60.0),
-        torch.tensor([0.0, 30.0, 60.0]), torch.tensor([False, False, True]), torch.zeros(codes, 2),
-        torch.zeros(codes, dtype=torch.int64), torch.ones(3, dtype=torch.int64), torch.full((3,), 1 / 3),
-    )  # fmt: skip
+        torch.ones(codes, dtype=torch.int64),
+        torch.tensor([0, 2, 4, 6]),
+        torch.full((rows,), 60.0),
+        torch.tensor([0.0, 30.0, 60.0]),
+        torch.tensor([False, False, True]),
+        torch.zeros(codes, 2),
+        torch.zeros(codes, dtype=torch.int64),
+        torch.ones(3, dtype=torch.int64),
+        torch.full((3,), 1 / 3),
+    )
     with torch.no_grad():
-        exported = torch.export.export(program, inputs, dynamic_shapes=(_DYNAMIC,) * len(inputs), strict=False)
+        exported = torch.export.export(
+            program, inputs, dynamic_shapes=(_DYNAMIC,) * len(inputs), strict=False
+        )
     buffer = io.BytesIO()
     torch.export.save(exported, buffer)
     return buffer.getvalue()
@@ -111,9 +140,14 @@ def _arrays(run: Run) -> bytes:
         if bin_ == 0:
             first_bin[code if summary < 0 else start + place - 1] = start + place
     arrays: Mapping[str, Any] = {
-        "scale": v.scale, "knots": v.knots, "mean": v.mean, "sd": v.sd, "code_types": types, "first_bin": first_bin,
+        "scale": v.scale,
+        "knots": v.knots,
+        "mean": v.mean,
+        "sd": v.sd,
+        "code_types": types,
+        "first_bin": first_bin,
         "summary_tokens": v.summary_tokens,
-    }  # fmt: skip
+    }
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return buffer.getvalue()
@@ -129,11 +163,21 @@ def _settings(run: Run, answers: str) -> dict[str, Any]:
     horizons = [day for day in horizons_of(run, None) if day is not None]
     visits, values = run.study.visits, run.study.values
     return {
-        "ehrsequencing": __version__, "torch": torch.__version__, "task": run.task.name, "run": run.fingerprint,
-        "answers": answers, "causes": list(run.task.causes[: run.model.config.causes]),
-        "horizons_days": horizons or None, "start_days": start_days_of(run),
-        "edges_days": list(run.model.config.edges_days), "head": run.study.model.head,
+        "ehrsequencing": __version__,
+        "torch": torch.__version__,
+        "task": run.task.name,
+        "run": run.fingerprint,
+        "answers": answers,
+        "causes": list(run.task.causes[: run.model.config.causes]),
+        "horizons_days": horizons or None,
+        "start_days": start_days_of(run),
+        "edges_days": list(run.model.config.edges_days),
+        "head": run.study.model.head,
         "visits": {"by": visits.by, "window": visits.window, "gap": visits.gap},
-        "values": {"mode": run.vocabulary.settings.mode, "bins": values.bins, "carry": run.vocabulary.settings.carry},
+        "values": {
+            "mode": run.vocabulary.settings.mode,
+            "bins": values.bins,
+            "carry": run.vocabulary.settings.carry,
+        },
         "excluded": list(run.manifest["excluded"]),
-    }  # fmt: skip
+    }

@@ -9,14 +9,20 @@ from typing import Any
 
 import yaml
 
-from ehrsequencing import __version__
 from ehrsequencing.config import TaskConfig, format_days
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import question
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
 
-TAGS = ("ehrsequencing", "survival-analysis", "electronic-health-records", "meds", "competing-risks")
+TAGS = (
+    "ehrsequencing",
+    "survival-analysis",
+    "electronic-health-records",
+    "meds",
+    "competing-risks",
+)
 _TOLD = ("c", "auc", "brier", "ipa", "oe")  # the metrics of the card
 _LICENCE_UNKNOWN = "unknown"  # what hubs take for a licence that nobody has chosen
 
@@ -84,23 +90,35 @@ def model_card(facts: Facts) -> str:
 
 def _front_matter(facts: Facts) -> dict[str, Any]:
     head: dict[str, Any] = {
-        "license": facts.license or _LICENCE_UNKNOWN, "library_name": "ehrsequencing", "tags": list(TAGS),
-    }  # fmt: skip
+        "license": facts.license or _LICENCE_UNKNOWN,
+        "library_name": "ehrsequencing",
+        "tags": list(TAGS),
+    }
     results = [
-        {"type": row["metric"], "name": f"{METRICS[row['metric']].name}, {_place(row)}", "value": row["value"]}
+        {
+            "type": row["metric"],
+            "name": f"{METRICS[row['metric']].name}, {_place(row)}",
+            "value": row["value"],
+        }
         for row in _rows(facts)
     ]
     if results:  # hubs expect values for each metric that is listed
         head["metrics"] = [name for name in _TOLD if name in {row["type"] for row in results}]
         data = {"name": "held-out patients of the training data", "type": "meds"}
-        found = {"task": {"type": "survival-analysis", "name": facts.name}, "dataset": data, "metrics": results}
+        found = {
+            "task": {"type": "survival-analysis", "name": facts.name},
+            "dataset": data,
+            "metrics": results,
+        }
         head["model-index"] = [{"name": facts.name, "results": [found]}]
     return head
 
 
 def _question(task: TaskConfig) -> str:
     if task.index.file is not None:
-        task = task.model_copy(update={"index": task.index.model_copy(update={"file": None, "first_visit": True})})
+        task = task.model_copy(
+            update={"index": task.index.model_copy(update={"file": None, "first_visit": True})}
+        )
         return question(task).replace("the first visit", "index times that a file lists")
     return question(task)
 
@@ -116,8 +134,14 @@ def _rows(facts: Facts) -> list[Mapping[str, Any]]:
     if m is None or not m.get("landmarks_days"):
         return []
     place = (m["models"][0] if m.get("models") else OURS, m["causes"][0], m["landmarks_days"][0])
-    rows = [row for row in m["metrics"] if (row["model"], row["cause"], row["landmark_days"]) == place]
-    return [row for row in rows if row["metric"] in _TOLD and row["value"] is not None and row["horizon_days"]]
+    rows = [
+        row for row in m["metrics"] if (row["model"], row["cause"], row["landmark_days"]) == place
+    ]
+    return [
+        row
+        for row in rows
+        if row["metric"] in _TOLD and row["value"] is not None and row["horizon_days"]
+    ]
 
 
 def _place(row: Mapping[str, Any]) -> str:
@@ -130,7 +154,9 @@ def _accuracy(facts: Facts) -> str:
     lines = ["| metric | event and horizon | value | 95 % interval |", "|---|---|---|---|"]
     for row in _rows(facts):
         limits = "–" if row["low"] is None else f"{_number(row, 'low')} to {_number(row, 'high')}"
-        lines.append(f"| {METRICS[row['metric']].name} | {_place(row)} | {_number(row, 'value')} | {limits} |")
+        lines.append(
+            f"| {METRICS[row['metric']].name} | {_place(row)} | {_number(row, 'value')} | {limits} |"
+        )
     if len(lines) == 2:
         return "Too few people had the event to judge it."
     landmark = facts.metrics["landmarks_days"][0]

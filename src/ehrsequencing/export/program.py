@@ -7,8 +7,8 @@ needs no plan: its N rows attend to one another under an (N, N) mask. Everything
 import torch
 from torch import Tensor, nn
 
-from ehrsequencing.batch import VisitBatch
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.attention import AttentionPlan, Block
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import mean_hazard_logits
@@ -37,9 +37,17 @@ class SubjectProgram(nn.Module):
         self.is_visit_head = model.config.head == "visit"
 
     def forward(
-        self, codes: Tensor, visit_offsets: Tensor, age_years: Tensor, delta_days: Tensor, is_query: Tensor,
-        values: Tensor, code_types: Tensor, static_codes: Tensor, static_weights: Tensor,
-    ) -> Tensor:  # fmt: skip
+        self,
+        codes: Tensor,
+        visit_offsets: Tensor,
+        age_years: Tensor,
+        delta_days: Tensor,
+        is_query: Tensor,
+        values: Tensor,
+        code_types: Tensor,
+        static_codes: Tensor,
+        static_weights: Tensor,
+    ) -> Tensor:
         """Logits of every row.
 
         Args:
@@ -58,9 +66,15 @@ class SubjectProgram(nn.Module):
         """
         ones = torch.ones_like(is_query, dtype=torch.int64)
         batch = VisitBatch(
-            codes, visit_offsets, torch.stack([0 * ones[0], ones.sum()]),
-            age_years, delta_days, is_query=is_query, values=values, code_types=code_types,
-        )  # fmt: skip
+            codes,
+            visit_offsets,
+            torch.stack([0 * ones[0], ones.sum()]),
+            age_years,
+            delta_days,
+            is_query=is_query,
+            values=values,
+            code_types=code_types,
+        )
         logits = [_logits(member, batch, static_codes, static_weights) for member in self.members]
         return (
             logits[0]
@@ -70,14 +84,18 @@ class SubjectProgram(nn.Module):
 
 
 def _require_exportable(model: nn.Module) -> None:
-    parts = isinstance(model, HierarchicalBEHRTForSurvival) and isinstance(model.timeline, TransformerTimeline)
+    parts = isinstance(model, HierarchicalBEHRTForSurvival) and isinstance(
+        model.timeline, TransformerTimeline
+    )
     if parts and isinstance(model, SurvivalModel) and not model.config.relates_codes:
         return
     what = "only hierarchical models with model.timeline=transformer and a pooling visit encoder can be exported"
     raise EhrseqError(what, where="ehrseq export", fix="train such a model, or predict with ehrseq")
 
 
-def _logits(model: nn.Module, batch: VisitBatch, static_codes: Tensor, static_weights: Tensor) -> Tensor:
+def _logits(
+    model: nn.Module, batch: VisitBatch, static_codes: Tensor, static_weights: Tensor
+) -> Tensor:
     """As `HierarchicalBEHRTForSurvival.forward`, for the one subject of a batch."""
     assert isinstance(model, HierarchicalBEHRTForSurvival)
     assert isinstance(model.timeline, TransformerTimeline)

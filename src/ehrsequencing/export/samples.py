@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.answers import risk_of_rows
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.export.example import ExportedRun, Row
-from ehrsequencing.predict import Encoder, horizons_of, start_days_of
+from ehrsequencing.prediction.predict import Encoder, horizons_of, start_days_of
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events
 from ehrsequencing.records.record import Record, make_record
-from ehrsequencing.run import Run
+from ehrsequencing.training.inference import risk_of_rows
 
 _START_US = 1_500_000_000_000_000  # in 2017
 _HOUR_US = DAY_US // 24
@@ -34,12 +34,18 @@ def sample_questions(run: Run, count: int, *, seed: int = 0) -> list[Question]:
     found = []
     for number in range(count):
         days = np.sort(chance.integers(0, 2_000, size=chance.integers(1, 12)))
-        rows: list[Row] = [(None, codes[k], None) for k in chance.integers(0, len(codes), size=number % 4)]
+        rows: list[Row] = [
+            (None, codes[k], None) for k in chance.integers(0, len(codes), size=number % 4)
+        ]
         if number % 5:
             rows.append((_START_US - int(chance.integers(20, 90) * 366 * DAY_US), BIRTH, None))
         for day in days.tolist():
             for _ in range(int(chance.integers(1, 9))):
-                value = None if chance.random() < 0.4 else float(np.float32(chance.choice(numbers) + chance.normal()))
+                value = (
+                    None
+                    if chance.random() < 0.4
+                    else float(np.float32(chance.choice(numbers) + chance.normal()))
+                )
                 time = _START_US + day * DAY_US + int(chance.integers(0, 6)) * _HOUR_US
                 rows.append((time, codes[int(chance.integers(0, len(codes)))], value))
         record = record_of(run, rows)
@@ -61,7 +67,9 @@ def record_of(run: Run, rows: list[Row]) -> Record:
         time_us=np.array([STATIC if t is None else t for t, _, _ in rows], dtype=np.int64),
         code=np.array([names.index(code) for _, code, _ in rows], dtype=np.int32),
         codes=names,
-        value=np.array([np.nan if value is None else value for _, _, value in rows], dtype=np.float32),
+        value=np.array(
+            [np.nan if value is None else value for _, _, value in rows], dtype=np.float32
+        ),
     )
     return make_record(events, excluded=Encoder.of(run, {}).excluded, settings=run.study.visits)
 
@@ -72,14 +80,23 @@ def own_risk(run: Run, question: Question) -> Floats:
     record = record_of(run, known)
     one = np.ones(1)
     rows = CohortRows(
-        subject=np.zeros(1, np.int64), prediction_us=np.array([question.at_us]), index_us=np.array([question.at_us]),
-        is_query=np.array([question.is_query]), visits_before=np.array([len(record.visits)]),
-        duration_days=one * np.nan, cause=np.zeros(1, np.int8), entry_days=0 * one,
-    )  # fmt: skip
+        subject=np.zeros(1, np.int64),
+        prediction_us=np.array([question.at_us]),
+        index_us=np.array([question.at_us]),
+        is_query=np.array([question.is_query]),
+        visits_before=np.array([len(record.visits)]),
+        duration_days=one * np.nan,
+        cause=np.zeros(1, np.int8),
+        entry_days=0 * one,
+    )
     records = Encoder.of(run, {}).encode(record, rows)
     days = [float(day) for day in horizons_of(run, None) if day is not None]
     found = risk_of_rows(
-        run.model, records, horizons_days=days, code_types=run.code_types, start_days=start_days_of(run)
+        run.model,
+        records,
+        horizons_days=days,
+        code_types=run.code_types,
+        start_days=start_days_of(run),
     )
     return np.asarray(found[0], dtype=np.float64)
 
@@ -88,7 +105,9 @@ def worst_difference(run: Run, exported: ExportedRun, questions: list[Question])
     """The largest difference of a risk between the export and the run; infinite where one of them is NaN."""
     worst = 0.0
     for question in questions:
-        found = exported.predict(question.rows, at_us=question.at_us, query=question.is_query)["risk"]
+        found = exported.predict(question.rows, at_us=question.at_us, query=question.is_query)[
+            "risk"
+        ]
         gap = float(np.abs(found - own_risk(run, question)).max())
         worst = max(worst, gap if np.isfinite(gap) else np.inf)
     return worst

@@ -11,21 +11,18 @@ from typing import Any
 
 import torch
 
-from ehrsequencing import __version__
-from ehrsequencing.blend.blend import ARRAYS_FILE, BLEND_FILE
-from ehrsequencing.config import EvaluationConfig, PretrainingConfig, SplitsConfig, StudyConfig, TransferConfig
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.evaluation.results import SHARED
-from ehrsequencing.export.anonymous import NOTHING, Rare, count_carriers, forget_rare, rare_parts, without
-from ehrsequencing.export.model_card import Facts, model_card
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
-from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS, SHARED_RUN
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE
-from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.run import Run, saved_audit
-from ehrsequencing.storage import (
+from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE
+from ehrsequencing.config import (
+    EvaluationConfig,
+    PretrainingConfig,
+    SplitsConfig,
+    StudyConfig,
+    TransferConfig,
+)
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS, SHARED_RUN
+from ehrsequencing.core.storage import (
     complete_folder,
     digest,
     read_json,
@@ -35,6 +32,22 @@ from ehrsequencing.storage import (
     write_manifest,
     write_settings,
 )
+from ehrsequencing.core.version import __version__
+from ehrsequencing.evaluation.results import SHARED
+from ehrsequencing.export.anonymous import (
+    NOTHING,
+    Rare,
+    count_carriers,
+    forget_rare,
+    rare_parts,
+    without,
+)
+from ehrsequencing.export.model_card import Facts, model_card
+from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
+from ehrsequencing.prediction.run import Run, saved_audit
+from ehrsequencing.records.outcome_files import OUTCOMES_FILE
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.vocabulary import Vocabulary
 
 CARD = "README.md"
 NOT_SHARED = "(not shared)"
@@ -58,7 +71,9 @@ class Shared:
     files: list[str] = field(default_factory=list)
 
 
-def share_run(run_folder: Path, out: Path, *, prepared: Path | None = None, license_id: str | None = None) -> Shared:
+def share_run(
+    run_folder: Path, out: Path, *, prepared: Path | None = None, license_id: str | None = None
+) -> Shared:
     """Write what of a run may be shared, with a model card.
 
     Args:
@@ -79,7 +94,9 @@ def share_run(run_folder: Path, out: Path, *, prepared: Path | None = None, lice
     rare = NOTHING
     if store is not None and enough < SMALLEST_COUNT:
         _require_removable(run)
-        rare = rare_parts(count_carriers(store, run.vocabulary), run.vocabulary, enough=SMALLEST_COUNT)
+        rare = rare_parts(
+            count_carriers(store, run.vocabulary), run.vocabulary, enough=SMALLEST_COUNT
+        )
     people = _people(run, store)
     with complete_folder(out, SHARED_RUN) as folder:
         vocabulary = _write_model(run, folder, rare)
@@ -89,7 +106,9 @@ def share_run(run_folder: Path, out: Path, *, prepared: Path | None = None, lice
         _require_no_place(run, folder)
         write_manifest(folder, _manifest(run, folder, vocabulary), required=names)
         files = sorted(path.name for path in folder.iterdir())
-    return Shared(len(rare.codes), len(set(run.vocabulary.base[rare.scales].tolist())), people, files)
+    return Shared(
+        len(rare.codes), len(set(run.vocabulary.base[rare.scales].tolist())), people, files
+    )
 
 
 def _store(run: Run, prepared: Path | None, *, needed: bool) -> Prepared | None:
@@ -105,7 +124,9 @@ def _store(run: Run, prepared: Path | None, *, needed: bool) -> Prepared | None:
             f"its vocabulary has codes of {run.study.vocabulary.min_subjects} training subjects, and the prepared set "
             "that tells whose they are has moved"
         )
-        fix = f"name the set with --prepared, or train with vocabulary.min_subjects={SMALLEST_COUNT}"
+        fix = (
+            f"name the set with --prepared, or train with vocabulary.min_subjects={SMALLEST_COUNT}"
+        )
         raise EhrseqError(what, where=str(run.folder), fix=fix)
     return run.prepared(folder)
 
@@ -130,16 +151,24 @@ def settings_to_share(study: StudyConfig) -> StudyConfig:
         task = task.model_copy(update={"index": task.index.model_copy(update={"file": NOT_SHARED})})
     return study.model_copy(
         update={
-            "data": study.data.model_copy(update={"extracted": None}), "task": task, "splits": SplitsConfig(),
-            "evaluation": EvaluationConfig(), "pretraining": PretrainingConfig(), "transfer": TransferConfig(),
+            "data": study.data.model_copy(update={"extracted": None}),
+            "task": task,
+            "splits": SplitsConfig(),
+            "evaluation": EvaluationConfig(),
+            "pretraining": PretrainingConfig(),
+            "transfer": TransferConfig(),
         }
-    )  # fmt: skip
+    )
 
 
 def _write_model(run: Run, folder: Path, rare: Rare) -> Vocabulary:
     """Write configuration, weights and vocabulary, and return the vocabulary."""
     vocabulary = without(run.vocabulary, rare)
-    if rare and run.code_types is not None and (vocabulary.code_types != run.vocabulary.code_types).any():
+    if (
+        rare
+        and run.code_types is not None
+        and (vocabulary.code_types != run.vocabulary.code_types).any()
+    ):
         what = "its embedding of code types has types of few people, which cannot be removed"
         fix = f"prepare the data with vocabulary.min_subjects={SMALLEST_COUNT} and train again"
         raise EhrseqError(what, where=str(run.folder), fix=fix)
@@ -167,11 +196,15 @@ def _manifest(run: Run, folder: Path, vocabulary: Vocabulary) -> dict[str, Any]:
     """Entries of the manifest: digests of what is in the folder, and nothing else that patients decide."""
     own = digest([vocabulary.digest, sha256(folder / WEIGHTS_FILE), sha256(folder / "config.yaml")])
     return {
-        **SHARED_RUN.facts, "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+        **SHARED_RUN.facts,
+        "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
         **{name: run.manifest[name] for name in _AS_IT_IS if name in run.manifest},
-        "prepared": NOT_SHARED, "data": NOT_SHARED, "labels": NOT_SHARED, "vocabulary": vocabulary.digest,
+        "prepared": NOT_SHARED,
+        "data": NOT_SHARED,
+        "labels": NOT_SHARED,
+        "vocabulary": vocabulary.digest,
         "fingerprint": own,
-    }  # fmt: skip
+    }
 
 
 def _people(run: Run, store: Prepared | None) -> int | str | None:
@@ -192,8 +225,13 @@ def _facts(run: Run, rare: Rare, people: int | str | None, license_id: str | Non
     audit = saved_audit(run.folder)
     said = "The audit for leaks of the future has not been made."
     if audit is not None:
-        said = "The audit for leaks of the future found " + ("a leak." if audit["leaks"] else "no leak.")
-    enough, numbers = run.study.vocabulary.min_subjects, len(set(run.vocabulary.base[rare.scales].tolist()))
+        said = "The audit for leaks of the future found " + (
+            "a leak." if audit["leaks"] else "no leak."
+        )
+    enough, numbers = (
+        run.study.vocabulary.min_subjects,
+        len(set(run.vocabulary.base[rare.scales].tolist())),
+    )
     few = f"fewer than {SMALLEST_COUNT} training patients"
     removed = [
         f"From the vocabulary, {_many(len(rare.codes), 'code')} of {few}, with the weights fitted to them. The model "
@@ -203,9 +241,16 @@ def _facts(run: Run, rare: Rare, people: int | str | None, license_id: str | Non
         "Paths of the computer, the name of the data set, sites and dates of extraction.",
     ]
     return Facts(
-        task=run.task, name=run.task.name, people=people, parameters=run.manifest.get("parameters"),
-        metrics=_metrics(run), audit=said, removed=removed, enough=enough, license=license_id,
-    )  # fmt: skip
+        task=run.task,
+        name=run.task.name,
+        people=people,
+        parameters=run.manifest.get("parameters"),
+        metrics=_metrics(run),
+        audit=said,
+        removed=removed,
+        enough=enough,
+        license=license_id,
+    )
 
 
 def _many(count: int, what: str) -> str:
@@ -218,11 +263,20 @@ def _require_no_place(run: Run, folder: Path) -> None:
     Raises:
         EhrseqError: One does; a task or a code holds it.
     """
-    places = {str(run.folder.resolve().parent), str(Path.home()), run.manifest["prepared"], str(Path.cwd())}
+    places = {
+        str(run.folder.resolve().parent),
+        str(Path.home()),
+        run.manifest["prepared"],
+        str(Path.cwd()),
+    }
     for path in sorted(folder.iterdir()):
         if path.suffix == ".safetensors" or path.name == MANIFEST:
             continue
         text = path.read_text(encoding="utf-8")
         if any(len(place) > 4 and place in text for place in places if place != NOT_SHARED):
             fix = "look for a path in the task file and in the names of codes"
-            raise EhrseqError(f"its {path.name} would name a folder of this machine", where=str(run.folder), fix=fix)
+            raise EhrseqError(
+                f"its {path.name} would name a folder of this machine",
+                where=str(run.folder),
+                fix=fix,
+            )

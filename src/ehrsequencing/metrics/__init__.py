@@ -13,13 +13,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _PLAIN = (
-    "auc", "brier", "calibration_intercept", "calibration_slope", "concordance", "cumulative_incidence", "ici", "ipa",
-    "net_benefit", "observed_over_expected",
-)  # fmt: skip
+    "auc",
+    "brier",
+    "calibration_intercept",
+    "calibration_slope",
+    "concordance",
+    "cumulative_incidence",
+    "ici",
+    "ipa",
+    "net_benefit",
+    "observed_over_expected",
+)
 __all__ = [
-    "auc", "brier", "calibration_intercept", "calibration_slope", "concordance", "cumulative_incidence", "ici", "ipa",
-    "net_benefit", "observed_over_expected",
-]  # fmt: skip
+    "auc",
+    "brier",
+    "calibration_intercept",
+    "calibration_slope",
+    "concordance",
+    "cumulative_incidence",
+    "ici",
+    "ipa",
+    "net_benefit",
+    "observed_over_expected",
+]
 
 if TYPE_CHECKING:
     from ehrsequencing.metrics.plain import (

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Floats
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -46,7 +46,11 @@ def null_brier(rows: ScoredRows, *, null_risk: ArrayLike | None = None) -> Float
     Returns:
         (causes, horizons) or (resamples, causes, horizons).
     """
-    risk = rows.observed_risk if null_risk is None else np.broadcast_to(np.asarray(null_risk), rows.observed_risk.shape)
+    risk = (
+        rows.observed_risk
+        if null_risk is None
+        else np.broadcast_to(np.asarray(null_risk), rows.observed_risk.shape)
+    )
     scores = np.empty_like(rows.observed_risk)
     for h in range(len(rows.horizons_days)):
         known = rows.known_weights(h)
@@ -93,7 +97,9 @@ def integrated_brier(rows: ScoredRows) -> Floats:
     """
     days = rows.horizons_days
     if len(days) < 2:
-        raise EhrseqError("an integral needs two times", where="horizons_days", fix="pass risks on a time grid")
+        raise EhrseqError(
+            "an integral needs two times", where="horizons_days", fix="pass risks on a time grid"
+        )
     scores = brier(rows)
     areas = 0.5 * (scores[..., 1:] + scores[..., :-1]) * np.diff(days)
     mean: Floats = areas.sum(axis=-1) / (days[-1] - days[0])

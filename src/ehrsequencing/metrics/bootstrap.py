@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Floats, Ints32
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats, Ints32
+from ehrsequencing.core.errors import EhrseqError
 
 #: Elements of one block of weights.
 BLOCK_ELEMENTS = 2**22
@@ -34,7 +34,9 @@ def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> I
     subjects, row_subject = np.unique(np.asarray(subject_ids), return_inverse=True)
     n_subjects, row_subject = len(subjects), row_subject.reshape(-1)
     if n_subjects == 0:
-        raise EhrseqError("no subjects to draw", where="subject_ids", fix="give one subject per row")
+        raise EhrseqError(
+            "no subjects to draw", where="subject_ids", fix="give one subject per row"
+        )
     step = max(1, BLOCK_ELEMENTS // max(len(row_subject), n_subjects))
     for start in range(0, n_resamples, step):
         block = np.empty((min(step, n_resamples - start), len(row_subject)), dtype=np.int32)
@@ -45,7 +47,10 @@ def bootstrap_subjects(subject_ids: ArrayLike, n_resamples: int, seed: int) -> I
 
 
 def bootstrap_table(
-    table: Callable[[Ints32], Mapping[str, Floats]], subject_ids: ArrayLike, n_resamples: int, seed: int
+    table: Callable[[Ints32], Mapping[str, Floats]],
+    subject_ids: ArrayLike,
+    n_resamples: int,
+    seed: int,
 ) -> dict[str, Floats]:
     """Every value of a table for every resample.
 
@@ -79,7 +84,9 @@ def percentile_interval(
     values = np.asarray(samples, dtype=np.float64)
     undefined = np.isnan(values).mean(axis=0) > largest_undefined_share
     # A NaN becomes a 0 only where the result is thrown away; elsewhere nanquantile leaves it out.
-    limits = np.nanquantile(np.where(undefined, 0.0, values), [(1.0 - level) / 2.0, (1.0 + level) / 2.0], axis=0)
+    limits = np.nanquantile(
+        np.where(undefined, 0.0, values), [(1.0 - level) / 2.0, (1.0 + level) / 2.0], axis=0
+    )
     lower, upper = np.where(undefined, np.nan, limits)
     return lower, upper
 
@@ -103,4 +110,6 @@ def interval_around(value: ArrayLike, samples: ArrayLike) -> tuple[Floats, Float
     lower, upper = percentile_interval(samples)
     near = 1e-9 * np.maximum(1.0, np.abs(point))  # sums in another order
     held = (lower - near <= point) & (point <= upper + near)
-    return np.where(held, np.minimum(lower, point), np.nan), np.where(held, np.maximum(upper, point), np.nan)
+    return np.where(held, np.minimum(lower, point), np.nan), np.where(
+        held, np.maximum(upper, point), np.nan
+    )

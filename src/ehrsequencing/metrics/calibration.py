@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, logit
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.metrics.censoring import RiskSets, aalen_johansen_se, divide
 from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -151,7 +151,9 @@ def grouped_calibration(rows: ScoredRows, *, groups: int = 10) -> GroupedCalibra
             weights = rows.weights[:, inside]
             outcome = (rows.duration_days[inside], rows.cause[inside])
             counts = RiskSets.count(*outcome, rows.n_causes, weights)
-            error = aalen_johansen_se(*outcome, horizon, n_causes=rows.n_causes, weights=weights)[:, e, 0]
+            error = aalen_johansen_se(*outcome, horizon, n_causes=rows.n_causes, weights=weights)[
+                :, e, 0
+            ]
             reached = counts.reaches(horizon)
             result[0, :, e, h, g] = weights.sum(axis=1)
             result[1, :, e, h, g] = divide(weights @ risk[inside], weights.sum(axis=1))
@@ -277,14 +279,21 @@ def spline_design(x: Floats, knots: Floats) -> Floats:
         return np.ones((len(x), 1))
     cubed = np.maximum(x[:, None] - t, 0.0) ** 3 / (t[-1] - t[0]) ** 2
     inner = [
-        cubed[:, j] - cubed[:, -2] * (t[-1] - t[j]) / (t[-1] - t[-2]) + cubed[:, -1] * (t[-2] - t[j]) / (t[-1] - t[-2])
+        cubed[:, j]
+        - cubed[:, -2] * (t[-1] - t[j]) / (t[-1] - t[-2])
+        + cubed[:, -1] * (t[-2] - t[j]) / (t[-1] - t[-2])
         for j in range(len(t) - 2)
     ]
     return np.column_stack([np.ones_like(x), x - t.mean(), *inner])
 
 
 def fit_logistic(
-    design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0, start: Floats | None = None
+    design: Floats,
+    outcome: Floats,
+    weights: Floats,
+    *,
+    offset: Floats | float = 0.0,
+    start: Floats | None = None,
 ) -> Floats:
     """Weighted logistic regressions by Newton's method, one for each row of the weights.
 
@@ -319,14 +328,17 @@ def fit_logistic(
         beta[moved], loss[moved] = trial[accepted], now[accepted]
         mean = np.where(eta >= 0, 1.0, small_side) / (1.0 + small_side)
         gradient = ((w * (y - mean)) @ design)[accepted]
-        curvature = ((w * mean * (1.0 - mean)) @ squares)[accepted].reshape(-1, n_columns, n_columns)
+        curvature = ((w * mean * (1.0 - mean)) @ squares)[accepted].reshape(
+            -1, n_columns, n_columns
+        )
         # Curvature vanishes as the fitted probabilities reach 0 or 1: there is no maximum, give this one up.
         scale, axes = np.linalg.eigh(curvature)
         curved = scale[:, 0] > 1e-9 * w[accepted].sum(axis=1)
         moved, scale, axes, gradient = moved[curved], scale[curved], axes[curved], gradient[curved]
         step[moved] = np.einsum("rij,rj->ri", axes, np.einsum("rji,rj->ri", axes, gradient) / scale)
         small = np.abs(step[moved]).max(axis=1, initial=0.0) < 1e-7
-        beta[moved[small]] += step[moved[small]]  # the next step would be of the size of this one's square
+        # the next step would be of the size of this one's square
+        beta[moved[small]] += step[moved[small]]
         found[moved[small]] = True
         todo = np.concatenate([todo[~accepted], moved[~small]])
         if todo.size == 0:
@@ -335,7 +347,9 @@ def fit_logistic(
     return beta
 
 
-def _fit_from_all(design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0) -> Floats:
+def _fit_from_all(
+    design: Floats, outcome: Floats, weights: Floats, *, offset: Floats | float = 0.0
+) -> Floats:
     """`fit_logistic` in every resample, begun at the fit to the mean of all resamples."""
     if len(weights) == 1:
         return fit_logistic(design, outcome, weights, offset=offset)
@@ -351,7 +365,9 @@ def distance_indices(distance: Floats, weights: Floats) -> Floats:
     total = share[:, -1:]
     quantiles = [
         np.take_along_axis(
-            ordered, np.minimum((share < q * total).sum(axis=1, keepdims=True), len(order[0]) - 1), axis=1
+            ordered,
+            np.minimum((share < q * total).sum(axis=1, keepdims=True), len(order[0]) - 1),
+            axis=1,
         )
         for q in (0.5, 0.9)
     ]

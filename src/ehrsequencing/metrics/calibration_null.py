@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit
 
-from ehrsequencing.arrays import Bools, Floats, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.calibration import (
     clipped_logit,
     distance_indices,
@@ -24,7 +24,9 @@ from ehrsequencing.metrics.outcomes import ScoredRows
 BLOCK_ELEMENTS = 2**20
 
 
-def calibration_null(rows: ScoredRows, *, n_simulations: int = 200, seed: int = 0) -> dict[str, Floats]:
+def calibration_null(
+    rows: ScoredRows, *, n_simulations: int = 200, seed: int = 0
+) -> dict[str, Floats]:
     """Simulate outcomes under the predicted risks and compute ICI, E50, E90 and KS on each simulated data set.
 
     Per simulation and horizon: each row gets cause e by the horizon with its predicted probability, at a time drawn
@@ -44,7 +46,9 @@ def calibration_null(rows: ScoredRows, *, n_simulations: int = 200, seed: int = 
         EhrseqError: The rows have a block of weights.
     """
     if rows.is_block:
-        raise EhrseqError("a block of weights", where="rows", fix="simulate under one set of weights")
+        raise EhrseqError(
+            "a block of weights", where="rows", fix="simulate under one set of weights"
+        )
     drawn = np.repeat(np.arange(len(rows.cause)), rows.weights[0].astype(np.int64))
     values = np.full((4, n_simulations, *rows.risk.shape[1:]), np.nan)
     step = max(1, BLOCK_ELEMENTS // max(1, len(drawn)))
@@ -52,7 +56,8 @@ def calibration_null(rows: ScoredRows, *, n_simulations: int = 200, seed: int = 
         world = _World.of(rows, int(h))
         risk = rows.risk[drawn][:, :, h]
         designs = [
-            spline_design(clipped_logit(risk[:, e]), spline_knots(rows.risk[:, e, h])) for e in range(rows.n_causes)
+            spline_design(clipped_logit(risk[:, e]), spline_knots(rows.risk[:, e, h]))
+            for e in range(rows.n_causes)
         ]
         for start in range(0, n_simulations, step):
             rng = np.random.default_rng([seed, int(h), start])
@@ -76,7 +81,8 @@ class _World:
     horizon_days: float  # the horizon
     event_cdf: Floats  # (causes, m) distribution of the event time, given an event of that cause by the horizon
     censoring_cdf: Floats  # (m,) P(C ≤ grid)
-    fixed_g_before: Floats | None  # (m + 1,) G just before each grid time and after all, where G is fixed
+    # (m + 1,) G just before each grid time and after all, where G is fixed
+    fixed_g_before: Floats | None
 
     @classmethod
     def of(cls, rows: ScoredRows, h: int) -> _World:
@@ -90,7 +96,13 @@ class _World:
         fixed = None  # where each row has its own G, the simulated censoring is that of all rows
         if isinstance(rows.fixed_censoring, StepFunction):
             fixed = np.r_[rows.fixed_censoring.before(grid), censoring[-1]]
-        return cls(grid, horizon, divide(incidence, incidence[:, -1:], undefined=1.0), 1.0 - censoring, fixed)
+        return cls(
+            grid,
+            horizon,
+            divide(incidence, incidence[:, -1:], undefined=1.0),
+            1.0 - censoring,
+            fixed,
+        )
 
     def simulate(self, risk: Floats, n_block: int, rng: np.random.Generator) -> tuple[Ints, Floats]:
         """Draw outcomes for `risk` (n, causes).
@@ -118,7 +130,9 @@ class _World:
         horizon_at = int(np.searchsorted(self.grid_days, self.horizon_days, side="left"))
         days = np.r_[self.grid_days, np.inf][seen_at]
         is_free = ~is_event & (days >= self.horizon_days)
-        inverse = np.where(is_event, divide(1.0, np.take_along_axis(g_before, seen_at, axis=1), undefined=0.0), 0.0)
+        inverse = np.where(
+            is_event, divide(1.0, np.take_along_axis(g_before, seen_at, axis=1), undefined=0.0), 0.0
+        )
         inverse += is_free * divide(1.0, g_before[:, horizon_at], undefined=np.nan)[:, None]
         return np.where(is_event, cause, 0), inverse
 
@@ -128,7 +142,13 @@ class _World:
         if self.fixed_g_before is not None:
             return np.broadcast_to(self.fixed_g_before, (n_block, width))
         cell = seen_at + width * np.arange(n_block)[:, None]
-        leaving = np.bincount(cell.ravel(), minlength=n_block * width).reshape(n_block, width).astype(np.float64)
+        leaving = (
+            np.bincount(cell.ravel(), minlength=n_block * width)
+            .reshape(n_block, width)
+            .astype(np.float64)
+        )
         events = np.bincount(cell[is_event], minlength=n_block * width).reshape(n_block, width)
         at_risk = np.cumsum(leaving[:, ::-1], axis=1)[:, ::-1]
-        return RiskSets(self.grid_days, at_risk[:, :-1], events[:, None, :-1].astype(np.float64)).censoring.values
+        return RiskSets(
+            self.grid_days, at_risk[:, :-1], events[:, None, :-1].astype(np.float64)
+        ).censoring.values

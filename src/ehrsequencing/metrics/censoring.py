@@ -18,13 +18,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Bools, Floats, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 
 
 def divide(numerator: ArrayLike, denominator: ArrayLike, *, undefined: float = np.nan) -> Floats:
     """Divide, with `undefined` (not a warning, not an infinity) where the denominator is 0."""
-    top, bottom = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
+    top, bottom = np.broadcast_arrays(
+        np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
+    )
     quotient: Floats = np.divide(top, bottom, out=np.full(top.shape, undefined), where=bottom != 0)
     return quotient
 
@@ -59,7 +61,9 @@ def _survival(cumulative_hazard: Floats) -> Floats:
 class RowCensoring:
     """The distribution G_i(t) = P(C_i > t | x_i) of each row's censoring time."""
 
-    cumulative_hazard: StepFunction  # H_0(t) of censoring, a step function; infinite from where nobody is left
+    cumulative_hazard: (
+        StepFunction  # H_0(t) of censoring, a step function; infinite from where nobody is left
+    )
     factor: Floats  # (n,) exp(β·z_i)
 
     def __len__(self) -> int:
@@ -103,7 +107,9 @@ class RiskSets:
     events: Floats  # (..., causes, m) weight of the rows with an event of each cause at that time
 
     @classmethod
-    def count(cls, duration_days: ArrayLike, cause: ArrayLike, n_causes: int, weights: ArrayLike | None) -> RiskSets:
+    def count(
+        cls, duration_days: ArrayLike, cause: ArrayLike, n_causes: int, weights: ArrayLike | None
+    ) -> RiskSets:
         """Count the risk sets of `duration_days` (n,) and `cause` (n,), O(n log n) and O(resamples · n)."""
         duration, codes, weight = checked_outcome(duration_days, cause, n_causes, weights)
         order = np.argsort(duration, kind="stable")
@@ -111,7 +117,9 @@ class RiskSets:
         first = np.flatnonzero(np.r_[True, duration[1:] != duration[:-1]])
         leaving = np.add.reduceat(weight, first, axis=-1)
         at_risk = np.cumsum(leaving[..., ::-1], axis=-1)[..., ::-1]
-        of_cause = [np.add.reduceat(weight * (codes == e), first, axis=-1) for e in range(1, n_causes + 1)]
+        of_cause = [
+            np.add.reduceat(weight * (codes == e), first, axis=-1) for e in range(1, n_causes + 1)
+        ]
         return cls(duration[first], at_risk, np.stack(of_cause, axis=-2))
 
     @cached_property
@@ -130,7 +138,9 @@ class RiskSets:
     @cached_property
     def censoring(self) -> StepFunction:
         """Kaplan–Meier estimate G of no censoring, values (..., m + 1); events of the same instant left before."""
-        leaving = self.at_risk - np.concatenate([self.at_risk[..., 1:], np.zeros_like(self.at_risk[..., :1])], axis=-1)
+        leaving = self.at_risk - np.concatenate(
+            [self.at_risk[..., 1:], np.zeros_like(self.at_risk[..., :1])], axis=-1
+        )
         n_events = self.events.sum(axis=-2)
         return self._product(leaving - n_events, self.at_risk - n_events)
 
@@ -141,8 +151,12 @@ class RiskSets:
             (..., *days.shape) bool. False exactly where the last ones observed before `days` were censored.
         """
         padded = np.concatenate([self.at_risk, np.zeros_like(self.at_risk[..., :1])], axis=-1)
-        still_observed = np.take(padded, np.searchsorted(self.times_days, days, side="left"), axis=-1) > 0
-        observed_at_all = self.at_risk[..., :1].reshape(*self.at_risk.shape[:-1], *([1] * np.ndim(days))) > 0
+        still_observed = (
+            np.take(padded, np.searchsorted(self.times_days, days, side="left"), axis=-1) > 0
+        )
+        observed_at_all = (
+            self.at_risk[..., :1].reshape(*self.at_risk.shape[:-1], *([1] * np.ndim(days))) > 0
+        )
         reached: Bools = still_observed | (observed_at_all & (self.survival.at(days) == 0))
         return reached
 
@@ -165,21 +179,39 @@ def checked_outcome(
     codes = np.asarray(cause)
     weight = np.ones(duration.shape) if weights is None else np.asarray(weights, dtype=np.float64)
     if duration.ndim != 1 or duration.size == 0:
-        raise EhrseqError("no rows to evaluate", where="duration_days", fix="give one duration per row, shape (n,)")
+        raise EhrseqError(
+            "no rows to evaluate",
+            where="duration_days",
+            fix="give one duration per row, shape (n,)",
+        )
     if codes.shape != duration.shape or not np.issubdtype(codes.dtype, np.integer):
-        raise EhrseqError("not one integer per duration", where="cause", fix="0 is censored, 1.. the causes")
+        raise EhrseqError(
+            "not one integer per duration", where="cause", fix="0 is censored, 1.. the causes"
+        )
     if not np.isfinite(duration).all() or duration.min() < 0:
-        raise EhrseqError("negative or not finite", where="duration_days", fix="drop rows without follow-up")
+        raise EhrseqError(
+            "negative or not finite", where="duration_days", fix="drop rows without follow-up"
+        )
     if codes.min() < 0 or codes.max() > n_causes:
-        raise EhrseqError(f"outside 0..{n_causes}", where="cause", fix="0 is censored, 1.. the causes in task order")
+        raise EhrseqError(
+            f"outside 0..{n_causes}",
+            where="cause",
+            fix="0 is censored, 1.. the causes in task order",
+        )
     if weight.shape[-1:] != duration.shape or weight.ndim > 2:
-        raise EhrseqError("not (n,) or (resamples, n)", where="weights", fix="give one multiplicity per row")
+        raise EhrseqError(
+            "not (n,) or (resamples, n)", where="weights", fix="give one multiplicity per row"
+        )
     if not np.isfinite(weight).all() or weight.min(initial=0.0) < 0:
-        raise EhrseqError("negative or not finite", where="weights", fix="weights count how often a row was drawn")
+        raise EhrseqError(
+            "negative or not finite", where="weights", fix="weights count how often a row was drawn"
+        )
     return duration, codes.astype(np.int64), weight
 
 
-def kaplan_meier(duration_days: ArrayLike, event: ArrayLike, *, weights: ArrayLike | None = None) -> StepFunction:
+def kaplan_meier(
+    duration_days: ArrayLike, event: ArrayLike, *, weights: ArrayLike | None = None
+) -> StepFunction:
     """Kaplan–Meier survival, S(t) = Π_{s ≤ t} (1 − d(s) / n(s)).
 
     Args:
@@ -194,7 +226,9 @@ def kaplan_meier(duration_days: ArrayLike, event: ArrayLike, *, weights: ArrayLi
         >>> kaplan_meier([1.0, 2.0, 2.0, 3.0], [True, True, False, True]).at([0.5, 1.0, 2.0, 3.0]).tolist()
         [1.0, 0.75, 0.5, 0.0]
     """
-    return RiskSets.count(duration_days, np.asarray(event, dtype=bool).astype(np.int64), 1, weights).survival
+    return RiskSets.count(
+        duration_days, np.asarray(event, dtype=bool).astype(np.int64), 1, weights
+    ).survival
 
 
 def aalen_johansen(
@@ -218,7 +252,9 @@ def aalen_johansen(
     return RiskSets.count(duration_days, cause, n_causes, weights).incidence
 
 
-def censoring_survival(duration_days: ArrayLike, cause: ArrayLike, *, weights: ArrayLike | None = None) -> StepFunction:
+def censoring_survival(
+    duration_days: ArrayLike, cause: ArrayLike, *, weights: ArrayLike | None = None
+) -> StepFunction:
     """Kaplan–Meier distribution G(t) = P(C > t) of the censoring time; `before` gives G(t−) = P(C ≥ t).
 
     Metrics fit it on the rows they evaluate unless given another one, say from the training subjects at risk. Its value
@@ -232,10 +268,14 @@ def censoring_survival(duration_days: ArrayLike, cause: ArrayLike, *, weights: A
     Returns:
         The step function, values (..., m + 1).
     """
-    return RiskSets.count(duration_days, (np.asarray(cause) > 0).astype(np.int64), 1, weights).censoring
+    return RiskSets.count(
+        duration_days, (np.asarray(cause) > 0).astype(np.int64), 1, weights
+    ).censoring
 
 
-def median_follow_up_days(duration_days: ArrayLike, cause: ArrayLike, *, weights: ArrayLike | None = None) -> Floats:
+def median_follow_up_days(
+    duration_days: ArrayLike, cause: ArrayLike, *, weights: ArrayLike | None = None
+) -> Floats:
     """Median follow-up by the reverse Kaplan–Meier method (Schemper & Smith 1996): the first t with G(t) ≤ ½.
 
     Returns:
@@ -308,7 +348,11 @@ def aalen_johansen_se(
 
 
 def check_horizons(
-    duration_days: ArrayLike, cause: ArrayLike, horizons_days: ArrayLike, *, censoring: StepFunction | None = None
+    duration_days: ArrayLike,
+    cause: ArrayLike,
+    horizons_days: ArrayLike,
+    *,
+    censoring: StepFunction | None = None,
 ) -> None:
     """Refuse horizons that the follow-up does not reach.
 
@@ -328,5 +372,7 @@ def check_horizons(
     if not covered.all():
         beyond = ", ".join(f"{days:g}" for days in horizons[~covered])
         raise EhrseqError(
-            f"follow-up ends before {beyond} days", where="horizons", fix="choose horizons within the follow-up"
+            f"follow-up ends before {beyond} days",
+            where="horizons",
+            fix="choose horizons within the follow-up",
         )

@@ -7,18 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Floats
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.scratch import parts
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.scratch import parts
 
 
 @dataclass(frozen=True)
 class DecisionCurve:
     """Net benefit of treating by the model, and of treating everyone; treating nobody is 0."""
 
-    thresholds: Floats  # (thresholds,) or (causes, horizons, thresholds) risk from which one would act
+    thresholds: (
+        Floats  # (thresholds,) or (causes, horizons, thresholds) risk from which one would act
+    )
     net_benefit: Floats  # (..., causes, horizons, thresholds) true positives per row, less weighted false positives
     treat_all: Floats  # (..., causes, horizons, thresholds) the same when acting on everyone
 
@@ -43,7 +45,9 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
     """
     at = np.atleast_1d(np.asarray(thresholds, dtype=np.float64))
     if not ((at > 0) & (at < 1)).all():
-        raise EhrseqError("outside (0, 1)", where="thresholds", fix="a threshold is a risk between 0 and 1")
+        raise EhrseqError(
+            "outside (0, 1)", where="thresholds", fix="a threshold is a risk between 0 and 1"
+        )
     of_cell = np.broadcast_to(at, (*rows.risk.shape[1:], at.shape[-1]))
     odds = of_cell / (1.0 - of_cell)
     net_benefit = np.empty((len(rows.weights), *of_cell.shape))

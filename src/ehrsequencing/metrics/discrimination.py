@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.metrics.censoring import RowCensoring, divide
 from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -130,7 +130,9 @@ def _concordance(rows: ScoredRows, e: int, h: int) -> Floats:
     return divide(*concordant_pairs(rows, e, h))
 
 
-def _pairs_one_by_one(rows: ScoredRows, censoring: RowCensoring, e: int, h: int, turn: Ints) -> tuple[Floats, Floats]:
+def _pairs_one_by_one(
+    rows: ScoredRows, censoring: RowCensoring, e: int, h: int, turn: Ints
+) -> tuple[Floats, Floats]:
     """Wolbers' C where each row has its own G: 1 / (G_i(T_i−) G_j(T_i−)) does not come apart into two factors."""
     score, competing = rows.risk[:, e, h], (rows.cause > 0) & (rows.cause != e + 1)
     cases = np.flatnonzero(turn % 2 == 1)
@@ -154,7 +156,14 @@ def dense_rank(score: Floats) -> Ints:
     return np.unique(score, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _wins(case_weight: Floats, control_weight: Floats, rank: Ints, case: Bools, control: Bools, group: Ints) -> Floats:
+def _wins(
+    case_weight: Floats,
+    control_weight: Floats,
+    rank: Ints,
+    case: Bools,
+    control: Bools,
+    group: Ints,
+) -> Floats:
     """Σ over pairs of a case and a control of one group: weights × (1[rank_case > rank_control] + ½ 1[equal])."""
     width = int(rank.max()) + 1
     cases, controls = np.flatnonzero(case), np.flatnonzero(control)
@@ -162,7 +171,10 @@ def _wins(case_weight: Floats, control_weight: Floats, rank: Ints, case: Bools, 
     order = np.argsort(place, kind="stable")
     controls, place = controls[order], place[order]
     wanted = group[cases] * width + rank[cases]
-    below, upto = np.searchsorted(place, wanted, side="left"), np.searchsorted(place, wanted, side="right")
+    below, upto = (
+        np.searchsorted(place, wanted, side="left"),
+        np.searchsorted(place, wanted, side="right"),
+    )
     start = np.searchsorted(place, group[cases] * width, side="left")
     cumulative = np.zeros((len(control_weight), len(controls) + 1))
     np.cumsum(control_weight[:, controls], axis=1, out=cumulative[:, 1:])
@@ -171,7 +183,9 @@ def _wins(case_weight: Floats, control_weight: Floats, rank: Ints, case: Bools, 
     return sums
 
 
-def _pairs_above(case_weight: Floats, control_weight: Floats, turn: Ints, case: Bools, control: Bools) -> Floats:
+def _pairs_above(
+    case_weight: Floats, control_weight: Floats, turn: Ints, case: Bools, control: Bools
+) -> Floats:
     """Σ over pairs of a case and a control with turn_control > turn_case: product of their weights."""
     cases, controls = np.flatnonzero(case), np.flatnonzero(control)
     controls = controls[np.argsort(-turn[controls], kind="stable")]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ehrsequencing.arrays import Floats
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 
@@ -29,7 +29,8 @@ class Metric:
     target: float | None = None  # its value where the risks mean what they say, as 1 for O/E
     digits: int = 3  # decimals that are printed, after multiplying by `scale`
     scale: float = 1.0  # 100 prints a share in percent
-    part: Literal["accuracy", "calibration"] = "accuracy"  # the table of the report in which it stands
+    # the table of the report in which it stands
+    part: Literal["accuracy", "calibration"] = "accuracy"
     # `everywhere`: of every model, for each cause, for all causes as one, and in repeated splits. `causes`: of every
     # model, for each cause (regressions, which cost more and need more events). `strongest`: of our model and the
     # strongest baseline. `over time`: of every model, from risks on a grid of times: one number for each cause.
@@ -42,10 +43,15 @@ class Metric:
     # whether the number of events can be worked out from it and the number at risk; the report then hides it where it
     # hides that number. False for what ranks subjects or describes a shape
     tells_counts: bool = True
-    in_terminal: bool = True  # whether the table in the terminal has it; only for metrics that are taken everywhere
+    # whether the table in the terminal has it; only for metrics that are taken everywhere
+    in_terminal: bool = True
 
     def __post_init__(self) -> None:
         if self.compared and not self.better:
-            raise EhrseqError("compares models without a direction", where=self.key, fix="set better to 1 or -1")
+            raise EhrseqError(
+                "compares models without a direction", where=self.key, fix="set better to 1 or -1"
+            )
         if (self.of is None) != (self.taken == "elsewhere"):
-            raise EhrseqError("has no function", where=self.key, fix="give it one, or set taken to 'elsewhere'")
+            raise EhrseqError(
+                "has no function", where=self.key, fix="give it one, or set taken to 'elsewhere'"
+            )

@@ -10,9 +10,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Bools, Floats, Ints
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.metrics.censoring import RiskSets, RowCensoring, StepFunction, checked_outcome, divide
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.metrics.censoring import (
+    RiskSets,
+    RowCensoring,
+    StepFunction,
+    checked_outcome,
+    divide,
+)
 
 #: Risks may leave [0, 1] by this much (float32 sums do) and are cut back.
 ROUNDING = 1e-6
@@ -61,28 +67,54 @@ class ScoredRows:
         risks = np.asarray(risk, dtype=np.float64)
         horizons = np.asarray(horizons_days, dtype=np.float64)
         if horizons.ndim != 1 or (np.diff(horizons) <= 0).any() or (horizons < 0).any():
-            raise EhrseqError("not increasing, or negative", where="horizons_days", fix="sort them, name each once")
+            raise EhrseqError(
+                "not increasing, or negative",
+                where="horizons_days",
+                fix="sort them, name each once",
+            )
         if risks.ndim != 3 or risks.shape[2] != horizons.size:
-            raise EhrseqError("not (rows, causes, horizons)", where="risk", fix="give one risk per row, cause, horizon")
+            raise EhrseqError(
+                "not (rows, causes, horizons)",
+                where="risk",
+                fix="give one risk per row, cause, horizon",
+            )
         duration, codes, weight = checked_outcome(duration_days, cause, risks.shape[1], weights)
         if risks.shape[0] != duration.size:
-            raise EhrseqError("rows without a prediction, or predictions without a row", where="risk", fix="align them")
+            raise EhrseqError(
+                "rows without a prediction, or predictions without a row",
+                where="risk",
+                fix="align them",
+            )
         if not ((risks >= -ROUNDING) & (risks <= 1 + ROUNDING)).all():
-            raise EhrseqError("missing or outside 0..1", where="risk", fix="predict a probability for every row")
+            raise EhrseqError(
+                "missing or outside 0..1", where="risk", fix="predict a probability for every row"
+            )
         if isinstance(censoring, StepFunction) and censoring.values.ndim != 1:
-            raise EhrseqError("one curve per resample", where="censoring", fix="fit it without a block of weights")
+            raise EhrseqError(
+                "one curve per resample", where="censoring", fix="fit it without a block of weights"
+            )
         if isinstance(censoring, RowCensoring) and len(censoring) != duration.size:
-            raise EhrseqError("not one curve per row", where="censoring", fix="predict it for the rows evaluated")
+            raise EhrseqError(
+                "not one curve per row", where="censoring", fix="predict it for the rows evaluated"
+            )
         if risks.size and (risks.min() < 0 or risks.max() > 1):  # a copy only where one is needed
             risks = np.clip(risks, 0.0, 1.0)
-        return cls(duration, codes, risks, horizons, np.atleast_2d(weight), censoring, weight.ndim == 2)
+        return cls(
+            duration, codes, risks, horizons, np.atleast_2d(weight), censoring, weight.ndim == 2
+        )
 
     def all_cause(self) -> ScoredRows:
         """The same rows with all causes as one: any event, and the sum of the risks."""
         any_event = (self.cause > 0).astype(np.int64)
         total = np.minimum(self.risk.sum(axis=1, keepdims=True), 1.0)
         return ScoredRows(
-            self.duration_days, any_event, total, self.horizons_days, self.weights, self.fixed_censoring, self.is_block
+            self.duration_days,
+            any_event,
+            total,
+            self.horizons_days,
+            self.weights,
+            self.fixed_censoring,
+            self.is_block,
         )
 
     @property
@@ -107,7 +139,11 @@ class ScoredRows:
 
         Where each row has its own G this is the Kaplan–Meier curve of these rows, which weighs nothing.
         """
-        return self.fixed_censoring if isinstance(self.fixed_censoring, StepFunction) else self.counts.censoring
+        return (
+            self.fixed_censoring
+            if isinstance(self.fixed_censoring, StepFunction)
+            else self.counts.censoring
+        )
 
     @cached_property
     def covered(self) -> Bools:
@@ -126,7 +162,9 @@ class ScoredRows:
     def inverse_at_duration(self) -> Floats:
         """(resamples or 1, n) 1 / G(T−), the weight of an event at T; 0 where G(T−) is 0."""
         if isinstance(self.fixed_censoring, RowCensoring):
-            return divide(1.0, self.fixed_censoring.before_own(self.duration_days)[None], undefined=0.0)
+            return divide(
+                1.0, self.fixed_censoring.before_own(self.duration_days)[None], undefined=0.0
+            )
         return divide(1.0, np.atleast_2d(self.censoring.before(self.duration_days)), undefined=0.0)
 
     @cached_property
@@ -137,8 +175,13 @@ class ScoredRows:
         takes censoring for independent.
         """
         if isinstance(self.fixed_censoring, RowCensoring):
-            shares = [self.known_weights(h) @ self.has_event_by(h).T for h in range(len(self.horizons_days))]
-            return self.where_covered(divide(np.stack(shares, axis=2), self.total_weight[:, None, None]))
+            shares = [
+                self.known_weights(h) @ self.has_event_by(h).T
+                for h in range(len(self.horizons_days))
+            ]
+            return self.where_covered(
+                divide(np.stack(shares, axis=2), self.total_weight[:, None, None])
+            )
         return self.where_covered(self.counts.incidence.at(self.horizons_days))
 
     @cached_property
@@ -167,7 +210,9 @@ class ScoredRows:
     def is_event_free_at(self, h: int) -> Bools:
         """(n,) whether a row is known to be event-free at horizon number h: seen beyond it, or censored at it."""
         horizon = self.horizons_days[h]
-        free: Bools = (self.duration_days > horizon) | ((self.duration_days == horizon) & (self.cause == 0))
+        free: Bools = (self.duration_days > horizon) | (
+            (self.duration_days == horizon) & (self.cause == 0)
+        )
         return free
 
     def known_weights(self, h: int) -> Floats:
@@ -183,9 +228,13 @@ class ScoredRows:
         blocks = []
         for h, horizon in enumerate(self.horizons_days):
             if isinstance(self.fixed_censoring, RowCensoring):
-                at_horizon = divide(1.0, self.fixed_censoring.before(horizon), undefined=0.0)[None, :]
+                at_horizon = divide(1.0, self.fixed_censoring.before(horizon), undefined=0.0)[
+                    None, :
+                ]
             else:
-                at_horizon = divide(1.0, np.atleast_1d(self.censoring.before(horizon)), undefined=0.0)[:, None]
+                at_horizon = divide(
+                    1.0, np.atleast_1d(self.censoring.before(horizon)), undefined=0.0
+                )[:, None]
             inverse = self.inverse_at_duration * self.has_event_by(h).any(axis=0)
             inverse += at_horizon * self.is_event_free_at(h)
             blocks.append(self.weights * inverse)

@@ -14,16 +14,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.arrays import Floats
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import accuracy, calibration, decision, discrimination
 from ehrsequencing.metrics.censoring import aalen_johansen
 from ehrsequencing.metrics.outcomes import ScoredRows
 
 __all__ = [
-    "auc", "brier", "calibration_intercept", "calibration_slope", "concordance", "cumulative_incidence", "ici", "ipa",
-    "net_benefit", "observed_over_expected",
-]  # fmt: skip
+    "auc",
+    "brier",
+    "calibration_intercept",
+    "calibration_slope",
+    "concordance",
+    "cumulative_incidence",
+    "ici",
+    "ipa",
+    "net_benefit",
+    "observed_over_expected",
+]
 
 
 def _rows(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, horizon: float) -> ScoredRows:
@@ -31,7 +39,9 @@ def _rows(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, horizon: float) ->
     codes, own = np.asarray(cause), np.asarray(risk, dtype=np.float64)
     codes = codes.astype(np.int64) if codes.dtype == bool else codes
     if own.ndim != 1:
-        raise EhrseqError("expected one risk a row", where="risk", fix="give the risks by this horizon, (n,)")
+        raise EhrseqError(
+            "expected one risk a row", where="risk", fix="give the risks by this horizon, (n,)"
+        )
     risks = np.zeros((len(own), max(int(codes.max(initial=0)), 1), 1))
     risks[:, 0, 0] = own
     return ScoredRows.of(time, codes, risks, [float(horizon)])
@@ -94,7 +104,9 @@ def ipa(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
     return _first(accuracy.index_of_prediction_accuracy(_rows(time, cause, risk, horizon)))
 
 
-def observed_over_expected(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+def observed_over_expected(
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
+) -> float:
     """Observed incidence (Aalen–Johansen) over the mean risk; 1 is calibrated in the large.
 
     Example:
@@ -116,7 +128,9 @@ def ici(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -
     return _first(calibration.smooth_calibration(_rows(time, cause, risk, horizon)).ici)
 
 
-def calibration_intercept(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+def calibration_intercept(
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
+) -> float:
     """How far the logit of the risk has to be shifted; 0 is right, above 0 the risks are too low.
 
     Example:
@@ -128,7 +142,9 @@ def calibration_intercept(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *,
     return _first(calibration.calibration_intercept_slope(_rows(time, cause, risk, horizon))[0])
 
 
-def calibration_slope(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float) -> float:
+def calibration_slope(
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float
+) -> float:
     """How far the logit of the risk has to be stretched; 1 is right, below 1 the risks are too extreme.
 
     Example:
@@ -140,7 +156,9 @@ def calibration_slope(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, hor
     return _first(calibration.calibration_intercept_slope(_rows(time, cause, risk, horizon))[1])
 
 
-def net_benefit(time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float, threshold: float) -> float:
+def net_benefit(
+    time: ArrayLike, cause: ArrayLike, risk: ArrayLike, *, horizon: float, threshold: float
+) -> float:
     """Net benefit per subject of acting on whoever has at least the threshold's risk; acting on nobody is 0.
 
     Example:
@@ -161,4 +179,6 @@ def cumulative_incidence(time: ArrayLike, cause: ArrayLike, *, at: ArrayLike) ->
     codes = np.asarray(cause)
     codes = codes.astype(np.int64) if codes.dtype == bool else codes
     curve = aalen_johansen(time, codes, n_causes=max(int(codes.max(initial=0)), 1))
-    return np.asarray(curve.at(np.atleast_1d(np.asarray(at, dtype=np.float64)))[0], dtype=np.float64)
+    return np.asarray(
+        curve.at(np.atleast_1d(np.asarray(at, dtype=np.float64)))[0], dtype=np.float64
+    )

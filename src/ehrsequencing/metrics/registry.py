@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ehrsequencing.arrays import Floats
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.metrics import accuracy, calibration, discrimination
 from ehrsequencing.metrics.metric import Metric
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -26,7 +26,9 @@ def register(metric: Metric) -> None:
         EhrseqError: There is one by this key.
     """
     if metric.key in METRICS:
-        raise EhrseqError("is the key of another metric", where=metric.key, fix="choose another key")
+        raise EhrseqError(
+            "is the key of another metric", where=metric.key, fix="choose another key"
+        )
     METRICS[metric.key] = metric
 
 

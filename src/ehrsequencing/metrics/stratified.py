@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class StratifiedAuc:
         return won
 
 
-def stratified_auc(cases: StratifiedRows, controls: StratifiedRows, weights: Floats) -> StratifiedAuc:
+def stratified_auc(
+    cases: StratifiedRows, controls: StratifiedRows, weights: Floats
+) -> StratifiedAuc:
     """AUC of each stratum: how often a case scores above a control of its own stratum; ties count one half.
 
         AUC_g = Σ_{i case, j control in g} w_i w_j (1[s_i > s_j] + ½ 1[s_i = s_j]) / Σ_{i, j} w_i w_j

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.segments import gather_distinct_rows, gather_rows, to_device
 
 WIDEST_HEAD = 256  # of the ragged kernel
@@ -27,7 +27,8 @@ class Block:
     groups: int  # G
     query_length: int  # Lq
     key_length: int  # Lk
-    mask: Tensor | None = None  # broadcastable to (G, heads, Lq, Lk), `True` = seen; None: every row sees every row
+    # broadcastable to (G, heads, Lq, Lk), `True` = seen; None: every row sees every row
+    mask: Tensor | None = None
     causal: bool = False  # instead of a mask: slot i sees the slots up to i
 
 
@@ -46,7 +47,10 @@ class AttentionPlan:
             to_device(self.query_rows, device),
             to_device(self.key_rows, device),
             to_device(self.answer_slot, device),
-            tuple(b if b.mask is None else replace(b, mask=to_device(b.mask, device)) for b in self.blocks),
+            tuple(
+                b if b.mask is None else replace(b, mask=to_device(b.mask, device))
+                for b in self.blocks
+            ),
         )
 
 
@@ -71,8 +75,10 @@ class Spans:
 class Stream:
     """Packed rows, and the calls that cut them into spans, one after another."""
 
-    rows: Tensor | None  # (P,) packed rows of the queries, none twice; None: all rows in their order
-    key_rows: Tensor | None  # (Q,) packed rows of the keys, which may repeat; None: the queries are the keys
+    # (P,) packed rows of the queries, none twice; None: all rows in their order
+    rows: Tensor | None
+    # (Q,) packed rows of the keys, which may repeat; None: the queries are the keys
+    key_rows: Tensor | None
     calls: tuple[Spans, ...]  # the kernel's calls
 
 
@@ -98,7 +104,10 @@ class RaggedPlan:
             offsets = to_device(call.query_offsets, device), to_device(call.key_offsets, device)
             return replace(call, query_offsets=offsets[0], key_offsets=offsets[1])
 
-        streams = (Stream(moved(s.rows), moved(s.key_rows), tuple(map(moved_call, s.calls))) for s in self.streams)
+        streams = (
+            Stream(moved(s.rows), moved(s.key_rows), tuple(map(moved_call, s.calls)))
+            for s in self.streams
+        )
         return RaggedPlan(tuple(streams), moved(self.answer_slot))
 
 
@@ -162,10 +171,15 @@ def _ragged(q: Tensor, k: Tensor, v: Tensor, plan: RaggedPlan, *, heads: int) ->
         return v
     answers = []
     for stream in plan.streams:
-        of_queries, of_keys = [call.queries for call in stream.calls], [call.keys for call in stream.calls]
+        of_queries, of_keys = (
+            [call.queries for call in stream.calls],
+            [call.keys for call in stream.calls],
+        )
         queries = torch.split(gather_distinct_rows(q, stream.rows), of_queries)
         if stream.key_rows is None:
-            keys, values = (torch.split(gather_distinct_rows(x, stream.rows), of_keys) for x in (k, v))
+            keys, values = (
+                torch.split(gather_distinct_rows(x, stream.rows), of_keys) for x in (k, v)
+            )
         else:
             keys, values = (torch.split(gather_rows(x, stream.key_rows), of_keys) for x in (k, v))
         parts = zip(queries, keys, values, stream.calls, strict=True)
@@ -175,17 +189,28 @@ def _ragged(q: Tensor, k: Tensor, v: Tensor, plan: RaggedPlan, *, heads: int) ->
 
 def _attend_spans(q: Tensor, k: Tensor, v: Tensor, spans: Spans, *, heads: int) -> Tensor:
     """(queries, d), twice (keys, d) → (queries, d)."""
-    from torch.nn.attention.varlen import varlen_attn  # loads the compiler: two seconds that only a GPU shall cost
+    from torch.nn.attention.varlen import (
+        varlen_attn,  # loads the compiler: two seconds that only a GPU shall cost
+    )
 
     size = q.shape[1] // heads
     if size > WIDEST_HEAD:
-        raise EhrseqError(f"heads wider than {WIDEST_HEAD}", where="ModelConfig.heads", fix="use more heads")
+        raise EhrseqError(
+            f"heads wider than {WIDEST_HEAD}", where="ModelConfig.heads", fix="use more heads"
+        )
     q, k, v = (x.view(len(x), heads, size) for x in (q, k, v))
     if size % 8:  # the kernel's heads are multiples of 8; zeros change no score
         q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
     out = varlen_attn(
-        q, k, v, spans.query_offsets, spans.key_offsets, spans.longest_query, spans.longest_key,
-        scale=size**-0.5, window_size=spans.window,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        spans.query_offsets,
+        spans.key_offsets,
+        spans.longest_query,
+        spans.longest_key,
+        scale=size**-0.5,
+        window_size=spans.window,
+    )
     assert isinstance(out, Tensor)  # not the pair that `return_aux` asks for
     return out[..., :size].flatten(1)

@@ -9,15 +9,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
 from ehrsequencing.config.parts import architecture
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.models.hazards import cumulative_incidence, horizon_nll, observed_hazards, visit_nll
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import write_bytes
+from ehrsequencing.models.hazards import (
+    cumulative_incidence,
+    horizon_nll,
+    observed_hazards,
+    visit_nll,
+)
 from ehrsequencing.models.head import HazardHead
 from ehrsequencing.models.outcomes import OutcomeHazards, OutcomeHead, OutcomeLabels
 from ehrsequencing.models.segments import to_device
-from ehrsequencing.storage import write_bytes
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -41,22 +46,31 @@ class SurvivalModel(nn.Module):
                 fix=f"use {expected.__name__}",
             )
         if config.members != 1:
-            raise EhrseqError("is one model", where=f"ModelConfig.members={config.members}", fix="use Ensemble")
+            raise EhrseqError(
+                "is one model", where=f"ModelConfig.members={config.members}", fix="use Ensemble"
+            )
         self.config = config
 
     def _add_head(self) -> None:
         """The hazard head, and the wide one beside it: linear on the inputs, zero at the start."""
         config = self.config
         self.head = HazardHead(config)
-        self.wide_head = nn.Linear(config.dim, config.causes * config.bins, bias=False) if config.wide_head else None
+        self.wide_head = (
+            nn.Linear(config.dim, config.causes * config.bins, bias=False)
+            if config.wide_head
+            else None
+        )
         if self.wide_head is not None:
             nn.init.zeros_(self.wide_head.weight)
         self.outcomes = None
         if config.outcomes:
             self.outcomes = OutcomeHead(
-                config.dim, outcomes=config.outcomes, rank=config.outcome_rank,
-                edges_days=config.edges_days, dropout=config.dropout,
-            )  # fmt: skip
+                config.dim,
+                outcomes=config.outcomes,
+                rank=config.outcome_rank,
+                edges_days=config.edges_days,
+                dropout=config.dropout,
+            )
 
     def hazard_logits(self, z: Tensor, *, wide: Tensor | None) -> Tensor:
         """(N, d) states, and what the wide head looks at → logits, of queries too."""
@@ -121,14 +135,19 @@ class SurvivalModel(nn.Module):
         """
         if self.config.head == "visit":
             fix = "use model.head.set_bias(hazards) with the share of visits that an event follows"
-            raise EhrseqError("the visit head has no rates per day", where="start_at_rates", fix=fix)
+            raise EhrseqError(
+                "the visit head has no rates per day", where="start_at_rates", fix=fix
+            )
         if batch.at_risk is None or batch.duration_days is None or batch.cause is None:
             raise EhrseqError("no labels", where="VisitBatch", fix="make the batch with its labels")
         rows, entry = batch.at_risk, batch.entry_days
         hazards = observed_hazards(
-            self.config.edges_days, duration_days=batch.duration_days[rows], cause=batch.cause[rows],
-            entry_days=None if entry is None else entry[rows], n_causes=self.config.causes,
-        )  # fmt: skip
+            self.config.edges_days,
+            duration_days=batch.duration_days[rows],
+            cause=batch.cause[rows],
+            entry_days=None if entry is None else entry[rows],
+            n_causes=self.config.causes,
+        )
         self.head.set_bias(hazards)
 
     def _freeze(self, **modules: nn.Module | None) -> None:
@@ -166,10 +185,16 @@ class SurvivalModel(nn.Module):
                 where="ModelConfig.attention=bidirectional",
                 fix="fit hazards with attention=causal; bidirectional is for pretraining",
             )
-        needed = ("at_risk", "cause") if self.config.head == "visit" else ("at_risk", "cause", "duration_days")
+        needed = (
+            ("at_risk", "cause")
+            if self.config.head == "visit"
+            else ("at_risk", "cause", "duration_days")
+        )
         missing = [name for name in needed if getattr(batch, name) is None]
         if missing or batch.at_risk is None or batch.cause is None:
-            raise EhrseqError(f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels")
+            raise EhrseqError(
+                f"no {', '.join(missing)}", where="VisitBatch", fix="make the batch with its labels"
+            )
         z = None
         if self.config.outcomes and batch.outcome_rows is not None:
             x, z = self.states(batch)
@@ -207,7 +232,9 @@ class SurvivalModel(nn.Module):
         assert codes is not None
         assert days is not None
         assert batch.duration_days is not None
-        place = rows.new_zeros(batch.n_visits).index_copy(0, rows, torch.arange(len(rows), device=rows.device))
+        place = rows.new_zeros(batch.n_visits).index_copy(
+            0, rows, torch.arange(len(rows), device=rows.device)
+        )
         return self.outcomes.nll(
             z.index_select(0, rows),
             stop_days=batch.duration_days[rows],
@@ -230,7 +257,11 @@ class SurvivalModel(nn.Module):
         return nll.sum() / divisor
 
     def risk(
-        self, batch: VisitBatch, *, horizons_days: Sequence[float], start_days: Tensor | float | None = None
+        self,
+        batch: VisitBatch,
+        *,
+        horizons_days: Sequence[float],
+        start_days: Tensor | float | None = None,
     ) -> Tensor:
         """Cumulative incidence of each cause by each horizon, from every row on.
 
@@ -262,7 +293,9 @@ class SurvivalModel(nn.Module):
             EhrseqError: The folder cannot be written.
         """
         folder = Path(path)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        tensors = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
+        }
         write_bytes(folder / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
         write_bytes(folder / CONFIG_FILE, (self.config.model_dump_json(indent=2) + "\n").encode())
 
@@ -278,12 +311,20 @@ class SurvivalModel(nn.Module):
         weights = _read_weights(folder / WEIGHTS_FILE)
         where, fix = str(folder / WEIGHTS_FILE), "save the model again"
         if config.layers * config.members > len(weights):  # before anything of that size is built
-            raise EhrseqError("holds fewer tensors than the configuration has layers", where=where, fix=fix)
+            raise EhrseqError(
+                "holds fewer tensors than the configuration has layers", where=where, fix=fix
+            )
         try:
             with torch.device("meta"):  # shapes only: a hostile configuration allocates nothing
                 model = cls(config)
-        except (OverflowError, RuntimeError, TypeError) as error:  # what torch raises for a size that is too big
-            raise EhrseqError("describes no possible model", where=str(folder / CONFIG_FILE), fix=fix) from error
+        except (
+            OverflowError,
+            RuntimeError,
+            TypeError,
+        ) as error:  # what torch raises for a size that is too big
+            raise EhrseqError(
+                "describes no possible model", where=str(folder / CONFIG_FILE), fix=fix
+            ) from error
         for name, tensor in model.state_dict().items():
             if name not in weights:
                 raise EhrseqError(f"has no tensor {name}", where=where, fix=fix)
@@ -305,7 +346,11 @@ class SurvivalModel(nn.Module):
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration of a saved model."""
-    saved = {"rotary": False, **_read_json(folder / CONFIG_FILE)}  # models saved before there was one have none
+    # models saved before there was one have none
+    saved = {
+        "rotary": False,
+        **_read_json(folder / CONFIG_FILE),
+    }
     return validated(ModelConfig, saved, where=str(folder / CONFIG_FILE))
 
 
@@ -313,11 +358,15 @@ def _read_json(path: Path) -> dict[str, object]:
     try:
         data = parse_json(path.read_bytes())
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
+        raise EhrseqError(
+            "cannot be read", where=str(path), fix=error.strerror or "check the path"
+        ) from error
     except BadText as error:
         raise EhrseqError(error.what, where=str(path), fix="save the model again") from error
     if not isinstance(data, dict):
-        raise EhrseqError("must hold a mapping of settings", where=str(path), fix="save the model again")
+        raise EhrseqError(
+            "must hold a mapping of settings", where=str(path), fix="save the model again"
+        )
     return data
 
 
@@ -327,6 +376,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
             # cloned into memory of its own: aligned, so that sums round as before, and safe if the file is replaced
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the path") from error
+        raise EhrseqError(
+            "cannot be read", where=str(path), fix=error.strerror or "check the path"
+        ) from error
     except SafetensorError as error:
-        raise EhrseqError("is not a safetensors file", where=str(path), fix="save the model again") from error
+        raise EhrseqError(
+            "is not a safetensors file", where=str(path), fix="save the model again"
+        ) from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import architecture
 from ehrsequencing.models import plans
@@ -63,7 +63,14 @@ class Tokens:
         def moved(x: Tensor) -> Tensor:
             return to_device(x, device)
 
-        return cls(moved(offsets), moved(row), moved(of_code), moved(is_query_marker), moved(place), offsets)
+        return cls(
+            moved(offsets),
+            moved(row),
+            moved(of_code),
+            moved(is_query_marker),
+            moved(place),
+            offsets,
+        )
 
 
 class BEHRTEmbedding(nn.Module):
@@ -88,11 +95,16 @@ class BEHRTEmbedding(nn.Module):
     def forward(self, batch: VisitBatch, tokens: Tokens) -> Tensor:
         """T tokens of all rows → (T, d)."""
         e = self.code(batch)
-        rows = torch.cat([e.rows.new_zeros(1, e.rows.shape[1]), self.query.unsqueeze(0).to(e.rows.dtype), e.rows])
-        index = tokens.is_query_marker.long()  # 0: a marker without identity, 1: the marker of a query
+        rows = torch.cat(
+            [e.rows.new_zeros(1, e.rows.shape[1]), self.query.unsqueeze(0).to(e.rows.dtype), e.rows]
+        )
+        # 0: a marker without identity, 1: the marker of a query
+        index = tokens.is_query_marker.long()
         index[tokens.of_code] = e.index + 2
         x = gather_rows(rows, index)
-        of_row = gather_rows(self.code.of_static(batch), batch.subject_of_visit) + self.visit(batch.visit_index)
+        of_row = gather_rows(self.code.of_static(batch), batch.subject_of_visit) + self.visit(
+            batch.visit_index
+        )
         if self.age is not None:
             of_row = of_row + self.age(batch.age_years)
         x = x + gather_rows(of_row, tokens.row)
@@ -113,7 +125,10 @@ class BEHRT(nn.Module):
         super().__init__()
         self.embedding = BEHRTEmbedding(config)
         self.max_tokens, self.bidirectional = config.max_tokens, config.attention == "bidirectional"
-        layers = (TransformerLayer(config, value_dropout=config.history_dropout) for _ in range(config.layers))
+        layers = (
+            TransformerLayer(config, value_dropout=config.history_dropout)
+            for _ in range(config.layers)
+        )
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
 
@@ -129,7 +144,10 @@ class BEHRT(nn.Module):
 
 
 @architecture(
-    "flat", uses=("max_tokens", "history_dropout", "attention"), defaults={"history_dropout": 0.0}, relates_codes=True
+    "flat",
+    uses=("max_tokens", "history_dropout", "attention"),
+    defaults={"history_dropout": 0.0},
+    relates_codes=True,
 )
 class BEHRTForSurvival(SurvivalModel):
     """Flat BEHRT with hazards at every visit and query.

@@ -19,5 +19,7 @@ def load_model(path: str | Path) -> SurvivalModel:
 
 
 def _class_of(config: ModelConfig) -> type[SurvivalModel]:
-    found: type[SurvivalModel] = architecture.class_of(config.architecture) if config.members == 1 else Ensemble
+    found: type[SurvivalModel] = (
+        architecture.class_of(config.architecture) if config.members == 1 else Ensemble
+    )
     return found

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_exporting
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.segments import constant, dropout, gather_rows, pool, to_device
 
 MAX_AGE_YEARS = 120.0  # the top bin is open
@@ -21,7 +21,12 @@ MAX_INDEX_ROWS = 512  # later visits (flat: tokens) share the last row
 MAX_CODE_POSITIONS = 128  # later codes of a visit share the last row
 CODE_NORM = 4.0  # of a code's vector at the start. Smaller norms learn pairs of codes too late (docs/decisions.md)
 # Lower edges of the gap bins: 0, 1 h, 2 h, 4 h, 8 h, 12 h, 1 d, 2 d, 4 d ... 2048 d, 10 y (the last is open).
-GAP_EDGES_DAYS = (0.0, *(h / 24 for h in (1, 2, 4, 8, 12)), *(float(2**j) for j in range(12)), 3652.5)
+GAP_EDGES_DAYS = (
+    0.0,
+    *(h / 24 for h in (1, 2, 4, 8, 12)),
+    *(float(2**j) for j in range(12)),
+    3652.5,
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,11 @@ class CodeVectors:
 
     def dropped(self, probability: float) -> "CodeVectors":
         """Each code's whole vector zero with this probability, else divided by what is kept on average."""
-        kept = dropout(self.rows.new_ones(len(self.index)), probability, training=True)  # 0 or 1 / (1 - p)
-        rows = torch.cat([self.rows * (1 / (1 - probability)), self.rows.new_zeros(1, self.rows.shape[1])])
+        # 0 or 1 / (1 - p)
+        kept = dropout(self.rows.new_ones(len(self.index)), probability, training=True)
+        rows = torch.cat(
+            [self.rows * (1 / (1 - probability)), self.rows.new_zeros(1, self.rows.shape[1])]
+        )
         return CodeVectors(rows, torch.where(kept > 0, self.index, len(self.rows)))
 
 
@@ -60,9 +68,15 @@ class CodeEmbedding(nn.Module):
         self.mode, self.dropout = config.values, config.code_dropout
         self.terms = {"polynomial": 3, "interpolate": config.value_bins, "none": 0}[config.values]
         self.table = nn.Embedding(config.vocab_size, config.dim, padding_idx=0)
-        self.value_table = nn.Embedding(config.vocab_size * self.terms, config.dim) if self.terms else None
-        self.position_table = nn.Embedding(MAX_CODE_POSITIONS, config.dim) if config.code_position else None
-        self.type_table = nn.Embedding(config.n_code_types, config.dim) if config.code_types else None
+        self.value_table = (
+            nn.Embedding(config.vocab_size * self.terms, config.dim) if self.terms else None
+        )
+        self.position_table = (
+            nn.Embedding(MAX_CODE_POSITIONS, config.dim) if config.code_position else None
+        )
+        self.type_table = (
+            nn.Embedding(config.n_code_types, config.dim) if config.code_types else None
+        )
         sd = CODE_NORM * config.dim**-0.5
         nn.init.normal_(self.table.weight, std=sd)
         with torch.no_grad():
@@ -81,7 +95,9 @@ class CodeEmbedding(nn.Module):
         """
         self._check_ids(batch.host.codes)
         device = batch.codes.device
-        distinct, valued, keys, index = (to_device(x, device) for x in self._distinct_rows(batch.host))
+        distinct, valued, keys, index = (
+            to_device(x, device) for x in self._distinct_rows(batch.host)
+        )
         rows = self._of_keys(distinct)
         if len(valued):
             assert batch.values is not None
@@ -96,7 +112,9 @@ class CodeEmbedding(nn.Module):
         rows = self._of_keys(keys)
         if self.value_table is not None and batch.values is not None:
             has_value = ~batch.values[:, :1].isnan()
-            rows = rows + torch.where(has_value, self._of_values(batch.codes, batch.values.nan_to_num(0.0)), 0.0)
+            rows = rows + torch.where(
+                has_value, self._of_values(batch.codes, batch.values.nan_to_num(0.0)), 0.0
+            )
         return CodeVectors(rows, torch.arange(batch.n_codes, device=batch.codes.device))
 
     def _distinct_rows(self, batch: VisitBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -119,14 +137,23 @@ class CodeEmbedding(nn.Module):
         """How many kinds of rows there may be, and which kind each code is: its id, with its place and type."""
         kinds, keys = self.table.num_embeddings, batch.codes
         if self.position_table is not None:
-            place = torch.arange(batch.n_codes, device=keys.device) - batch.visit_offsets[batch.visit_of_code]
+            place = (
+                torch.arange(batch.n_codes, device=keys.device)
+                - batch.visit_offsets[batch.visit_of_code]
+            )
             kinds = kinds * MAX_CODE_POSITIONS
             keys = keys * MAX_CODE_POSITIONS + place.clamp(max=MAX_CODE_POSITIONS - 1)
         if self.type_table is not None:
             n_types, types = self.type_table.num_embeddings, batch.code_types
             if types is None or (not is_exporting() and len(types) and int(types.max()) >= n_types):
-                what = "has no code_types" if types is None else f"holds types outside the model's {n_types}"
-                raise EhrseqError(what, where="VisitBatch", fix="make the batch with the types of its codes")
+                what = (
+                    "has no code_types"
+                    if types is None
+                    else f"holds types outside the model's {n_types}"
+                )
+                raise EhrseqError(
+                    what, where="VisitBatch", fix="make the batch with the types of its codes"
+                )
             kinds, keys = kinds * n_types, keys * n_types + types
         return kinds, keys
 
@@ -134,7 +161,10 @@ class CodeEmbedding(nn.Module):
         """(R, d) vectors of kinds, without what a number adds."""
         types = places = None
         if self.type_table is not None:
-            keys, types = keys // self.type_table.num_embeddings, keys % self.type_table.num_embeddings
+            keys, types = (
+                keys // self.type_table.num_embeddings,
+                keys % self.type_table.num_embeddings,
+            )
         if self.position_table is not None:
             keys, places = keys // MAX_CODE_POSITIONS, keys % MAX_CODE_POSITIONS
         rows: Tensor = self.table(keys)
@@ -160,7 +190,9 @@ class CodeEmbedding(nn.Module):
             knot = position.floor().clamp(max=self.terms - 2)
             rows = torch.stack([first + knot.long(), first + knot.long() + 1], 1)
             weights = torch.stack([1 - (position - knot), position - knot], 1)
-        return F.embedding_bag(rows, self.value_table.weight, per_sample_weights=weights, mode="sum")
+        return F.embedding_bag(
+            rows, self.value_table.weight, per_sample_weights=weights, mode="sum"
+        )
 
     def _check_ids(self, codes: Tensor) -> None:
         size = self.table.num_embeddings
@@ -228,7 +260,9 @@ class AgeEmbedding(nn.Module):
         self.bin_years = config.age_bin_years
         self.table = nn.Embedding(math.ceil(MAX_AGE_YEARS / self.bin_years) + 2, config.dim)
         nn.init.normal_(self.table.weight, std=config.dim**-0.5)
-        terms = torch.randn(3, config.dim) * 0.5 * config.dim**-0.5 if config.age_polynomial else None
+        terms = (
+            torch.randn(3, config.dim) * 0.5 * config.dim**-0.5 if config.age_polynomial else None
+        )
         self.terms = None if terms is None else nn.Parameter(terms)
 
     def forward(self, age_years: Tensor) -> Tensor:
@@ -296,7 +330,9 @@ class VisitTimeEmbedding(nn.Module):
         return dropout(x, self.dropout, training=self.training)
 
 
-def positions(config: ModelConfig, *, rows: int) -> PositionalEmbedding | SinusoidalPositionalEncoding | None:
+def positions(
+    config: ModelConfig, *, rows: int
+) -> PositionalEmbedding | SinusoidalPositionalEncoding | None:
     """The configured kind of positions, learned ones for up to so many rows (at most 512)."""
     if config.position == "learned":
         return PositionalEmbedding(min(rows, MAX_INDEX_ROWS), config.dim)
@@ -316,7 +352,9 @@ def place_vectors(
     if not is_cpu or longest > len(place):  # parts of a long record begin late
         waves: Tensor = position(place, dtype=like.dtype)
         return waves
-    return gather_rows(position(torch.arange(longest, device=place.device), dtype=like.dtype), place)
+    return gather_rows(
+        position(torch.arange(longest, device=place.device), dtype=like.dtype), place
+    )
 
 
 def age_bins(age_years: Tensor, *, bin_years: float) -> Tensor:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import architecture
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.outcomes import OutcomeHead, OutcomeLabels
 
@@ -46,7 +46,9 @@ class Ensemble(SurvivalModel):
             raise EhrseqError("an ensemble of one", where="ModelConfig.members", fix=fix)
         self.config = config
         single = config.model_copy(update={"members": 1})
-        self.members = nn.ModuleList(architecture.class_of(config.architecture)(single) for _ in range(config.members))
+        self.members = nn.ModuleList(
+            architecture.class_of(config.architecture)(single) for _ in range(config.members)
+        )
         self.outcomes = MeanOutcomes(self.members) if config.outcomes else None
 
     def forward(self, batch: VisitBatch) -> Tensor:
@@ -55,24 +57,32 @@ class Ensemble(SurvivalModel):
 
     def logits_at(self, batch: VisitBatch, rows: Tensor) -> Tensor:
         """Logits of the mean hazard of some rows (R,)."""
-        return self._mean([cast(SurvivalModel, member).logits_at(batch, rows) for member in self.members])
+        return self._mean(
+            [cast(SurvivalModel, member).logits_at(batch, rows) for member in self.members]
+        )
 
     def states(self, batch: VisitBatch) -> tuple[Tensor, Tensor]:
         """The members' states beside one another, (N, M d) each."""
-        x, z = zip(*(cast(SurvivalModel, member).states(batch) for member in self.members), strict=True)
+        x, z = zip(
+            *(cast(SurvivalModel, member).states(batch) for member in self.members), strict=True
+        )
         return torch.cat(x, 1), torch.cat(z, 1)
 
     def hazard_logits(self, z: Tensor, *, wide: Tensor | None) -> Tensor:
         """Logits of the mean hazard from the members' states (N, M d)."""
         count = len(self.members)
         x = [None] * count if wide is None else wide.chunk(count, 1)
-        return self._mean([
-            cast(SurvivalModel, member).hazard_logits(own, wide=inputs)
-            for member, own, inputs in zip(self.members, z.chunk(count, 1), x, strict=True)
-        ])  # fmt: skip
+        return self._mean(
+            [
+                cast(SurvivalModel, member).hazard_logits(own, wide=inputs)
+                for member, own, inputs in zip(self.members, z.chunk(count, 1), x, strict=True)
+            ]
+        )
 
     def _mean(self, logits: Sequence[Tensor]) -> Tensor:
-        return mean_hazard_logits(torch.stack(list(logits)), is_probability=self.config.head == "visit")
+        return mean_hazard_logits(
+            torch.stack(list(logits)), is_probability=self.config.head == "visit"
+        )
 
 
 class MeanOutcomes:
@@ -91,9 +101,18 @@ class MeanOutcomes:
 
     def log_hazards(self, z: Tensor, codes: Tensor | None = None) -> Tensor:
         """Logs (N, C, K) of the mean hazards per day of all codes or of the given ones."""
-        return mean_hazard_logits(torch.stack([head.log_hazards(own, codes) for head, own in self._with_states(z)]))
+        return mean_hazard_logits(
+            torch.stack([head.log_hazards(own, codes) for head, own in self._with_states(z)])
+        )
 
-    def nll(self, z: Tensor, *, stop_days: Tensor, labels: OutcomeLabels, entry_days: Tensor | None = None) -> Tensor:
+    def nll(
+        self,
+        z: Tensor,
+        *,
+        stop_days: Tensor,
+        labels: OutcomeLabels,
+        entry_days: Tensor | None = None,
+    ) -> Tensor:
         """Negative log-likelihood (N,) of the mean hazards, exact, and in the memory of one member's.
 
             NLL = (1/M) Σ_m ( NLL_m + Σ_events log λ^m ) − Σ_events log (1/M) Σ_m λ^m

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.segments import constant
 
 LINEAR_ABOVE = 20.0  # above a hazard of e^20 per day exp continues as its tangent, which keeps gradients finite
@@ -67,16 +67,26 @@ def _can_be_read(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _check_visit_labels(logits: Tensor, at_risk: Tensor, cause: Tensor, subject_offsets: Tensor) -> None:
+def _check_visit_labels(
+    logits: Tensor, at_risk: Tensor, cause: Tensor, subject_offsets: Tensor
+) -> None:
     for name, tensor in {"logits": logits, "at_risk": at_risk, "cause": cause}.items():
-        if tensor.shape != (len(logits),) or (_can_be_read(logits) and len(logits) != int(subject_offsets[-1])):
-            raise EhrseqError(f"expected one entry a visit, got shape {tuple(tensor.shape)}", where=name)
+        if tensor.shape != (len(logits),) or (
+            _can_be_read(logits) and len(logits) != int(subject_offsets[-1])
+        ):
+            raise EhrseqError(
+                f"expected one entry a visit, got shape {tuple(tensor.shape)}", where=name
+            )
     if not _can_be_read(cause):
         return
     if bool(((cause < 0) | (cause > 1)).any()):
-        raise EhrseqError("the visit head has the causes 0 and 1 only", where="cause", fix="use the horizon head")
+        raise EhrseqError(
+            "the visit head has the causes 0 and 1 only", where="cause", fix="use the horizon head"
+        )
     if bool(((cause > 0) & ~at_risk).any()):
-        raise EhrseqError("an event is on a visit that is not at risk", where="cause", fix="correct the labels")
+        raise EhrseqError(
+            "an event is on a visit that is not at risk", where="cause", fix="correct the labels"
+        )
 
 
 # ---- the `horizon` head ----------------------------------------------------------------------------------------------
@@ -120,10 +130,14 @@ def horizon_nll(
     entry_days = torch.zeros_like(duration_days) if entry_days is None else entry_days
     _check_horizon_labels(logits, entry_days, duration_days, cause)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    days = exposure(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)  # (N, K)
+    # (N, K)
+    days = exposure(edges_days, entry_days.double(), duration_days.double()).to(logits.dtype)
     cumulative = torch.einsum("nek,nk->n", _tangent_exp(logits), days)
-    bin_of = torch.bucketize(duration_days.double(), _inner(edges_days, duration_days))  # τ_{k−1} < T ≤ τ_k
-    at_event = logits.flatten(1).gather(1, ((cause - 1).clamp(min=0) * logits.shape[2] + bin_of).unsqueeze(1))
+    # τ_{k−1} < T ≤ τ_k
+    bin_of = torch.bucketize(duration_days.double(), _inner(edges_days, duration_days))
+    at_event = logits.flatten(1).gather(
+        1, ((cause - 1).clamp(min=0) * logits.shape[2] + bin_of).unsqueeze(1)
+    )
     return cumulative - at_event.squeeze(1) * (cause > 0)
 
 
@@ -162,25 +176,37 @@ def cumulative_incidence(
     """
     _check_grid(logits, edges_days)
     horizons = torch.as_tensor(horizons_days, dtype=torch.float64, device=logits.device)
-    start = torch.as_tensor(0.0 if start_days is None else start_days, dtype=torch.float64, device=logits.device)
+    start = torch.as_tensor(
+        0.0 if start_days is None else start_days, dtype=torch.float64, device=logits.device
+    )
     if horizons.dim() != 1 or not bool((horizons.isfinite() & (horizons > 0)).all()):
         raise EhrseqError("horizons must be finite and above 0 days", where="horizons_days")
     if start.shape not in ((), (len(logits),)) or not bool((start.isfinite() & (start >= 0)).all()):
-        raise EhrseqError("must be one number or one a prediction time, finite and not negative", where="start_days")
+        raise EhrseqError(
+            "must be one number or one a prediction time, finite and not negative",
+            where="start_days",
+        )
     logits = logits.double()
     share = logits.softmax(1)  # λ_e / λ_·
-    total = logits.logsumexp(1).clamp(max=LINEAR_ABOVE + 80).exp()  # (N, K); finite even for absurd logits
+    # (N, K); finite even for absurd logits
+    total = logits.logsumexp(1).clamp(max=LINEAR_ABOVE + 80).exp()
     start = start.expand(len(logits))
     risks = []
     for horizon in horizons:
-        hazard = total * exposure(edges_days, start, horizon.expand(len(logits)))  # (N, K) within each bin
+        # (N, K) within each bin
+        hazard = total * exposure(edges_days, start, horizon.expand(len(logits)))
         survival = F.pad(-hazard.cumsum(1)[:, :-1], (1, 0)).exp()  # at the start of each bin
         risks.append((share * (survival * -torch.expm1(-hazard)).unsqueeze(1)).sum(2))
     return torch.stack(risks, 2) if risks else logits.new_zeros(*logits.shape[:2], 0)
 
 
 def observed_hazards(
-    edges_days: Sequence[float], *, duration_days: Tensor, cause: Tensor, entry_days: Tensor | None, n_causes: int
+    edges_days: Sequence[float],
+    *,
+    duration_days: Tensor,
+    cause: Tensor,
+    entry_days: Tensor | None,
+    n_causes: int,
 ) -> Tensor:
     """The cohort's own hazards, events over days at risk, as `records.hazards.cohort_hazards` has them.
 
@@ -227,7 +253,9 @@ def exposure(edges_days: Sequence[float], start: Tensor, stop: Tensor) -> Tensor
     """Days of each bin inside `[start, stop)`, `|[τ_{k−1}, τ_k) ∩ [start, stop)|`: (N,) and (N,) → (N, K)."""
     lower = torch.cat([start.new_zeros(1), _inner(edges_days, start)])
     upper = torch.cat([lower[1:], start.new_full((1,), float("inf"))])
-    return (torch.minimum(stop.unsqueeze(1), upper) - torch.maximum(start.unsqueeze(1), lower)).clamp(min=0)
+    return (
+        torch.minimum(stop.unsqueeze(1), upper) - torch.maximum(start.unsqueeze(1), lower)
+    ).clamp(min=0)
 
 
 def _check_grid(logits: Tensor, edges_days: Sequence[float]) -> None:
@@ -239,15 +267,29 @@ def _check_grid(logits: Tensor, edges_days: Sequence[float]) -> None:
         )
 
 
-def _check_horizon_labels(logits: Tensor, entry_days: Tensor, duration_days: Tensor, cause: Tensor) -> None:
-    for name, tensor in {"entry_days": entry_days, "duration_days": duration_days, "cause": cause}.items():
+def _check_horizon_labels(
+    logits: Tensor, entry_days: Tensor, duration_days: Tensor, cause: Tensor
+) -> None:
+    for name, tensor in {
+        "entry_days": entry_days,
+        "duration_days": duration_days,
+        "cause": cause,
+    }.items():
         if tensor.shape != (len(logits),):
-            raise EhrseqError(f"expected one entry a prediction time, got {tuple(tensor.shape)}", where=name)
+            raise EhrseqError(
+                f"expected one entry a prediction time, got {tuple(tensor.shape)}", where=name
+            )
     if not _can_be_read(cause):
         return
     if not bool((entry_days >= 0).all()):
-        raise EhrseqError("must not be negative or NaN", where="entry_days", fix="correct the labels")
+        raise EhrseqError(
+            "must not be negative or NaN", where="entry_days", fix="correct the labels"
+        )
     if not bool((duration_days.isfinite() & (duration_days > entry_days)).all()):
-        raise EhrseqError("must be finite and above the entry", where="duration_days", fix="correct the labels")
+        raise EhrseqError(
+            "must be finite and above the entry", where="duration_days", fix="correct the labels"
+        )
     if bool(((cause < 0) | (cause > logits.shape[1])).any()):
-        raise EhrseqError(f"must be 0 or one of {logits.shape[1]} causes", where="cause", fix="correct the labels")
+        raise EhrseqError(
+            f"must be 0 or one of {logits.shape[1]} causes", where="cause", fix="correct the labels"
+        )

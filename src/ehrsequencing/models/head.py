@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import head
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.segments import dropout
 
 SMALLEST_HAZARD = 1e-8  # per day; where the head's bias starts in a bin without events
@@ -48,12 +48,19 @@ class HazardHead(nn.Module):
         """
         if hazards.numel() != self.W2.bias.numel() or (self.shape and hazards.shape != self.shape):
             raise EhrseqError(
-                f"expected shape {self.shape or (1,)}, got {tuple(hazards.shape)}", where="HazardHead.set_bias(hazards)"
+                f"expected shape {self.shape or (1,)}, got {tuple(hazards.shape)}",
+                where="HazardHead.set_bias(hazards)",
             )
         if not bool((hazards.isfinite() & (hazards >= 0)).all()):
-            raise EhrseqError("hazards must be finite and not negative", where="HazardHead.set_bias(hazards)")
+            raise EhrseqError(
+                "hazards must be finite and not negative", where="HazardHead.set_bias(hazards)"
+            )
         flat = hazards.double().flatten()
-        bias = flat.clamp(min=SMALLEST_HAZARD).log() if self.shape else torch.logit(flat, eps=SMALLEST_HAZARD)
+        bias = (
+            flat.clamp(min=SMALLEST_HAZARD).log()
+            if self.shape
+            else torch.logit(flat, eps=SMALLEST_HAZARD)
+        )
         with torch.no_grad():
             self.W2.bias.copy_(bias)
 
@@ -62,7 +69,9 @@ class HazardHead(nn.Module):
         for name, values in {"intercept": intercept, "slope": slope}.items():
             if not self.shape or values.shape != self.shape or not bool(values.isfinite().all()):
                 what = f"expected finite numbers of shape {self.shape}, got {tuple(values.shape)}"
-                raise EhrseqError(what if self.shape else "the visit head has no hazards per day", where=name)
+                raise EhrseqError(
+                    what if self.shape else "the visit head has no hazards per day", where=name
+                )
         with torch.no_grad():
             self.W2.weight.mul_(slope.reshape(-1, 1))
             self.W2.bias.mul_(slope.flatten()).add_(intercept.flatten())

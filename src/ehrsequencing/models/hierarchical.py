@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import architecture, timeline
 from ehrsequencing.models.base import SurvivalModel
@@ -12,7 +12,9 @@ from ehrsequencing.models.timeline import TransformerTimeline
 from ehrsequencing.models.visit_encoder import VisitEncoder
 
 
-@architecture("hierarchical", uses=("visit_encoder", "visit_mlp", "timeline", "code_position", "delta_bins"))
+@architecture(
+    "hierarchical", uses=("visit_encoder", "visit_mlp", "timeline", "code_position", "delta_bins")
+)
 class HierarchicalBEHRTForSurvival(SurvivalModel):
     """Two-level BEHRT: a visit encoder over codes, a causal timeline over visits, hazards at every visit and query.
 
@@ -60,6 +62,8 @@ class HierarchicalBEHRTForSurvival(SurvivalModel):
         """(N, d) what enters the timeline."""
         e = self.code_embedding(batch)  # K vectors of d   module 1
         static = gather_rows(self.code_embedding.of_static(batch), batch.subject_of_visit)  # (N, d)
-        u = self.visit_encoder(e, batch) + static  # (N, d)           module 2: mean | attention | transformer | …
-        x: Tensor = self.visit_time_embedding(u, batch)  # (N, d)           module 3: visit index + age + time gap
+        # (N, d)           module 2: mean | attention | transformer | …
+        u = self.visit_encoder(e, batch) + static
+        # (N, d)           module 3: visit index + age + time gap
+        x: Tensor = self.visit_time_embedding(u, batch)
         return x

@@ -40,11 +40,17 @@ class LoRALinear(nn.Module):
 
     def __init__(self, base: nn.Linear, *, rank: int, scale: float = 1.0, parts: int = 1) -> None:
         super().__init__()
-        if base.out_features % parts or not 1 <= rank <= min(base.in_features, base.out_features // parts):
-            raise ValueError(f"rank={rank} with {parts} parts does not fit a layer of {tuple(base.weight.shape)}")
+        if base.out_features % parts or not 1 <= rank <= min(
+            base.in_features, base.out_features // parts
+        ):
+            raise ValueError(
+                f"rank={rank} with {parts} parts does not fit a layer of {tuple(base.weight.shape)}"
+            )
         self.base, self.scale = base.requires_grad_(False), scale
         weight = base.weight
-        self.A = nn.Parameter(torch.randn(parts, rank, base.in_features).to(weight) * base.in_features**-0.5)
+        self.A = nn.Parameter(
+            torch.randn(parts, rank, base.in_features).to(weight) * base.in_features**-0.5
+        )
         self.B = nn.Parameter(weight.new_zeros(parts, base.out_features // parts, rank))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,7 +88,9 @@ def targets_of(model: nn.Module, wanted: Mapping[str, int] = TARGETS) -> dict[st
     return found
 
 
-def add_adapters(model: nn.Module, targets: Mapping[str, int], *, rank: int, scale: float = 1.0) -> list[str]:
+def add_adapters(
+    model: nn.Module, targets: Mapping[str, int], *, rank: int, scale: float = 1.0
+) -> list[str]:
     """Freeze a model, and give the named linear layers adapters; the names of these layers.
 
     Raises:
@@ -102,7 +110,9 @@ def most_rank(model: nn.Module, name: str, parts: int = 1) -> int:
 
 def merge(model: nn.Module) -> list[str]:
     """Add every adapter's update to its matrix and remove the adapters; the names of these layers."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, LoRALinear)]
+    found = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, LoRALinear)
+    ]
     for name, module in found:
         _replace(model, name, module.merged())
     return [name for name, _ in found]
@@ -113,8 +123,14 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, LoRALinear):
-            pair = {"A": module.A, "B": module.B, "scale": torch.tensor(module.scale, dtype=torch.float64)}
-            out |= {f"{name}.{key}": tensor.detach().cpu().contiguous() for key, tensor in pair.items()}
+            pair = {
+                "A": module.A,
+                "B": module.B,
+                "scale": torch.tensor(module.scale, dtype=torch.float64),
+            }
+            out |= {
+                f"{name}.{key}": tensor.detach().cpu().contiguous() for key, tensor in pair.items()
+            }
     return out
 
 
@@ -134,9 +150,13 @@ def load_adapters(model: nn.Module, path: str | Path) -> list[str]:
     model.requires_grad_(False)
     for name in names:
         layer, a, b = model.get_submodule(name), tensors[f"{name}.A"], tensors[f"{name}.B"]
-        if not isinstance(layer, nn.Linear) or (b.shape[0] * b.shape[1], a.shape[2]) != tuple(layer.weight.shape):
+        if not isinstance(layer, nn.Linear) or (b.shape[0] * b.shape[1], a.shape[2]) != tuple(
+            layer.weight.shape
+        ):
             raise ValueError(f"the adapter of {name} does not fit the model")
-        adapted = LoRALinear(layer, rank=a.shape[1], scale=float(tensors[f"{name}.scale"]), parts=a.shape[0])
+        adapted = LoRALinear(
+            layer, rank=a.shape[1], scale=float(tensors[f"{name}.scale"]), parts=a.shape[0]
+        )
         with torch.no_grad():
             adapted.A.copy_(a)
             adapted.B.copy_(b)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import LINEAR_ABOVE, exposure
 from ehrsequencing.models.segments import constant, dropout
 
@@ -48,7 +48,14 @@ class OutcomeLabels:
 class OutcomeHazards(Protocol):
     """Hazards of C codes from states: the head of one model, or the mean of several heads."""
 
-    def nll(self, z: Tensor, *, stop_days: Tensor, labels: OutcomeLabels, entry_days: Tensor | None = None) -> Tensor:
+    def nll(
+        self,
+        z: Tensor,
+        *,
+        stop_days: Tensor,
+        labels: OutcomeLabels,
+        entry_days: Tensor | None = None,
+    ) -> Tensor:
         """Negative log-likelihood (N,) of each row, summed over all codes."""
         ...
 
@@ -77,7 +84,13 @@ class OutcomeHead(nn.Module):
     """
 
     def __init__(
-        self, dim: int, *, outcomes: int, rank: int, edges_days: Sequence[float], dropout: float = 0.0
+        self,
+        dim: int,
+        *,
+        outcomes: int,
+        rank: int,
+        edges_days: Sequence[float],
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.rank, self.edges_days, self.dropout = rank, tuple(edges_days), dropout
@@ -96,16 +109,30 @@ class OutcomeHead(nn.Module):
         factors: Tensor = self.W(hidden)
         return factors.view(len(z), self.bins, self.rank)
 
-    def nll(self, z: Tensor, *, stop_days: Tensor, labels: OutcomeLabels, entry_days: Tensor | None = None) -> Tensor:
+    def nll(
+        self,
+        z: Tensor,
+        *,
+        stop_days: Tensor,
+        labels: OutcomeLabels,
+        entry_days: Tensor | None = None,
+    ) -> Tensor:
         """Negative log-likelihood (N,) of each row, summed over all codes; see `outcomes_nll`."""
         return outcomes_nll(
-            self(z), self.vectors.weight, self.bias, edges_days=self.edges_days,
-            stop_days=stop_days, labels=labels, entry_days=entry_days,
-        )  # fmt: skip
+            self(z),
+            self.vectors.weight,
+            self.bias,
+            edges_days=self.edges_days,
+            stop_days=stop_days,
+            labels=labels,
+            entry_days=entry_days,
+        )
 
     def event_log_hazards(self, z: Tensor, labels: OutcomeLabels) -> Tensor:
         """Log-hazards per day (M,) of the listed pairs at their events; 0 for pairs without one."""
-        k = torch.bucketize(labels.days.double(), constant(self.edges_days, torch.float64, z.device))
+        k = torch.bucketize(
+            labels.days.double(), constant(self.edges_days, torch.float64, z.device)
+        )
         factors, codes = self(z)[labels.rows, k], labels.codes
         found: Tensor = (factors * self.vectors.weight[codes]).sum(1) + self.bias[codes, k]
         return found.masked_fill(labels.days <= 0, 0.0)
@@ -125,9 +152,13 @@ class OutcomeHead(nn.Module):
         Raises:
             EhrseqError: The shape is another, or a number is negative or not finite.
         """
-        if hazards.shape != self.bias.shape or not bool((hazards.isfinite() & (hazards >= 0)).all()):
+        if hazards.shape != self.bias.shape or not bool(
+            (hazards.isfinite() & (hazards >= 0)).all()
+        ):
             what = f"expected finite hazards of shape {tuple(self.bias.shape)}, got {tuple(hazards.shape)}"
-            raise EhrseqError(what, where="OutcomeHead.set_bias(hazards)", fix="give events per day at risk")
+            raise EhrseqError(
+                what, where="OutcomeHead.set_bias(hazards)", fix="give events per day at risk"
+            )
         with torch.no_grad():
             self.bias.copy_(hazards.double().clamp(min=SMALLEST_HAZARD).log())
 
@@ -178,16 +209,24 @@ def outcomes_nll(
     _check(factors, vectors, bias, edges_days, stop_days, entry, labels)
     n, bins, _ = factors.shape
     wide = torch.promote_types(torch.promote_types(factors.dtype, vectors.dtype), torch.float32)
-    days = exposure(edges_days, entry.double(), stop_days.double())  # (N, K) of codes that are not listed
+    # (N, K) of codes that are not listed
+    days = exposure(edges_days, entry.double(), stop_days.double())
     cells = (days > 0).flatten().nonzero().squeeze(1)  # rows and bins without exposure cost nothing
     with torch.autocast(factors.device.type, enabled=False):
         # b_{c,k} is the product with a vector that is 1 at k: one matrix product gives the whole log-hazard
         ones = torch.eye(bins, dtype=wide, device=factors.device)[cells % bins]
-        left = torch.cat([factors.to(wide).flatten(0, 1).index_select(0, cells), ones], 1)  # (P, r + K)
+        # (P, r + K)
+        left = torch.cat([factors.to(wide).flatten(0, 1).index_select(0, cells), ones], 1)
         right = torch.cat([vectors.to(wide), bias.to(wide)], 1)  # (C, r + K)
         listed = _listed_cells(labels, days, cells, entry.double(), edges_days)
         of_cells: Tensor = _BlockedNLL.apply(  # type: ignore[no-untyped-call]
-            left, right, days.flatten()[cells].to(wide), listed.cell, listed.code, listed.days.to(wide), listed.is_event
+            left,
+            right,
+            days.flatten()[cells].to(wide),
+            listed.cell,
+            listed.code,
+            listed.days.to(wide),
+            listed.is_event,
         )
     return of_cells.new_zeros(n * bins).index_copy(0, cells, of_cells).view(n, bins).sum(1)
 
@@ -212,7 +251,8 @@ def _listed_cells(
     pair, k = pair[order], k[order]
     stop = labels.days.double()
     own = exposure(edges_days, entry[labels.rows], stop)[pair, k]
-    at = torch.bucketize(stop, constant(tuple(edges_days), torch.float64, days.device))  # τ_{k−1} < t ≤ τ_k
+    # τ_{k−1} < t ≤ τ_k
+    at = torch.bucketize(stop, constant(tuple(edges_days), torch.float64, days.device))
     return _Listed(cell, labels.codes[pair], own, (at[pair] == k) & (stop > 0)[pair])
 
 
@@ -225,7 +265,14 @@ class _BlockedNLL(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, left: Tensor, right: Tensor, days: Tensor, cell: Tensor, code: Tensor, own: Tensor, event: Tensor
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        days: Tensor,
+        cell: Tensor,
+        code: Tensor,
+        own: Tensor,
+        event: Tensor,
     ) -> Tensor:
         given = (left, right, days, cell, code, own, event.to(left.dtype))
         found = _sweep(*given, weight=torch.ones_like(days), gradients=any(ctx.needs_input_grad))
@@ -338,7 +385,8 @@ def starting_rates(events: Tensor, exposed_days: Tensor) -> Tensor:
         (C, K). With few events in a bin the shape is that of all codes together, so that no bin tells of few people.
     """
     events, exposed = events.double(), exposed_days.double()
-    rate = (events.sum(1, keepdim=True) + 0.5) / exposed.sum(1, keepdim=True).clamp(min=1.0)  # (C, 1)
+    # (C, 1)
+    rate = (events.sum(1, keepdim=True) + 0.5) / exposed.sum(1, keepdim=True).clamp(min=1.0)
     shape = (events.sum(0) + 0.5) / (rate * exposed).sum(0).clamp(min=0.5)  # (K,)
     expected = rate * shape * exposed
     return rate * shape * (events + PRIOR_EVENTS) / (expected + PRIOR_EVENTS)
@@ -354,19 +402,37 @@ def _check(
     labels: OutcomeLabels,
 ) -> None:
     n, bins, rank = factors.shape
-    expected = {"vectors": (len(bias), rank), "bias": (len(vectors), len(edges_days) + 1), "stop_days": (n,)}
+    expected = {
+        "vectors": (len(bias), rank),
+        "bias": (len(vectors), len(edges_days) + 1),
+        "stop_days": (n,),
+    }
     for name, tensor in {"vectors": vectors, "bias": bias, "stop_days": stop_days}.items():
-        if tuple(tensor.shape) != expected[name] or bins != len(edges_days) + 1 or entry.shape != stop_days.shape:
-            raise EhrseqError(f"expected shape {expected[name]}, got {tuple(tensor.shape)}", where=name)
+        if (
+            tuple(tensor.shape) != expected[name]
+            or bins != len(edges_days) + 1
+            or entry.shape != stop_days.shape
+        ):
+            raise EhrseqError(
+                f"expected shape {expected[name]}, got {tuple(tensor.shape)}", where=name
+            )
     rows, codes, days = labels.rows, labels.codes, labels.days
     if not len(rows) == len(codes) == len(days):
-        raise EhrseqError("rows, codes and days differ in length", where="labels", fix="give one of each for a pair")
+        raise EhrseqError(
+            "rows, codes and days differ in length",
+            where="labels",
+            fix="give one of each for a pair",
+        )
     if rows.device.type != "cpu" or not len(rows):
         return
     if bool((rows.diff() < 0).any()) or int(rows[0]) < 0 or int(rows[-1]) >= n:
-        raise EhrseqError(f"rows must ascend within 0..{n - 1}", where="labels.rows", fix="sort them")
+        raise EhrseqError(
+            f"rows must ascend within 0..{n - 1}", where="labels.rows", fix="sort them"
+        )
     if int(codes.min()) < 0 or int(codes.max()) >= len(vectors):
-        raise EhrseqError(f"codes must be within 0..{len(vectors) - 1}", where="labels.codes", fix="correct them")
+        raise EhrseqError(
+            f"codes must be within 0..{len(vectors) - 1}", where="labels.codes", fix="correct them"
+        )
     late, early = days > stop_days[rows], (days > 0) & (days <= entry[rows])
     if not bool((days.isfinite() & (days >= 0) & ~late & ~early).all()):
         what = "a time is negative, not finite, after the row's stop, or at or before its entry"

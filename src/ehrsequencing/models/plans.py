@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models.attention import AttentionPlan, Block, Plan, RaggedPlan, Spans, Stream
 
 CHUNK = 256  # rows of one chunk beyond the window: its keys are the window's more
@@ -29,7 +29,9 @@ def is_ragged(device: torch.device) -> bool:
     """
     if device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
         return False
-    return torch.get_autocast_dtype("cuda").itemsize == 2 and torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.get_autocast_dtype("cuda").itemsize == 2 and torch.cuda.get_device_capability(
+        device
+    ) >= (8, 0)
 
 
 class _Blocks:
@@ -42,7 +44,9 @@ class _Blocks:
         self.blocks: list[Block] = []
         self.n_slots = 0  # query slots so far
 
-    def add_block(self, groups: int, query_length: int, key_length: int, *, mask: Tensor | None = None) -> None:
+    def add_block(
+        self, groups: int, query_length: int, key_length: int, *, mask: Tensor | None = None
+    ) -> None:
         """One dense attention; without a mask every row sees every row."""
         self.blocks.append(Block(groups, query_length, key_length, mask))
 
@@ -58,7 +62,9 @@ class _Blocks:
         self.key_rows.append(key_rows)
         self.n_slots += len(query_rows)
 
-    def add_each(self, asks: Tensor, own_row: Tensor, seen: Tensor, *, real_rows: Tensor, before: Tensor) -> None:
+    def add_each(
+        self, asks: Tensor, own_row: Tensor, seen: Tensor, *, real_rows: Tensor, before: Tensor
+    ) -> None:
         """Each of some rows against itself (first key) and the last real visits before it.
 
         Args:
@@ -121,9 +127,12 @@ def rows_plan(batch: VisitBatch, rows: Tensor, *, window: int) -> AttentionPlan:
     seen = batch.visits_before[asked]
     builder = _Blocks(len(asked))
     builder.add_each(
-        torch.arange(len(asked)), asked, seen.clamp(max=window - 1),
-        real_rows=subjects.real_rows, before=subjects.first[batch.subject_of_visit[asked]] + seen,
-    )  # fmt: skip
+        torch.arange(len(asked)),
+        asked,
+        seen.clamp(max=window - 1),
+        real_rows=subjects.real_rows,
+        before=subjects.first[batch.subject_of_visit[asked]] + seen,
+    )
     return builder.plan().to(rows.device)
 
 
@@ -132,11 +141,14 @@ def _ragged_visits(batch: VisitBatch, window: int, bidirectional: bool) -> Ragge
     subjects = _SubjectRows(batch)
     longest = int(subjects.length.max()) if batch.n_subjects else 0
     back = window - 1 if window < longest else -1
-    visits = _stream(subjects.real_rows, subjects.length, window=(back, back if bidirectional else 0))
+    visits = _stream(
+        subjects.real_rows, subjects.length, window=(back, back if bidirectional else 0)
+    )
     if not len(subjects.query_row):  # all rows in their order
         return RaggedPlan((replace(visits, rows=None),) if visits.calls else (), None)
     seen = subjects.seen.clamp(max=window - 1)
-    nth = _ranges(subjects.before - seen, seen + 1)  # among real_rows; the last place of each is the query's own
+    # among real_rows; the last place of each is the query's own
+    nth = _ranges(subjects.before - seen, seen + 1)
     own = torch.cat([subjects.real_rows, subjects.real_rows.new_zeros(1)])[nth]
     own[(seen + 1).cumsum(0) - 1] = subjects.query_row
     queries = _stream(subjects.query_row, torch.ones_like(seen), key_rows=own, key_lengths=seen + 1)
@@ -153,7 +165,11 @@ class _VisitsPlan(_Blocks):
         super().__init__(batch.n_visits)
         self.window, self.bidirectional = window, bidirectional
         self.subjects = _SubjectRows(batch)
-        self.length, self.real_rows, self.first = self.subjects.length, self.subjects.real_rows, self.subjects.first
+        self.length, self.real_rows, self.first = (
+            self.subjects.length,
+            self.subjects.real_rows,
+            self.subjects.first,
+        )
         fits = self.length.clamp(max=window)
         self.in_square = fits if not bidirectional else fits.where(self.length <= window, 0)
 
@@ -187,10 +203,15 @@ class _VisitsPlan(_Blocks):
         last, first = (self.length[subject] - 1).unsqueeze(1), self.first[subject].unsqueeze(1)
         asked = start.unsqueeze(1) + torch.arange(size)  # (G, Lq)
         keys = start.unsqueeze(1) - back + torch.arange(back + size + ahead)  # (G, Lk)
-        distance = torch.arange(back + size + ahead) - back - torch.arange(size).unsqueeze(1)  # key minus query
+        # key minus query
+        distance = torch.arange(back + size + ahead) - back - torch.arange(size).unsqueeze(1)
         mask = (distance >= -back) & (distance <= ahead)  # (Lq, Lk)
-        if self.bidirectional:  # causal windows start inside the subject and end at the query itself
-            mask = (mask & ((keys >= 0) & (keys <= last)).unsqueeze(1) | (distance == 0)).unsqueeze(1)
+        if (
+            self.bidirectional
+        ):  # causal windows start inside the subject and end at the query itself
+            mask = (mask & ((keys >= 0) & (keys <= last)).unsqueeze(1) | (distance == 0)).unsqueeze(
+                1
+            )
         self.add_block(len(subject), size, keys.shape[1], mask=mask)
         query_rows = self.real_rows[first + asked.minimum(last)].flatten()
         key_rows = self.real_rows[first + keys.clamp(min=0).minimum(last)].flatten()
@@ -284,14 +305,18 @@ class _Run:
 class _TokensPlan(_Blocks):
     """Runs of visits, each against the visits in its reach, and queries. Visits are counted along `real_rows`."""
 
-    def __init__(self, batch: VisitBatch, token_offsets: Tensor, max_tokens: int, bidirectional: bool) -> None:
+    def __init__(
+        self, batch: VisitBatch, token_offsets: Tensor, max_tokens: int, bidirectional: bool
+    ) -> None:
         super().__init__(int(token_offsets[-1]))
         self.token_offsets, self.max_tokens = token_offsets, max_tokens
         self.subjects = subjects = _SubjectRows(batch)
         tokens = token_offsets.diff()
         real_tokens = tokens[subjects.real_rows]
-        self.start = torch.cat([real_tokens.new_zeros(1), real_tokens.cumsum(0)])  # of each real visit's real tokens
-        self.token_of_real = _ranges(token_offsets[subjects.real_rows], real_tokens)  # packed place of real tokens
+        # of each real visit's real tokens
+        self.start = torch.cat([real_tokens.new_zeros(1), real_tokens.cumsum(0)])
+        # packed place of real tokens
+        self.token_of_real = _ranges(token_offsets[subjects.real_rows], real_tokens)
         place = torch.arange(len(subjects.real_rows))
         first = subjects.first.repeat_interleave(subjects.length)
         end = first + subjects.length.repeat_interleave(subjects.length)
@@ -303,7 +328,9 @@ class _TokensPlan(_Blocks):
 
     def _reach_back(self, end_token: Tensor, first: Tensor, own: Tensor) -> Tensor:
         """The first visit within `max_tokens` of each end, not before the subject's first nor after `own`."""
-        return torch.searchsorted(self.start, end_token - self.max_tokens).maximum(first).minimum(own)
+        return (
+            torch.searchsorted(self.start, end_token - self.max_tokens).maximum(first).minimum(own)
+        )
 
     def add_visits(self) -> None:
         """Runs of visits; a mask says which of the run's keys each token sees."""
@@ -317,16 +344,27 @@ class _TokensPlan(_Blocks):
             asked, answers = self._slots([run.visits for run in group], query_length)
             keys, real = self._slots([run.keys for run in group], key_length)
             visit = visit_of_token[asked].unsqueeze(2)  # (G, Lq, 1)
-            mask = (keys.unsqueeze(1) >= low[visit]) & (keys.unsqueeze(1) < high[visit]) & real.unsqueeze(1)
-            self.add_block(size, query_length, key_length, mask=None if bool(mask.all()) else mask.unsqueeze(1))
-            query_rows, key_rows = self.token_of_real[asked].flatten(), self.token_of_real[keys].flatten()
+            mask = (
+                (keys.unsqueeze(1) >= low[visit])
+                & (keys.unsqueeze(1) < high[visit])
+                & real.unsqueeze(1)
+            )
+            self.add_block(
+                size, query_length, key_length, mask=None if bool(mask.all()) else mask.unsqueeze(1)
+            )
+            query_rows, key_rows = (
+                self.token_of_real[asked].flatten(),
+                self.token_of_real[keys].flatten(),
+            )
             self.add_rows(query_rows, key_rows, answers=answers.flatten())
 
     def _runs(self) -> list[_Run]:
         """Cut each subject's visits: as many as fit into `max_tokens`, then chunks; at least one visit a run."""
         start, low, high = self.start.tolist(), self.low.tolist(), self.high.tolist()
         runs = []
-        for first, length in zip(self.subjects.first.tolist(), self.subjects.length.tolist(), strict=True):
+        for first, length in zip(
+            self.subjects.first.tolist(), self.subjects.length.tolist(), strict=True
+        ):
             here, room = first, self.max_tokens
             while here < first + length:
                 end = here + 1
@@ -363,7 +401,9 @@ class _TokensPlan(_Blocks):
                 min=0, max=len(self.token_of_real) - 1
             )
             is_own, is_real = place < own_tokens, place < own_tokens + past
-            past_keys = self.token_of_real[nth] if len(self.token_of_real) else torch.zeros_like(place)
+            past_keys = (
+                self.token_of_real[nth] if len(self.token_of_real) else torch.zeros_like(place)
+            )
             keys = torch.where(is_own | ~is_real, first + place.minimum(own_tokens - 1), past_keys)
             mask = None if bool(is_real.all()) else is_real.view(size, 1, 1, key_length)
             self.add_block(size, asked.shape[1], key_length, mask=mask)
@@ -386,8 +426,18 @@ def _stream(
     queries = lengths[lengths > 0]
     keys = queries if key_lengths is None else key_lengths[lengths > 0]
     calls = tuple(
-        Spans(_span_offsets(q), _span_offsets(k), int(q.sum()), int(k.sum()), int(q.max()), int(k.max()), window)
-        for q, k in zip(torch.split(queries, MOST_SPANS), torch.split(keys, MOST_SPANS), strict=True)
+        Spans(
+            _span_offsets(q),
+            _span_offsets(k),
+            int(q.sum()),
+            int(k.sum()),
+            int(q.max()),
+            int(k.max()),
+            window,
+        )
+        for q, k in zip(
+            torch.split(queries, MOST_SPANS), torch.split(keys, MOST_SPANS), strict=True
+        )
         if len(q)
     )
     return Stream(rows, key_rows, calls)
@@ -429,7 +479,9 @@ def _similar_lengths(lengths: list[int]) -> list[tuple[int, int]]:
 
 def _padded_places(lengths: Tensor, groups: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """For every slot of the padded groups: whose it is, and its place from 0."""
-    padded = torch.tensor([longest for size, longest in groups for _ in range(size)], dtype=torch.int64)
+    padded = torch.tensor(
+        [longest for size, longest in groups for _ in range(size)], dtype=torch.int64
+    )
     whose = torch.arange(len(lengths)).repeat_interleave(padded)
     return whose, torch.arange(len(whose)) - (padded.cumsum(0) - padded)[whose]
 
@@ -437,4 +489,6 @@ def _padded_places(lengths: Tensor, groups: list[tuple[int, int]]) -> tuple[Tens
 def _key_masks(real: Tensor, groups: list[tuple[int, int]]) -> list[Tensor]:
     """The slots of padded groups that are real, as one (G, 1, 1, L) mask a group."""
     parts = torch.split(real, [size * length for size, length in groups])
-    return [part.view(size, 1, 1, length) for part, (size, length) in zip(parts, groups, strict=True)]
+    return [
+        part.view(size, 1, 1, length) for part, (size, length) in zip(parts, groups, strict=True)
+    ]

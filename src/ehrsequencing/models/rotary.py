@@ -16,10 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models.segments import constant
 
-DAYS = (60.0, 7305.0)  # shortest and longest period of the pairs that count days: two months to twenty years
+# shortest and longest period of the pairs that count days: two months to twenty years
+DAYS = (
+    60.0,
+    7305.0,
+)
 VISITS = (6.0, 200.0)  # ... and of those that count visits
 
 
@@ -50,9 +54,15 @@ def rotation(batch: VisitBatch, *, head_dim: int, dtype: torch.dtype) -> Rotatio
     pairs = head_dim // 2
     of_days = (pairs + 1) // 2
     places = torch.stack([days_since_first(batch), batch.visit_index.double()], 1)  # (N, 2)
-    turns_per_day = constant(tuple(1 / p for p in _periods(*DAYS, of_days)), torch.float64, places.device)
-    turns_per_visit = constant(tuple(1 / p for p in _periods(*VISITS, pairs - of_days)), torch.float64, places.device)
-    turns = torch.cat([places[:, :1] * turns_per_day, places[:, 1:] * turns_per_visit], 1).unsqueeze(1)
+    turns_per_day = constant(
+        tuple(1 / p for p in _periods(*DAYS, of_days)), torch.float64, places.device
+    )
+    turns_per_visit = constant(
+        tuple(1 / p for p in _periods(*VISITS, pairs - of_days)), torch.float64, places.device
+    )
+    turns = torch.cat(
+        [places[:, :1] * turns_per_day, places[:, 1:] * turns_per_visit], 1
+    ).unsqueeze(1)
     angles = 2 * math.pi * (turns - turns.floor())  # small ones, which float32 can hold
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 

@@ -68,7 +68,11 @@ def dropout(x: Tensor, probability: float, *, training: bool) -> Tensor:
     if x.device.type != "cpu":
         return F.dropout(x, probability)
     dropped = round(probability * 2**16)  # of all 2^16 values
-    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    bits = (
+        torch.empty((x.numel() + 3) // 4, dtype=torch.int64)
+        .random_(-(2**63), None)
+        .view(torch.int16)
+    )
     keep = bits[: x.numel()].view(x.shape) >= dropped - 2**15
     return x * (keep.to(x.dtype) * (2**16 / (2**16 - dropped)))
 
@@ -113,4 +117,6 @@ def pool(
     if not index.shape[0]:  # embedding_bag wants at least one row
         return rows.new_zeros(offsets.shape[0] - 1, rows.shape[1]) + 0 * rows.sum()
     mode = mode if weights is None else "sum"
-    return F.embedding_bag(index, rows, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True)
+    return F.embedding_bag(
+        index, rows, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
+    )

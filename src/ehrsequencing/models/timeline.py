@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import timeline
 from ehrsequencing.models import plans
@@ -23,7 +23,10 @@ class TransformerTimeline(nn.Module):
         super().__init__()
         self.window, self.bidirectional = config.max_visits, config.attention == "bidirectional"
         self.rotary, self.head_dim = config.rotary, config.dim // config.heads
-        layers = (TransformerLayer(config, value_dropout=config.history_dropout) for _ in range(config.layers))
+        layers = (
+            TransformerLayer(config, value_dropout=config.history_dropout)
+            for _ in range(config.layers)
+        )
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(config.dim)
 
@@ -47,7 +50,9 @@ class TransformerTimeline(nn.Module):
             plan = plans.visits_plan(batch, window=self.window)
             for layer in before:
                 x = layer(x, plan, turn)
-        z: Tensor = self.norm(last(x, plans.rows_plan(batch, rows, window=self.window), turn, rows=rows))
+        z: Tensor = self.norm(
+            last(x, plans.rows_plan(batch, rows, window=self.window), turn, rows=rows)
+        )
         return z
 
 
@@ -80,12 +85,18 @@ class LSTMTimeline(nn.Module):
 
     def _layer(self, x: Tensor, layer: int, steps: "_Steps") -> Tensor:
         """One layer: all visits with the same index at once, then all queries at once."""
-        names = (f"weight_ih_l{layer}", f"weight_hh_l{layer}", f"bias_ih_l{layer}", f"bias_hh_l{layer}")
+        names = (
+            f"weight_ih_l{layer}",
+            f"weight_hh_l{layer}",
+            f"bias_ih_l{layer}",
+            f"bias_hh_l{layer}",
+        )
         w_ih, w_hh, b_ih, b_hh = (getattr(self.lstm, name) for name in names)
         with torch.autocast(x.device.type, enabled=False):
             x = x.to(w_ih.dtype)
             inputs = x @ w_ih.T + (b_ih + b_hh)
-            states = [inputs.new_zeros(1, 2 * x.shape[1])]  # row 0: the state before the first visit
+            # row 0: the state before the first visit
+            states = [inputs.new_zeros(1, 2 * x.shape[1])]
             h = c = inputs.new_zeros(steps.sizes[0] if steps.sizes else 0, x.shape[1])
             for part in torch.split(gather_rows(inputs, steps.rows), steps.sizes):
                 h, c = _cell(part + h[: len(part)] @ w_hh.T, c[: len(part)])
@@ -126,8 +137,17 @@ class _Steps:
         query_rows = batch.is_query.nonzero().squeeze(1)
         before = batch.visits_before[query_rows]  # real visits that each query sees
         first = length.cumsum(0) - length
-        last_seen = real[(first[batch.subject_of_visit[query_rows]] + before - 1).clamp(min=0)] if len(real) else before
-        state_before_query = step_of_row[last_seen].masked_fill(before == 0, 0) if len(real) else before * 0
+        last_seen = (
+            real[(first[batch.subject_of_visit[query_rows]] + before - 1).clamp(min=0)]
+            if len(real)
+            else before
+        )
+        state_before_query = (
+            step_of_row[last_seen].masked_fill(before == 0, 0) if len(real) else before * 0
+        )
         step_of_row[query_rows] = len(order) + 1 + torch.arange(len(query_rows))
         self.rows, self.query_rows = to_device(rows, device), to_device(query_rows, device)
-        self.state_before_query, self.answer_row = to_device(state_before_query, device), to_device(step_of_row, device)
+        self.state_before_query, self.answer_row = (
+            to_device(state_before_query, device),
+            to_device(step_of_row, device),
+        )

@@ -30,7 +30,9 @@ class TransformerLayer(nn.Module):
         self.mlp_scale = nn.Parameter(torch.full((d,), LAYER_SCALE))
         self.dropout, self.value_dropout = config.dropout, value_dropout
 
-    def forward(self, x: Tensor, plan: Plan, turn: Rotation | None = None, *, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, plan: Plan, turn: Rotation | None = None, *, rows: Tensor | None = None
+    ) -> Tensor:
         """(N, d) packed rows → (N, d); `turn` encodes the distance between rows.
 
         With `rows` (R,) only these are computed, (R, d): the plan is then of these (`plans.rows_plan`).
@@ -41,7 +43,9 @@ class TransformerLayer(nn.Module):
             v = v * dropout(v.new_ones(len(v), 1), self.value_dropout, training=True)
         if rows is not None:
             x, q = x.index_select(0, rows), q.index_select(0, rows)
-        x = x + self._residual(self.attention_scale * self.out(attention(q, k, v, plan, heads=self.heads)))
+        x = x + self._residual(
+            self.attention_scale * self.out(attention(q, k, v, plan, heads=self.heads))
+        )
         return x + self._residual(self.mlp_scale * self.W2(F.gelu(self.W1(self.mlp_norm(x)))))
 
     def _residual(self, x: Tensor) -> Tensor:

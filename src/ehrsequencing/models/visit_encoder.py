@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig
 from ehrsequencing.config.parts import visit_encoder
 from ehrsequencing.models import plans
@@ -35,19 +35,26 @@ class AttnPoolingVisitEncoder(nn.Module):
         self.scorer = config.scorer
         if config.scorer == "query":
             self.W = nn.Linear(config.dim, config.dim)
-            self.q = nn.Parameter(torch.randn(config.dim) * config.dim**-0.5)  # near the mean at the start
+            # near the mean at the start
+            self.q = nn.Parameter(torch.randn(config.dim) * config.dim**-0.5)
         else:
             self.W1, self.W2 = nn.Linear(config.dim, config.dim // 2), nn.Linear(config.dim // 2, 1)
 
     @overload
-    def forward(self, e: CodeVectors, batch: VisitBatch, *, return_weights: Literal[False] = False) -> Tensor: ...
+    def forward(
+        self, e: CodeVectors, batch: VisitBatch, *, return_weights: Literal[False] = False
+    ) -> Tensor: ...
     @overload
-    def forward(self, e: CodeVectors, batch: VisitBatch, *, return_weights: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, e: CodeVectors, batch: VisitBatch, *, return_weights: Literal[True]
+    ) -> tuple[Tensor, Tensor]: ...
     def forward(
         self, e: CodeVectors, batch: VisitBatch, *, return_weights: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """K code vectors → (N, d); with `return_weights` also α (K,)."""
-        alpha = segment_softmax(self.score(e.rows).index_select(0, e.index), batch.visit_offsets, batch.visit_of_code)
+        alpha = segment_softmax(
+            self.score(e.rows).index_select(0, e.index), batch.visit_offsets, batch.visit_of_code
+        )
         u = pool(e.rows, e.index, batch.visit_offsets, weights=alpha)
         return (u, alpha) if return_weights else u
 
@@ -105,7 +112,11 @@ class TransformerVisitEncoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.visit_layers))
-        cls = torch.randn(config.dim) * CODE_NORM * config.dim**-0.5 if config.visit_pool == "cls" else None
+        cls = (
+            torch.randn(config.dim) * CODE_NORM * config.dim**-0.5
+            if config.visit_pool == "cls"
+            else None
+        )
         self.cls = None if cls is None else nn.Parameter(cls)
 
     def forward(self, e: CodeVectors, batch: VisitBatch) -> Tensor:
@@ -143,7 +154,9 @@ class VisitMLP(nn.Module):
 
     def forward(self, u: Tensor, batch: VisitBatch) -> Tensor:
         """(N, d) → (N, d)."""
-        update = dropout(self.W2(F.gelu(self.W1(self.norm(u)))), self.dropout, training=self.training)
+        update = dropout(
+            self.W2(F.gelu(self.W1(self.norm(u)))), self.dropout, training=self.training
+        )
         return u + update * (batch.codes_per_visit > 0).unsqueeze(1)
 
 

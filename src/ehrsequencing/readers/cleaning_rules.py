@@ -7,12 +7,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.readers.import_report import ImportReport, RowCounts, RuleCounts, among, distinct
 from ehrsequencing.readers.moments import NO_TIME, OPEN, end_of_day, micros
 from ehrsequencing.readers.row_order import Keys, ordered_rows
 from ehrsequencing.readers.rows import Role, clean_codes, encoded
-from ehrsequencing.readers.visit_spans import VISITS, VisitSpans, known_times, rows_outside, visit_spans
+from ehrsequencing.readers.visit_spans import (
+    VISITS,
+    VisitSpans,
+    known_times,
+    rows_outside,
+    visit_spans,
+)
 from ehrsequencing.records.events import BIRTH, DAY_US, SECOND_US
 
 PERIOD_START, PERIOD_END = "OBSERVATION_PERIOD_START", "OBSERVATION_PERIOD_END"
@@ -32,18 +38,25 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tupl
         All rows with all columns of the schema, their codes clean and of a dictionary, and (n,) which are usable.
     """
     given, counts = set(rows.column_names), report.counts
-    code = encoded(rows["code"]) if "code" in given else encoded(pa.chunked_array([pa.nulls(len(rows), pa.string())]))
+    code = (
+        encoded(rows["code"])
+        if "code" in given
+        else encoded(pa.chunked_array([pa.nulls(len(rows), pa.string())]))
+    )
     number = pc.fill_null(code.indices, -1).to_numpy(zero_copy_only=False)
     clean = clean_codes(code.dictionary)
-    fixed = np.r_[np.asarray(pc.not_equal(clean, code.dictionary)), False]  # the last is for a code of null: number -1
+    # the last is for a code of null: number -1
+    fixed = np.r_[np.asarray(pc.not_equal(clean, code.dictionary)), False]
     blank = np.r_[np.asarray(pc.equal(clean, "")), True]
     counts["fixed_code"] += int(fixed[number].sum()) if fixed.any() else 0
     columns = [
-        pa.DictionaryArray.from_arrays(code.indices, clean) if field.name == "code"
-        else rows[field.name].cast(field.type, safe=False) if field.name in given
+        pa.DictionaryArray.from_arrays(code.indices, clean)
+        if field.name == "code"
+        else rows[field.name].cast(field.type, safe=False)
+        if field.name in given
         else pa.nulls(len(rows), field.type)
         for field in schema
-    ]  # fmt: skip
+    ]
     rows = pa.table(columns, names=schema.names)
     needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
     needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
@@ -100,7 +113,11 @@ class _Made:
 
 
 def clean_rows(
-    rows: pa.Table, counts: RuleCounts, row_counts: RowCounts | None = None, *, open_after_us: int | None = None
+    rows: pa.Table,
+    counts: RuleCounts,
+    row_counts: RowCounts | None = None,
+    *,
+    open_after_us: int | None = None,
 ) -> pa.Table:
     """As `cleaned`, with codes as text."""
     made = cleaned(rows, counts, row_counts, open_after_us=open_after_us)
@@ -138,7 +155,8 @@ def cleaned(
     outside = rows_outside(known, visit, spans, counts)
     visit = np.where(outside, -1, visit)
     made = _joined(
-        [make(known, counts) for make in (_births, _deaths, _periods)] + [_events(known, visit, spans, counts)]
+        [make(known, counts) for make in (_births, _deaths, _periods)]
+        + [_events(known, visit, spans, counts)]
     )
     made = _without_nobody(known, made, counts)
     encounter = known.column("encounter_id")
@@ -146,23 +164,43 @@ def cleaned(
     names, code_rank = _used_codes(known.codes, made.code)
     value, text = known.column("numeric_value"), known.column("text_value")
     order = ordered_rows(
-        Keys(known.subject[made.row], made.time_us, code_rank, value, text, encounter, outside, known.source, made.row)
+        Keys(
+            known.subject[made.row],
+            made.time_us,
+            code_rank,
+            value,
+            text,
+            encounter,
+            outside,
+            known.source,
+            made.row,
+        )
     )
     counts["duplicates"] += len(made.row) - len(order)
     row = made.row[order]
     if row_counts is not None:
         _count_rows(rows, known, row, row_counts)
-    return pa.table({
-        "subject_id": known.subject_ids[known.subject[row]],
-        "time": _timestamps(made.time_us[order]),
-        "code": pa.DictionaryArray.from_arrays(pa.array(code_rank[order].astype(np.int32)), names),
-        "numeric_value": taken(value, row), "text_value": taken(text, row), "encounter_id": taken(encounter, row),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "subject_id": known.subject_ids[known.subject[row]],
+            "time": _timestamps(made.time_us[order]),
+            "code": pa.DictionaryArray.from_arrays(
+                pa.array(code_rank[order].astype(np.int32)), names
+            ),
+            "numeric_value": taken(value, row),
+            "text_value": taken(text, row),
+            "encounter_id": taken(encounter, row),
+        }
+    )
 
 
 def taken(column: pa.Array, row: Ints) -> pa.Array:
     """Some rows of a column, in the order given; quick for one without any value."""
-    return pa.nulls(len(row), column.type) if column.null_count == len(column) else column.take(pa.array(row))
+    return (
+        pa.nulls(len(row), column.type)
+        if column.null_count == len(column)
+        else column.take(pa.array(row))
+    )
 
 
 def _used_codes(codes: pa.Array, number: Ints) -> tuple[pa.Array, Ints]:
@@ -192,7 +230,8 @@ def _count_rows(given: pa.Table, known: _Rows, made: Ints, row_counts: RowCounts
     person = role == Role.PERSON
     reasons = {
         "nobody": ~present[known.subject[left]],
-        "kept": person & (known.time_us[left] == NO_TIME),  # no row, but the subject is in the output
+        "kept": person
+        & (known.time_us[left] == NO_TIME),  # no row, but the subject is in the output
         "two_births": person,
         "two_deaths": role == Role.DEATH,
         "overlapping_periods": role == Role.OBSERVED,
@@ -234,12 +273,30 @@ def _plain(known: tuple[pa.Table, Ints, Ints]) -> _Rows:
     number = pc.fill_null(code.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     n = len(code.dictionary)
     ending = np.unique(number[_among_roles(role, _SPANS)])
-    ends = pc.binary_join_element_wise(code.dictionary.take(pa.array(ending)), pa.scalar(END_SUFFIX, pa.string()), "")
+    ends = pc.binary_join_element_wise(
+        code.dictionary.take(pa.array(ending)), pa.scalar(END_SUFFIX, pa.string()), ""
+    )
     codes = pa.concat_arrays([code.dictionary, pa.array([PERIOD_START, PERIOD_END]), ends])
     end_code = np.zeros(n, dtype=np.int64)
     end_code[ending] = n + 2 + np.arange(len(ending))
-    time_us, end_us, source = micros(table["time"]), micros(table["end"]), table["source"].to_numpy()
-    return _Rows(table, subject_ids, subject, role, time_us, end_us, number, codes, (n, n + 1), end_code, source)
+    time_us, end_us, source = (
+        micros(table["time"]),
+        micros(table["end"]),
+        table["source"].to_numpy(),
+    )
+    return _Rows(
+        table,
+        subject_ids,
+        subject,
+        role,
+        time_us,
+        end_us,
+        number,
+        codes,
+        (n, n + 1),
+        end_code,
+        source,
+    )
 
 
 def _without_open_ends(rows: _Rows, counts: RuleCounts, open_after_us: int | None) -> _Rows:
@@ -269,7 +326,12 @@ def _timestamps(us: Ints) -> pa.Array:
 
 
 def _joined(parts: list[_Made]) -> _Made:
-    return _Made(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "time_us", "code")))
+    return _Made(
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("row", "time_us", "code")
+        )
+    )
 
 
 def _earliest(subject: Ints, time_us: Ints) -> tuple[Ints, int]:
@@ -371,7 +433,8 @@ def _visit_of(rows: _Rows, counts: RuleCounts) -> Ints:
         found = np.full(len(number), -1)
     else:
         owners = len(rows.subject_ids)
-        first = np.searchsorted(visits, np.arange(width) * owners)  # the visits of each name stand together
+        # the visits of each name stand together
+        first = np.searchsorted(visits, np.arange(width) * owners)
         at = np.minimum(first[number], len(visits) - 1)
         key = rows.subject + number * owners
         several = (np.diff(first) > 1)[number]

@@ -16,15 +16,21 @@ class CodeBook:
     def __init__(self) -> None:
         self.facts: dict[str, CodeFacts] = {}
 
-    def add(self, code: pa.ChunkedArray, description: pa.ChunkedArray, parent: pa.ChunkedArray | None) -> None:
+    def add(
+        self, code: pa.ChunkedArray, description: pa.ChunkedArray, parent: pa.ChunkedArray | None
+    ) -> None:
         """Take the codes of some rows with their descriptions and parents, null where unknown."""
         parent = pa.nulls(len(code), pa.string()) if parent is None else parent
         table = pa.table({"code": code, "description": description, "parent": parent})
-        distinct = table.group_by("code", use_threads=False).aggregate([("description", "min"), ("parent", "min")])
+        distinct = table.group_by("code", use_threads=False).aggregate(
+            [("description", "min"), ("parent", "min")]
+        )
         for row in distinct.to_pylist():
             if row["code"] is None:
                 continue
             before = self.facts.get(row["code"], CodeFacts())
             texts = [t for t in (before.description, row["description_min"]) if t]
             up = row["parent_min"]
-            self.facts[row["code"]] = CodeFacts(min(texts, default=None), (up,) if up else before.parents)
+            self.facts[row["code"]] = CodeFacts(
+                min(texts, default=None), (up,) if up else before.parents
+            )

@@ -14,13 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from ehrsequencing.arrays import Bools
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.expansion import expands_too_much, most_bytes
+from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.expansion import expands_too_much, most_bytes
 from ehrsequencing.readers.parsing import open_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
-_MAGIC = {b"PAR1": "Parquet", b"\x1f\x8b": "gzip", b"PK\x03\x04": "a zip archive or a spreadsheet", b"%PDF": "PDF"}
+_MAGIC = {
+    b"PAR1": "Parquet",
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "a zip archive or a spreadsheet",
+    b"%PDF": "PDF",
+}
 
 
 def check_one_file_each(found: Iterable[tuple[str, Path]]) -> None:
@@ -39,15 +44,21 @@ def check_content(path: Path) -> None:
         with open(path, "rb") as file:
             start = file.read(4)
     except OSError as error:
-        raise EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the file") from error
+        raise EhrseqError(
+            "cannot be read", where=str(path), fix=error.strerror or "check the file"
+        ) from error
     name = path.name.lower()
     expected = "Parquet" if name.endswith(".parquet") else "gzip" if name.endswith(".gz") else "CSV"
     actual = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "CSV")
     if not start and expected != "Parquet":
-        raise EhrseqError("is empty", where=str(path), fix="remove the file, or give it a header line")
+        raise EhrseqError(
+            "is empty", where=str(path), fix="remove the file, or give it a header line"
+        )
     if actual != expected:
         held = f"{actual}, not {expected}" if actual != "CSV" else f"no {expected}"
-        raise EhrseqError(f"holds {held}", where=str(path), fix="give the file the ending of what it holds")
+        raise EhrseqError(
+            f"holds {held}", where=str(path), fix="give the file the ending of what it holds"
+        )
 
 
 @dataclass(frozen=True)
@@ -88,12 +99,17 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
     check_content(path)
     try:
         with open_text(path) as file:
-            line = file.readline(BLOCK_BYTES)  # the first line of a gzip file may be as long as it likes
+            # the first line of a gzip file may be as long as it likes
+            line = file.readline(BLOCK_BYTES)
             if len(line) >= BLOCK_BYTES:
                 raise unreadable_csv(path)
-            delimiter = next((d for d in delimiters[1:] if d in line and d * 2 not in line), delimiters[0])
+            delimiter = next(
+                (d for d in delimiters[1:] if d in line and d * 2 not in line), delimiters[0]
+            )
             file.seek(0)
-            names = next(csv.reader(iter(lambda: file.readline(BLOCK_BYTES), ""), delimiter=delimiter), [])
+            names = next(
+                csv.reader(iter(lambda: file.readline(BLOCK_BYTES), ""), delimiter=delimiter), []
+            )
         header = _header(names, path)
         scan = _Scan(delimiter, len(header))
         most, expanded = most_bytes(path), 0
@@ -104,15 +120,30 @@ def read_csv_lines(path: Path, *, delimiters: str = ",") -> CsvFile:
                 raise expands_too_much(str(path))
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, EOFError) as error:
         raise unreadable_csv(path) from error
-    needed = delimiter != "\t" and (scan.quoted or scan.uneven is not None)  # Athena's files with tabs do not quote
+    # Athena's files with tabs do not quote
+    needed = delimiter != "\t" and (scan.quoted or scan.uneven is not None)
     escape = "\\" if scan.backslashed and not scan.doubled else '"'
     quotes = scan.unescaped if escape == "\\" else scan.every
     quote = '"' if needed else ""
-    return CsvFile(path, header, delimiter, quote, escape, scan.lines, quotes.rows, quotes.first_odd, scan.uneven)
+    return CsvFile(
+        path,
+        header,
+        delimiter,
+        quote,
+        escape,
+        scan.lines,
+        quotes.rows,
+        quotes.first_odd,
+        scan.uneven,
+    )
 
 
 def read_blocks(
-    file: CsvFile, wanted: Sequence[str], rejected: Counter[str] | None = None, *, missing: Sequence[str] = ("",)
+    file: CsvFile,
+    wanted: Sequence[str],
+    rejected: Counter[str] | None = None,
+    *,
+    missing: Sequence[str] = ("",),
 ) -> Iterator[pa.Table]:
     """Blocks of some columns as text, under the names given; case does not matter. Absent columns are null.
 
@@ -132,7 +163,11 @@ def read_blocks(
         return "skip"
 
     present = [name.lower() for name in wanted if name.lower() in file.header]
-    nulls = {"null_values": list(missing), "strings_can_be_null": True, "quoted_strings_can_be_null": True}
+    nulls = {
+        "null_values": list(missing),
+        "strings_can_be_null": True,
+        "quoted_strings_can_be_null": True,
+    }
     types = dict.fromkeys(present, pa.string())
     convert = pacsv.ConvertOptions(column_types=types, include_columns=present, **nulls)
     escapes = file.escape == "\\"
@@ -146,10 +181,16 @@ def read_blocks(
     )
     read = pacsv.ReadOptions(column_names=list(file.header), skip_rows=1, block_size=BLOCK_BYTES)
     try:
-        with pacsv.open_csv(file.path, read_options=read, parse_options=parse, convert_options=convert) as stream:
+        with pacsv.open_csv(
+            file.path, read_options=read, parse_options=parse, convert_options=convert
+        ) as stream:
             for batch in stream:
                 columns = {name: batch[name.lower()] for name in wanted if name.lower() in present}
-                absent = {name: pa.nulls(len(batch), pa.string()) for name in wanted if name not in columns}
+                absent = {
+                    name: pa.nulls(len(batch), pa.string())
+                    for name in wanted
+                    if name not in columns
+                }
                 yield pa.table(columns | absent)
     except (pa.ArrowException, OSError) as error:
         if str(error).startswith("Empty CSV file"):  # only a header
@@ -159,7 +200,9 @@ def read_blocks(
 
 def unreadable_csv(path: Path) -> EhrseqError:
     """The error about a file that is not text with a header and rows."""
-    return EhrseqError("cannot be read as CSV", where=str(path), fix="write it as UTF-8 CSV with a header line")
+    return EhrseqError(
+        "cannot be read as CSV", where=str(path), fix="write it as UTF-8 CSV with a header line"
+    )
 
 
 def _header(names: list[str], path: Path) -> tuple[str, ...]:
@@ -170,9 +213,13 @@ def _header(names: list[str], path: Path) -> tuple[str, ...]:
             joined[-1] += f",{name}"
         else:
             joined.append(name)
-    header = tuple(name.strip().strip("\ufeff").lower() or f"unnamed_{i}" for i, name in enumerate(joined))
+    header = tuple(
+        name.strip().strip("\ufeff").lower() or f"unnamed_{i}" for i, name in enumerate(joined)
+    )
     if not header:
-        raise EhrseqError("is empty", where=str(path), fix="remove the file, or give it a header line")
+        raise EhrseqError(
+            "is empty", where=str(path), fix="remove the file, or give it a header line"
+        )
     for i, name in enumerate(header):
         if name in header[:i]:
             what = f"columns {header.index(name) + 1} and {i + 1} have the same name"
@@ -205,7 +252,11 @@ class _Scan:
         self.delimiter, self.columns = delimiter, columns
         self.lines = 0
         self.uneven: int | None = None
-        self.every, self.unescaped = _Quotes(), _Quotes()  # all quotes, and those without a backslash before them
+        # all quotes, and those without a backslash before them
+        self.every, self.unescaped = (
+            _Quotes(),
+            _Quotes(),
+        )
         self.quoted = self.backslashed = self.doubled = False
         mark = "\\t" if delimiter == "\t" else f"[{delimiter}]"
         self._field = rf'(^|{mark})\s*"([^"]|""|\\")*"\s*({mark}|$)'
@@ -243,7 +294,9 @@ def _line_blocks(path: Path) -> Iterable[tuple[int, pa.ChunkedArray]]:
     parse = pacsv.ParseOptions(delimiter="\x01", quote_char=False, ignore_empty_lines=False)
     convert = pacsv.ConvertOptions(column_types={"line": pa.binary()}, strings_can_be_null=False)
     try:
-        with pacsv.open_csv(path, read_options=read, parse_options=parse, convert_options=convert) as stream:
+        with pacsv.open_csv(
+            path, read_options=read, parse_options=parse, convert_options=convert
+        ) as stream:
             for batch in stream:
                 yield number, pa.chunked_array([batch["line"]])
                 number += len(batch)

@@ -9,7 +9,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 Order = Literal["ymd", "dmy", "mdy"]
 
@@ -17,16 +17,21 @@ _DAY, _MONTH, _YEAR = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"(\d{4})"
 _CLOCK = r"([T ]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)? ?(Z|UTC|[+-]\d{2}(:?\d{2})?)?)?"
 # Patterns of a date, each with the replacement that makes it an ISO date.
 _FORMATS: dict[Order, tuple[tuple[str, str], ...]] = {
-    "ymd": ((rf"{_YEAR}[-/.]{_MONTH}[-/.]{_DAY}", r"\1-\2-\3"), (r"(\d{4})(\d{2})(\d{2})", r"\1-\2-\3")),
+    "ymd": (
+        (rf"{_YEAR}[-/.]{_MONTH}[-/.]{_DAY}", r"\1-\2-\3"),
+        (r"(\d{4})(\d{2})(\d{2})", r"\1-\2-\3"),
+    ),
     "dmy": ((rf"{_DAY}[-/.]{_MONTH}[-/.]{_YEAR}", r"\3-\2-\1"),),
     "mdy": ((rf"{_MONTH}[-/.]{_DAY}[-/.]{_YEAR}", r"\3-\1-\2"),),
 }
 PATTERNS: dict[Order, str] = {
-    order: rf"^\s*({'|'.join(pattern for pattern, _ in formats)}){_CLOCK}\s*$" for order, formats in _FORMATS.items()
+    order: rf"^\s*({'|'.join(pattern for pattern, _ in formats)}){_CLOCK}\s*$"
+    for order, formats in _FORMATS.items()
 }
 # (pattern, replacement) to apply one after another to turn a date of this order into an ISO date.
 TO_ISO: dict[Order, tuple[tuple[str, str], ...]] = {
-    order: tuple((rf"^\s*{pattern}", iso) for pattern, iso in formats) for order, formats in _FORMATS.items()
+    order: tuple((rf"^\s*{pattern}", iso) for pattern, iso in formats)
+    for order, formats in _FORMATS.items()
 }
 ISO_LIKE = "____-__-__%"  # for SQL's LIKE, which is far cheaper than a regular expression
 ZONED = r":\d{2}([.,]\d+)? ?[+-]\d{2}(:?\d{2})?\s*$"
@@ -84,14 +89,20 @@ def date_column(counts: DateCounts, setting: Order | None, *, where: str) -> Dat
     fits = [order for order in PATTERNS if counts.fitting(order) == counts.readable]
     if fits[:1] == ["ymd"] or setting is None:
         if len(fits) != 1:
-            what = "can be read as day/month and as month/day" if fits else "are written in several ways"
+            what = (
+                "can be read as day/month and as month/day"
+                if fits
+                else "are written in several ways"
+            )
             fix = "name the order: import.dates=dmy, import.dates=mdy or import.dates=ymd"
             raise EhrseqError(f"its dates {what}", where=where, fix=fix)
         order = fits[0]
     else:
         order = setting
     left = counts.filled - counts.fitting(order)
-    return DateColumn(order, plain=order == "ymd" and not counts.ymd, zoned=bool(counts.zoned), unreadable=left)
+    return DateColumn(
+        order, plain=order == "ymd" and not counts.ymd, zoned=bool(counts.zoned), unreadable=left
+    )
 
 
 def unreadable_dates(where: str) -> EhrseqError:
@@ -106,7 +117,9 @@ def count_dates(text: pa.ChunkedArray) -> DateCounts:
     text = text.filter(pc.not_equal(pc.utf8_trim_whitespace(text), ""))
     iso = pc.match_like(text, ISO_LIKE)
     others = text.filter(pc.invert(iso))
-    found = {order: pc.match_substring_regex(others, pattern) for order, pattern in PATTERNS.items()}
+    found = {
+        order: pc.match_substring_regex(others, pattern) for order, pattern in PATTERNS.items()
+    }
     either = pc.and_(found["dmy"], found["mdy"])
     zoned = pc.match_substring_regex(text, ZONED)
     ymd, dmy, mdy = (_true(found[order]) for order in ("ymd", "dmy", "mdy"))

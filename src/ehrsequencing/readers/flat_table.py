@@ -12,8 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.config.table_map import UNIT_DAYS, Elapsed, EventMap, TableMap, When, is_date, load_table_map
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.config.table_map import (
+    UNIT_DAYS,
+    Elapsed,
+    EventMap,
+    TableMap,
+    When,
+    is_date,
+    load_table_map,
+)
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.csv_files import CsvFile, check_content, read_blocks, read_csv_lines
 from ehrsequencing.readers.date_order import DateColumn, DateCounts, count_dates, unreadable_dates
@@ -31,7 +39,12 @@ _MARKS = {",": "comma", ".": "point"}
 _NULL = pa.scalar(None, pa.string())
 
 
-@reader("csv", help="Any flat table.", source="CSV, CSV.gz or Parquet file with a header", needs_map=True)
+@reader(
+    "csv",
+    help="Any flat table.",
+    source="CSV, CSV.gz or Parquet file with a header",
+    needs_map=True,
+)
 def import_csv(source: str, job: Import) -> None:
     """Read one table by the map that the settings name; see `Reader`."""
     table_map, path = load_table_map(job.settings.map), Path(source)
@@ -58,9 +71,12 @@ class _Table:
     header: tuple[str, ...]
     csv: CsvFile | None  # None for Parquet
     missing: tuple[str, ...]
-    typed: frozenset[str] = frozenset()  # columns of Parquet that are numbers already, in lower case
+    # columns of Parquet that are numbers already, in lower case
+    typed: frozenset[str] = frozenset()
 
-    def blocks(self, wanted: Sequence[str], rejected: Counter[str] | None = None) -> Iterator[pa.Table]:
+    def blocks(
+        self, wanted: Sequence[str], rejected: Counter[str] | None = None
+    ) -> Iterator[pa.Table]:
         """Blocks of some columns; blank cells and those that mean "missing" are null."""
         if self.csv is not None:
             yield from read_blocks(self.csv, wanted, rejected, missing=("", *self.missing))
@@ -68,11 +84,17 @@ class _Table:
         try:
             file = pq.ParquetFile(self.path)
             names = {name.lower(): name for name in file.schema_arrow.names}
-            for batch in file.iter_batches(BLOCK_ROWS, columns=[names[name.lower()] for name in wanted]):
+            for batch in file.iter_batches(
+                BLOCK_ROWS, columns=[names[name.lower()] for name in wanted]
+            ):
                 block = pa.Table.from_batches([batch])
-                yield pa.table({name: _as_text(block[names[name.lower()]], self.missing) for name in wanted})
+                yield pa.table(
+                    {name: _as_text(block[names[name.lower()]], self.missing) for name in wanted}
+                )
         except (pa.ArrowException, OSError) as error:
-            raise EhrseqError("cannot be read", where=str(self.path), fix="check that the file is whole") from error
+            raise EhrseqError(
+                "cannot be read", where=str(self.path), fix="check that the file is whole"
+            ) from error
 
 
 def _as_text(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
@@ -102,21 +124,31 @@ def _open(path: Path, table_map: TableMap) -> _Table:
             header, csv = tuple(name.lower() for name in schema.names), None
             typed = frozenset(f.name.lower() for f in schema if not _is_text(f.type))
         except (pa.ArrowException, OSError) as error:
-            raise EhrseqError("cannot be read", where=str(path), fix="check that the file is whole") from error
+            raise EhrseqError(
+                "cannot be read", where=str(path), fix="check that the file is whole"
+            ) from error
     else:
         csv = read_csv_lines(path, delimiters=",\t;|")
         header = csv.header
     for name in table_map.columns():
         if name.lower() not in header:
             near = get_close_matches(name.lower(), header, n=2, cutoff=0.6)
-            fix = f"did you mean {' or '.join(near)}?" if near else f"its columns are {', '.join(header)}"
-            raise EhrseqError(f"has no column {name!r}, which the map names", where=str(path), fix=fix)
+            fix = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else f"its columns are {', '.join(header)}"
+            )
+            raise EhrseqError(
+                f"has no column {name!r}, which the map names", where=str(path), fix=fix
+            )
     return _Table(path, header, csv, table_map.missing, typed)
 
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 @dataclass(frozen=True)
@@ -140,11 +172,16 @@ def _survey(table: _Table, table_map: TableMap, counts: TableCounts, job: Import
             found.add(batch[name], decimal[name])
         totals = {name: dated + count_dates(batch[name]) for name, dated in totals.items()}
         odd_ids += (
-            pc.sum(pc.invert(pc.match_substring_regex(batch[table_map.subject].drop_null(), _WHOLE))).as_py() or 0
+            pc.sum(
+                pc.invert(pc.match_substring_regex(batch[table_map.subject].drop_null(), _WHOLE))
+            ).as_py()
+            or 0
         )
     if table.csv is not None:
         lost = table.csv.rows_in(parsed, rejected.total()) - parsed
-        job.report.lose_lines(counts, table.path.name, lost, table.csv.uneven_line if rejected else table.csv.odd_line)
+        job.report.lose_lines(
+            counts, table.path.name, lost, table.csv.uneven_line if rejected else table.csv.odd_line
+        )
     counts.begin(table.path.name)
     dates = job.date_columns(totals, counts, where=str(table.path))
     for name, how in dates.items():
@@ -185,7 +222,9 @@ def _check_numbers(found: _Numbers, decimal: str, where: str, job: Import) -> No
     if found.filled and found.bad == found.filled:
         fix = "read a column of texts by code_from in place of value, or name another column"
         raise EhrseqError(
-            f"none of its {found.filled:,} values is a number", where=where, fix=write if found.other else fix
+            f"none of its {found.filled:,} values is a number",
+            where=where,
+            fix=write if found.other else fix,
         )
     if found.other:
         what = f"a {_MARKS[mark]} keeps {found.other:,} of {found.filled:,} values from being read"
@@ -239,10 +278,23 @@ def _rows(table_map: TableMap, block: _Block, book: CodeBook) -> pa.Table:
 
     def rows(role: Role, code: Any, keep: Any = None, **columns: Any) -> pa.Table:
         codes = pa.array([code] * n, pa.string()) if code is None or isinstance(code, str) else code
-        made = pa.table({**base, "role": pa.array(np.full(n, int(role), dtype=np.int8)), "code": codes, **columns})
+        made = pa.table(
+            {
+                **base,
+                "role": pa.array(np.full(n, int(role), dtype=np.int8)),
+                "code": codes,
+                **columns,
+            }
+        )
         return made if keep is None else made.filter(keep)
 
-    parts = [rows(Role.PERSON, BIRTH, **({"time": block.times(table_map.birth)} if table_map.birth else {}))]
+    parts = [
+        rows(
+            Role.PERSON,
+            BIRTH,
+            **({"time": block.times(table_map.birth)} if table_map.birth else {}),
+        )
+    ]
     if table_map.death:
         time = block.times(table_map.death)
         parts.append(rows(Role.DEATH, DEATH, pc.is_valid(time), time=time))
@@ -256,11 +308,15 @@ def _rows(table_map: TableMap, block: _Block, book: CodeBook) -> pa.Table:
         parts.append(rows(Role.NAMED_VISIT, None, there, **encounter, **_span(table_map, block)))
     for event in table_map.events:
         code, keep, number = _event(event, block, book)
-        role = pc.if_else(pc.equal(pc.fill_null(code, ""), DEATH), int(Role.DEATH), int(Role.EVENT)).cast(pa.int8())
+        role = pc.if_else(
+            pc.equal(pc.fill_null(code, ""), DEATH), int(Role.DEATH), int(Role.EVENT)
+        ).cast(pa.int8())
         time = block.times(event.time or table_map.time or "")
         stay = {} if isinstance(event.time, str) and is_date(event.time) else encounter
         made = rows(Role.EVENT, code, time=time, numeric_value=number, **stay)
-        parts.append(made.set_column(made.schema.get_field_index("role"), "role", role).filter(keep))
+        parts.append(
+            made.set_column(made.schema.get_field_index("role"), "role", role).filter(keep)
+        )
     return pa.concat_tables(parts, promote_options="default")
 
 
@@ -276,7 +332,9 @@ def _span(table_map: TableMap, block: _Block) -> dict[str, pa.Array]:
     return {"time": time, "end": pc.floor_temporal(time, unit="day")}
 
 
-def _event(event: EventMap, block: _Block, book: CodeBook) -> tuple[pa.ChunkedArray, Any, pa.ChunkedArray]:
+def _event(
+    event: EventMap, block: _Block, book: CodeBook
+) -> tuple[pa.ChunkedArray, Any, pa.ChunkedArray]:
     """The code of an event in each row, in which rows it is there, and its number."""
     batch, n = block.batch, len(block.batch)
     nothing = pa.chunked_array([pa.nulls(n, pa.string())])
@@ -285,10 +343,14 @@ def _event(event: EventMap, block: _Block, book: CodeBook) -> tuple[pa.ChunkedAr
     if event.code_from is not None:
         written = pc.utf8_trim_whitespace(batch[event.code_from])
         keep = pc.is_valid(written)
-        code = pc.binary_join_element_wise(code, written, "//") if event.code is not None else written
+        code = (
+            pc.binary_join_element_wise(code, written, "//") if event.code is not None else written
+        )
         if event.codes:
             known = pa.array(list(event.codes))
-            code = pa.chunked_array([pa.array([*event.codes.values()])]).take(pc.index_in(written, value_set=known))
+            code = pa.chunked_array([pa.array([*event.codes.values()])]).take(
+                pc.index_in(written, value_set=known)
+            )
             block.counts["unlisted"] += pc.sum(pc.and_(keep, pc.is_null(code))).as_py() or 0
             keep = pc.is_valid(code)
     if event.value is None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
 
 WARN_SHARE = 0.05  # warn if more of a table's rows, or of a column's dates, are lost
 _TABLE_BITS = 40  # the number of a row is table · 2⁴⁰ + its position in the table
@@ -37,7 +37,15 @@ REASONS = {
     "overlapping_periods": "merged into another observation period",
 }
 # The content of these rows is in the output, or belongs to no record of events.
-_NOT_LOST = {"duplicates", "overlapping_periods", "not_read", "not_done", "no_result", "no_diagnosis", "looked_up"}
+_NOT_LOST = {
+    "duplicates",
+    "overlapping_periods",
+    "not_read",
+    "not_done",
+    "no_result",
+    "no_diagnosis",
+    "looked_up",
+}
 RULES = {
     "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
     "no_person": "rows without a readable person id were dropped",
@@ -97,13 +105,18 @@ class TableCounts:
     number: int  # among the tables
     essential: bool = True  # whether the import is refused if every row is lost
     columns: dict[str, str] = field(default_factory=dict)  # reason → the column concerned
-    parts: list[tuple[int, str | None]] = field(default_factory=list)  # a file's first position; None for a database
+    # a file's first position; None for a database
+    parts: list[tuple[int, str | None]] = field(default_factory=list)
     read: int = 0  # rows that could be parsed
     kept: int = 0  # rows that made a row of the output
-    malformed: dict[str, tuple[int, int | None]] = field(default_factory=dict)  # file → rows not parsed, first line
-    dropped: dict[str, tuple[int, int]] = field(default_factory=dict)  # reason → rows, position of the first
-    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)  # column → cells without a date, filled cells
-    no_numbers: dict[str, tuple[int, int]] = field(default_factory=dict)  # the same for columns of numbers
+    # file → rows not parsed, first line
+    malformed: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    # reason → rows, position of the first
+    dropped: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # column → cells without a date, filled cells
+    unreadable: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # the same for columns of numbers
+    no_numbers: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def begin(self, file: str | None) -> None:
         """Say that the rows that follow are of this file."""
@@ -123,23 +136,39 @@ class TableCounts:
     @property
     def lost(self) -> Counter[str]:
         """Reason → rows whose content is not in the output."""
-        found = Counter({reason: rows for reason, (rows, _) in self.dropped.items() if reason not in _NOT_LOST})
+        found = Counter(
+            {reason: rows for reason, (rows, _) in self.dropped.items() if reason not in _NOT_LOST}
+        )
         found["malformed_line"] += sum(rows for rows, _ in self.malformed.values())
         return found
 
     def as_json(self) -> dict[str, Any]:
         """The counts for the report; an example names a file and a row or line, never its content."""
         dropped = [
-            {"reason": "malformed_line", "column": None, "rows": rows, "example": {"file": file, "line": line}}
+            {
+                "reason": "malformed_line",
+                "column": None,
+                "rows": rows,
+                "example": {"file": file, "line": line},
+            }
             for file, (rows, line) in sorted(self.malformed.items())
         ]
         dropped += [
-            {"reason": reason, "column": self.columns.get(reason), "rows": rows, "example": self._example(first)}
+            {
+                "reason": reason,
+                "column": self.columns.get(reason),
+                "rows": rows,
+                "example": self._example(first),
+            }
             for reason, (rows, first) in sorted(self.dropped.items())
         ]
         out = {"rows_in": self.rows_in, "rows_out": self.kept, "dropped": dropped}
         for kind, columns in (("dates", self.unreadable), ("numbers", self.no_numbers)):
-            cells = {name: {"unreadable": bad, "filled": n} for name, (bad, n) in sorted(columns.items()) if bad}
+            cells = {
+                name: {"unreadable": bad, "filled": n}
+                for name, (bad, n) in sorted(columns.items())
+                if bad
+            }
             out |= {kind: cells} if cells else {}
         return out
 
@@ -156,14 +185,26 @@ class TableCounts:
                 continue  # in one line for all tables
             example = entry["example"]
             kind = "line" if example and "line" in example else "row"
-            where = f"; first: {example['file']}, {kind} {example[kind]}" if example and example[kind] else ""
+            where = (
+                f"; first: {example['file']}, {kind} {example[kind]}"
+                if example and example[kind]
+                else ""
+            )
             column = f"{entry['column']}: " if entry["column"] else ""
             share = f"{entry['rows']:,} of {self.rows_in:,} rows"
-            out.append(f"dropped from {self.name}: {share} ({column}{REASONS[entry['reason']]}{where})")
+            out.append(
+                f"dropped from {self.name}: {share} ({column}{REASONS[entry['reason']]}{where})"
+            )
         for name, (bad, n) in sorted(self.unreadable.items()):
             out += [f"not read in {self.name}: {bad:,} of {n:,} dates of {name}"] if bad else []
         for name, (bad, n) in sorted(self.no_numbers.items()):
-            out += [f"not read in {self.name}: {bad:,} of {n:,} values of {name}, which are no numbers"] if bad else []
+            out += (
+                [
+                    f"not read in {self.name}: {bad:,} of {n:,} values of {name}, which are no numbers"
+                ]
+                if bad
+                else []
+            )
         return out
 
     def warnings(self) -> list[str]:
@@ -171,14 +212,22 @@ class TableCounts:
         out, lost = [], self.lost
         total = lost.total()
         if self.rows_in and total > WARN_SHARE * self.rows_in:
-            share = f"{total:,} of {self.rows_in:,} rows of {self.name} ({total / self.rows_in:.1%})"
-            out.append(f"{share} were dropped, most of them because: {REASONS[lost.most_common(1)[0][0]]}")
+            share = (
+                f"{total:,} of {self.rows_in:,} rows of {self.name} ({total / self.rows_in:.1%})"
+            )
+            out.append(
+                f"{share} were dropped, most of them because: {REASONS[lost.most_common(1)[0][0]]}"
+            )
         for name, (bad, n) in sorted(self.unreadable.items()):
             if bad > WARN_SHARE * n:
-                out.append(f"{bad:,} of {n:,} dates in column {name} of {self.name} ({bad / n:.1%}) cannot be read")
+                out.append(
+                    f"{bad:,} of {n:,} dates in column {name} of {self.name} ({bad / n:.1%}) cannot be read"
+                )
         for name, (bad, n) in sorted(self.no_numbers.items()):
             if bad > WARN_SHARE * n:
-                out.append(f"{bad:,} of {n:,} values in column {name} of {self.name} ({bad / n:.1%}) are no numbers")
+                out.append(
+                    f"{bad:,} of {n:,} values in column {name} of {self.name} ({bad / n:.1%}) are no numbers"
+                )
         return out
 
     def check(self) -> None:
@@ -191,7 +240,9 @@ class TableCounts:
         if not self.essential or not self.rows_in or lost.total() < self.rows_in:
             return
         worst = lost.most_common(1)[0][0]
-        example = next((e["example"] for e in self.as_json()["dropped"] if e["reason"] == worst), None)
+        example = next(
+            (e["example"] for e in self.as_json()["dropped"] if e["reason"] == worst), None
+        )
         column = f"column {self.columns[worst]}: " if worst in self.columns else ""
         what = f"all {self.rows_in:,} rows would be dropped ({column}{REASONS[worst]})"
         where = example["file"] if example else f"table {self.name}"
@@ -224,8 +275,14 @@ class RowCounts:
         """Tables, and the sorted positions of these rows in them."""
         sources = distinct(sources)
         edges = np.searchsorted(sources, np.arange(len(self.tables) + 1) << _TABLE_BITS)
-        parts = [sources[low:high] & ((1 << _TABLE_BITS) - 1) for low, high in pairwise(edges.tolist())]
-        return [(t, positions) for t, positions in zip(self.tables.values(), parts, strict=True) if len(positions)]
+        parts = [
+            sources[low:high] & ((1 << _TABLE_BITS) - 1) for low, high in pairwise(edges.tolist())
+        ]
+        return [
+            (t, positions)
+            for t, positions in zip(self.tables.values(), parts, strict=True)
+            if len(positions)
+        ]
 
 
 @dataclass
@@ -257,22 +314,37 @@ class ImportReport:
             "tables": self.tables,
             "missing": self.missing,
             "rows": {name: table.as_json() for name, table in self.row_counts.tables.items()},
-            "written": {"subjects": self.subjects, "rows": self.rows, "codes": self.codes, "shards": self.shards},
-            "rules": {name: {"rows": n, "rule": RULES[name]} for name, n in sorted(self.counts.items()) if n},
+            "written": {
+                "subjects": self.subjects,
+                "rows": self.rows,
+                "codes": self.codes,
+                "shards": self.shards,
+            },
+            "rules": {
+                name: {"rows": n, "rule": RULES[name]}
+                for name, n in sorted(self.counts.items())
+                if n
+            },
             "notes": self.notes,
             "warnings": self.warnings(),
         }
 
     def warnings(self) -> list[str]:
         """What an analyst should check before using the data."""
-        return self.cautions + [line for table in self.row_counts.tables.values() for line in table.warnings()]
+        return self.cautions + [
+            line for table in self.row_counts.tables.values() for line in table.warnings()
+        ]
 
     def lines(self) -> list[str]:
         """The report for a terminal."""
         out = [f"read: {', '.join(f'{name} {rows:,}' for name, rows in self.tables.items())}"]
         out += [f"missing tables: {', '.join(self.missing)}"] if self.missing else []
         tables = self.row_counts.tables
-        unread = [f"{name} {t.dropped['not_read'][0]:,}" for name, t in tables.items() if "not_read" in t.dropped]
+        unread = [
+            f"{name} {t.dropped['not_read'][0]:,}"
+            for name, t in tables.items()
+            if "not_read" in t.dropped
+        ]
         out += [f"resources of other types, not read: {', '.join(unread)}"] if unread else []
         out += [line for table in tables.values() for line in table.lines()]
         out += [f"rule: {n:,} {RULES[name]}" for name, n in sorted(self.counts.items()) if n]

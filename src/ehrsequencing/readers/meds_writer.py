@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from meds import schema as meds
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import SplitsConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import write_json
 from ehrsequencing.readers.cleaning_rules import cleaned, role_mask, taken, usable_rows
 from ehrsequencing.readers.code_numbers import CodeNumbers
 from ehrsequencing.readers.import_report import ImportReport
@@ -29,7 +30,6 @@ from ehrsequencing.readers.rows import Role, rows_schema
 from ehrsequencing.records.events import DAY_US, hash_u64
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.splits import hash_splits
-from ehrsequencing.storage import write_json
 
 BUCKETS = 128
 FLUSH_ROWS = 500_000  # rows held before they are spilled, and the least that a shard is cut from
@@ -62,7 +62,9 @@ class MedsWriter:
         self.folder, self.report, self.schema = folder, report, rows_schema(encounter)
         self.code_facts: Callable[[set[str]], Mapping[str, CodeFacts]] = lambda seen: {}
         self._codes = CodeNumbers()
-        self._spilled = pa.schema([f.with_type(pa.int32()) if f.name == "code" else f for f in self.schema])
+        self._spilled = pa.schema(
+            [f.with_type(pa.int32()) if f.name == "code" else f for f in self.schema]
+        )
         self._spill = folder / "spill"
         self._spill.mkdir()
         self._waiting: list[tuple[pa.Table, Bools]] = []  # rows, and which of them are usable
@@ -88,7 +90,9 @@ class MedsWriter:
             first = int(days.min())
             found = np.bincount(days - first)
             met = np.flatnonzero(found)
-            years = (met + first).astype("datetime64[D]").astype("datetime64[Y]").astype(np.int64) + 1970
+            years = (met + first).astype("datetime64[D]").astype("datetime64[Y]").astype(
+                np.int64
+            ) + 1970
             for year, rows_of_day in zip(years.tolist(), found[met].tolist(), strict=True):
                 self._years[year] += rows_of_day
 
@@ -104,11 +108,15 @@ class MedsWriter:
         order = np.argsort(bucket, kind="stable")  # of one byte: a radix sort
         edges = np.searchsorted(bucket[order], np.arange(BUCKETS + 1))
         order = order[: edges[-1]]
-        rows = pa.table([taken(column.combine_chunks(), order) for column in rows.columns], schema=self._spilled)
+        rows = pa.table(
+            [taken(column.combine_chunks(), order) for column in rows.columns], schema=self._spilled
+        )
         for number in np.flatnonzero(np.diff(edges)).tolist():
             part = rows.slice(edges[number], edges[number + 1] - edges[number])
             if number not in self._open:
-                self._open[number] = pa.ipc.new_stream(str(self._spill / f"{number}.arrow"), self._spilled)
+                self._open[number] = pa.ipc.new_stream(
+                    str(self._spill / f"{number}.arrow"), self._spilled
+                )
             self._open[number].write_table(part)
             self._bucket_rows[number] += len(part)
 
@@ -126,8 +134,12 @@ class MedsWriter:
         row_counts, open_after_us = self.report.row_counts, _open_after_us(self._years)
         codes = self._codes.texts
         for shard, group in enumerate(self._groups()):
-            rows = self._with_codes(pa.concat_tables([self._read(number) for number in group]), codes)
-            made = cleaned(rows, self.report.counts, row_counts, open_after_us=open_after_us, group=_split_of)
+            rows = self._with_codes(
+                pa.concat_tables([self._read(number) for number in group]), codes
+            )
+            made = cleaned(
+                rows, self.report.counts, row_counts, open_after_us=open_after_us, group=_split_of
+            )
             seen.update(made["code"].chunk(0).dictionary.to_pylist())
             splits.append(self._write_shard(made, shard))
         shutil.rmtree(self._spill)
@@ -136,7 +148,11 @@ class MedsWriter:
         self.report.subjects = sum(map(len, splits))
         if not self.report.subjects:
             fix = "check that the tables of persons and events belong together"
-            raise EhrseqError("no subject with a timed row is left", where=f"the {self.report.source} source", fix=fix)
+            raise EhrseqError(
+                "no subject with a timed row is left",
+                where=f"the {self.report.source} source",
+                fix=fix,
+            )
         table = pa.concat_tables(splits).sort_by("subject_id")
         _write(self.folder / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(table))
         self._write_codes(_with_ancestors(self.code_facts(seen), seen), seen)
@@ -186,7 +202,10 @@ class MedsWriter:
             "description": [fact.description for fact in known],
             "parent_codes": [fact.parents or None for fact in known],
         }
-        _write(self.folder / meds.code_metadata_filepath, pa.table(columns, schema=meds.CodeMetadataSchema.schema()))
+        _write(
+            self.folder / meds.code_metadata_filepath,
+            pa.table(columns, schema=meds.CodeMetadataSchema.schema()),
+        )
         self.report.codes = len(seen)
 
     def _write_card(self) -> None:
@@ -247,9 +266,13 @@ def _write_data(path: Path, rows: pa.Table) -> None:
     used = np.flatnonzero(np.bincount(number, minlength=len(code.dictionary)))
     rank = np.zeros(len(code.dictionary), dtype=np.int32)
     rank[used] = np.arange(len(used))
-    code = pa.DictionaryArray.from_arrays(pa.array(rank[number]), code.dictionary.take(pa.array(used)))
+    code = pa.DictionaryArray.from_arrays(
+        pa.array(rank[number]), code.dictionary.take(pa.array(used))
+    )
     place = rows.schema.get_field_index("code")
-    plain = meds.DataSchema.align(rows.slice(0, 0).set_column(place, "code", pa.array([], pa.string()))).schema
+    plain = meds.DataSchema.align(
+        rows.slice(0, 0).set_column(place, "code", pa.array([], pa.string()))
+    ).schema
     rows = rows.set_column(place, "code", code).select(plain.names)
     rows = rows.cast(plain.set(plain.get_field_index("code"), pa.field("code", code.type)))
     path.parent.mkdir(parents=True, exist_ok=True)

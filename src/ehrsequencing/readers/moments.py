@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.records.events import DAY_US, SECOND_US
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.readers.date_order import ISO_COLUMN, TO_ISO, DateColumn
 
 _TIME = (
@@ -18,7 +18,8 @@ _TIME = (
 _EXPONENT = r"([eE][+-]?\d{1,3})?$"
 _NUMBER = {
     ".": r"^[+-]?(\d+\.?\d*|\.\d+)" + _EXPONENT,
-    ",": r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT,  # 1.234,5 has a dot between thousands
+    ",": r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)"
+    + _EXPONENT,  # 1.234,5 has a dot between thousands
 }
 
 
@@ -45,7 +46,10 @@ def parse_times(text: pa.ChunkedArray, column: DateColumn = ISO_COLUMN) -> pa.Ar
     dates = dates_us(year, month, day)
     good = np.asarray(parts.is_valid()) & np.asarray(dates.is_valid())
     good &= (hour < 24) & (minute < 60) & (second < 60)
-    us = np.asarray(pc.fill_null(dates.cast(pa.int64()), 0)) + ((hour * 60 + minute) * 60 + second) * 1_000_000
+    us = (
+        np.asarray(pc.fill_null(dates.cast(pa.int64()), 0))
+        + ((hour * 60 + minute) * 60 + second) * 1_000_000
+    )
     return pa.array(us - _offset_us(pc.struct_field(parts, 6)), mask=~good).cast(pa.timestamp("us"))
 
 
@@ -54,7 +58,9 @@ def _offset_us(offset: pa.Array) -> Ints:
     if not pc.any(pc.greater(pc.utf8_length(pc.fill_null(offset, "")), 0)).as_py():
         return np.zeros(len(offset), dtype=np.int64)
     hours, minutes = (_number(pc.utf8_slice_codeunits(offset, *at)) for at in ((1, 3), (-2, None)))
-    minutes = np.where(np.asarray(pc.fill_null(pc.greater(pc.utf8_length(offset), 3), False)), minutes, 0)
+    minutes = np.where(
+        np.asarray(pc.fill_null(pc.greater(pc.utf8_length(offset), 3), False)), minutes, 0
+    )
     sign = np.where(np.asarray(pc.fill_null(pc.starts_with(offset, "-"), False)), -1, 1)
     return np.asarray(sign * (hours * 60 + minutes) * 60_000_000, dtype=np.int64)
 
@@ -68,7 +74,9 @@ def dates_us(year: Ints, month: Ints, day: Ints) -> pa.Array:
     months = (np.clip(year, 1, 9999) - 1970) * 12 + np.clip(month, 1, 12) - 1
     first = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
     length = (months + 1).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) - first
-    good = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= length)
+    good = (
+        (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= length)
+    )
     return pa.array((first + day - 1) * 86_400_000_000, mask=~good).cast(pa.timestamp("us"))
 
 

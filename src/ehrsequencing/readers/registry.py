@@ -14,11 +14,11 @@ from pkgutil import iter_modules
 import pyarrow as pa
 
 from ehrsequencing.config import ImportConfig
-from ehrsequencing.output_kinds import IMPORTED
+from ehrsequencing.core.output_kinds import IMPORTED
+from ehrsequencing.core.storage import complete_folder, refuse_overlap, write_manifest
 from ehrsequencing.readers.date_order import DateColumn, DateCounts, date_column
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
-from ehrsequencing.storage import complete_folder, refuse_overlap, write_manifest
 
 Progress = Callable[[int, int], None]
 
@@ -26,7 +26,9 @@ Progress = Callable[[int, int], None]
 class Import:
     """One import: its settings, its report (printed and saved at the end), and the writer of its output."""
 
-    def __init__(self, format: str, out: Path, settings: ImportConfig, progress: Progress | None) -> None:
+    def __init__(
+        self, format: str, out: Path, settings: ImportConfig, progress: Progress | None
+    ) -> None:
         self.settings, self.report = settings, ImportReport(format)
         self._out, self._progress, self._steps = out, progress, 1
 
@@ -86,8 +88,13 @@ class Import:
             EhrseqError: The dates of a column are ambiguous.
         """
         order = self.settings.dates
-        dates = {name: date_column(cells, order, where=f"{where}, column {name}") for name, cells in found.items()}
-        counts.unreadable |= {name: (how.unreadable, found[name].filled) for name, how in dates.items()}
+        dates = {
+            name: date_column(cells, order, where=f"{where}, column {name}")
+            for name, cells in found.items()
+        }
+        counts.unreadable |= {
+            name: (how.unreadable, found[name].filled) for name, how in dates.items()
+        }
         return dates
 
     def _tick(self, done: int) -> None:
@@ -104,10 +111,16 @@ class Reader:
     source: str  # what SOURCE may be, for `--help`
     read: Callable[[str, Import], None]  # reads SOURCE and writes its rows through an `Import`
     needs_map: bool = False  # whether the command has the option `--map`
-    sql: Callable[[str], list[str]] | None = None  # the statements that reading SOURCE sends: the option `--show-sql`
+    # the statements that reading SOURCE sends: the option `--show-sql`
+    sql: Callable[[str], list[str]] | None = None
 
     def __call__(
-        self, source: str | Path, out: Path, *, settings: ImportConfig | None = None, progress: Progress | None = None
+        self,
+        source: str | Path,
+        out: Path,
+        *,
+        settings: ImportConfig | None = None,
+        progress: Progress | None = None,
     ) -> ImportReport:
         """Import a source.
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.events import SECOND_US
 
 _KEY_BITS = 63
@@ -42,7 +42,11 @@ def ordered_rows(keys: Keys) -> Ints:
     place = np.flatnonzero(tied)
     group = np.cumsum(np.r_[True, ~same])[place]
     row = keys.row[order[place]]
-    rest = [_value_keys(keys.value.take(row)), _ranks(keys.text.take(row)), _ranks(keys.encounter.take(row))]
+    rest = [
+        _value_keys(keys.value.take(row)),
+        _ranks(keys.text.take(row)),
+        _ranks(keys.encounter.take(row)),
+    ]
     inner = np.lexsort((keys.source[row], keys.lost[row], *reversed(rest), group))
     order[place] = order[place][inner]
     repeats = np.ones(max(len(place) - 1, 0), dtype=bool)
@@ -90,7 +94,11 @@ def _packed(keys: Keys) -> Ints | None:
 
 def _value_keys(values: pa.Array) -> Ints:
     """(n,) integers in the order of float32 values, NaN after the largest, and null last."""
-    bits = np.ascontiguousarray(pc.fill_null(values, 0).to_numpy(zero_copy_only=False)).view(np.int32).astype(np.int64)
+    bits = (
+        np.ascontiguousarray(pc.fill_null(values, 0).to_numpy(zero_copy_only=False))
+        .view(np.int32)
+        .astype(np.int64)
+    )
     keys = np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits)
     return np.where(np.asarray(values.is_null()), np.iinfo(np.int64).max, keys)
 

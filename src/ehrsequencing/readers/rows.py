@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.arrays import Ints, Ints32
+from ehrsequencing.core.arrays import Ints, Ints32
 
 _MANY = 1 << 62  # combinations that a number of 8 bytes can tell apart
 
@@ -66,7 +66,11 @@ def combinations(columns: Mapping[str, pa.ChunkedArray]) -> tuple[pa.Table, Ints
     key, kinds = np.zeros(0, dtype=np.int64), 1
     for name, column in columns.items():
         values = encoded(column)
-        number = pc.fill_null(values.indices, len(values.dictionary)).to_numpy(zero_copy_only=False).astype(np.int64)
+        number = (
+            pc.fill_null(values.indices, len(values.dictionary))
+            .to_numpy(zero_copy_only=False)
+            .astype(np.int64)
+        )
         size = len(values.dictionary) + 1
         if parts and kinds > _MANY // size:
             key, kinds = _renumbered(key)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 SUBJECT_IDS = "metadata/subject_ids.parquet"
 
@@ -20,7 +20,10 @@ def subject_ids(names: pa.ChunkedArray) -> pa.Array:
     """
     names = names.combine_chunks().dictionary_encode()
     names = names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names
-    hashes = [int.from_bytes(hashlib.sha256(n.encode()).digest()[:8], "big") >> 1 for n in names.dictionary.to_pylist()]
+    hashes = [
+        int.from_bytes(hashlib.sha256(n.encode()).digest()[:8], "big") >> 1
+        for n in names.dictionary.to_pylist()
+    ]
     return pa.array(hashes, pa.int64()).take(names.indices)
 
 
@@ -47,4 +50,6 @@ class SubjectNames:
             raise EhrseqError("two patients' hashed ids coincide", where="patients", fix=fix)
         path = folder / SUBJECT_IDS
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({"subject_id": ids, "source_id": names}).sort_by("subject_id"), path)
+        pq.write_table(
+            pa.table({"subject_id": ids, "source_id": names}).sort_by("subject_id"), path
+        )

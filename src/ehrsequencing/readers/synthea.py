@@ -12,11 +12,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
 from ehrsequencing.readers.code_book import CodeBook
-from ehrsequencing.readers.csv_files import CsvFile, check_one_file_each, read_blocks, read_csv_lines
-from ehrsequencing.readers.date_order import ISO_COLUMN, DateColumn, DateCounts, count_dates, unreadable_dates
+from ehrsequencing.readers.csv_files import (
+    CsvFile,
+    check_one_file_each,
+    read_blocks,
+    read_csv_lines,
+)
+from ehrsequencing.readers.date_order import (
+    ISO_COLUMN,
+    DateColumn,
+    DateCounts,
+    count_dates,
+    unreadable_dates,
+)
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.parsing import parse_numbers, parse_times
 from ehrsequencing.readers.registry import Import, reader
@@ -52,7 +63,9 @@ _DATES = ("BIRTHDATE", "DEATHDATE", "START", "DATE", "STOP")
 _NULL = pa.scalar(None, pa.string())
 
 
-@reader("synthea", help="Synthea's CSV export.", source="Folder of Synthea's CSV files, plain or gz")
+@reader(
+    "synthea", help="Synthea's CSV export.", source="Folder of Synthea's CSV files, plain or gz"
+)
 def import_synthea(source: str, job: Import) -> None:
     """Read `patients.csv`, `encounters.csv` and the other tables, where they are there; see `Reader`."""
     files = _find(Path(source))
@@ -75,9 +88,12 @@ def import_synthea(source: str, job: Import) -> None:
 def _find(source: Path) -> dict[str, Path]:
     """The known tables of the folder, patients first."""
     if not source.is_dir():
-        raise EhrseqError("is not a folder", where=str(source), fix="name the folder of Synthea's CSV files")
+        raise EhrseqError(
+            "is not a folder", where=str(source), fix="name the folder of Synthea's CSV files"
+        )
     files = [
-        (path.name.lower().removesuffix(".gz").removesuffix(".csv"), path) for path in sorted(source.glob("*.[cC]*"))
+        (path.name.lower().removesuffix(".gz").removesuffix(".csv"), path)
+        for path in sorted(source.glob("*.[cC]*"))
     ]
     files = [(name, path) for name, path in files if name == "patients" or name in EVENT_TABLES]
     check_one_file_each(files)
@@ -96,7 +112,11 @@ def _survey(path: Path, counts: TableCounts, job: Import) -> tuple[CsvFile, dict
     for choice in _NEEDED.get(name, _NEEDED["events"]):
         if not there & set(choice):
             what = f"has no column {' or '.join(choice)}"
-            raise EhrseqError(what, where=str(path), fix="rename the column that holds it; see Synthea's CSV export")
+            raise EhrseqError(
+                what,
+                where=str(path),
+                fix="rename the column that holds it; see Synthea's CSV export",
+            )
     if name == "patients" and "BIRTHDATE" not in there:
         job.report.cautions.append("patients has no column BIRTHDATE: every age is unknown")
     columns = [column for column in _DATES if column in there]
@@ -113,7 +133,12 @@ def _survey(path: Path, counts: TableCounts, job: Import) -> tuple[CsvFile, dict
             raise unreadable_dates(f"{path}, column {column}")
     start = " or ".join(column for column in ("START", "DATE") if column in there)
     person = "ID" if name == "patients" else "PATIENT"
-    counts.columns |= {"no_person": person, "unknown_person": person, "no_time": start, "no_code": "CODE"}
+    counts.columns |= {
+        "no_person": person,
+        "unknown_person": person,
+        "no_time": start,
+        "no_code": "CODE",
+    }
     return file, dates
 
 
@@ -122,7 +147,9 @@ def _patients(batch: pa.Table, block: "_Block") -> pa.Table:
     ids = subject_ids(batch["ID"])
     parts = [block.rows(ids, Role.PERSON, BIRTH, time=block.times(batch, "BIRTHDATE"))]
     died = pa.array(np.asarray(batch["DEATHDATE"].is_valid()))
-    parts.append(block.rows(ids, Role.DEATH, DEATH, time=block.times(batch, "DEATHDATE")).filter(died))
+    parts.append(
+        block.rows(ids, Role.DEATH, DEATH, time=block.times(batch, "DEATHDATE")).filter(died)
+    )
     for column in ("GENDER", "RACE", "ETHNICITY"):
         code = _joined(pa.scalar(column), batch[column])
         parts.append(block.rows(ids, Role.STATIC, code).filter(pc.is_valid(batch[column])))
@@ -132,7 +159,9 @@ def _patients(batch: pa.Table, block: "_Block") -> pa.Table:
 def _events(name: str, batch: pa.Table, block: "_Block", codes: CodeBook) -> pa.Table:
     """The rows of a block of any table except patients."""
     ids, encounter, visits = subject_ids(batch["PATIENT"]), batch["ENCOUNTER"], []
-    time = pc.if_else(batch["START"].is_valid(), block.times(batch, "START"), block.times(batch, "DATE"))
+    time = pc.if_else(
+        batch["START"].is_valid(), block.times(batch, "START"), block.times(batch, "DATE")
+    )
     code = _joined(_vocabulary(batch["SYSTEM"], EVENT_TABLES[name]), batch["CODE"])
     if name == "imaging_studies":
         code = _joined(pa.scalar("DICOM"), batch["MODALITY_CODE"])
@@ -152,10 +181,14 @@ def _events(name: str, batch: pa.Table, block: "_Block", codes: CodeBook) -> pa.
         values = {"numeric_value": number, "text_value": text}
         codes.add(valued, batch["DESCRIPTION"], pc.if_else(pc.equal(valued, code), _NULL, code))
         code = valued
-    return _joined_rows([*visits, block.rows(ids, Role.EVENT, code, time=time, encounter_id=encounter, **values)])
+    return _joined_rows(
+        [*visits, block.rows(ids, Role.EVENT, code, time=time, encounter_id=encounter, **values)]
+    )
 
 
-def _valued(code: pa.ChunkedArray, batch: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.ChunkedArray]:
+def _valued(
+    code: pa.ChunkedArray, batch: pa.Table
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray, pa.ChunkedArray]:
     """Number, text and code of observations: CODE//UNIT for a number with a unit, CODE//TEXT for a short text."""
     declared_text = pc.fill_null(pc.equal(pc.utf8_lower(batch["TYPE"]), "text"), False)
     number = pc.if_else(declared_text, pa.scalar(None, pa.float64()), parse_numbers(batch["VALUE"]))
@@ -169,7 +202,12 @@ def _valued(code: pa.ChunkedArray, batch: pa.Table) -> tuple[pa.ChunkedArray, pa
 def _vocabulary(system: pa.ChunkedArray, default: str) -> pa.ChunkedArray:
     """The vocabulary that SYSTEM names ("SNOMED-CT", "http://snomed.info/sct" …), else the default."""
     lower, found = pc.utf8_lower(system), pa.scalar(default)
-    for part, name in (("snomed", "SNOMED"), ("rxnorm", "RxNorm"), ("loinc", "LOINC"), ("cvx", "CVX")):
+    for part, name in (
+        ("snomed", "SNOMED"),
+        ("rxnorm", "RxNorm"),
+        ("loinc", "LOINC"),
+        ("cvx", "CVX"),
+    ):
         found = pc.if_else(pc.fill_null(pc.match_substring(lower, part), False), name, found)
     return found
 
@@ -190,12 +228,22 @@ class _Block:
         """A column of dates as timestamps."""
         return parse_times(batch[column], self.dates.get(column, ISO_COLUMN))
 
-    def rows(self, subject_id: pa.Array, role: Role, code: str | pa.ChunkedArray, **columns: Any) -> pa.Table:
+    def rows(
+        self, subject_id: pa.Array, role: Role, code: str | pa.ChunkedArray, **columns: Any
+    ) -> pa.Table:
         """Rows for the writer, one for each row of the block; the absent columns are null."""
         n = len(subject_id)
         code = pa.array([code] * n, pa.string()) if isinstance(code, str) else code
         roles = pa.array(np.full(n, int(role), dtype=np.int8))
-        return pa.table({"subject_id": subject_id, "role": roles, "code": code, **columns, "source": self.source})
+        return pa.table(
+            {
+                "subject_id": subject_id,
+                "role": roles,
+                "code": code,
+                **columns,
+                "source": self.source,
+            }
+        )
 
 
 def _joined_rows(parts: list[pa.Table]) -> pa.Table:

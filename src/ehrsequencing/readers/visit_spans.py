@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.readers.import_report import RuleCounts
 from ehrsequencing.readers.moments import NO_TIME, OPEN, day_of, end_of_day
 from ehrsequencing.readers.rows import Role
@@ -55,9 +55,14 @@ def visit_spans(rows: TimedRows, visit: Ints) -> VisitSpans:
     np.minimum.at(start, at, start_us)
     np.maximum.at(end, at, np.where(valid, end_us, end_of_day(day_of(start_us))))
     ended[at[valid]] = True
-    start, end = (np.where(end == NO_TIME, other, us) for us, other in ((start, _NEVER), (end, OPEN)))
+    start, end = (
+        np.where(end == NO_TIME, other, us) for us, other in ((start, _NEVER), (end, OPEN))
+    )
     return VisitSpans(
-        start, end, day_of(start) - DAY_US, np.where(ended, day_of(np.where(ended, end, 0)) + 2 * DAY_US, OPEN)
+        start,
+        end,
+        day_of(start) - DAY_US,
+        np.where(ended, day_of(np.where(ended, end, 0)) + 2 * DAY_US, OPEN),
     )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import TaskConfig, format_days
-from ehrsequencing.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortRows, cohort_steps
 from ehrsequencing.records.events import DAY_US, opens_run
 from ehrsequencing.records.meds import SPLITS
@@ -25,11 +25,13 @@ class Tally:
 
     def __init__(self, task: TaskConfig) -> None:
         self.task, self.steps, n = task, cohort_steps(task), len(SPLITS)
+        # that got so far
         self.subjects, self.indexes = (
             np.zeros((n, len(self.steps) + 1), np.int64) for _ in range(2)
-        )  # that got so far
+        )
         self.rows, self.queries = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self.ends_record = 0  # outcomes that are their subject's last event, where that ends the follow-up
+        # outcomes that are their subject's last event, where that ends the follow-up
+        self.ends_record = 0
         self.notes = Counter[str]()
         self.outcomes = np.zeros((n, len(task.causes) + 1), np.int64)
         self.records_before = np.zeros((n, len(task.landmarks), 3), np.int64)
@@ -43,13 +45,17 @@ class Tally:
         rows, row_split = cohort.rows, split[cohort.rows.subject]
         first = np.flatnonzero(opens_run(rows.subject))
         self.subjects += _crossed(split, cohort.reached, self.subjects.shape)
-        self.indexes += _crossed(split[cohort.index_owner], cohort.index_reached, self.indexes.shape)
+        self.indexes += _crossed(
+            split[cohort.index_owner], cohort.index_reached, self.indexes.shape
+        )
         self.rows += np.bincount(row_split, minlength=len(SPLITS))
         self.queries += np.bincount(row_split[rows.is_query], minlength=len(SPLITS))
         self.outcomes += _crossed(row_split[first], rows.cause[first], self.outcomes.shape)
         self._add_records_before(rows, split, visits)
 
-    def _add_records_before(self, rows: CohortRows, split: NDArray[np.int8], visits: Visits) -> None:
+    def _add_records_before(
+        self, rows: CohortRows, split: NDArray[np.int8], visits: Visits
+    ) -> None:
         """Per split and landmark: subjects with a query, without a visit before it, and with one only after it."""
         start_us = np.full(len(split), NEVER)
         np.minimum.at(start_us, visits.subject, visits.start_us)
@@ -58,7 +64,9 @@ class Tally:
             none = asked & (start_us[rows.subject] > rows.prediction_us)
             for kind, chosen in enumerate((asked, none, none & (start_us[rows.subject] < NEVER))):
                 who = np.unique(rows.subject[chosen])
-                self.records_before[:, place, kind] += np.bincount(split[who], minlength=len(SPLITS))
+                self.records_before[:, place, kind] += np.bincount(
+                    split[who], minlength=len(SPLITS)
+                )
 
     def merge(self, other: "Tally") -> None:
         """Add the counts of other shards."""
@@ -71,7 +79,9 @@ class Tally:
         """Subjects and index times left after each step, from how many got how far (steps + 1,)."""
         left, times = int(subjects.sum()), int(indexes.sum())
         flow = [{"step": "all subjects", "subjects": left, "excluded": 0, "indexes": times}]
-        for step, lost, lost_times in zip(self.steps, subjects[:-1].tolist(), indexes[:-1].tolist(), strict=True):
+        for step, lost, lost_times in zip(
+            self.steps, subjects[:-1].tolist(), indexes[:-1].tolist(), strict=True
+        ):
             left, times = left - lost, times - lost_times
             flow.append({"step": step, "subjects": left, "excluded": lost, "indexes": times})
         return flow
@@ -80,7 +90,10 @@ class Tally:
         """Name the counts (landmarks, 3) of `records_before`."""
         names = ("subjects", "without_record_before", "first_record_later")
         rows = [dict(zip(names, row, strict=True)) for row in counts.tolist()]
-        return [{"landmark_days": days, **row} for days, row in zip(self.task.landmarks, rows, strict=True)]
+        return [
+            {"landmark_days": days, **row}
+            for days, row in zip(self.task.landmarks, rows, strict=True)
+        ]
 
     def as_json(self, outcomes: OutcomeChoice | None = None) -> dict[str, Any]:
         """Content of `attrition.json`; `outcomes` where the task asks for many."""
@@ -100,7 +113,9 @@ class Tally:
         """The counts of some splits together."""
         events = self.outcomes[splits].sum(axis=0).tolist()
         return {
-            "steps": self._flow(self.subjects[splits].sum(axis=0), self.indexes[splits].sum(axis=0)),
+            "steps": self._flow(
+                self.subjects[splits].sum(axis=0), self.indexes[splits].sum(axis=0)
+            ),
             "prediction_times": int(self.rows[splits].sum()),
             "queries": int(self.queries[splits].sum()),
             "events": dict(zip(["censored", *self.task.causes], events, strict=True)),
@@ -121,8 +136,14 @@ def attrition_lines(
     lines = [f"task {task.name}"]
     first, *steps = attrition["steps"]
     lines.append(f"{first['subjects']:>10,}  {first['step']}")
-    lines += [f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})" for s in steps if s["excluded"]]
-    lines.append(f"{attrition['prediction_times']:>10,}  prediction times, {attrition['queries']:,} of them queries")
+    lines += [
+        f"{s['subjects']:>10,}  subjects: {s['step']} (−{s['excluded']:,})"
+        for s in steps
+        if s["excluded"]
+    ]
+    lines.append(
+        f"{attrition['prediction_times']:>10,}  prediction times, {attrition['queries']:,} of them queries"
+    )
     for name, part in attrition["splits"].items():
         events = ", ".join(f"{count:,} {outcome}" for outcome, count in part["events"].items())
         times = f"with {part['prediction_times']:,} prediction times"
@@ -135,7 +156,10 @@ def attrition_lines(
             later = f"{row['first_record_later']:,} have their first one only later"
             of = f"of {row['subjects']:,} subjects with a prediction {from_index(row['landmark_days'])}"
             lines.append(f"{none:>10,}  {of} have no record before; {later}")
-    return lines + [f"warning: {text}" for text in (task_warnings(task, attrition) if warnings is None else warnings)]
+    return lines + [
+        f"warning: {text}"
+        for text in (task_warnings(task, attrition) if warnings is None else warnings)
+    ]
 
 
 def _outcomes_line(task: TaskConfig, outcomes: Mapping[str, Any]) -> str:
@@ -147,7 +171,9 @@ def _outcomes_line(task: TaskConfig, outcomes: Mapping[str, Any]) -> str:
         parts.append(f"{rare:,} with an event in fewer than {enough}")
     if ends := outcomes["ends"]:
         kind = (
-            "is a birth, death, cause or censoring code" if ends == 1 else "are birth, death, cause or censoring codes"
+            "is a birth, death, cause or censoring code"
+            if ends == 1
+            else "are birth, death, cause or censoring codes"
         )
         parts.append(f"{ends:,} {kind}")
     return f"{'':>10}  outcomes: {', '.join(parts)}"
@@ -161,7 +187,9 @@ def task_warnings(task: TaskConfig, attrition: Mapping[str, Any]) -> list[str]:
     ]
     trained = attrition["splits"]["train"]["events"][task.causes[0]]
     if trained < FEW_EVENTS:
-        out.append(f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model.")
+        out.append(
+            f"Fewer than {FEW_EVENTS} training subjects had the event: expect an unstable model."
+        )
     held_out = attrition["splits"]["held_out"]["events"]
     if too_few(held_out[task.causes[0]], sum(held_out.values())):
         out.append(

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.attrition import Tally, task_warnings
 from ehrsequencing.records.codes import excluded_codes, read_parents
 from ehrsequencing.records.cohort import Cohort, CohortBuilder, CohortRows
@@ -58,7 +58,9 @@ class TaskCheck:
         """What may make the task unsafe to learn from."""
         subjects = sum(self.attrition["events"].values())
         out = task_warnings(self.task, self.attrition)
-        had = sum(s["excluded"] for s in self.attrition["steps"] if "at or before the index" in s["step"])
+        had = sum(
+            s["excluded"] for s in self.attrition["steps"] if "at or before the index" in s["step"]
+        )
         if had:
             out.append(
                 f"{had:,} subjects have an outcome or competing code at or before their index and are left out. If "
@@ -74,7 +76,10 @@ class TaskCheck:
 
     def as_json(self) -> dict[str, Any]:
         """For other programs."""
-        own = {name: getattr(self, name) for name in ("attrition", "events_within", "known_at", "warnings")}
+        own = {
+            name: getattr(self, name)
+            for name in ("attrition", "events_within", "known_at", "warnings")
+        }
         return {"name": self.task.name, **own}
 
 
@@ -82,19 +87,34 @@ class TaskCheck:
 class DataCheck:
     """What is in a data set."""
 
-    facts: dict[str, Any] = field(default_factory=dict)  # counts about the data set; empty where it is refused
-    fixes: FixLog = field(default_factory=FixLog)  # how often each fix of `FIXES` would be applied, and where first
+    # counts about the data set; empty where it is refused
+    facts: dict[str, Any] = field(default_factory=dict)
+    # how often each fix of `FIXES` would be applied, and where first
+    fixes: FixLog = field(default_factory=FixLog)
     tasks: list[TaskCheck] = field(default_factory=list)  # what each task makes of it
-    refused: list[EhrseqError] = field(default_factory=list)  # why `prepare` would refuse; empty where it would not
+    # why `prepare` would refuse; empty where it would not
+    refused: list[EhrseqError] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Content of `ehrseq check --out FILE`."""
         fixes = [
-            {"kind": name, "what": FIXES[name], "count": count, "example": self.fixes.places.get(name)}
+            {
+                "kind": name,
+                "what": FIXES[name],
+                "count": count,
+                "example": self.fixes.places.get(name),
+            }
             for name, count in self.fixes.items()
         ]
-        refused = [{"what": error.what, "where": error.where, "fix": error.fix} for error in self.refused]
-        return {**self.facts, "fixes": fixes, "refused": refused, "tasks": [task.as_json() for task in self.tasks]}
+        refused = [
+            {"what": error.what, "where": error.where, "fix": error.fix} for error in self.refused
+        ]
+        return {
+            **self.facts,
+            "fixes": fixes,
+            "refused": refused,
+            "tasks": [task.as_json() for task in self.tasks],
+        }
 
 
 def check_data(
@@ -127,7 +147,11 @@ def _diagnose(reader: MedsReader, error: EhrseqError) -> DataCheck:
 
 
 def _count(
-    reader: MedsReader, *, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None
+    reader: MedsReader,
+    *,
+    study: StudyConfig,
+    tasks: Sequence[TaskConfig],
+    progress: Progress | None,
 ) -> DataCheck:
     """The survey, then a pass that counts visits and applies the tasks."""
     parents = read_parents(reader.data)
@@ -136,7 +160,10 @@ def _count(
     tick = Steps(reader, len(reader.shards), progress)
 
     def new_fit() -> TrainingFit:
-        return TrainingFit(VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents), lookup)
+        return TrainingFit(
+            VocabularyFit(study.vocabulary, study.values, excluded=excluded, parents=parents),
+            lookup,
+        )
 
     found = survey(reader, new_fit, tick)
     fit, end_us = found.part.fit, reader.end_us(found.days)
@@ -157,7 +184,12 @@ def _count(
             fixes.note("after_censoring", cohort.after_censoring, path)
             tally.add(cohort, split, record.visits)
             if builder.outcomes is not None:
-                tally.add_outcomes(builder.outcomes.find(record), fit.numbers(record.events.codes), cohort.rows, split)
+                tally.add_outcomes(
+                    builder.outcomes.find(record),
+                    fit.numbers(record.events.codes),
+                    cohort.rows,
+                    split,
+                )
         tick()
     facts = counts.facts(len(reader.shards)) | {"splits": split_source(reader.data, study.splits)}
     facts["codes"] |= {"known_training_rows": known, "min_subjects": study.vocabulary.min_subjects}
@@ -195,7 +227,11 @@ class _Spread:
             for name, q in (("median", 0.5), ("p05", 0.05), ("p95", 0.95))
         }
         mean = float((self.histogram * counts).sum() / max(n, 1))
-        return {"mean": round(mean, 2), **points, "most": int(counts[self.histogram > 0].max(initial=0))}
+        return {
+            "mean": round(mean, 2),
+            **points,
+            "most": int(counts[self.histogram > 0].max(initial=0)),
+        }
 
 
 class _Counts:
@@ -205,7 +241,8 @@ class _Counts:
         self.fit, self.counts = fit, Counter[str]()
         self.visits_per_subject, self.codes_per_visit = _Spread(), _Spread()
         self.splits = np.zeros(len(SPLITS), dtype=np.int64)
-        self.rows, self.valued = (np.zeros(len(fit.number), dtype=np.int64) for _ in range(2))  # per code
+        # per code
+        self.rows, self.valued = (np.zeros(len(fit.number), dtype=np.int64) for _ in range(2))
         self.first_us, self.last_us = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
     def add(self, record: Record, split: NDArray[np.int8]) -> int:
@@ -226,7 +263,9 @@ class _Counts:
         self.counts["without_birth"] += int(np.sum(record.birth_us == STATIC))
         self.counts["static"] += int(np.sum(~timed))
         self.counts["visits"] += len(visits)
-        self.counts["long"] += int(np.sum(visits.end_us - visits.start_us > LONG_VISIT_DAYS * DAY_US))
+        self.counts["long"] += int(
+            np.sum(visits.end_us - visits.start_us > LONG_VISIT_DAYS * DAY_US)
+        )
         return age_years(visits.start_us, record.birth_us[visits.subject])[1]
 
     def facts(self, shards: int) -> dict[str, Any]:
@@ -241,7 +280,9 @@ class _Counts:
             },
             "rows": {"all": rows, "static": self.counts["static"], "shards": shards},
             "codes": {"all": int(np.sum(self.rows > 0)), "tokens": len(self.fit.common_codes())},
-            "years": [_year(self.first_us), _year(self.last_us)] if self.first_us <= self.last_us else [],
+            "years": [_year(self.first_us), _year(self.last_us)]
+            if self.first_us <= self.last_us
+            else [],
             "visits": {
                 "all": self.counts["visits"],
                 f"over_{LONG_VISIT_DAYS}_days": self.counts["long"],
@@ -263,7 +304,9 @@ class _TaskTally:
         self.task, self.tally = task, Tally(task)
         self.within = np.zeros((len(task.causes), len(task.horizons)), dtype=np.int64)
         self.known = np.zeros(len(task.horizons), dtype=np.int64)
-        self.with_outcome = Counter[int]()  # place of a code → training subjects with an event of it
+        self.with_outcome = Counter[
+            int
+        ]()  # place of a code → training subjects with an event of it
 
     def add(self, cohort: Cohort, split: NDArray[np.int8], visits: Visits) -> None:
         """Add a shard: its cohort, each subject's split (S,), and the visits."""
@@ -275,7 +318,9 @@ class _TaskTally:
             self.within[:, k] += np.bincount(seen, minlength=len(self.task.causes) + 1)[1:]
             self.known[k] += int(np.sum((cause > 0) | (duration >= horizon_days)))
 
-    def add_outcomes(self, events: OutcomeEvents, numbers: Ints, rows: CohortRows, split: NDArray[np.int8]) -> None:
+    def add_outcomes(
+        self, events: OutcomeEvents, numbers: Ints, rows: CohortRows, split: NDArray[np.int8]
+    ) -> None:
         """Add a shard's events of many outcomes.
 
         Args:
@@ -288,10 +333,14 @@ class _TaskTally:
         train = np.flatnonzero(split == SPLITS.index("train"))
         asked = bare_rows(rows, len(split)).take(train)
         recur = self.task.outcomes.kind == "next"
-        counts = subjects_with_event(events.take(train), asked, n_outcomes=len(numbers), recur=recur)
+        counts = subjects_with_event(
+            events.take(train), asked, n_outcomes=len(numbers), recur=recur
+        )
         self.with_outcome.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
-    def outcome_choice(self, codes: Sequence[str], parents: Mapping[str, list[str]]) -> OutcomeChoice | None:
+    def outcome_choice(
+        self, codes: Sequence[str], parents: Mapping[str, list[str]]
+    ) -> OutcomeChoice | None:
         """Which codes are outcomes; None where the task asks about its causes only."""
         if self.task.outcomes is None:
             return None
@@ -306,7 +355,10 @@ class _TaskTally:
             for cause, row in zip(self.task.causes, self.within.tolist(), strict=True)
         }
         return TaskCheck(
-            self.task, self.tally.as_json(outcomes), within, dict(zip(horizons, self.known.tolist(), strict=True))
+            self.task,
+            self.tally.as_json(outcomes),
+            within,
+            dict(zip(horizons, self.known.tolist(), strict=True)),
         )
 
 

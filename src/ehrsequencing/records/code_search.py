@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from ehrsequencing.config import DataConfig
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.codes import CodeMatcher, read_descriptions, read_parents
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import MedsReader
 
-SMALLEST_COUNT = 11  # subjects behind a count that is shown (`minimum_counts`, which records may not import)
+# subjects behind a count that is shown (`minimum_counts`, which records may not import)
+SMALLEST_COUNT = 11
 FEWEST_NAMED = 5  # subjects of a code that is named though no metadata lists it
 _HIDDEN = f"<{SMALLEST_COUNT}"
 
@@ -61,7 +62,11 @@ def find_codes(
     Raises:
         EhrseqError: Nothing fits; the message has words that come close.
     """
-    reader, descriptions, parents = MedsReader(data, settings), read_descriptions(data), read_parents(data)
+    reader, descriptions, parents = (
+        MedsReader(data, settings),
+        read_descriptions(data),
+        read_parents(data),
+    )
     fits = _filter(text, descriptions, parents)
     rows, subjects = Counter[str](), Counter[str]()
     every: set[str] = set()
@@ -80,11 +85,17 @@ def find_codes(
     ]
     if not found:
         known = listed | {code for code in every if not is_real}
-        raise EhrseqError(f"no code fits {text!r}", where=str(data), fix=_what_comes_close(text, known, descriptions))
+        raise EhrseqError(
+            f"no code fits {text!r}",
+            where=str(data),
+            fix=_what_comes_close(text, known, descriptions),
+        )
     return sorted(found, key=_order)
 
 
-def _filter(text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]) -> Callable[[str], bool]:
+def _filter(
+    text: str, descriptions: Mapping[str, str], parents: Mapping[str, list[str]]
+) -> Callable[[str], bool]:
     """Whether a code fits a text."""
     if not text.strip():
         raise EhrseqError("is empty", where="TEXT", fix="give a word of a code or a description")
@@ -99,7 +110,9 @@ def _filter(text: str, descriptions: Mapping[str, str], parents: Mapping[str, li
     return fits
 
 
-def _count(events: Events, fits: Callable[[str], bool], rows: Counter[str], subjects: Counter[str]) -> None:
+def _count(
+    events: Events, fits: Callable[[str], bool], rows: Counter[str], subjects: Counter[str]
+) -> None:
     """Add a shard's rows and subjects of every code that fits. A subject has all rows in one shard."""
     wanted = np.fromiter((fits(code) for code in events.codes), dtype=bool, count=len(events.codes))
     if not wanted.any():
@@ -124,6 +137,18 @@ def _order(found: FoundCode) -> tuple[float, str]:
 
 
 def _what_comes_close(text: str, codes: Iterable[str], descriptions: Mapping[str, str]) -> str:
-    words = {word for known in (*codes, *descriptions.values()) for word in re.findall(r"\w{3,}", known.casefold())}
-    near = [match for word in text.casefold().split() for match in get_close_matches(word, sorted(words), n=2)]
-    return f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "try a shorter word, or part of a code"
+    words = {
+        word
+        for known in (*codes, *descriptions.values())
+        for word in re.findall(r"\w{3,}", known.casefold())
+    }
+    near = [
+        match
+        for word in text.casefold().split()
+        for match in get_close_matches(word, sorted(words), n=2)
+    ]
+    return (
+        f"did you mean {' or '.join(dict.fromkeys(near))}?"
+        if near
+        else "try a shorter word, or part of a code"
+    )

@@ -14,17 +14,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.arrays import Bools
 from ehrsequencing.config import StudyConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
 from ehrsequencing.records.parquet_rows import is_text, read_table
 
-_CONDITION = re.compile(r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+_CONDITION = re.compile(
+    r"(?P<code>.*\S) +(?P<sign>>=|<=|>|<|=) +(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+)
 _CODES = Path("metadata") / "codes.parquet"
 _SIGNS: dict[str, Callable[[Any, Any], Any]] = {
-    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq,
-}  # fmt: skip
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "=": operator.eq,
+}
 
 
 def code_type(code: str) -> str:
@@ -57,7 +63,11 @@ def read_parents(data: Path) -> dict[str, list[str]]:
     for code, up in zip(codes, parents, strict=True):
         if code:
             known = found.setdefault(code, [])
-            known += [name for name in ([up] if isinstance(up, str) else up or ()) if name and name not in known]
+            known += [
+                name
+                for name in ([up] if isinstance(up, str) else up or ())
+                if name and name not in known
+            ]
     return found
 
 
@@ -74,7 +84,11 @@ def read_descriptions(data: Path) -> dict[str, str]:
     if "description" not in table.column_names:
         return {}
     found: dict[str, str] = {}
-    pairs = zip(_texts(table["code"], "code", path), _texts(table["description"], "description", path), strict=True)
+    pairs = zip(
+        _texts(table["code"], "code", path),
+        _texts(table["description"], "description", path),
+        strict=True,
+    )
     for code, text in pairs:
         if code and text:
             found.setdefault(code, text)
@@ -94,12 +108,16 @@ def _code_table(path: Path, other: str) -> pa.Table:
 def _texts(column: pa.ChunkedArray, name: str, path: Path, *, lists: bool = False) -> list[Any]:
     """A column of text, or where `lists` says so of lists of text."""
     kind = column.type
-    if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if lists and (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    ):
         kind = kind.value_type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (is_text(kind) or pa.types.is_null(kind)):
         what = f"column {name!r} has type {column.type}"
-        raise EhrseqError(what, where=str(path), fix=f"write {'lists of codes' if lists else 'strings'}")
+        raise EhrseqError(
+            what, where=str(path), fix=f"write {'lists of codes' if lists else 'strings'}"
+        )
     values: list[Any] = column.to_pylist()
     return values
 
@@ -122,11 +140,14 @@ class CodeMatcher:
         parents: Parents of each code, for `under:`.
     """
 
-    def __init__(self, patterns: Iterable[str], *, parents: Mapping[str, list[str]] | None = None) -> None:
+    def __init__(
+        self, patterns: Iterable[str], *, parents: Mapping[str, list[str]] | None = None
+    ) -> None:
         self.patterns = tuple(patterns)
         self._parents = parents or {}
         self._cache: dict[str, bool] = {}
-        self.mask = OfCodes(self._mask)  # (C,) which of a shard's codes match, whatever their number
+        # (C,) which of a shard's codes match, whatever their number
+        self.mask = OfCodes(self._mask)
         found = [(pattern, split_condition(pattern)) for pattern in self.patterns]
         self.by_value = tuple(pattern for pattern, condition in found if condition is not None)
         plain = [pattern for pattern, condition in found if condition is None]
@@ -148,7 +169,10 @@ class CodeMatcher:
     def _plain(self, codes: tuple[str, ...]) -> Bools:
         """(C,) which codes match a pattern without a condition."""
         exact, starts = self._exact, self._prefixes
-        named = (c in exact or (bool(starts) and c.startswith(starts)) or self._descends(c) for c in codes)
+        named = (
+            c in exact or (bool(starts) and c.startswith(starts)) or self._descends(c)
+            for c in codes
+        )
         out = np.fromiter(named, dtype=bool, count=len(codes))
         for regex in self._regexes:
             out |= np.asarray(pc.match_substring_regex(pa.array(codes, pa.large_string()), regex))
@@ -182,7 +206,8 @@ class CodeMatcher:
             return np.asarray(self.mask(events.codes)[events.code])
         out = self._plain(events.codes)[events.code]
         for matcher, holds, number in self._conditions:
-            out |= matcher.mask(events.codes)[events.code] & holds(events.value, number)  # NaN holds nothing
+            # NaN holds nothing
+            out |= matcher.mask(events.codes)[events.code] & holds(events.value, number)
         return np.asarray(out)
 
     def require(self, known: Collection[str], *, suggest: Collection[str], where: str) -> None:
@@ -195,12 +220,25 @@ class CodeMatcher:
         """
         if self._mask((*known, BIRTH, DEATH)).any():
             return
-        wanted = re.split(r" *[<>]=? *", self.patterns[0])[0].removeprefix("re:").removeprefix("under:").rstrip("*")
+        wanted = (
+            re.split(r" *[<>]=? *", self.patterns[0])[0]
+            .removeprefix("re:")
+            .removeprefix("under:")
+            .rstrip("*")
+        )
         close = difflib.get_close_matches(wanted, sorted(set(suggest)), n=3, cutoff=0.5)
-        close += [c for c in sorted(set(suggest)) if wanted.lower() in c.lower() and c not in close][: 3 - len(close)]
-        fix = f"codes that come close: {', '.join(close)}" if close else "no code of the data comes close"
+        close += [
+            c for c in sorted(set(suggest)) if wanted.lower() in c.lower() and c not in close
+        ][: 3 - len(close)]
+        fix = (
+            f"codes that come close: {', '.join(close)}"
+            if close
+            else "no code of the data comes close"
+        )
         if not self.by_value and re.search(r"[<>]=?", self.patterns[0]):
-            fix += "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
+            fix += (
+                "; a condition on a number has blanks on either side of its sign: LAB//HbA1c >= 6.5"
+            )
         roots = self._roots.union(*(matcher._roots for matcher, _, _ in self._conditions))
         flat = sorted({code_type(root) for root in roots} - self._with_parents())
         if flat:
@@ -210,7 +248,9 @@ class CodeMatcher:
                 "themselves (ehrseq codes DATA WORDS finds them), or import OMOP with its vocabulary tables "
                 "concept_ancestor or concept_relationship"
             )
-        raise EhrseqError(f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix)
+        raise EhrseqError(
+            f"no code of the data matches {', '.join(self.patterns)}", where=where, fix=fix
+        )
 
     def _with_parents(self) -> set[str]:
         """Vocabularies with a hierarchy. That `CODE//UNIT` has the parent `CODE`, as an import writes it, is none."""
@@ -218,7 +258,9 @@ class CodeMatcher:
         return {code_type(up) for code, up in links if not code.startswith(f"{up}//")}
 
 
-def excluded_codes(study: StudyConfig, tasks: Sequence[TaskConfig], parents: Mapping[str, list[str]]) -> CodeMatcher:
+def excluded_codes(
+    study: StudyConfig, tasks: Sequence[TaskConfig], parents: Mapping[str, list[str]]
+) -> CodeMatcher:
     """Codes that make no token, no visit and no visit end (SCIENCE.md §1)."""
     censoring = [code for task in tasks for code in task.censoring.code or ()]
     matcher = CodeMatcher([BIRTH, DEATH, *censoring, *study.visits.ignore], parents=parents)
@@ -241,5 +283,7 @@ def _regex(pattern: str) -> str:
     except pa.ArrowInvalid as error:
         text = str(error).partition(": ")[2] or "it is not valid"
         fix = "correct it; look-around, as in (?!, and back-references, as in \\1, are not possible"
-        raise EhrseqError(f"is not a regular expression: {text}", where=f"re:{pattern}", fix=fix) from error
+        raise EhrseqError(
+            f"is not a regular expression: {text}", where=f"re:{pattern}", fix=fix
+        ) from error
     return whole

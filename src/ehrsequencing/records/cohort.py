@@ -15,12 +15,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Ints
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.eligibility import Eligibility, eligibility_steps
-from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, first_time, last_time, opens_run, parse_date_us
+from ehrsequencing.records.events import (
+    BIRTH,
+    DAY_US,
+    DEATH,
+    STATIC,
+    first_time,
+    last_time,
+    opens_run,
+    parse_date_us,
+)
 from ehrsequencing.records.labels import read_index_times
 from ehrsequencing.records.outcomes import outcome_finder
 from ehrsequencing.records.record import Record
@@ -67,13 +76,18 @@ class Cohort:
     """What a task makes of a shard."""
 
     rows: CohortRows  # the prediction times
-    reached: NDArray[np.int8]  # (S,) int8, how many of `cohort_steps` each subject passed; all of them = included
+    # (S,) int8, how many of `cohort_steps` each subject passed; all of them = included
+    reached: NDArray[np.int8]
     index_owner: Ints  # (I,) int64, subject row of each index that was considered
     index_reached: NDArray[np.int8]  # (I,) int8, how many steps each of them passed
     after_censoring: int  # indexes whose outcome lies after their censoring; it is ignored
     ends_record: int  # subjects whose outcome lies after their last other event, where that event ends the follow-up
-    ended_by_death: int  # subjects whose follow-up ends, as censored, with a death that is no cause of the task
-    censoring_before: int  # followed indexes whose only censoring codes lie before them, and are ignored
+    ended_by_death: (
+        int  # subjects whose follow-up ends, as censored, with a death that is no cause of the task
+    )
+    censoring_before: (
+        int  # followed indexes whose only censoring codes lie before them, and are ignored
+    )
     before_birth: int  # followed indexes before the subject's birth, whose age is unknown
 
 
@@ -120,33 +134,60 @@ class CohortBuilder:
 
     def __init__(self, task: TaskConfig, *, parents: Mapping[str, list[str]] | None = None) -> None:
         self.task = task
-        self.index_codes = CodeMatcher(task.index.code, parents=parents) if task.index.code else None
-        self.cause_codes = [CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()]
-        self.censoring_codes = CodeMatcher(task.censoring.code, parents=parents) if task.censoring.code else None
+        self.index_codes = (
+            CodeMatcher(task.index.code, parents=parents) if task.index.code else None
+        )
+        self.cause_codes = [
+            CodeMatcher(patterns, parents=parents) for patterns in task.patterns.values()
+        ]
+        self.censoring_codes = (
+            CodeMatcher(task.censoring.code, parents=parents) if task.censoring.code else None
+        )
         self.eligibility = Eligibility(task.eligibility, parents=parents)
         self.outcomes = outcome_finder(task, parents or {})
         file = task.index.file
-        self.index_times = read_index_times(Path(file), cohort_id=task.index.cohort_id) if file else None
+        self.index_times = (
+            read_index_times(Path(file), cohort_id=task.index.cohort_id) if file else None
+        )
 
     def require_known(self, known: Collection[str], *, suggest: Collection[str]) -> None:
         """Refuse a task whose codes match nothing, and name codes that come close."""
         named = [("index.code", self.index_codes), ("censoring.code", self.censoring_codes)]
         named += [("outcomes.codes", self.outcomes.matcher if self.outcomes else None)]
-        named += [(name, matcher) for name, matcher in self.eligibility.matchers if name.endswith(".must_have")]
+        named += [
+            (name, matcher)
+            for name, matcher in self.eligibility.matchers
+            if name.endswith(".must_have")
+        ]
         sections = ["outcome"] * len(self.task.outcome) + ["competing"] * len(self.task.competing)
-        named += [(f"{s}.{c}", m) for s, c, m in zip(sections, self.task.causes, self.cause_codes, strict=True)]
+        named += [
+            (f"{s}.{c}", m)
+            for s, c, m in zip(sections, self.task.causes, self.cause_codes, strict=True)
+        ]
         for name, matcher in named:
             if matcher is not None:
                 matcher.require(known, suggest=suggest, where=f"task {self.task.name}, {name}")
 
     def require_subjects(self, subject_ids: Ints) -> None:
         """Refuse an index file without any subject of the data."""
-        if self.index_times is not None and not np.isin(self.index_times.subject_id, subject_ids).any():
-            what = f"none of its {len(np.unique(self.index_times.subject_id))} subjects is in the data"
-            raise EhrseqError(what, where=str(self.task.index.file), fix="use the subject ids of the data set")
+        if (
+            self.index_times is not None
+            and not np.isin(self.index_times.subject_id, subject_ids).any()
+        ):
+            what = (
+                f"none of its {len(np.unique(self.index_times.subject_id))} subjects is in the data"
+            )
+            raise EhrseqError(
+                what, where=str(self.task.index.file), fix="use the subject ids of the data set"
+            )
 
     def build(
-        self, record: Record, *, dataset_end_us: int, labelled: bool = True, as_of_us: int | None = None
+        self,
+        record: Record,
+        *,
+        dataset_end_us: int,
+        labelled: bool = True,
+        as_of_us: int | None = None,
     ) -> Cohort:
         """Apply the task to one shard.
 
@@ -163,9 +204,12 @@ class CohortBuilder:
         owner, moment = self._candidates(record)
         event_us, event_cause = self._first_cause(record)
         death_us = first_time(events, events.is_code(DEATH), record.subject, len(birth_us))
-        censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]  # no follow-up or prediction time after death
+        # no follow-up or prediction time after death
+        censor_us = np.where(death_us == STATIC, NEVER, death_us)[owner]
         if labelled:
-            censor_us = np.minimum(censor_us, self._censoring(record, owner, moment, dataset_end_us))
+            censor_us = np.minimum(
+                censor_us, self._censoring(record, owner, moment, dataset_end_us)
+            )
         t, cause = event_us[owner], event_cause[owner]
         n_rules = len(self.eligibility.steps)
         passed = self.eligibility.passed(record, owner, moment)
@@ -179,7 +223,9 @@ class CohortBuilder:
             np.where(t <= censor_us, cause, 0)[valid].astype(np.int8),
             self._outcomes(record) if self.task.recurrent else None,
         )
-        rows = self._prediction_times(indexes, record.visits, dataset_end_us, labelled=labelled, as_of_us=as_of_us)
+        rows = self._prediction_times(
+            indexes, record.visits, dataset_end_us, labelled=labelled, as_of_us=as_of_us
+        )
         reached[valid] = np.where(_in_use(indexes, rows), n_rules + 4, n_rules + 3)
         status = np.zeros(len(birth_us), dtype=np.int8)
         np.maximum.at(status, owner, reached)
@@ -191,7 +237,9 @@ class CohortBuilder:
             index_reached=reached,
             after_censoring=int(np.sum(valid & (t != NEVER) & (t > censor_us))),
             ends_record=self._ends_record(record, rows, t_us=event_us) if labelled else 0,
-            ended_by_death=len(np.intersect1d(indexes.subject[is_dead & (indexes.cause == 0)], rows.subject)),
+            ended_by_death=len(
+                np.intersect1d(indexes.subject[is_dead & (indexes.cause == 0)], rows.subject)
+            ),
             censoring_before=self._only_before(record, indexes) if labelled else 0,
             before_birth=int(np.sum((born != STATIC) & (indexes.time_us < born))),
         )
@@ -204,9 +252,13 @@ class CohortBuilder:
         is_cause = np.zeros(len(events), dtype=bool)
         for matcher in self.cause_codes:
             is_cause |= matcher.events(events)
-        last_other = last_time(events, ~is_cause & ~events.is_code(BIRTH), record.subject, len(t_us))
+        last_other = last_time(
+            events, ~is_cause & ~events.is_code(BIRTH), record.subject, len(t_us)
+        )
         with_event = np.unique(rows.subject[rows.cause > 0])
-        t_us = last_time(events, is_cause, record.subject, len(t_us)) if self.task.recurrent else t_us
+        t_us = (
+            last_time(events, is_cause, record.subject, len(t_us)) if self.task.recurrent else t_us
+        )
         return int(np.sum(t_us[with_event] > last_other[with_event]))
 
     def _candidates(self, record: Record) -> tuple[Ints, Ints]:
@@ -218,7 +270,9 @@ class CohortBuilder:
             else:
                 assert self.index_codes is not None
                 rows = _timed(record, self.index_codes)
-                owner, moment = np.unique(np.stack([record.subject[rows], record.events.time_us[rows]]), axis=1)
+                owner, moment = np.unique(
+                    np.stack([record.subject[rows], record.events.time_us[rows]]), axis=1
+                )
             if index.which == "first":
                 owner, first = np.unique(owner, return_index=True)
                 moment = moment[first]
@@ -241,14 +295,20 @@ class CohortBuilder:
         for number, matcher in enumerate(self.cause_codes, start=1):
             if self.task.recurrent and number <= len(self.task.outcome):
                 continue
-            first = first_time(record.events, matcher.events(record.events), record.subject, n_subjects)
+            first = first_time(
+                record.events, matcher.events(record.events), record.subject, n_subjects
+            )
             earlier = (first != STATIC) & (first < event_us)
             event_us[earlier], cause[earlier] = first[earlier], number
         return event_us, cause
 
     def _outcomes(self, record: Record) -> _Marks:
         """Every instant of an outcome, with the first cause of the task's order at it."""
-        cause, subject, time_us = np.zeros(len(record.events), dtype=np.int8), record.subject, record.events.time_us
+        cause, subject, time_us = (
+            np.zeros(len(record.events), dtype=np.int8),
+            record.subject,
+            record.events.time_us,
+        )
         for number in range(len(self.task.outcome), 0, -1):
             cause[_timed(record, self.cause_codes[number - 1])] = number
         rows = np.flatnonzero(cause)
@@ -270,17 +330,27 @@ class CohortBuilder:
     def _censoring_marks(self, record: Record) -> _Marks:
         matcher = self.censoring_codes
         rows = _timed(record, matcher) if matcher is not None else np.zeros(0, dtype=np.int64)
-        return _Marks(record.subject[rows], record.events.time_us[rows], np.zeros(len(rows), dtype=np.int8))
+        return _Marks(
+            record.subject[rows], record.events.time_us[rows], np.zeros(len(rows), dtype=np.int8)
+        )
 
     def _only_before(self, record: Record, indexes: _Indexes) -> int:
         """Indexes that have a censoring code before them, and none from them on."""
         marks = self._censoring_marks(record)
-        before, _ = count_at_or_before(marks.subject, marks.time_us, indexes.subject, indexes.time_us - 1)
+        before, _ = count_at_or_before(
+            marks.subject, marks.time_us, indexes.subject, indexes.time_us - 1
+        )
         next_us, _ = marks.at_or_after(indexes.subject, indexes.time_us)
         return int(np.sum((before > 0) & (next_us == NEVER)))
 
     def _prediction_times(
-        self, indexes: _Indexes, visits: Visits, dataset_end_us: int, *, labelled: bool, as_of_us: int | None
+        self,
+        indexes: _Indexes,
+        visits: Visits,
+        dataset_end_us: int,
+        *,
+        labelled: bool,
+        as_of_us: int | None,
     ) -> CohortRows:
         """Queries at indexes and landmarks, and the ends of visits, while p < min(T, C)."""
         if as_of_us is not None:
@@ -289,7 +359,9 @@ class CohortBuilder:
             visits_before, _ = count_at_or_before(visits.subject, visits.end_us, owner, moment)
             rows = np.arange(len(owner))
         else:
-            offsets = np.array([0, *(round(days * DAY_US) for days in self.task.landmarks)], dtype=np.int64)
+            offsets = np.array(
+                [0, *(round(days * DAY_US) for days in self.task.landmarks)], dtype=np.int64
+            )
             asked = (indexes.time_us[:, None] + offsets).ravel()
             asker = np.repeat(indexes.subject, len(offsets))
             if not labelled:  # it is not known yet who is at risk at a landmark in the future
@@ -298,12 +370,19 @@ class CohortBuilder:
             order = np.lexsort((asked, asker))
             asker, asked = asker[order], asked[order]
             before, first = count_at_or_before(visits.subject, visits.end_us, asker, asked - 1)
-            at = before + first  # visits are in order already: queries come in between, and first at an instant
-            owner, moment = np.insert(visits.subject, at, asker), np.insert(visits.end_us, at, asked)
+            # visits are in order already: queries come in between, and first at an instant
+            at = before + first
+            owner, moment = (
+                np.insert(visits.subject, at, asker),
+                np.insert(visits.end_us, at, asked),
+            )
             is_query = np.insert(np.zeros(len(visits), dtype=bool), at, True)
-            rows = np.flatnonzero(opens_run(owner, moment))  # distinct moments; all visits of one are before it
+            # distinct moments; all visits of one are before it
+            rows = np.flatnonzero(opens_run(owner, moment))
             visits_before = np.cumsum(~is_query)[np.append(rows[1:], len(owner))[: len(rows)] - 1]
-            first_visit = np.r_[0, np.cumsum(np.bincount(visits.subject, minlength=owner.max(initial=-1) + 1))]
+            first_visit = np.r_[
+                0, np.cumsum(np.bincount(visits.subject, minlength=owner.max(initial=-1) + 1))
+            ]
             visits_before -= first_visit.take(owner.take(rows))
         owner, moment, is_query = owner.take(rows), moment.take(rows), is_query.take(rows)
         count, first = count_at_or_before(indexes.subject, indexes.time_us, owner, moment)
@@ -335,7 +414,9 @@ class CohortBuilder:
 def _in_use(indexes: _Indexes, rows: CohortRows) -> Bools:
     """Which indexes have a prediction time of their own."""
     until, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us)
-    before, _ = count_at_or_before(rows.subject, rows.index_us, indexes.subject, indexes.time_us - 1)
+    before, _ = count_at_or_before(
+        rows.subject, rows.index_us, indexes.subject, indexes.time_us - 1
+    )
     return np.asarray(until > before)
 
 

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events
 
 FEWEST_SUBJECTS = 10  # with fewer, a late row looks like a thin record
 FEW_SUBJECTS, SMALL_GAP_DAYS = 100, 3652  # below so many subjects, only a gap of ten years counts
 GAP_DAYS = 365
-MOST_ROWS, MOST_SUBJECTS = 0.01, 0.05  # shares of the data that late rows are of, at most; one is always few
+# shares of the data that late rows are of, at most; one is always few
+MOST_ROWS, MOST_SUBJECTS = (
+    0.01,
+    0.05,
+)
 TIMES_LONGER = 3  # than any gap that has more than `MOST_ROWS` on both sides
 
 
@@ -42,11 +46,19 @@ class DayCounts:
             none = np.zeros(0, np.int64)
             return cls(none, none, none, none, int(STATIC))
         start, n = int(timed.min()), int(timed.max() - timed.min()) + 1
-        born = events.time_us[np.flatnonzero(events.is_code(BIRTH) & (events.time_us != STATIC))] // DAY_US
-        rows, births = np.bincount(timed - start, minlength=n), np.bincount(born - start, minlength=n)
+        born = (
+            events.time_us[np.flatnonzero(events.is_code(BIRTH) & (events.time_us != STATIC))]
+            // DAY_US
+        )
+        rows, births = (
+            np.bincount(timed - start, minlength=n),
+            np.bincount(born - start, minlength=n),
+        )
         leaving = np.bincount(last // DAY_US - start, minlength=n)
         day = np.flatnonzero(rows)
-        return cls(day + start, (rows - births)[day], births[day], leaving[day], int(events.time_us.max()))
+        return cls(
+            day + start, (rows - births)[day], births[day], leaving[day], int(events.time_us.max())
+        )
 
     @classmethod
     def added(cls, parts: Sequence["DayCounts"]) -> "DayCounts":
@@ -89,12 +101,15 @@ def find_late_rows(days: DayCounts) -> LateRows | None:
     counted = days.rows + np.where(days.day > recorded[-1], days.births, 0)
     kept = np.flatnonzero(counted)
     day, rows = days.day[kept], np.cumsum(counted[kept])
-    staying = (n_subjects - np.cumsum(days.leaving) + days.leaving)[kept]  # subjects with a row on that day or later
+    # subjects with a row on that day or later
+    staying = (n_subjects - np.cumsum(days.leaving) + days.leaving)[kept]
     gap, before, after = np.diff(day), rows[:-1], rows[-1] - rows[:-1]
     few = max(1, int(MOST_ROWS * rows[-1]))
     usual = int(gap[(before > few) & (after > few)].max(initial=0))
     enough = max(GAP_DAYS if n_subjects >= FEW_SUBJECTS else SMALL_GAP_DAYS, TIMES_LONGER * usual)
-    is_late = (after <= few) & (staying[1:] <= max(1, int(MOST_SUBJECTS * n_subjects))) & (gap > enough)
+    is_late = (
+        (after <= few) & (staying[1:] <= max(1, int(MOST_SUBJECTS * n_subjects))) & (gap > enough)
+    )
     if not is_late.any():
         return None
     first = int(np.argmax(is_late)) + 1

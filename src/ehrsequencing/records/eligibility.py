@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import EligibilityConfig, HistoryCode, format_days
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, first_time
 from ehrsequencing.records.record import Record
@@ -26,12 +26,15 @@ class Eligibility:
         matchers: The matcher of each `must_have`, then of each `must_not_have`, with the setting's name.
     """
 
-    def __init__(self, rules: EligibilityConfig | None, *, parents: Mapping[str, list[str]] | None = None) -> None:
+    def __init__(
+        self, rules: EligibilityConfig | None, *, parents: Mapping[str, list[str]] | None = None
+    ) -> None:
         self.rules = rules or EligibilityConfig()
         self._codes = [(rule, True, "must_have") for rule in self.rules.must_have]
         self._codes += [(rule, False, "must_not_have") for rule in self.rules.must_not_have]
         self.matchers = [
-            (f"eligibility.{name}", CodeMatcher(rule.code, parents=parents)) for rule, _, name in self._codes
+            (f"eligibility.{name}", CodeMatcher(rule.code, parents=parents))
+            for rule, _, name in self._codes
         ]
         self.steps = eligibility_steps(rules)
 
@@ -45,14 +48,23 @@ class Eligibility:
         """
         events, birth_us, holds = record.events, record.birth_us, []
         if self.rules.history > 0:
-            first_us = first_time(events, ~events.is_code(BIRTH), record.subject, len(birth_us))[owner]
+            first_us = first_time(events, ~events.is_code(BIRTH), record.subject, len(birth_us))[
+                owner
+            ]
             known = (first_us != STATIC) & (first_us <= moment_us)
-            holds.append(known & (moment_us - np.where(known, first_us, 0) >= round(self.rules.history * DAY_US)))
+            holds.append(
+                known
+                & (moment_us - np.where(known, first_us, 0) >= round(self.rules.history * DAY_US))
+            )
         if self.rules.min_age is not None or self.rules.max_age is not None:
             holds.append(self._has_age(birth_us[owner], moment_us))
         for (rule, wanted, _), (_, matcher) in zip(self._codes, self.matchers, strict=True):
             holds.append(_has(rule, matcher.events(events), record, owner, moment_us) == wanted)
-        return np.cumprod(np.stack(holds), axis=0).sum(axis=0) if holds else np.zeros(len(owner), dtype=np.int64)
+        return (
+            np.cumprod(np.stack(holds), axis=0).sum(axis=0)
+            if holds
+            else np.zeros(len(owner), dtype=np.int64)
+        )
 
     def _has_age(self, birth_us: Ints, moment_us: Ints) -> Bools:
         """Whether the age at each index is known and within the range."""
@@ -81,7 +93,11 @@ def eligibility_steps(rules: EligibilityConfig | None) -> tuple[str, ...]:
 
 def _in_words(rule: HistoryCode) -> str:
     times = f"{rule.count} times " if rule.count > 1 else ""
-    when = f"within {format_days(rule.within)} before the index" if rule.within is not None else "up to the index"
+    when = (
+        f"within {format_days(rule.within)} before the index"
+        if rule.within is not None
+        else "up to the index"
+    )
     return f"{times}{' or '.join(rule.code)} {when}"
 
 

@@ -6,8 +6,8 @@ the same records.
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32, offsets, ragged
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import (
     DAY_US,
@@ -34,12 +34,16 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
 
     static = np.flatnonzero((events.time_us == STATIC) & ~record.excluded)
     place, static_codes, _ = encode_events(events, static, vocabulary)
-    pairs = np.divmod(np.unique(record.subject[static[place]] * len(vocabulary) + static_codes), len(vocabulary))
+    pairs = np.divmod(
+        np.unique(record.subject[static[place]] * len(vocabulary) + static_codes), len(vocabulary)
+    )
 
     birth = record.birth_us[visits.subject]
     age, too_old = age_years(visits.start_us, birth)
     delta = np.zeros(n_visits)
-    delta[1:] = np.where(np.diff(visits.subject) == 0, visits.start_us[1:] - visits.end_us[:-1], 0) / DAY_US
+    delta[1:] = (
+        np.where(np.diff(visits.subject) == 0, visits.start_us[1:] - visits.end_us[:-1], 0) / DAY_US
+    )
     timelines = Timelines(
         subject_id=record.subject_id,
         birth_us=record.birth_us,
@@ -57,7 +61,9 @@ def encode_timelines(record: Record, vocabulary: Vocabulary) -> tuple[Timelines,
     return timelines, too_old
 
 
-def _visit_tokens(events: Events, event: Ints, visit: Ints, vocabulary: Vocabulary) -> tuple[Ints, Ints32, Floats32]:
+def _visit_tokens(
+    events: Events, event: Ints, visit: Ints, vocabulary: Vocabulary
+) -> tuple[Ints, Ints32, Floats32]:
     """Tokens of visits by visit, time, then id; in a visit, identical tokens without a value stand once, the earliest.
 
     So what a visit shows of itself at any moment is the first so many of its tokens.
@@ -76,7 +82,8 @@ def _visit_tokens(events: Events, event: Ints, visit: Ints, vocabulary: Vocabula
     moment = number_runs(opens, len(visit))  # distinct (visit, time), in order
     if len(place) > len(event):  # ancestors have come along
         moment, visit = moment.take(place), visit.take(place)
-    order = np.argsort(moment * len(vocabulary) + codes, kind="stable")  # runs are sorted: nearly linear
+    # runs are sorted: nearly linear
+    order = np.argsort(moment * len(vocabulary) + codes, kind="stable")
     visit, codes = visit.take(order), codes.take(order)
     repeats = _repeats(visit, codes, np.isnan(values[:, 0].take(order)))
     if repeats.any():
@@ -85,7 +92,9 @@ def _visit_tokens(events: Events, event: Ints, visit: Ints, vocabulary: Vocabula
     return visit, codes, values.take(order, axis=0)
 
 
-def encode_events(events: Events, chosen: Ints, vocabulary: Vocabulary) -> tuple[Ints, Ints32, Floats32]:
+def encode_events(
+    events: Events, chosen: Ints, vocabulary: Vocabulary
+) -> tuple[Ints, Ints32, Floats32]:
     """Tokens of some events: one each, and the ancestors that come along with it.
 
     Args:
@@ -117,7 +126,11 @@ def encode_events(events: Events, chosen: Ints, vocabulary: Vocabulary) -> tuple
 
 def encode_rows(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> TaskRows:
     """Encode a task's prediction times, with the carried summaries of its queries."""
-    last_visit = offsets(record.visits.subject, len(record.subject_id))[rows.subject] + rows.visits_before - 1
+    last_visit = (
+        offsets(record.visits.subject, len(record.subject_id))[rows.subject]
+        + rows.visits_before
+        - 1
+    )
     before = rows.visits_before > 0
     known_us = rows.prediction_us.copy()
     known_us[before] = record.visits.end_us[last_visit[before]]
@@ -183,7 +196,9 @@ def _encode_unfinished(
     counts = np.zeros(len(rows), dtype=np.int32)
     row = np.flatnonzero(rows.is_query & (next_visit < len(visits)))
     visit = next_visit[row]
-    has_begun = (visits.subject[visit] == rows.subject[row]) & (visits.start_us[visit] <= rows.prediction_us[row])
+    has_begun = (visits.subject[visit] == rows.subject[row]) & (
+        visits.start_us[visit] <= rows.prediction_us[row]
+    )
     row, visit = row[has_begun], visit[has_begun]
     if not len(row):
         return counts
@@ -193,12 +208,15 @@ def _encode_unfinished(
     event, query = event[is_known], query[is_known]
     token_query, _, _ = _visit_tokens(record.events, event, query, vocabulary)
     counts[row] = np.bincount(token_query, minlength=len(row))
-    last = np.cumsum(np.bincount(query, minlength=len(row))) - 1  # a visit that has begun has an event by then
+    # a visit that has begun has an event by then
+    last = np.cumsum(np.bincount(query, minlength=len(row))) - 1
     known_us[row] = times[event[last]]
     return counts
 
 
-def _carry(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> tuple[Ints, Ints32, Floats32]:
+def _carry(
+    record: Record, rows: CohortRows, vocabulary: Vocabulary
+) -> tuple[Ints, Ints32, Floats32]:
     """Summary tokens per row: how many, which, and their values."""
     counts = np.zeros(len(rows), dtype=np.int64)
     queries = np.flatnonzero(rows.is_query)
@@ -206,7 +224,8 @@ def _carry(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> tuple[In
         return counts, np.zeros(0, np.int32), np.zeros((0, 2), np.float32)
     event, names = record.visits.event, record.events.codes
     event = event[np.flatnonzero(~np.isnan(record.events.value[event]))]
-    last_us = np.full(len(record.subject_id), STATIC)  # most numbers come after their subject's last query
+    # most numbers come after their subject's last query
+    last_us = np.full(len(record.subject_id), STATIC)
     last_us[rows.subject[queries]] = rows.prediction_us[queries]
     event = event[np.flatnonzero(record.events.time_us[event] <= last_us[record.subject[event]])]
     token = vocabulary.ids(names)
@@ -214,9 +233,13 @@ def _carry(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> tuple[In
     event = event[np.flatnonzero(has_summary[record.events.code[event]])]
     token = token[record.events.code[event]]
     found = summarise(
-        record.subject[event], record.events.time_us[event], token, record.events.value[event],
-        query_subject=rows.subject[queries], query_us=rows.prediction_us[queries],
-    )  # fmt: skip
+        record.subject[event],
+        record.events.time_us[event],
+        token,
+        record.events.value[event],
+        query_subject=rows.subject[queries],
+        query_us=rows.prediction_us[queries],
+    )
     summary_tokens = vocabulary.summary_tokens.take(found.token, axis=0)
     numbers = np.stack([found.values[name] for name in SUMMARIES], axis=1)
     codes, values = vocabulary.encode_values(summary_tokens.ravel(), numbers.ravel())
@@ -226,7 +249,11 @@ def _carry(record: Record, rows: CohortRows, vocabulary: Vocabulary) -> tuple[In
 
 def age_years(moment_us: Ints, birth_us: Ints) -> tuple[Floats32, int]:
     """Age at each moment, NaN where birth is unknown or later, or the age is over 120; and how many were over 120."""
-    age = np.where(birth_us == STATIC, np.nan, (moment_us - np.where(birth_us == STATIC, 0, birth_us)) / _US_PER_YEAR)
+    age = np.where(
+        birth_us == STATIC,
+        np.nan,
+        (moment_us - np.where(birth_us == STATIC, 0, birth_us)) / _US_PER_YEAR,
+    )
     too_old = age > MAX_AGE_YEARS
     return np.where(too_old | (age < 0), np.nan, age).astype(np.float32), int(too_old.sum())
 

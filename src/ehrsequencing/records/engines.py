@@ -18,9 +18,9 @@ from typing import Any
 
 import joblib
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.ports import check_answer
-from ehrsequencing.spark import spark_session
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.ports import check_answer
+from ehrsequencing.core.spark import spark_session
 
 PROCESSES = "processes"
 _LOCAL = "local"  # a cluster on this machine, for as long as it is needed
@@ -28,7 +28,8 @@ _WAIT_SECONDS = 20  # for the scheduler of a cluster to answer
 _REPEATS = 3  # of a task of Ray whose worker died, as with Spark
 _PATTERN = re.compile(r"(dask|ray|spark)://(\S+)")
 _PACKAGES = {"dask": "distributed", "ray": "ray", "spark": "pyspark"}
-CallAll = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]  # a function and items → results in their order
+# a function and items → results in their order
+CallAll = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ class Engine:
                 call_all = stack.enter_context(_CONNECT[self.kind](self.address))
             except ImportError as error:
                 fix = f"pip install 'ehrsequencing[{self.kind}]'"
-                raise EhrseqError(f"needs {_PACKAGES[self.kind]}", where=f"--engine {self.kind}", fix=fix) from error
+                raise EhrseqError(
+                    f"needs {_PACKAGES[self.kind]}", where=f"--engine {self.kind}", fix=fix
+                ) from error
             yield call_all
 
     def unreachable(self) -> EhrseqError:
@@ -86,7 +89,9 @@ class Engine:
         fix = "check the address, and that the scheduler runs the same package versions"
         if self.kind == "ray":
             fix += "; a cluster with tokens needs RAY_AUTH_MODE=token and its token here, too"
-        return EhrseqError("no scheduler answers", where=f"--engine {self.kind}, {self.address}", fix=fix)
+        return EhrseqError(
+            "no scheduler answers", where=f"--engine {self.kind}, {self.address}", fix=fix
+        )
 
 
 def _address(kind: str, place: str) -> str:
@@ -119,7 +124,8 @@ def _called(function: Callable[[Any], Any], item: Any) -> Any:
 
 @contextmanager
 def _ray(address: str) -> Iterator[CallAll]:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray of its own would report its use to its makers
+    # a Ray of its own would report its use to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     def call_all(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -162,7 +168,13 @@ def _spark(address: str) -> Iterator[CallAll]:
             context = stack.enter_context(spark_session(address)).sparkContext
         except ConnectionError as error:
             raise Engine("spark", address).unreachable() from error
-        yield lambda function, items: list(context.parallelize(items, len(items)).map(function).collect())
+        yield lambda function, items: list(
+            context.parallelize(items, len(items)).map(function).collect()
+        )
 
 
-_CONNECT: dict[str, Callable[[str], AbstractContextManager[CallAll]]] = {"dask": _dask, "ray": _ray, "spark": _spark}
+_CONNECT: dict[str, Callable[[str], AbstractContextManager[CallAll]]] = {
+    "dask": _dask,
+    "ray": _ray,
+    "spark": _spark,
+}

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats32, Ints, Ints32
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats32, Ints, Ints32
+from ehrsequencing.core.errors import EhrseqError
 
 BIRTH, DEATH = "MEDS_BIRTH", "MEDS_DEATH"
 STATIC = np.iinfo(np.int64).min  # time_us of an event without a time
@@ -38,7 +38,11 @@ class Events:
         """Keep some rows, in the order given."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         encounter = None if self.encounter is None else self.encounter.take(rows)
-        subject_id, time_us, code = self.subject_id.take(rows), self.time_us.take(rows), self.code.take(rows)
+        subject_id, time_us, code = (
+            self.subject_id.take(rows),
+            self.time_us.take(rows),
+            self.code.take(rows),
+        )
         return Events(subject_id, time_us, code, self.codes, self.value.take(rows), encounter)
 
     @cached_property
@@ -137,7 +141,8 @@ def first_time(events: Events, chosen: Bools, row: Ints, n_subjects: int) -> Int
     """
     out = np.full(n_subjects, STATIC, dtype=np.int64)
     rows = np.flatnonzero(chosen)
-    rows = rows[events.time_us[rows] != STATIC][::-1]  # sorted by time: the earliest is written last
+    # sorted by time: the earliest is written last
+    rows = rows[events.time_us[rows] != STATIC][::-1]
     out[row[rows]] = events.time_us[rows]
     return out
 
@@ -173,7 +178,9 @@ def may_repeat(key: Ints) -> Ints:
     [0, 2]
     """
     bits = min(max(2 * len(key), 64).bit_length(), 20)  # of the table
-    slot = ((key.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)).view(np.int64)
+    slot = ((key.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - bits)).view(
+        np.int64
+    )
     table, row = np.empty(1 << bits, np.int32), np.arange(len(key), dtype=np.int32)
     table[slot] = row
     found = table.take(slot)
@@ -197,5 +204,7 @@ def parse_date_us(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise EhrseqError("is not an ISO date", where=repr(text), fix="write it as 2015-01-31") from error
+        raise EhrseqError(
+            "is not an ISO date", where=repr(text), fix="write it as 2015-01-31"
+        ) from error
     return round(moment.replace(tzinfo=UTC).timestamp()) * SECOND_US

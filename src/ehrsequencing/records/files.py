@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 
 def parquet_files(root: Path) -> list[Path]:
@@ -24,8 +24,12 @@ def parquet_files(root: Path) -> list[Path]:
         refuse_broken_links(here / name for name in files)
         for name in folders:  # os.walk would not enter it
             if (here / name).is_symlink():
-                raise EhrseqError("is a link to a folder", where=str(here / name), fix="copy the folder itself")
-        found += [here / name for name in files if name.endswith(".parquet") and not name.startswith(".")]
+                raise EhrseqError(
+                    "is a link to a folder", where=str(here / name), fix="copy the folder itself"
+                )
+        found += [
+            here / name for name in files if name.endswith(".parquet") and not name.startswith(".")
+        ]
     return sorted(found)
 
 
@@ -49,7 +53,11 @@ def refuse_broken_links(paths: Iterable[Path]) -> None:
     """Refuse a link that leads nowhere: its file would be missing without a word."""
     for path in paths:
         if path.is_symlink() and not path.exists():
-            raise EhrseqError("is a link to nothing", where=str(path), fix="copy the file itself, or remove the link")
+            raise EhrseqError(
+                "is a link to nothing",
+                where=str(path),
+                fix="copy the file itself, or remove the link",
+            )
 
 
 def _refuse(error: OSError) -> None:
@@ -57,4 +65,8 @@ def _refuse(error: OSError) -> None:
 
 
 def _unreadable(folder: Path, error: OSError) -> EhrseqError:
-    return EhrseqError(f"cannot be listed: {error.strerror}", where=str(folder), fix="make it a folder you can read")
+    return EhrseqError(
+        f"cannot be listed: {error.strerror}",
+        where=str(folder),
+        fix="make it a folder you can read",
+    )

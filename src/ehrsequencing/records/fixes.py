@@ -12,10 +12,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import DialectConfig
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.records.events import BIRTH, DEATH, SECOND_US, STATIC, Events, first_time, hash_u64, may_repeat
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.events import (
+    BIRTH,
+    DEATH,
+    SECOND_US,
+    STATIC,
+    Events,
+    first_time,
+    hash_u64,
+    may_repeat,
+)
 
 FIXES = {
     "time_unit": "times given as dates or in another unit than microseconds were converted",
@@ -48,12 +57,18 @@ class FixLog(Counter[str]):
         places: Where each was applied first, as `file, row 0`; rows are counted from 0.
     """
 
-    def __init__(self, counts: Mapping[str, int] | None = None, places: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, counts: Mapping[str, int] | None = None, places: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(counts or {})
         self.places: dict[str, str] = dict(places or {})
 
     def __reduce__(self) -> tuple[type["FixLog"], tuple[dict[str, int], dict[str, str]]]:
-        return FixLog, (dict(self), self.places)  # a plain Counter would lose its places between processes
+        # a plain Counter would lose its places between processes
+        return FixLog, (
+            dict(self),
+            self.places,
+        )
 
     def note(self, name: str, count: int, path: Path, row: int | None = None) -> None:
         """Count a fix; `row` is the first one it touched, None for a whole file."""
@@ -125,7 +140,9 @@ class _Shard:
         positions = np.flatnonzero(touched) if touched.dtype == np.bool_ else touched
         if len(positions):
             rows = positions if self._row is None else self._row[positions]
-            self.log.note(name, len(positions) if count is None else count, self.path, int(rows.min()))
+            self.log.note(
+                name, len(positions) if count is None else count, self.path, int(rows.min())
+            )
 
     def _take(self, rows: Ints | Bools) -> None:
         positions = np.arange(len(self.events))[rows]
@@ -135,28 +152,42 @@ class _Shard:
     def rename(self, name: str, others: Sequence[str], label: str) -> None:
         """Give codes with another name for birth or death the MEDS name, in subjects who have no row of that name."""
         events = self.events
-        text = "\n".join(["", *events.codes])  # one search in all codes together: it nearly always finds nothing
+        # one search in all codes together: it nearly always finds nothing
+        text = "\n".join(["", *events.codes])
         if not any("\n" + other.removesuffix("*") in text for other in others):
             return
-        is_other = np.array([code != name and _is_named(code, others) for code in events.codes], dtype=bool)
+        is_other = np.array(
+            [code != name and _is_named(code, others) for code in events.codes], dtype=bool
+        )
         if not is_other.any():
             return
         chosen = is_other[events.code] & (events.time_us != STATIC)
-        chosen &= ~np.isin(events.subject_id, events.subject_id[events.is_code(name) & (events.time_us != STATIC)])
+        chosen &= ~np.isin(
+            events.subject_id, events.subject_id[events.is_code(name) & (events.time_us != STATIC)]
+        )
         if not chosen.any():
             return
         self._note(label, chosen)
         codes = events.codes if name in events.codes else (*events.codes, name)
         code = np.where(chosen, np.int32(codes.index(name)), events.code)
-        used, code = np.unique(code, return_inverse=True)  # the other name is no code of the data any more
+        # the other name is no code of the data any more
+        used, code = np.unique(code, return_inverse=True)
         codes = tuple(codes[k] for k in used.tolist())
         self.events = Events(
-            events.subject_id, events.time_us, code.astype(np.int32), codes, events.value, events.encounter
+            events.subject_id,
+            events.time_us,
+            code.astype(np.int32),
+            codes,
+            events.value,
+            events.encounter,
         )
 
     def refuse_future(self, extracted_us: int) -> None:
-        late = np.flatnonzero((self.events.time_us != STATIC) & (self.events.time_us >= extracted_us))
-        late = late[self.events.time_us[late] < MAX_US]  # a year of 9999 means unknown: dropped below
+        late = np.flatnonzero(
+            (self.events.time_us != STATIC) & (self.events.time_us >= extracted_us)
+        )
+        # a year of 9999 means unknown: dropped below
+        late = late[self.events.time_us[late] < MAX_US]
         if len(late):
             what = f"{len(late)} rows are after the date of extraction"
             where = place(self.path, self._file_row(int(late[0])))
@@ -184,7 +215,12 @@ class _Shard:
             self._take(~late)
 
     def sort(self) -> None:
-        subject, time, starts = self.events.subject_id, self.events.time_us, self.events.starts  # of runs of a subject
+        # of runs of a subject
+        subject, time, starts = (
+            self.events.subject_id,
+            self.events.time_us,
+            self.events.starts,
+        )
         backwards = (time[1:] < time[:-1]) & ~self.events.opens[1:]
         if not backwards.any() and np.all(np.diff(subject.take(starts)) > 0):
             return
@@ -258,7 +294,9 @@ def _all_within(events: Events, birth_us: Ints, death_us: Ints) -> bool:
     if np.any(first > last):
         return False
     born, died = birth_us != STATIC, death_us != STATIC
-    return not (np.any(born & (time_us[first] < birth_us)) or np.any(died & (time_us[last] > death_us)))
+    return not (
+        np.any(born & (time_us[first] < birth_us)) or np.any(died & (time_us[last] > death_us))
+    )
 
 
 def _same_code_at_once(events: Events) -> Ints:
@@ -284,6 +322,14 @@ def _same_code_at_once(events: Events) -> Ints:
 
 def _row_hash(events: Events) -> NDArray[np.uint64]:
     key = hash_u64(events.subject_id.view(np.uint64))
-    for column in (events.time_us, events.code.astype(np.int64), events.value.view(np.int32).astype(np.int64)):
+    for column in (
+        events.time_us,
+        events.code.astype(np.int64),
+        events.value.view(np.int32).astype(np.int64),
+    ):
         key = hash_u64(key ^ column.view(np.uint64))
-    return key if events.encounter is None else hash_u64(key ^ events.encounter.astype(np.int64).view(np.uint64))
+    return (
+        key
+        if events.encounter is None
+        else hash_u64(key ^ events.encounter.astype(np.int64).view(np.uint64))
+    )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.records.scales import KNOTS, fit_scale
 
 MOST_EVENTS = 1 << 17  # rows with an event from which stored edges are computed
@@ -43,9 +43,12 @@ def grid_edges(
     if subject is None:
         inner = np.quantile(events, at) if len(events) else np.zeros(0)
     else:
-        some = slice(None, None, 1 + len(events) // MOST_EVENTS)  # rows are sorted by subject, so this spreads over all
+        # rows are sorted by subject, so this spreads over all
+        some = slice(None, None, 1 + len(events) // MOST_EVENTS)
         scale = fit_scale(events[some], subject[cause > 0][some].astype(np.uint32), enough=enough)
-        inner = np.zeros(0) if scale is None else np.interp(at, np.linspace(0, 1, KNOTS), scale.knots)
+        inner = (
+            np.zeros(0) if scale is None else np.interp(at, np.linspace(0, 1, KNOTS), scale.knots)
+        )
     horizons = np.asarray(horizons_days, dtype=np.float64)
     distance = np.abs(inner[:, None] - horizons[None, :])
     clear = np.all(distance > 0.1 * np.maximum(horizons, 1e-9) / bins, axis=1)

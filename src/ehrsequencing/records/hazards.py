@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
 
 _ROWS_AT_ONCE = 10_000  # whose days in each bin exist at once
 
 
-def exposure(edges_days: Sequence[float], start_days: NDArray[np.floating], stop_days: Floats) -> Floats:
+def exposure(
+    edges_days: Sequence[float], start_days: NDArray[np.floating], stop_days: Floats
+) -> Floats:
     """Days of each bin inside `[start, stop)`, `|[τ_{k−1}, τ_k) ∩ [start, stop)|`: (R,) and (R,) → (R, K)."""
     low, high = np.r_[0.0, edges_days], np.r_[edges_days, np.inf]
     span = np.minimum(stop_days[:, None], high) - np.maximum(np.asarray(start_days)[:, None], low)
@@ -56,7 +58,9 @@ def horizon_nll(
     nll = days @ hazards.sum(axis=0) if hazards.ndim == 2 else np.einsum("rek,rk->r", hazards, days)
     had = np.flatnonzero(cause > 0)
     own = np.broadcast_to(hazards, (len(nll), *hazards.shape[-2:]))
-    nll[had] -= np.log(own[had, cause[had].astype(np.int64) - 1, event_bin(edges_days, duration_days[had])])
+    nll[had] -= np.log(
+        own[had, cause[had].astype(np.int64) - 1, event_bin(edges_days, duration_days[had])]
+    )
     return np.asarray(nll, dtype=np.float64)
 
 
@@ -125,11 +129,15 @@ def cohort_hazards(
         days = total if factor is None or exposed is None else factor @ exposed
         events = np.bincount(bins[cause == number + 1], minlength=out.shape[1]).astype(np.float64)
         prior = max(events.sum(), 0.5) / max(days.sum(), 1e-9)
-        out[number] = (events + 0.5 * prior * days / max(prior * days.sum(), 1e-9) + 1e-3) / (days + 1e-3 / prior)
+        out[number] = (events + 0.5 * prior * days / max(prior * days.sum(), 1e-9) + 1e-3) / (
+            days + 1e-3 / prior
+        )
     return out
 
 
-def _total_exposure(edges_days: Sequence[float], entry_days: NDArray[np.floating], duration_days: Floats) -> Floats:
+def _total_exposure(
+    edges_days: Sequence[float], entry_days: NDArray[np.floating], duration_days: Floats
+) -> Floats:
     """Sum of `exposure` over the rows, (K,); some rows at a time, in the order of one sum, to the last bit."""
     if not len(edges_days):  # one column is added up pairwise
         return np.asarray(exposure(edges_days, entry_days, duration_days).sum(axis=0))

@@ -16,19 +16,24 @@ import pyarrow.csv as pv
 from meds.schema import LabelSchema
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Ints, spans
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.expansion import refuse_expansion
+from ehrsequencing.core.arrays import Bools, Floats, Ints, spans
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.expansion import refuse_expansion
 from ehrsequencing.records.files import parquet_files
 from ehrsequencing.records.parquet_rows import read_table
 
 # Columns that name the index, the best first; matched without regard to case, as OHDSI exports come in either.
 _MOMENTS = ("prediction_time", "index_timestamp", "trigger", "cohort_start_date")
 _COHORT_ID = "cohort_definition_id"
-LABELS = pa.schema([
-    ("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us")), ("boolean_value", pa.bool_()),
-    ("integer_value", pa.int64()), ("float_value", pa.float32()),
-])  # fmt: skip
+LABELS = pa.schema(
+    [
+        ("subject_id", pa.int64()),
+        ("prediction_time", pa.timestamp("us")),
+        ("boolean_value", pa.bool_()),
+        ("integer_value", pa.int64()),
+        ("float_value", pa.float32()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,9 @@ def read_boolean_labels(path: Path) -> BooleanLabels:
     value = table["boolean_value"]
     if not pa.types.is_boolean(value.type) or value.null_count or not len(value):
         fix = "give every label true or false"
-        raise EhrseqError("boolean_value is not true or false in every row", where=str(path), fix=fix)
+        raise EhrseqError(
+            "boolean_value is not true or false in every row", where=str(path), fix=fix
+        )
     ids, times = _ids(table["subject_id"], path), _times(table["prediction_time"], path)
     rows = np.unique(np.stack([ids, times, value.to_numpy().astype(np.int64)]), axis=1)
     if len(rows[0]) > 1 and (np.diff(rows[:2]) == 0).all(axis=0).any():
@@ -119,24 +126,42 @@ def _read(path: Path) -> pa.Table:
     if path.is_dir():
         parts = [read_table(part) for part in parquet_files(path)]
         if not parts:
-            raise EhrseqError("holds no Parquet file", where=str(path), fix="name a file, or a folder of label shards")
-        common = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
-        return pa.concat_tables([part.select(common) for part in parts], promote_options="permissive")
+            raise EhrseqError(
+                "holds no Parquet file",
+                where=str(path),
+                fix="name a file, or a folder of label shards",
+            )
+        common = [
+            name
+            for name in parts[0].column_names
+            if all(name in part.column_names for part in parts)
+        ]
+        return pa.concat_tables(
+            [part.select(common) for part in parts], promote_options="permissive"
+        )
     if not path.is_file():
-        raise EhrseqError("is no file", where=str(path), fix="correct index.file (relative to the task file's folder)")
+        raise EhrseqError(
+            "is no file",
+            where=str(path),
+            fix="correct index.file (relative to the task file's folder)",
+        )
     if path.name.lower().endswith((".csv", ".csv.gz")):
         refuse_expansion(path)
         try:
             return pv.read_csv(path)
         except (pa.ArrowException, OSError) as error:
-            raise EhrseqError("cannot be read as CSV", where=str(path), fix="save it as CSV again") from error
+            raise EhrseqError(
+                "cannot be read as CSV", where=str(path), fix="save it as CSV again"
+            ) from error
     return read_table(path)
 
 
 def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path: Path) -> pa.Table:
     if column is None:
         if cohort_id is not None:
-            raise EhrseqError(f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out")
+            raise EhrseqError(
+                f"has no column {_COHORT_ID}", where=str(path), fix="leave index.cohort_id out"
+            )
         return table
     distinct = pc.unique(table[column])
     if cohort_id is None:
@@ -153,9 +178,15 @@ def _one_cohort(table: pa.Table, column: str | None, cohort_id: int | None, path
 
 def _ids(column: pa.ChunkedArray, path: Path) -> Ints:
     if not pa.types.is_integer(column.type):
-        raise EhrseqError("subject_id is not a whole number", where=str(path), fix="use the ids of the data set")
+        raise EhrseqError(
+            "subject_id is not a whole number", where=str(path), fix="use the ids of the data set"
+        )
     if column.null_count:
-        raise EhrseqError(f"{column.null_count} rows have no subject_id", where=str(path), fix="remove or fill them")
+        raise EhrseqError(
+            f"{column.null_count} rows have no subject_id",
+            where=str(path),
+            fix="remove or fill them",
+        )
     return np.asarray(column.cast(pa.int64()).to_numpy())
 
 
@@ -166,20 +197,29 @@ def _times(column: pa.ChunkedArray, path: Path) -> Ints:
         fix = "write it as a date or a timestamp without a time zone"
         raise EhrseqError(f"the index time has type {kind}", where=str(path), fix=fix)
     if column.null_count:
-        raise EhrseqError(f"{column.null_count} rows have no index time", where=str(path), fix="remove or fill them")
+        raise EhrseqError(
+            f"{column.null_count} rows have no index time",
+            where=str(path),
+            fix="remove or fill them",
+        )
     return np.asarray(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).to_numpy())
 
 
-def label_table(subject_id: Ints, prediction_us: Ints, duration_days: Floats, cause: NDArray[np.int8]) -> pa.Table:
+def label_table(
+    subject_id: Ints, prediction_us: Ints, duration_days: Floats, cause: NDArray[np.int8]
+) -> pa.Table:
     """Labels in the MEDS label schema, which knows no time to event.
 
     `boolean_value` says whether an event was observed, `float_value` after how many days it or the censoring came, and
     `integer_value` which cause (0 censored, then the task's order).
     """
     columns = [
-        pa.array(subject_id), pa.array(prediction_us).cast(pa.timestamp("us")), pa.array(cause > 0),
-        pa.array(cause.astype(np.int64)), pa.array(duration_days.astype(np.float32)),
-    ]  # fmt: skip
+        pa.array(subject_id),
+        pa.array(prediction_us).cast(pa.timestamp("us")),
+        pa.array(cause > 0),
+        pa.array(cause.astype(np.int64)),
+        pa.array(duration_days.astype(np.float32)),
+    ]
     table = pa.Table.from_arrays(columns, schema=LABELS)
     LabelSchema.validate(table)
     return table

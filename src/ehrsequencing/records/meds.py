@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import IMPORTED, MANIFEST, PLAIN_COPY, SIMULATION, is_json_of
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import IMPORTED, MANIFEST, PLAIN_COPY, SIMULATION, is_json_of
+from ehrsequencing.core.storage import read_manifest, require_unchanged
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.events import DAY_US, Events, parse_date_us
 from ehrsequencing.records.files import listed, parquet_files
 from ehrsequencing.records.fixes import FixLog, fix
 from ehrsequencing.records.parquet_rows import check_schemas, read_events
-from ehrsequencing.storage import read_manifest, require_unchanged
 
 SPLITS = ("train", "tuning", "held_out")
 _EDITED = f"fetch or import it again; if you changed the data on purpose, remove its {MANIFEST}"
@@ -33,14 +33,22 @@ def find_shards(data: Path) -> list[Path]:
             other files only, or a link that leads out of the data set, to another folder or nowhere.
     """
     if not data.is_dir():
-        raise EhrseqError("is not a folder", where=str(data), fix="name the folder of a MEDS data set")
+        raise EhrseqError(
+            "is not a folder", where=str(data), fix="name the folder of a MEDS data set"
+        )
     root, home = data / "data", data.resolve()
     shards = parquet_files(root)
     if not shards:
-        raise EhrseqError("holds no data/**/*.parquet", where=str(data), fix="name the folder of a MEDS data set")
+        raise EhrseqError(
+            "holds no data/**/*.parquet", where=str(data), fix="name the folder of a MEDS data set"
+        )
     for path in (*shards, *listed(data / "metadata")):
         if not path.resolve().is_relative_to(home):
-            raise EhrseqError("is a link out of the data set", where=str(path), fix="copy the file into the folder")
+            raise EhrseqError(
+                "is a link out of the data set",
+                where=str(path),
+                fix="copy the file into the folder",
+            )
         if path.name in _METADATA and path.is_dir():  # would be taken for no such file
             raise EhrseqError("is a folder", where=str(path), fix="write it as one Parquet file")
     _refuse_lost_splits(root, shards)
@@ -51,13 +59,17 @@ def _refuse_lost_splits(root: Path, shards: list[Path]) -> None:
     """Refuse what is named as a split but gives no rows: a plain file, or a folder with files of another kind."""
     for path in (root / name for name in SPLITS):
         if path.is_file():
-            raise EhrseqError("is a file", where=str(path), fix="a split is a folder of Parquet files")
+            raise EhrseqError(
+                "is a file", where=str(path), fix="a split is a folder of Parquet files"
+            )
         if any(shard.is_relative_to(path) for shard in shards):
             continue
         others = [other for other in listed(path) if not other.name.startswith((".", "_"))]
         if others:
             what = f"holds no .parquet file, but {others[0].name}"
-            raise EhrseqError(what, where=str(path), fix="write its rows as Parquet, or remove the folder")
+            raise EhrseqError(
+                what, where=str(path), fix="write its rows as Parquet, or remove the folder"
+            )
 
 
 def _own_manifest(data: Path) -> dict[str, Any]:
@@ -86,9 +98,13 @@ class MedsReader:
         EhrseqError: No shards, shards whose columns differ in type, or files that are not as ehrseq wrote them.
     """
 
-    def __init__(self, data: Path, settings: DataConfig | None = None, visits: VisitsConfig | None = None) -> None:
+    def __init__(
+        self, data: Path, settings: DataConfig | None = None, visits: VisitsConfig | None = None
+    ) -> None:
         self.data = data
-        self.encounter_column = visits.column if visits is not None and visits.by == "encounter" else None
+        self.encounter_column = (
+            visits.column if visits is not None and visits.by == "encounter" else None
+        )
         settings = settings or DataConfig()
         self.dialect = settings.dialect or DialectConfig()
         self.shards = find_shards(data)
@@ -108,11 +124,22 @@ class MedsReader:
 
     def read(self, path: Path) -> Events:
         """Read, check and fix one shard; where ehrseq wrote the data set, its bytes must be those of the manifest."""
-        require_unchanged(self.data, self._manifest, path.relative_to(self.data).as_posix(), fix=_EDITED)
-        events = read_events(path, self.fixes, dialect=self.dialect, encounter_column=self.encounter_column)
+        require_unchanged(
+            self.data, self._manifest, path.relative_to(self.data).as_posix(), fix=_EDITED
+        )
+        events = read_events(
+            path, self.fixes, dialect=self.dialect, encounter_column=self.encounter_column
+        )
         extracted_us = None if self.declared_us is None else self.declared_us + DAY_US
         until_us = None if self.late is None else self.late.until_us
-        return fix(events, path, self.fixes, dialect=self.dialect, extracted_us=extracted_us, until_us=until_us)
+        return fix(
+            events,
+            path,
+            self.fixes,
+            dialect=self.dialect,
+            extracted_us=extracted_us,
+            until_us=until_us,
+        )
 
     def end_us(self, days: DayCounts) -> int:
         """The data's end: as `data.extracted` says, else the last timestamp of all shards' `days`."""
@@ -132,4 +159,6 @@ def refuse_scattered(ids: list[Ints], shards: list[Path]) -> None:
         shard = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
         first, second = shard[order[twice[0]]], shard[order[twice[0] + 1]]
         what = f"a subject is in two shards, here and in {shards[first]} ({len(twice)} such cases)"
-        raise EhrseqError(what, where=str(shards[second]), fix="keep each subject's rows in one file")
+        raise EhrseqError(
+            what, where=str(shards[second]), fix="keep each subject's rows in one file"
+        )

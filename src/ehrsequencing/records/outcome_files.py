@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import read_json, write_json
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.outcomes import renumbered, subjects_with_event
 from ehrsequencing.records.store import ArrayAppender, open_arrays
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRows
-from ehrsequencing.storage import read_json, write_json
 
 OUTCOMES_FILE = "outcomes.json"  # of a task and of a run: the codes, in the order of their numbers
 _CHUNK = 20_000  # subjects looked at together
@@ -71,9 +71,14 @@ def judge_outcomes(
     assert task.outcomes is not None
     ends = [*task.patterns.values(), *([task.censoring.code] if task.censoring.code else [])]
     matchers = [CodeMatcher(patterns, parents=parents) for patterns in ends]
-    excluded = np.array([code in (BIRTH, DEATH) or any(one(code) for one in matchers) for code in codes], dtype=bool)
+    excluded = np.array(
+        [code in (BIRTH, DEATH) or any(one(code) for one in matchers) for code in codes], dtype=bool
+    )
     asked = {pattern: CodeMatcher([pattern], parents=parents) for pattern in task.outcomes.codes}
-    matched = {pattern: np.array([one(code) for code in codes], dtype=bool) for pattern, one in asked.items()}
+    matched = {
+        pattern: np.array([one(code) for code in codes], dtype=bool)
+        for pattern, one in asked.items()
+    }
     any_of = np.logical_or.reduce(list(matched.values()))
     chosen = np.flatnonzero((subjects >= task.outcomes.min_subjects) & any_of & ~excluded)
     return OutcomeChoice(
@@ -85,7 +90,11 @@ def judge_outcomes(
 
 
 def choose_outcomes(
-    folder: Path, found: Path, task: TaskConfig, codes: Sequence[str], parents: Mapping[str, list[str]]
+    folder: Path,
+    found: Path,
+    task: TaskConfig,
+    codes: Sequence[str],
+    parents: Mapping[str, list[str]],
 ) -> OutcomeChoice:
     """Keep the outcomes that enough training subjects have after a prediction time, and write their events.
 
@@ -105,7 +114,9 @@ def choose_outcomes(
     assert task.outcomes is not None
     subjects = np.zeros(len(codes), dtype=np.int64)
     for events, rows in _chunks(folder / "train", found / "train"):
-        subjects += subjects_with_event(events, rows, n_outcomes=len(codes), recur=task.outcomes.kind == "next")
+        subjects += subjects_with_event(
+            events, rows, n_outcomes=len(codes), recur=task.outcomes.kind == "next"
+        )
     choice = judge_outcomes(task, codes, subjects, parents)
     choice.require(task)
     chosen = choice.chosen
@@ -133,5 +144,7 @@ def read_outcomes(folder: Path) -> list[str]:
     found = read_json(folder / OUTCOMES_FILE)
     codes = found.get("codes") if isinstance(found, dict) else None
     if not isinstance(codes, list) or not all(isinstance(code, str) for code in codes):
-        raise EhrseqError("holds no list of codes", where=str(folder / OUTCOMES_FILE), fix="make the folder again")
+        raise EhrseqError(
+            "holds no list of codes", where=str(folder / OUTCOMES_FILE), fix="make the folder again"
+        )
     return list(codes)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Floats, Ints, Ints32, offsets, spans
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, spans
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import DAY_US, STATIC, opens_run
 from ehrsequencing.records.record import Record
@@ -40,8 +40,12 @@ class OutcomeFinder:
         subject, code, time_us = record.subject[rows], events.code[rows], events.time_us[rows]
         order = np.lexsort((time_us, code, subject))
         subject, code, time_us = subject[order], code[order], time_us[order]
-        kept = np.flatnonzero(opens_run(subject, code, time_us) if self.recur else opens_run(subject, code))
-        return OutcomeEvents(offsets(subject[kept], len(record.subject_id)), code[kept], time_us[kept])
+        kept = np.flatnonzero(
+            opens_run(subject, code, time_us) if self.recur else opens_run(subject, code)
+        )
+        return OutcomeEvents(
+            offsets(subject[kept], len(record.subject_id)), code[kept], time_us[kept]
+        )
 
     def find_known(self, record: Record, codes: Sequence[str]) -> OutcomeEvents:
         """Events of these codes; an outcome's number is its place among them."""
@@ -72,11 +76,15 @@ def renumbered(found: OutcomeEvents, numbers: Ints32) -> OutcomeEvents:
     kept = np.flatnonzero(code >= 0)
     kept = kept[np.lexsort((code[kept], subject[kept]))]  # stable: times stay in order
     return OutcomeEvents(
-        offsets(subject[kept], len(found.outcome_offsets) - 1), code[kept].astype(np.int32), found.outcome_us[kept]
+        offsets(subject[kept], len(found.outcome_offsets) - 1),
+        code[kept].astype(np.int32),
+        found.outcome_us[kept],
     )
 
 
-def subjects_with_event(events: OutcomeEvents, rows: TaskRows, *, n_outcomes: int, recur: bool) -> Ints:
+def subjects_with_event(
+    events: OutcomeEvents, rows: TaskRows, *, n_outcomes: int, recur: bool
+) -> Ints:
     """(C,) how many subjects have an event of each outcome after one of their prediction times."""
     chosen = np.arange(len(rows))
     listed = outcome_labels(events, rows, chosen, recur=recur)
@@ -95,7 +103,9 @@ class ListedPairs:
     days: Floats  # (m,) from the prediction time to the event; 0: not at risk
 
 
-def outcome_labels(events: OutcomeEvents, rows: TaskRows, chosen: Ints, *, recur: bool) -> ListedPairs:
+def outcome_labels(
+    events: OutcomeEvents, rows: TaskRows, chosen: Ints, *, recur: bool
+) -> ListedPairs:
     """Labels of some prediction times.
 
     An outcome's event is its first record (`recur`: its next one) after the prediction time and until the follow-up's

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from joblib.externals.loky import get_reusable_executor
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.memory import keep_freed_memory
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.memory import keep_freed_memory
 from ehrsequencing.records.engines import CallAll, Engine
 from ehrsequencing.records.plain_results import read_result, write_result
 from ehrsequencing.records.shard_work import KEPT, ShardWork
@@ -32,7 +32,8 @@ _ROWS_PER_PROCESS = 10_000_000  # with fewer, a process costs more than it saves
 _WAITING = 4  # results a process that may wait to be taken
 _ON_CLUSTER = 64  # results of a cluster that may wait to be taken
 _SHARDS_AT_ONCE = 8  # that one call of the first pass takes at most
-_CALLS_PER_PROCESS = 6  # of the first pass at least, so that all processes end at about the same time
+# of the first pass at least, so that all processes end at about the same time
+_CALLS_PER_PROCESS = 6
 _TRIES = 3
 _HERE = Engine()
 _IDLE = 30  # seconds after which a process without work ends
@@ -48,10 +49,16 @@ def count_rows(shards: Sequence[Path]) -> int:
 def count_processes(shards: Sequence[Path], processes: int | None) -> int:
     """How many processes to use: as many as asked for, or all cores where there is enough for each to do."""
     if processes is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
         processes = min(cores, 1 + count_rows(shards) // _ROWS_PER_PROCESS)
     elif processes < 1:
-        raise EhrseqError("at least one process is needed", where=f"processes={processes}", fix="leave it out")
+        raise EhrseqError(
+            "at least one process is needed", where=f"processes={processes}", fix="leave it out"
+        )
     return min(processes, len(shards))
 
 
@@ -87,7 +94,11 @@ class Workers:
         return itertools.starmap(slice, itertools.pairwise(bounds.tolist()))
 
     def in_order(
-        self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]], *, mapped: bool = False
+        self,
+        method: Callable[..., Result],
+        items: Iterable[tuple[Any, ...]],
+        *,
+        mapped: bool = False,
     ) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item; results come in the items' order.
 
@@ -131,10 +142,16 @@ class Workers:
     def _executor(self) -> Any:
         """The processes, started where they are not running."""
         return get_reusable_executor(
-            self.processes, timeout=_IDLE, initializer=_start, initargs=(self.work,), env=_ONE_THREAD
+            self.processes,
+            timeout=_IDLE,
+            initializer=_start,
+            initargs=(self.work,),
+            env=_ONE_THREAD,
         )
 
-    def _in_processes(self, method: str, items: Iterator[tuple[Any, ...]], mapped: bool) -> Iterator[Any]:
+    def _in_processes(
+        self, method: str, items: Iterator[tuple[Any, ...]], mapped: bool
+    ) -> Iterator[Any]:
         """Results come through files: through a pipe, both processes would copy them, and wait for each other."""
         folder = self.work.folder / KEPT
         folder.mkdir(exist_ok=True)
@@ -149,7 +166,8 @@ class Workers:
             while waiting:
                 yield _taken(*waiting.popleft(), mapped)
         finally:
-            wait([call for _, call in waiting if not call.cancel()])  # after an error: nobody writes there any more
+            # after an error: nobody writes there any more
+            wait([call for _, call in waiting if not call.cancel()])
 
     def _on_cluster(self, method: str, items: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
         """Results come through files here too: a cluster would hold those of a block in the memory of one process."""
@@ -160,10 +178,15 @@ class Workers:
         with self.engine.connected() as call_all:
             while block := list(itertools.islice(calls, _ON_CLUSTER)):
                 errors = self._block(call_all, call, block)
-                yield from (_result(error, path) for error, (_, path) in zip(errors, block, strict=True))
+                yield from (
+                    _result(error, path) for error, (_, path) in zip(errors, block, strict=True)
+                )
 
     def _block(
-        self, call_all: CallAll, call: Callable[[Any], EhrseqError | None], block: Sequence[tuple[Any, Path]]
+        self,
+        call_all: CallAll,
+        call: Callable[[Any], EhrseqError | None],
+        block: Sequence[tuple[Any, Path]],
     ) -> list[EhrseqError | None]:
         """Some calls on the cluster, again where machines were lost in between: each writes the same files again."""
         for _ in range(_TRIES):
@@ -172,7 +195,9 @@ class Workers:
             except Exception as error:  # each package has its own for workers that die
                 last = error
         fix = "look at the log of the cluster's workers; --engine processes uses this machine"
-        raise EhrseqError("the cluster failed", where=f"--engine {self.engine.kind}", fix=fix) from last
+        raise EhrseqError(
+            "the cluster failed", where=f"--engine {self.engine.kind}", fix=fix
+        ) from last
 
 
 @contextmanager
@@ -182,7 +207,9 @@ def _killed() -> Iterator[None]:
         yield
     except BrokenProcessPool as error:
         fix = "if memory ran out, let it use fewer cores (taskset -c 0 ehrseq prepare …): each has a process"
-        raise EhrseqError("a process was killed during its work", where="prepare", fix=fix) from error
+        raise EhrseqError(
+            "a process was killed during its work", where="prepare", fix=fix
+        ) from error
 
 
 def _result(error: EhrseqError | None, path: Path, *, mapped: bool = False) -> Any:
@@ -210,7 +237,9 @@ def _start(work: ShardWork) -> None:
     keep_freed_memory()
 
 
-def _call_on(work: ShardWork, method: str, call: tuple[tuple[Any, ...], Path]) -> EhrseqError | None:
+def _call_on(
+    work: ShardWork, method: str, call: tuple[tuple[Any, ...], Path]
+) -> EhrseqError | None:
     """Runs on a cluster, where a call may be repeated: it writes only files of its own, with the same bytes each time.
 
     Args:
@@ -222,8 +251,11 @@ def _call_on(work: ShardWork, method: str, call: tuple[tuple[Any, ...], Path]) -
     pa.set_cpu_count(1)
     if not work.folder.is_dir():
         fix = "name an --out on a file system that all machines of the cluster share"
-        return EhrseqError("a machine of the cluster does not see the output folder", where="--engine", fix=fix)
-    part = path.with_name(f"{path.name}.{uuid4().hex}")  # a late repetition must not empty what is being read
+        return EhrseqError(
+            "a machine of the cluster does not see the output folder", where="--engine", fix=fix
+        )
+    # a late repetition must not empty what is being read
+    part = path.with_name(f"{path.name}.{uuid4().hex}")
     try:
         write_result(getattr(work, method)(*item), part)
     except EhrseqError as error:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.arrays import Floats32, Ints, Ints32
 from ehrsequencing.config import DialectConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats32, Ints, Ints32
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.events import DAY_US, STATIC, Events
 from ehrsequencing.records.fixes import MAX_US, FixLog, place
 
@@ -30,11 +30,17 @@ _DAMAGED = (pa.ArrowException, OSError, ValueError)
 def damaged(path: Path, error: Exception | None = None) -> EhrseqError:
     """The error of a file that does not decode, or that the system does not let us read."""
     if isinstance(error, OSError) and error.errno is not None:
-        return EhrseqError("cannot be read", where=str(path), fix=error.strerror or "check the disk")
-    return EhrseqError("cannot be read as Parquet", where=str(path), fix="the file is damaged: fetch it again")
+        return EhrseqError(
+            "cannot be read", where=str(path), fix=error.strerror or "check the disk"
+        )
+    return EhrseqError(
+        "cannot be read as Parquet", where=str(path), fix="the file is damaged: fetch it again"
+    )
 
 
-def read_table(path: Path, columns: list[str] | None = None, *, encoded: Sequence[str] = ()) -> pa.Table:
+def read_table(
+    path: Path, columns: list[str] | None = None, *, encoded: Sequence[str] = ()
+) -> pa.Table:
     """Read a Parquet file, or some columns of it, with one clear error when it is damaged.
 
     A file that is read whole is validated completely; `read_events` checks every distinct code itself.
@@ -45,8 +51,14 @@ def read_table(path: Path, columns: list[str] | None = None, *, encoded: Sequenc
         encoded: Columns of text that come as dictionaries, without making a string of every row.
     """
     try:
-        options = {"page_checksum_verification": True, "read_dictionary": list(encoded), "pre_buffer": False}
-        with pq.ParquetFile(path, **options) as file:  # a copy of the whole file first would help a remote one only
+        options = {
+            "page_checksum_verification": True,
+            "read_dictionary": list(encoded),
+            "pre_buffer": False,
+        }
+        with pq.ParquetFile(
+            path, **options
+        ) as file:  # a copy of the whole file first would help a remote one only
             table = file.read(columns)
         if columns is None:
             table.validate(full=True)
@@ -58,7 +70,9 @@ def read_table(path: Path, columns: list[str] | None = None, *, encoded: Sequenc
     return table
 
 
-def read_batches(path: Path, columns: Sequence[str], *, rows: int = 1 << 17) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    path: Path, columns: Sequence[str], *, rows: int = 1 << 17
+) -> Iterator[pa.RecordBatch]:
     """Some columns of a Parquet file, so many rows at a time, each batch validated, with one clear error as above."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
@@ -85,7 +99,9 @@ def check_schemas(shards: Sequence[Path], dialect: DialectConfig) -> None:
                 known, first = seen.setdefault(name, (kind, path))
                 if kind != known:
                     what = f"column {name!r} is {kind} here and {known} in {first}"
-                    raise EhrseqError(what, where=str(path), fix="write all shards with the same types")
+                    raise EhrseqError(
+                        what, where=str(path), fix="write all shards with the same types"
+                    )
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -97,10 +113,14 @@ def _kind(kind: pa.DataType) -> str:
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether a type is a string of any kind (not a dictionary of them)."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
-def read_events(path: Path, log: FixLog, *, dialect: DialectConfig, encounter_column: str | None = None) -> Events:
+def read_events(
+    path: Path, log: FixLog, *, dialect: DialectConfig, encounter_column: str | None = None
+) -> Events:
     """Read the needed columns of one shard.
 
     Returns:
@@ -125,14 +145,21 @@ def read_events(path: Path, log: FixLog, *, dialect: DialectConfig, encounter_co
 
 
 def events_of_table(
-    table: pa.Table, path: Path, log: FixLog, *, dialect: DialectConfig, encounter_column: str | None = None
+    table: pa.Table,
+    path: Path,
+    log: FixLog,
+    *,
+    dialect: DialectConfig,
+    encounter_column: str | None = None,
 ) -> Events:
     """The events of rows that are in memory; `path` names them in messages. See `read_events`."""
     names = table.column_names
     if not len(table):  # an empty shard may have untyped columns
         none = np.zeros(0, np.int64)
         small = none.astype(np.int32)
-        return Events(none, none, small, (), np.zeros(0, np.float32), small if encounter_column else None)
+        return Events(
+            none, none, small, (), np.zeros(0, np.float32), small if encounter_column else None
+        )
     subject_id = subject_ids(table[dialect.subject_id], path)
     code, codes = _codes(table[dialect.code], path)
     value = np.full(len(table), np.nan, dtype=np.float32)
@@ -144,7 +171,9 @@ def events_of_table(
         code=code,
         codes=codes,
         value=value,
-        encounter=_encounters(table[encounter_column], encounter_column, path) if encounter_column else None,
+        encounter=_encounters(table[encounter_column], encounter_column, path)
+        if encounter_column
+        else None,
     )
 
 
@@ -160,7 +189,9 @@ def columns_of(path: Path) -> list[str]:
         raise damaged(path, error) from error
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise EhrseqError(f"has the column {twice!r} twice", where=str(path), fix="keep one of them")
+        raise EhrseqError(
+            f"has the column {twice!r} twice", where=str(path), fix="keep one of them"
+        )
     return names
 
 
@@ -182,7 +213,9 @@ def read_subjects(path: Path, *, dialect: DialectConfig) -> Ints:
 def _missing(part: str, name: str, names: Sequence[str], path: Path) -> EhrseqError:
     likely = [other for other in names if _LIKELY[part] in other.lower()]
     fix = f"MEDS needs subject_id, time and code; if it has another name here, set dialect.{part}"
-    return EhrseqError(f"has no column {name!r}", where=str(path), fix=fix + (f"={likely[0]}" if likely else ""))
+    return EhrseqError(
+        f"has no column {name!r}", where=str(path), fix=fix + (f"={likely[0]}" if likely else "")
+    )
 
 
 def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
@@ -192,14 +225,22 @@ def subject_ids(column: pa.ChunkedArray, path: Path) -> pa.ChunkedArray:
         EhrseqError: Another type than an integer, a missing id, or one beyond int64.
     """
     if not pa.types.is_integer(column.type):
-        raise EhrseqError(f"column 'subject_id' has type {column.type}", where=str(path), fix="convert it to int64")
+        raise EhrseqError(
+            f"column 'subject_id' has type {column.type}",
+            where=str(path),
+            fix="convert it to int64",
+        )
     if column.null_count:
         where = place(path, _first(column.is_null()))
-        raise EhrseqError(f"{column.null_count} rows have no subject_id", where=where, fix="remove or fill them")
+        raise EhrseqError(
+            f"{column.null_count} rows have no subject_id", where=where, fix="remove or fill them"
+        )
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid as error:
-        raise EhrseqError("a subject_id is beyond int64", where=str(path), fix="renumber the subjects") from error
+        raise EhrseqError(
+            "a subject_id is beyond int64", where=str(path), fix="renumber the subjects"
+        ) from error
 
 
 def _first(mask: pa.ChunkedArray) -> int:
@@ -219,14 +260,19 @@ def _times(column: pa.ChunkedArray, path: Path, log: FixLog, dialect: DialectCon
     if is_stamp and kind.tz is not None and dialect.time_zone is None:
         fix = "name the zone of the hospital's clock, as in dialect.time_zone=Europe/Berlin"
         raise EhrseqError(f"column 'time' has a time zone ({kind})", where=str(path), fix=fix)
-    whole = column.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else column.cast(pa.int64())
+    whole = (
+        column.cast(pa.int32()).cast(pa.int64())
+        if pa.types.is_date32(kind)
+        else column.cast(pa.int64())
+    )
     unit = kind.unit if is_stamp else str(kind)
     if is_stamp and unit == "us" and kind.tz is None:
         return np.asarray(pc.fill_null(whole, int(STATIC)).to_numpy(), dtype=np.int64)
     missing = column.is_null().to_numpy()
     ticks = np.asarray(pc.fill_null(whole, 0).to_numpy(), dtype=np.int64)
     factor = _TICK_US.get(unit, 1)
-    limit = MAX_US // factor + 1  # beyond it a product could overflow; there a year is wrong in any case
+    # beyond it a product could overflow; there a year is wrong in any case
+    limit = MAX_US // factor + 1
     time = ticks // 1_000 if unit == "ns" else np.clip(ticks, -limit, limit) * factor
     given = np.flatnonzero(~missing)
     if is_stamp and kind.tz is not None:
@@ -244,7 +290,9 @@ def _local(time_us: Ints, zone: str, path: Path) -> Ints:
         clock = pc.local_timestamp(pa.array(time_us[known]).cast(pa.timestamp("us", zone)))
     except pa.ArrowInvalid as error:
         fix = "install the system's time zone data (tzdata)"
-        raise EhrseqError(f"the time zone {zone} is not known to this machine", where=str(path), fix=fix) from error
+        raise EhrseqError(
+            f"the time zone {zone} is not known to this machine", where=str(path), fix=fix
+        ) from error
     out = time_us.copy()
     out[known] = clock.cast(pa.int64()).to_numpy()
     return out
@@ -255,13 +303,20 @@ def _values(column: pa.ChunkedArray, path: Path, log: FixLog) -> Floats32:
     kind = column.type
     known = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
     if not (known or pa.types.is_null(kind)):
-        raise EhrseqError(f"column 'numeric_value' has type {kind}", where=str(path), fix="convert it to float32")
+        raise EhrseqError(
+            f"column 'numeric_value' has type {kind}", where=str(path), fix="convert it to float32"
+        )
     if pa.types.is_float32(kind):
         plain = np.asarray(column.to_numpy())  # NaN where there is none
-        if np.count_nonzero(np.abs(plain) < np.float32(MAX_VALUE)) == len(plain) - column.null_count:
+        if (
+            np.count_nonzero(np.abs(plain) < np.float32(MAX_VALUE))
+            == len(plain) - column.null_count
+        ):
             return plain
     given = np.flatnonzero(~column.is_null().to_numpy())
-    value = np.asarray(column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), dtype=np.float64)
+    value = np.asarray(
+        column.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(), dtype=np.float64
+    )
     if len(given) and not pa.types.is_float32(kind):
         log.note("value_type", len(given), path, int(given[0]))
     bad = given[~(np.abs(value[given]) < MAX_VALUE)]
@@ -276,14 +331,20 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
     """(n,) position of each row's code among the distinct codes, and these."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not is_text(kind):
-        raise EhrseqError(f"column 'code' has type {kind}", where=str(path), fix="convert it to strings")
+        raise EhrseqError(
+            f"column 'code' has type {kind}", where=str(path), fix="convert it to strings"
+        )
     if column.null_count:
         where = place(path, _first(column.is_null()))
-        raise EhrseqError(f"{column.null_count} rows have no code", where=where, fix="remove or fill them")
+        raise EhrseqError(
+            f"{column.null_count} rows have no code", where=where, fix="remove or fill them"
+        )
     if not pa.types.is_dictionary(column.type):
         column = column.cast(pa.large_string()).dictionary_encode()
     encoded = column.unify_dictionaries()
-    code = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks]).astype(np.int32, copy=False)
+    code = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks]).astype(
+        np.int32, copy=False
+    )
     names = encoded.chunk(0).dictionary
     if code.max() >= len(names):
         raise damaged(path)
@@ -292,7 +353,8 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
     except UnicodeDecodeError as error:
         fix = "write the file again with UTF-8 strings"
         raise EhrseqError("a code is not UTF-8", where=f"{path}, column code", fix=fix) from error
-    is_used = np.bincount(code, minlength=len(codes)) > 0  # a dictionary may hold entries that no row has
+    # a dictionary may hold entries that no row has
+    is_used = np.bincount(code, minlength=len(codes)) > 0
     if not is_used.all():
         code = (np.cumsum(is_used) - 1).astype(np.int32)[code]
         codes = tuple(codes[number] for number in np.flatnonzero(is_used).tolist())
@@ -302,11 +364,17 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[Ints32, tuple[str, ...]
 
 def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
     text = "\n".join(["", *codes])  # one search in all codes together nearly always finds nothing
-    is_plain = text.isascii() and text.replace("\n", "").isprintable() and text.count("\n") == len(codes)
+    is_plain = (
+        text.isascii() and text.replace("\n", "").isprintable() and text.count("\n") == len(codes)
+    )
     is_plain &= not any(start in text + "\n" for start in ("\n\n", "\n "))
     if is_plain and max(map(len, codes)) < MAX_CODE_BYTES:
         return
-    odd = [n for n, c in enumerate(codes) if not c.isprintable() or c[:1] in " " or len(c) >= MAX_CODE_BYTES // 4]
+    odd = [
+        n
+        for n, c in enumerate(codes)
+        if not c.isprintable() or c[:1] in " " or len(c) >= MAX_CODE_BYTES // 4
+    ]
     reasons: dict[str, Callable[[str], bool]] = {
         "is empty or blank": lambda c: not c.strip(),
         "holds a line break or a NUL": lambda c: re.search(r"[\x00\n\r]", c) is not None,
@@ -322,8 +390,17 @@ def _check_codes(code: Ints32, codes: tuple[str, ...], path: Path) -> None:
 def _encounters(column: pa.ChunkedArray, name: str, path: Path) -> Ints32:
     """(n,) number of each row's encounter within the shard, -1 without one."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (is_text(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise EhrseqError(f"column {name!r} has type {kind}", where=str(path), fix="encounter ids are text or integers")
+    if not (
+        is_text(kind)
+        or pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_null(kind)
+    ):
+        raise EhrseqError(
+            f"column {name!r} has type {kind}",
+            where=str(path),
+            fix="encounter ids are text or integers",
+        )
     plain = column.cast(kind) if pa.types.is_dictionary(column.type) else column
     if pa.types.is_null(kind):
         return np.full(len(column), -1, dtype=np.int32)

@@ -14,22 +14,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig, parse_json
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.limited import Limits, in_limited_child
-from ehrsequencing.output_kinds import PLAIN_COPY
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.limited import Limits, in_limited_child
+from ehrsequencing.core.output_kinds import PLAIN_COPY
+from ehrsequencing.core.storage import (
+    complete_folder,
+    refuse_overlap,
+    write_bytes,
+    write_json,
+    write_manifest,
+)
+from ehrsequencing.core.temporaries import private_folder
 from ehrsequencing.records.files import listed
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.parquet_rows import damaged
-from ehrsequencing.storage import complete_folder, refuse_overlap, write_bytes, write_json, write_manifest
-from ehrsequencing.temporaries import private_folder
 
 _METADATA = {
-    "codes.parquet": ("code", "description", "parent_codes"), "subject_splits.parquet": ("subject_id", "split"),
-}  # fmt: skip
+    "codes.parquet": ("code", "description", "parent_codes"),
+    "subject_splits.parquet": ("subject_id", "split"),
+}
 _CARD = "dataset.json"
 _CARD_BYTES = 1 << 20
 _BATCH_ROWS = 1 << 16
-_DAMAGED = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowIndexError, pa.ArrowKeyError, pa.ArrowTypeError)
+_DAMAGED = (
+    pa.ArrowInvalid,
+    pa.ArrowNotImplementedError,
+    pa.ArrowIndexError,
+    pa.ArrowKeyError,
+    pa.ArrowTypeError,
+)
 
 
 @contextmanager
@@ -75,9 +88,15 @@ def _copy(data: Path, out: Path, columns: Sequence[str], limits: Limits) -> None
     """Copy every file that ehrseq reads, each in a child of its own."""
     shards = find_shards(data)  # looks at names only
     work = [(path, list(columns)) for path in shards]
-    work += [(path, list(_METADATA[path.name])) for path in listed(data / "metadata") if path.name in _METADATA]
+    work += [
+        (path, list(_METADATA[path.name]))
+        for path in listed(data / "metadata")
+        if path.name in _METADATA
+    ]
     files = [[str(path), str(out / path.relative_to(data)), wanted] for path, wanted in work]
-    in_limited_child("rewrite", {"files": files, "limits": asdict(limits)}, where=str(data), limits=limits)
+    in_limited_child(
+        "rewrite", {"files": files, "limits": asdict(limits)}, where=str(data), limits=limits
+    )
     _copy_card(data / "metadata" / _CARD, out / "metadata" / _CARD)
 
 
@@ -109,16 +128,25 @@ def rewrite(*, files: Sequence[tuple[str, str, list[str]]], limits: dict[str, An
         EhrseqError: A file is damaged, or larger than the limit when it is decoded.
     """
     pa.set_cpu_count(1)
-    return sum(_rewrite(Path(source), Path(out), columns, Limits(**limits)) for source, out, columns in files)
+    return sum(
+        _rewrite(Path(source), Path(out), columns, Limits(**limits))
+        for source, out, columns in files
+    )
 
 
 def _rewrite(source: Path, out: Path, columns: Sequence[str], limits: Limits) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False) as file:
-            kept = pa.schema([_plain(field) for field in file.schema_arrow if field.name in columns])
+            kept = pa.schema(
+                [_plain(field) for field in file.schema_arrow if field.name in columns]
+            )
             if len(set(kept.names)) < len(kept.names):
-                raise EhrseqError("has two columns of one name", where=str(source), fix="rename or remove one of them")
+                raise EhrseqError(
+                    "has two columns of one name",
+                    where=str(source),
+                    fix="rename or remove one of them",
+                )
             sink = pa.BufferOutputStream()
             with pq.ParquetWriter(sink, kept) as writer:
                 rows = _rewrite_rows(file, writer, kept, source, limits)
@@ -130,16 +158,24 @@ def _rewrite(source: Path, out: Path, columns: Sequence[str], limits: Limits) ->
     return rows
 
 
-def _rewrite_rows(file: pq.ParquetFile, writer: pq.ParquetWriter, kept: pa.Schema, source: Path, limits: Limits) -> int:
+def _rewrite_rows(
+    file: pq.ParquetFile, writer: pq.ParquetWriter, kept: pa.Schema, source: Path, limits: Limits
+) -> int:
     rows, size = 0, 0
     for batch in file.iter_batches(_BATCH_ROWS, columns=kept.names, use_threads=False):
         batch.validate(full=True)
-        plain = pa.record_batch([_cast(batch.column(field.name), field) for field in kept], schema=kept)
+        plain = pa.record_batch(
+            [_cast(batch.column(field.name), field) for field in kept], schema=kept
+        )
         size += plain.nbytes
         rows += len(plain)
         if size > limits.shard_bytes:
-            what = f"its rows take more than {limits.shard_bytes / 2**30:g} GiB when they are decoded"
-            fix = "do not trust it; if you do, split it into smaller files, or leave out --untrusted"
+            what = (
+                f"its rows take more than {limits.shard_bytes / 2**30:g} GiB when they are decoded"
+            )
+            fix = (
+                "do not trust it; if you do, split it into smaller files, or leave out --untrusted"
+            )
             raise EhrseqError(what, where=str(source), fix=fix)
         writer.write_batch(plain)
     return rows
@@ -152,4 +188,8 @@ def _plain(field: pa.Field) -> pa.Field:
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column.cast(field.type)
+    return (
+        column.dictionary_decode()
+        if pa.types.is_dictionary(column.type)
+        else column.cast(field.type)
+    )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.data_end import DayCounts
 from ehrsequencing.records.fixes import FixLog
@@ -44,7 +44,16 @@ _JSON = "json"
 _LENGTH_BYTES = 8
 _TEXTS = "texts"  # a tuple of nothing but strings
 _DAMAGE = (
-    *(ValueError, KeyError, IndexError, TypeError, AttributeError, OSError, EOFError, RecursionError),
+    *(
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        OSError,
+        EOFError,
+        RecursionError,
+    ),
     *(zipfile.BadZipFile, zlib.error, NotImplementedError),
 )
 
@@ -80,7 +89,9 @@ def from_bytes(content: bytes, *, where: str) -> Any:
             text = json.loads(found[_JSON].tobytes())
             return _restored(text, [found[str(number)] for number in range(len(found.files) - 1)])
     except _DAMAGE as error:
-        raise EhrseqError("is damaged", where=where, fix="remove it; a worker makes it again") from error
+        raise EhrseqError(
+            "is damaged", where=where, fix="remove it; a worker makes it again"
+        ) from error
 
 
 def write_result(result: Any, path: Path) -> None:
@@ -111,7 +122,9 @@ def read_result(path: Path, *, mapped: bool = False) -> Any:
         if mapped:
             arrays = _mapped(file, kinds)
         else:
-            arrays = [np.fromfile(file, kind, math.prod(shape)).reshape(shape) for kind, shape in kinds]
+            arrays = [
+                np.fromfile(file, kind, math.prod(shape)).reshape(shape) for kind, shape in kinds
+            ]
     return _restored(text, arrays)
 
 
@@ -146,10 +159,18 @@ def _plain(value: Any, arrays: list[NDArray[Any]]) -> Any:
     if isinstance(value, FixLog):
         return {"fixes": [_plain(dict(value), arrays), _plain(value.places, arrays)]}
     if kind.__name__ in _MAPPINGS and kind is _MAPPINGS[kind.__name__]:
-        return {kind.__name__: [[_plain(key, arrays), _plain(one, arrays)] for key, one in value.items()]}
+        return {
+            kind.__name__: [
+                [_plain(key, arrays), _plain(one, arrays)] for key, one in value.items()
+            ]
+        }
     if _CLASSES.get(kind.__name__) is not kind:
         raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be stored")
-    content = value.model_dump(mode="json") if isinstance(value, BaseModel) else _plain(vars(value), arrays)
+    content = (
+        value.model_dump(mode="json")
+        if isinstance(value, BaseModel)
+        else _plain(vars(value), arrays)
+    )
     return {"class": kind.__name__, "content": content}
 
 

@@ -19,11 +19,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing import __version__
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import PREPARED
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import PREPARED
+from ehrsequencing.core.storage import (
+    complete_folder,
+    digest,
+    read_json,
+    read_manifest,
+    refuse_overlap,
+    require_facts,
+    write_json,
+    write_manifest,
+    write_settings,
+)
+from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import excluded_codes, read_parents
 from ehrsequencing.records.cohort import CohortBuilder
@@ -40,23 +51,23 @@ from ehrsequencing.records.store import ArrayAppender, open_arrays
 from ehrsequencing.records.survey import Part, Progress, Steps, Survey, survey
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.storage import (
-    complete_folder,
-    digest,
-    read_json,
-    read_manifest,
-    refuse_overlap,
-    require_facts,
-    write_json,
-    write_manifest,
-    write_settings,
-)
 
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`
-_FACTS: dict[str, type] = {"data": str, "excluded": list, "fixes": dict, "tasks": list, "vocabulary": str}
+_FACTS: dict[str, type] = {
+    "data": str,
+    "excluded": list,
+    "fixes": dict,
+    "tasks": list,
+    "vocabulary": str,
+}
 OUTCOMES = "outcomes"  # beside the kept rows: events of all codes that a task's outcomes match
 _RANGE_ROWS = 500_000  # about so many rows are read again at once
-_PARTS = {"codes": "codes", "static_codes": "codes", "values": "values"}  # of a run's identity; the rest is visits
+# of a run's identity; the rest is visits
+_PARTS = {
+    "codes": "codes",
+    "static_codes": "codes",
+    "values": "values",
+}
 
 
 def prepare(
@@ -115,22 +126,32 @@ class PrepareJob:
     """
 
     def __init__(
-        self, data: Path, study: StudyConfig, tasks: Sequence[TaskConfig], progress: Progress | None = None
+        self,
+        data: Path,
+        study: StudyConfig,
+        tasks: Sequence[TaskConfig],
+        progress: Progress | None = None,
     ) -> None:
         names = [task.name for task in tasks]
         if len(set(names)) < len(names):
-            raise EhrseqError("two tasks have the same name", where=", ".join(names), fix="rename one")
+            raise EhrseqError(
+                "two tasks have the same name", where=", ".join(names), fix="rename one"
+            )
         self.data, self.study, self.tasks = data, study, tasks
         self.reader, self.parents = MedsReader(data, study.data, study.visits), read_parents(data)
         self.excluded = excluded_codes(study, tasks, self.parents)
-        self.lookup = split_lookup(data, study=study, tasks=tasks, excluded=self.excluded, parents=self.parents)
+        self.lookup = split_lookup(
+            data, study=study, tasks=tasks, excluded=self.excluded, parents=self.parents
+        )
         self.builders = [CohortBuilder(task, parents=self.parents) for task in tasks]
         self.n_ranges = 1 + count_rows(self.reader.shards) // _RANGE_ROWS
         self.tick = Steps(self.reader, self.n_ranges, progress)
 
     def work(self, folder: Path) -> ShardWork:
         """The work on one shard; `folder` gets vocabulary and codes."""
-        return ShardWork(self.reader, self.lookup, self.study, self.builders, self.excluded, self.parents, folder)
+        return ShardWork(
+            self.reader, self.lookup, self.study, self.builders, self.excluded, self.parents, folder
+        )
 
     def fit(self, folder: Path, workers: Workers) -> Fitted:
         """The first pass: where the data ends, and the vocabulary of the training subjects."""
@@ -138,7 +159,9 @@ class PrepareJob:
         found = survey(reader, lambda: _FitAndKeep(workers), self.tick)
         fit = found.part.fit
         for builder in self.builders:
-            builder.require_known([*fit.number, *self.parents], suggest=[*fit.common_codes(), *self.parents])
+            builder.require_known(
+                [*fit.number, *self.parents], suggest=[*fit.common_codes(), *self.parents]
+            )
         vocabulary = fit.finish()
         known = fit.known_share(vocabulary)
         fixes = Counter(reader.fixes)
@@ -151,14 +174,20 @@ class PrepareJob:
 
     def items(self, fitted: Fitted) -> Iterator[tuple[list[KeptRows], int]]:
         """The pieces of the second pass: ranges of subjects."""
-        return ((shards, fitted.dataset_end_us) for shards in ranges(fitted.found.part.kept, self.n_ranges))
+        return (
+            (shards, fitted.dataset_end_us)
+            for shards in ranges(fitted.found.part.kept, self.n_ranges)
+        )
 
-    def write(self, folder: Path, workers: Workers, fitted: Fitted, *, content: str | None = None) -> None:
+    def write(
+        self, folder: Path, workers: Workers, fitted: Fitted, *, content: str | None = None
+    ) -> None:
         """The second pass, and all files."""
         fit, fixes, done = fitted.found.part.fit, fitted.fixes, 0
         with ExitStack() as stack:
             writers = _Writers(folder, self.tasks, stack)
-            for done, pieces in enumerate(workers.in_order(ShardWork.encode, self.items(fitted), mapped=True), start=1):  # noqa: B007
+            for pieces in workers.in_order(ShardWork.encode, self.items(fitted), mapped=True):
+                done += 1
                 for piece in pieces:
                     writers.add(piece, fixes)
                 self.tick()
@@ -167,8 +196,13 @@ class PrepareJob:
         choices = dict[str, OutcomeChoice]()
         for task in self.tasks:
             if task.outcomes is not None:
-                task_folder, events = folder / "tasks" / task.name, folder / KEPT / OUTCOMES / task.name
-                choices[task.name] = choose_outcomes(task_folder, events, task, list(fit.number), self.parents)
+                task_folder, events = (
+                    folder / "tasks" / task.name,
+                    folder / KEPT / OUTCOMES / task.name,
+                )
+                choices[task.name] = choose_outcomes(
+                    task_folder, events, task, list(fit.number), self.parents
+                )
         with workers.beside(ShardWork.write_cohorts):
             shutil.rmtree(folder / KEPT)
         write_settings(folder / "config.yaml", self.study, only=SECTIONS)
@@ -177,17 +211,26 @@ class PrepareJob:
             write_settings(task_folder / "task.yaml", task)
             write_json(task_folder / "attrition.json", tally.as_json(choices.get(task.name)))
         late = self.reader.late
-        write_manifest(folder, {
-            **PREPARED.facts, "version": __version__, "data": data_name(self.data),
-            "data_path": str(self.data.resolve()), "subjects": len(fitted.found.subject_id),
-            "dataset_end_us": fitted.dataset_end_us, "late_rows": asdict(late) if late else None,
-            "vocabulary": fitted.vocabulary.digest, "tasks": [task.name for task in self.tasks],
-            "known_training_rows": fitted.known,
-            "splits": split_source(self.data, self.study.splits),
-            "config": digest(self.study.model_dump(mode="json", include=SECTIONS)),
-            "excluded": list(self.excluded.patterns), "fixes": {name: count for name, count in fixes.items() if count},
-            **({} if content is None else {"content": content}),
-        })  # fmt: skip
+        write_manifest(
+            folder,
+            {
+                **PREPARED.facts,
+                "version": __version__,
+                "data": data_name(self.data),
+                "data_path": str(self.data.resolve()),
+                "subjects": len(fitted.found.subject_id),
+                "dataset_end_us": fitted.dataset_end_us,
+                "late_rows": asdict(late) if late else None,
+                "vocabulary": fitted.vocabulary.digest,
+                "tasks": [task.name for task in self.tasks],
+                "known_training_rows": fitted.known,
+                "splits": split_source(self.data, self.study.splits),
+                "config": digest(self.study.model_dump(mode="json", include=SECTIONS)),
+                "excluded": list(self.excluded.patterns),
+                "fixes": {name: count for name, count in fixes.items() if count},
+                **({} if content is None else {"content": content}),
+            },
+        )
 
 
 def data_name(data: Path) -> str:
@@ -214,14 +257,18 @@ class _FitAndKeep(Part):
     def add(self, events: Events) -> None:
         """Add the next shard."""
         self.training.add(events)
-        self._keep(keep(events, self.workers.kept_path(len(self.kept))), self.fit.numbers(events.codes))
+        self._keep(
+            keep(events, self.workers.kept_path(len(self.kept))), self.fit.numbers(events.codes)
+        )
 
     def shards(self, reader: MedsReader) -> Iterator[tuple[Ints, DayCounts]]:
         """Read every shard, in one process or several."""
         if self.workers.are_here:
             yield from super().shards(reader)
             return
-        shards = [(path, self.workers.kept_path(number)) for number, path in enumerate(reader.shards)]
+        shards = [
+            (path, self.workers.kept_path(number)) for number, path in enumerate(reader.shards)
+        ]
         items = ((shards[some], reader.late) for some in self.workers.calls(len(shards)))
         for found in self.workers.in_order(ShardWork.fit, items):
             self.fit.merge(found.part)
@@ -244,12 +291,18 @@ class _Writers:
         fixes.update(shard.fixes)
         for split, timelines in zip(SPLITS, shard.visits, strict=True):
             self._appender.append(self.folder / "visits" / split, timelines)
-        for total, tally, parts, events in zip(self.tallies, shard.tallies, shard.rows, shard.outcomes, strict=True):
+        for total, tally, parts, events in zip(
+            self.tallies, shard.tallies, shard.rows, shard.outcomes, strict=True
+        ):
             total.merge(tally)
             for split, rows in zip(SPLITS, parts, strict=True):
                 self._appender.append(self.folder / "tasks" / total.task.name / split, rows)
-            for split, found in zip(SPLITS, events, strict=False):  # of all matching codes; chosen at the end
-                self._appender.append(self.folder / KEPT / OUTCOMES / total.task.name / split, found)
+            for split, found in zip(
+                SPLITS, events, strict=False
+            ):  # of all matching codes; chosen at the end
+                self._appender.append(
+                    self.folder / KEPT / OUTCOMES / total.task.name / split, found
+                )
 
 
 class Prepared:
@@ -259,12 +312,24 @@ class Prepared:
         self.folder = folder
         self.manifest = read_manifest(folder, what=PREPARED.what, verify=verify)
         if self.manifest.get("kind") != PREPARED.name:
-            raise EhrseqError(f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare")
+            raise EhrseqError(
+                f"is not {PREPARED.what}", where=str(folder), fix="make one with ehrseq prepare"
+            )
         require_facts(folder, self.manifest, _FACTS)
-        if not all(f"tasks/{name}/task.yaml" in self.manifest["files"] for name in self.manifest["tasks"]):
-            raise EhrseqError("its manifest names a task that is not there", where=str(folder), fix="prepare again")
-        if lost := next((name for name in self._arrays() if name not in self.manifest["files"]), None):
-            raise EhrseqError(f"its manifest does not list {lost}", where=str(folder), fix="prepare again")
+        if not all(
+            f"tasks/{name}/task.yaml" in self.manifest["files"] for name in self.manifest["tasks"]
+        ):
+            raise EhrseqError(
+                "its manifest names a task that is not there",
+                where=str(folder),
+                fix="prepare again",
+            )
+        if lost := next(
+            (name for name in self._arrays() if name not in self.manifest["files"]), None
+        ):
+            raise EhrseqError(
+                f"its manifest does not list {lost}", where=str(folder), fix="prepare again"
+            )
 
     def _arrays(self) -> Iterator[str]:
         """The files of arrays that every set has."""
@@ -292,19 +357,27 @@ class Prepared:
         """A task by its name."""
         if name not in self.tasks:
             known = ", ".join(self.tasks) or "none: give --task to ehrseq prepare"
-            raise EhrseqError(f"has no task {name!r}", where=str(self.folder), fix=f"tasks here: {known}")
+            raise EhrseqError(
+                f"has no task {name!r}", where=str(self.folder), fix=f"tasks here: {known}"
+            )
         return load_task(self.folder / "tasks" / name / "task.yaml")
 
     def only_task(self) -> str:
         """The name of the only task."""
         if len(self.tasks) != 1:
             known = ", ".join(self.tasks) or "none: give --task to ehrseq prepare"
-            raise EhrseqError("which task?", where=str(self.folder), fix=f"name one with --task; tasks here: {known}")
+            raise EhrseqError(
+                "which task?",
+                where=str(self.folder),
+                fix=f"name one with --task; tasks here: {known}",
+            )
         return self.tasks[0]
 
     def attrition(self, name: str) -> dict[str, Any]:
         """Counts of a task, step by step."""
-        counts: dict[str, Any] = read_json(self.folder / "tasks" / self.task(name).name / "attrition.json")
+        counts: dict[str, Any] = read_json(
+            self.folder / "tasks" / self.task(name).name / "attrition.json"
+        )
         return counts
 
     def identity(self, task: str) -> dict[str, str]:
@@ -318,7 +391,10 @@ class Prepared:
                 hashes["labels"][name] = file_hash
             elif name.startswith("visits/"):
                 hashes[_PARTS.get(Path(name).stem, "visits")][name] = file_hash
-        return {"vocabulary": self.vocabulary.digest, **{part: digest(found) for part, found in hashes.items()}}
+        return {
+            "vocabulary": self.vocabulary.digest,
+            **{part: digest(found) for part, found in hashes.items()},
+        }
 
     def unlike(self, task: str, identity: Mapping[str, Any]) -> list[str]:
         """What of this set is not as in an `identity` that was noted before; what that lacks is not compared."""
@@ -339,7 +415,9 @@ class Prepared:
 
     def outcomes(self, task: str) -> list[str]:
         """The codes of a task's outcomes, in the order of their numbers; none where it asks about its causes only."""
-        return [] if self.task(task).outcomes is None else read_outcomes(self.folder / "tasks" / task)
+        return (
+            [] if self.task(task).outcomes is None else read_outcomes(self.folder / "tasks" / task)
+        )
 
     def outcome_records(self, task: str, split: str) -> TaskRecords:
         """As `records`, to be labelled with the task's outcomes too, where it has some."""

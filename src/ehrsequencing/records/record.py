@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import VisitsConfig
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, STATIC, Events, first_time
 from ehrsequencing.records.visits import Visits, group_visits

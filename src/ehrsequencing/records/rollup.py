@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.core.arrays import Ints
 
 Parents = Mapping[str, list[str]]
 
@@ -97,13 +97,17 @@ def fit_rollup(
     Returns:
         The roll-up of every code that `parents` knows.
     """
-    chains = {code: ancestors(code, parents, excluded=excluded) for code in parents if not excluded(code)}
+    chains = {
+        code: ancestors(code, parents, excluded=excluded) for code in parents if not excluded(code)
+    }
     make = _replacements if mode == "on" else _companions
     found = make(carriers, chains, parents, enough)
     return Rollup(mode, {hashed(code): tokens for code, tokens in found.items()})
 
 
-def ancestors(code: str, parents: Parents, *, excluded: Callable[[str], bool] = lambda _: False) -> list[str]:
+def ancestors(
+    code: str, parents: Parents, *, excluded: Callable[[str], bool] = lambda _: False
+) -> list[str]:
     """Ancestors of a code, the nearest first, by name where they are equally near; cycles do no harm.
 
     >>> ancestors("a", {"a": ["c", "b"], "b": ["d"], "d": ["a"]})
@@ -140,7 +144,11 @@ def _replacements(
             target = next((up for up in chains[code] if up not in rejected), None)
             if target is not None:
                 at.setdefault(target, []).append(code)
-    found = {code: tuple(up for up in chain if up in stays)[:1] for code, chain in chains.items() if code not in stays}
+    found = {
+        code: tuple(up for up in chain if up in stays)[:1]
+        for code, chain in chains.items()
+        if code not in stays
+    }
     return {code: target for code, target in found.items() if target}
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Ints, ragged
-from ehrsequencing.owners import this_process
+from ehrsequencing.core.arrays import Ints, ragged
+from ehrsequencing.core.owners import this_process
 from ehrsequencing.records.events import Events, pieces
 
 _COLUMNS = {"time_us": np.int64, "code": np.int32, "value": np.float32, "encounter": np.int32}
@@ -33,8 +33,13 @@ class KeptRows:
 
     def between(self, first: int, last: int) -> "KeptRows":
         """The rows of subjects whose ids are from `first` to `last`, both included."""
-        start, stop = np.searchsorted(self.subject_id, first), np.searchsorted(self.subject_id, last, side="right")
-        return replace(self, subject_id=self.subject_id[start:stop], offsets=self.offsets[start : stop + 1])
+        start, stop = (
+            np.searchsorted(self.subject_id, first),
+            np.searchsorted(self.subject_id, last, side="right"),
+        )
+        return replace(
+            self, subject_id=self.subject_id[start:stop], offsets=self.offsets[start : stop + 1]
+        )
 
     def number_codes(self, numbers: Ints) -> None:
         """Write which number each of the shard's codes (C,) has in the data set.
@@ -68,11 +73,17 @@ def keep(events: Events, path: Path) -> KeptRows:
             file.write(np.ascontiguousarray(getattr(events, name), dtype=_COLUMNS[name]).data)
     subject_id, subject = events.subjects
     counts = np.bincount(subject, minlength=len(subject_id))
-    return KeptRows(path, len(events), columns, subject_id, np.r_[0, np.cumsum(counts)].astype(np.int64))
+    return KeptRows(
+        path, len(events), columns, subject_id, np.r_[0, np.cumsum(counts)].astype(np.int64)
+    )
 
 
 def read_kept(
-    shards: Sequence[KeptRows], codes: tuple[str, ...], *, group: Callable[[Ints], NDArray[np.int8]], rows: int
+    shards: Sequence[KeptRows],
+    codes: tuple[str, ...],
+    *,
+    group: Callable[[Ints], NDArray[np.int8]],
+    rows: int,
 ) -> Iterator[Events]:
     """The rows of some subjects, from all shards that hold any, in pieces of whole subjects.
 
@@ -96,7 +107,9 @@ def read_kept(
     order = np.lexsort((subject_id, group(subject_id)))
     first_row = np.cumsum(counts[order]) - counts[order]
     for piece in pieces(first_row, int(counts.sum()), rows):
-        chosen = order[np.searchsorted(first_row, piece.start) : np.searchsorted(first_row, piece.stop)]
+        chosen = order[
+            np.searchsorted(first_row, piece.start) : np.searchsorted(first_row, piece.stop)
+        ]
         places, _ = ragged(offsets, chosen)
         own = {name: column.take(places) for name, column in columns.items()}
         yield Events(subject_id=np.repeat(subject_id[chosen], counts[chosen]), codes=codes, **own)

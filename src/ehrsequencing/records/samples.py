@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Ints, Ints32
+from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
 from ehrsequencing.records.events import group_order
 
 Rows = tuple[Ints32, NDArray[np.uint64], NDArray[np.floating[Any]], NDArray[np.uint32]]
 SAMPLE = 2048  # values kept per key
-WAITING = 1 << 19  # rows that wait at least before a sample is cut down again; in a large one, half of what it holds
+# rows that wait at least before a sample is cut down again; in a large one, half of what it holds
+WAITING = 1 << 19
 
 
 class Sample:
@@ -26,14 +27,20 @@ class Sample:
         self._waiting = self._kept = 0
 
     def add(
-        self, key: Ints, hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]
+        self,
+        key: Ints,
+        hashed: NDArray[np.uint64],
+        value: NDArray[np.floating[Any]],
+        owner: NDArray[np.uint32],
     ) -> None:
         """Add rows: keys, hashes, values and owners (n,)."""
         missing = int(key.max(initial=-1)) + 1 - len(self._limit)
         if missing > 0:
             self._limit = np.r_[self._limit, np.full(missing, np.iinfo(np.uint64).max, np.uint64)]
         near = np.flatnonzero(hashed <= self._limit.take(key))
-        self._parts.append((key.take(near).astype(np.int32), hashed.take(near), value.take(near), owner.take(near)))
+        self._parts.append(
+            (key.take(near).astype(np.int32), hashed.take(near), value.take(near), owner.take(near))
+        )
         self._waiting += len(near)
         if self._waiting > max(WAITING, self._kept // 2):
             self.rows()
@@ -41,11 +48,17 @@ class Sample:
     def rows(self) -> Rows:
         """Keys (sorted), hashes, values and owners of the sample."""
         if not self._parts:
-            return np.zeros(0, np.int32), np.zeros(0, np.uint64), np.zeros(0), np.zeros(0, np.uint32)
+            return (
+                np.zeros(0, np.int32),
+                np.zeros(0, np.uint64),
+                np.zeros(0),
+                np.zeros(0, np.uint32),
+            )
+        # parts are freed one by one
         columns, self._parts = (
             list(zip(*self._parts, strict=True)),
             [],
-        )  # parts are freed one by one
+        )
         key, hashed, value, owner = (np.concatenate(columns.pop(0)) for _ in range(4))
         if self._waiting:
             order = group_order(key, len(self._limit))
@@ -54,7 +67,9 @@ class Sample:
             keep = np.ones(len(order), dtype=bool)
             for k in np.flatnonzero(counts > SAMPLE).tolist():
                 span = slice(stop[k] - counts[k], stop[k])
-                keep[span] = self._smallest(hashed[order[span]], value[order[span]], owner[order[span]])
+                keep[span] = self._smallest(
+                    hashed[order[span]], value[order[span]], owner[order[span]]
+                )
                 self._limit[k] = hashed[order[span]][keep[span]].max()
             chosen = order[keep]
             key, hashed, value, owner = key[chosen], hashed[chosen], value[chosen], owner[chosen]
@@ -63,7 +78,9 @@ class Sample:
         return key, hashed, value, owner
 
     @staticmethod
-    def _smallest(hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]) -> Bools:
+    def _smallest(
+        hashed: NDArray[np.uint64], value: NDArray[np.floating[Any]], owner: NDArray[np.uint32]
+    ) -> Bools:
         """(n,) True for the `SAMPLE` smallest hashes; of equal ones, those with the smallest value, then owner."""
         keep = hashed <= np.partition(hashed, SAMPLE - 1)[SAMPLE - 1]
         if keep.sum() > SAMPLE:
@@ -74,7 +91,9 @@ class Sample:
     def by_key(self) -> "Values":
         """The sample's values, key by key."""
         key, _, value, owner = self.rows()
-        return Values(np.searchsorted(key, np.arange(len(self._limit) + 1, dtype=np.int32)), value, owner)
+        return Values(
+            np.searchsorted(key, np.arange(len(self._limit) + 1, dtype=np.int32)), value, owner
+        )
 
 
 @dataclass(frozen=True)

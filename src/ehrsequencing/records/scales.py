@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.records.events import number_runs, opens_run
 
 KNOTS = 129  # quantiles at 0, 1/128 … 1
@@ -59,12 +59,16 @@ def fit_scale(value: Floats, owner: NDArray[np.uint32], *, enough: int) -> Scale
     sd = float(np.sqrt((weight * (value - mean) ** 2).sum() / n))
     means = np.add.reduceat(weight * value, starts) / (stop - starts)
     of_shared = group.take(first_shared)
-    means[of_shared] = shared = value.take(first_shared)  # without the few people that joined its group
-    rank = np.repeat((starts + stop - 1) / 2, 2)  # first and last rank of a shared value, the middle of other groups
+    # without the few people that joined its group
+    means[of_shared] = shared = value.take(first_shared)
+    # first and last rank of a shared value, the middle of other groups
+    rank = np.repeat((starts + stop - 1) / 2, 2)
     rank[2 * of_shared], rank[2 * of_shared + 1] = starts.take(of_shared), stop.take(of_shared) - 1
     knots = np.interp(np.linspace(0, n - 1, KNOTS), rank, np.repeat(means, 2))
     stored = between_float32(np.r_[knots, mean, sd], shared)
-    return Scale(np.sort(stored[:-2]), float(stored[-2]), float(stored[-1]) if value[0] != value[-1] else 1.0)
+    return Scale(
+        np.sort(stored[:-2]), float(stored[-2]), float(stored[-1]) if value[0] != value[-1] else 1.0
+    )
 
 
 def _has_people(owner: NDArray[np.uint32], enough: int) -> bool:
@@ -79,10 +83,13 @@ def _groups(value: Floats, owner: NDArray[np.uint32], enough: int) -> tuple[Ints
     people = np.add.reduceat(opens_run(value, owner).astype(np.int64), first)
     is_shared = np.repeat(people >= enough, np.diff(first, append=len(value)))
     rare = np.flatnonzero(~is_shared)
-    last = np.r_[rare[1:] != rare[:-1] + 1, True][: len(rare)]  # of its stretch between shared values
+    # of its stretch between shared values
+    last = np.r_[rare[1:] != rare[:-1] + 1, True][: len(rare)]
     closes = np.r_[opens[1:], True].take(rare)
     starts, begin, group = list[int](), -1, set[int]()
-    rows = zip(rare.tolist(), owner.take(rare).tolist(), closes.tolist(), last.tolist(), strict=True)
+    rows = zip(
+        rare.tolist(), owner.take(rare).tolist(), closes.tolist(), last.tolist(), strict=True
+    )
     for row, who, is_last_of_value, is_last in rows:
         if not group:
             begin = row

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
 from ehrsequencing.config import StudyConfig
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.storage import read_json
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder
@@ -30,9 +31,12 @@ from ehrsequencing.records.survey import TrainingFit
 from ehrsequencing.records.timelines import OutcomeEvents, TaskRows, Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit
-from ehrsequencing.storage import read_json
 
-KEPT, CODES = ".rows", "codes.json"  # in the folder that is being made: rows between the passes, and all codes
+# in the folder that is being made: rows between the passes, and all codes
+KEPT, CODES = (
+    ".rows",
+    "codes.json",
+)
 _PIECE_ROWS = 1 << 17  # about so many rows are encoded at once: they fit the processor's cache
 
 
@@ -72,7 +76,9 @@ class ShardWork:
 
     def new_fit(self) -> TrainingFit:
         """An empty fit."""
-        fit = VocabularyFit(self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents)
+        fit = VocabularyFit(
+            self.study.vocabulary, self.study.values, excluded=self.excluded, parents=self.parents
+        )
         return TrainingFit(fit, self.lookup)
 
     def fit(self, shards: Sequence[tuple[Path, Path]], late: LateRows | None) -> FittedShards:
@@ -82,7 +88,11 @@ class ShardWork:
             shards: Each shard, and the file that its rows are kept in.
             late: Which rows are late.
         """
-        reader, part = copy(self.reader), self.new_fit()  # of the first process, the reader stays as it is
+        # of the first process, the reader stays as it is
+        reader, part = (
+            copy(self.reader),
+            self.new_fit(),
+        )
         reader.fixes, reader.late = FixLog(), late
         kept, days, numbers = list[KeptRows](), list[DayCounts](), list[Ints]()
         for path, file in shards:
@@ -96,7 +106,10 @@ class ShardWork:
     def encode(self, shards: Sequence[KeptRows], dataset_end_us: int) -> list[EncodedShard]:
         """Second pass: encode a range of subjects, piece by piece, with the stored vocabulary."""
         return [
-            self._encode(make_record(events, excluded=self.excluded, settings=self.study.visits), dataset_end_us)
+            self._encode(
+                make_record(events, excluded=self.excluded, settings=self.study.visits),
+                dataset_end_us,
+            )
             for events in read_kept(shards, self._codes, group=self.lookup, rows=_PIECE_ROWS)
         ]
 
@@ -122,7 +135,9 @@ class ShardWork:
             rows.append([encoded.take(part) for part in parts])
             events = None if builder.outcomes is None else builder.outcomes.find(record)
             outcomes.append([] if events is None else [events.take(part) for part in parts])
-        return EncodedShard([timelines.take(part) for part in parts], rows, tallies, fixes, outcomes)
+        return EncodedShard(
+            [timelines.take(part) for part in parts], rows, tallies, fixes, outcomes
+        )
 
     @cached_property
     def _codes(self) -> tuple[str, ...]:

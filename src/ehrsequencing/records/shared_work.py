@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.locks import claimed, locked
-from ehrsequencing.output_kinds import MANIFEST
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.locks import claimed, locked
+from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.storage import read_json, sha256, write_bytes, write_json
+from ehrsequencing.core.temporaries import is_temporary
 from ehrsequencing.records.plain_results import from_bytes, to_bytes
-from ehrsequencing.storage import read_json, sha256, write_bytes, write_json
-from ehrsequencing.temporaries import is_temporary
 
 _STATE = "work.json"
 _OPENING_SECONDS = 60  # that workers wait for each other when they open the folder
@@ -49,7 +49,11 @@ class SharedWork:
         if state is None and not all(map(is_temporary, self.folder.iterdir())):
             fix = "name another --out, or remove that folder"
             raise EhrseqError("is not a folder of unfinished work", where=str(self.folder), fix=fix)
-        if state is not None and state.get("identity") == self.identity and (not state["done"] or self.is_done):
+        if (
+            state is not None
+            and state.get("identity") == self.identity
+            and (not state["done"] or self.is_done)
+        ):
             return
         if state is not None and not state["done"] and state.get("identity") != self.identity:
             what = "holds unfinished work on other data, tasks or settings"
@@ -88,7 +92,9 @@ class SharedWork:
 
     def finish(self) -> None:
         """Note that the output is complete, and remove what is no longer needed."""
-        write_json(self.folder / _STATE, {"identity": self.identity, "done": sha256(self.out / MANIFEST)})
+        write_json(
+            self.folder / _STATE, {"identity": self.identity, "done": sha256(self.out / MANIFEST)}
+        )
         self._sweep()
 
     def _sweep(self) -> None:

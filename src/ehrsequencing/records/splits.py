@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import DialectConfig, SplitsConfig, StudyConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import NEVER, CohortBuilder
 from ehrsequencing.records.events import BIRTH, first_time, hash_u64, opens_run, parse_date_us
@@ -65,7 +65,9 @@ def hash_splits(subject_ids: Ints, settings: SplitsConfig) -> NDArray[np.int8]:
     """
     seeds = hash_u64(np.array([0, settings.seed % 2**64], dtype=np.uint64))
     unit = hash_u64(subject_ids.view(np.uint64) + (seeds[1:] - seeds[:1])) / 2.0**64
-    return np.searchsorted([settings.train, settings.train + settings.tuning], unit, side="right").astype(np.int8)
+    return np.searchsorted(
+        [settings.train, settings.train + settings.tuning], unit, side="right"
+    ).astype(np.int8)
 
 
 def split_lookup(
@@ -119,7 +121,9 @@ def split_source(data: Path, settings: SplitsConfig) -> SplitSource:
 def _from_file(path: Path) -> Assigned:
     table = read_table(path)
     if not {"subject_id", "split"} <= set(table.column_names):
-        raise EhrseqError("needs the columns subject_id and split", where=str(path), fix="see the MEDS schema")
+        raise EhrseqError(
+            "needs the columns subject_id and split", where=str(path), fix="see the MEDS schema"
+        )
     ids = subject_ids(table["subject_id"], path).to_numpy()
     words = table["split"].combine_chunks().dictionary_encode()
     number = [SPLITS.index(word) if word in SPLITS else -1 for word in words.dictionary.to_pylist()]
@@ -134,7 +138,9 @@ def _from_file(path: Path) -> Assigned:
     ids, split = ids[order], split[order]
     opens = opens_run(ids)
     if (opens_run(ids, split) & ~opens).any():
-        raise EhrseqError("a subject is in two splits", where=str(path), fix="keep one row per subject")
+        raise EhrseqError(
+            "a subject is in two splits", where=str(path), fix="keep one row per subject"
+        )
     return ids[opens], split[opens]
 
 
@@ -178,7 +184,9 @@ def _by_date(
         for builder in builders:
             rows = builder.build(record, dataset_end_us=int(NEVER), labelled=False).rows
             np.minimum.at(first_us, rows.subject, rows.index_us)
-        start_us = first_time(events, ~events.is_code(BIRTH), record.subject, len(record.subject_id))
+        start_us = first_time(
+            events, ~events.is_code(BIRTH), record.subject, len(record.subject_id)
+        )
         ids.append(record.subject_id)
         is_late.append(np.where(first_us == NEVER, start_us, first_us) >= from_us)
     return _assigned(ids, is_late, study.splits)
@@ -191,9 +199,13 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assi
     for path in find_shards(data):
         row_subject = read_subjects(path, dialect=dialect)
         if column not in columns_of(path):
-            raise EhrseqError(f"has no column {column!r}", where=str(path), fix="name the site's in splits.column")
+            raise EhrseqError(
+                f"has no column {column!r}", where=str(path), fix="name the site's in splits.column"
+            )
         site = _as_text(read_table(path, [column])[column], column, path)
-        at_site = pc.fill_null(pc.is_in(site, value_set=sites), False).to_numpy(zero_copy_only=False)
+        at_site = pc.fill_null(pc.is_in(site, value_set=sites), False).to_numpy(
+            zero_copy_only=False
+        )
         seen.update(pc.unique(site.filter(pa.array(at_site))).to_pylist())
         subject_id, row = np.unique(row_subject, return_inverse=True)
         ids.append(subject_id)
@@ -201,7 +213,9 @@ def _by_site(data: Path, settings: SplitsConfig, dialect: DialectConfig) -> Assi
     unseen = sorted(set(settings.held_out_sites or ()) - seen)
     if unseen:
         where = f"splits.held_out_sites, column {column}"
-        raise EhrseqError(f"no row has the site {unseen[0]!r}", where=where, fix="write sites as the column does")
+        raise EhrseqError(
+            f"no row has the site {unseen[0]!r}", where=where, fix="write sites as the column does"
+        )
     return _assigned(ids, is_there, settings)
 
 
@@ -217,7 +231,9 @@ def _assigned(ids: list[Ints], held_out: list[Bools], settings: SplitsConfig) ->
     """Split the subjects that are not held out by their hash into training and tuning, in the study's shares."""
     everyone, is_held_out = np.concatenate(ids), np.concatenate(held_out)
     whole = settings.train + settings.tuning
-    shares = settings.model_copy(update={"train": settings.train / whole, "tuning": settings.tuning / whole})
+    shares = settings.model_copy(
+        update={"train": settings.train / whole, "tuning": settings.tuning / whole}
+    )
     split = np.minimum(hash_splits(everyone, shares), 1)
     return _sorted(everyone, np.where(is_held_out, SPLITS.index("held_out"), split))
 

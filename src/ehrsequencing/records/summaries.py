@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats, Floats32, Ints, Ints32, spans
+from ehrsequencing.core.arrays import Floats, Floats32, Ints, Ints32, spans
 from ehrsequencing.records.events import DAY_US, number_runs, opens_run
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import SUMMARIES
@@ -20,7 +20,13 @@ class Summaries:
 
 
 def summarise(
-    subject: Ints, time_us: Ints, token: Ints32, value: Floats32, *, query_subject: Ints, query_us: Ints
+    subject: Ints,
+    time_us: Ints,
+    token: Ints32,
+    value: Floats32,
+    *,
+    query_subject: Ints,
+    query_us: Ints,
 ) -> Summaries:
     """Summarise, for each query, every numeric code that its subject has up to then (time ≤ p).
 
@@ -35,8 +41,14 @@ def summarise(
     Returns:
         The summaries. At equal times the later row of the record is the last one.
     """
-    order = np.argsort(subject * (int(token.max(initial=0)) + 1) + token, kind="stable")  # times stay in order
-    subject, time_us, token, number = subject[order], time_us[order], token[order], value[order].astype(np.float64)
+    # times stay in order
+    order = np.argsort(subject * (int(token.max(initial=0)) + 1) + token, kind="stable")
+    subject, time_us, token, number = (
+        subject[order],
+        time_us[order],
+        token[order],
+        value[order].astype(np.float64),
+    )
     start = np.flatnonzero(opens_run(subject, token))  # each (subject, code) is one group
     group_of = number_runs(start, len(order))
     low = np.searchsorted(subject[start], query_subject, side="left")
@@ -57,5 +69,7 @@ def summarise(
         "COUNT": count.astype(np.float64),
     }
     return Summaries(
-        query, token[start[group]] if len(group) else np.zeros(0, np.int32), {n: values[n] for n in SUMMARIES}
+        query,
+        token[start[group]] if len(group) else np.zeros(0, np.int32),
+        {n: values[n] for n in SUMMARIES},
     )

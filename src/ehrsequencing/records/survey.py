@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.data_end import DayCounts, find_late_rows
 from ehrsequencing.records.events import Events
@@ -85,7 +85,9 @@ def _read_all(reader: MedsReader, part: Counted, tick: Callable[[], None]) -> Su
     refuse_scattered(ids, reader.shards)
     every = np.sort(np.concatenate(ids))
     if not len(every):
-        raise EhrseqError("holds no subject with a timed row", where=str(reader.data), fix="check the data set")
+        raise EhrseqError(
+            "holds no subject with a timed row", where=str(reader.data), fix="check the data set"
+        )
     return Survey(every, DayCounts.added(days), part)
 
 
@@ -134,9 +136,13 @@ class TokenRows(Part):
         makes_token = ~self.excluded.mask(events.codes)
         is_unknown = makes_token & self.vocabulary.is_unknown(self.vocabulary.ids(events.codes))
         tokens, unknown = (
-            np.bincount(subject[chosen[events.code]], minlength=len(subject_id)) for chosen in (makes_token, is_unknown)
+            np.bincount(subject[chosen[events.code]], minlength=len(subject_id))
+            for chosen in (makes_token, is_unknown)
         )
-        self.tokens, self.unknown = self.tokens + int(tokens.sum()), self.unknown + int(unknown.sum())
+        self.tokens, self.unknown = (
+            self.tokens + int(tokens.sum()),
+            self.unknown + int(unknown.sum()),
+        )
         self._subjects += int(np.sum(tokens > 0))
         self._shares += float((unknown / np.maximum(tokens, 1)).sum())
 
@@ -162,4 +168,6 @@ class CodeSubjects(Part):
         """Codes that make a token which `vocabulary` does not know → subjects, the most frequent first."""
         codes = tuple(code for code, _ in self.count.most_common() if not excluded(code))
         is_unknown = vocabulary.is_unknown(vocabulary.ids(codes))
-        return {code: self.count[code] for code, is_new in zip(codes, is_unknown, strict=True) if is_new}
+        return {
+            code: self.count[code] for code, is_new in zip(codes, is_unknown, strict=True) if is_new
+        }

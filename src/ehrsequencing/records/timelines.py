@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged, spans
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32, ragged, spans
 from ehrsequencing.records.events import DAY_US
 
 if TYPE_CHECKING:
@@ -70,11 +70,15 @@ class Timelines:
 class TaskRows:
     """A task's R prediction times for the S subjects of a `Timelines` (layout of `PREPARED/tasks/NAME/SPLIT`)."""
 
-    row_offsets: Ints  # (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])`, in time order
+    row_offsets: (
+        Ints  # (S+1,) int64; subject s owns rows `[offsets[s], offsets[s+1])`, in time order
+    )
     prediction_us: Ints  # (R,) int64
     index_us: Ints  # (R,) int64
     is_query: Bools  # (R,) bool
-    visits_before: Ints32  # (R,) int32, visits of the subject with `end ≤ p`; a visit row is the last of them
+    visits_before: (
+        Ints32  # (R,) int32, visits of the subject with `end ≤ p`; a visit row is the last of them
+    )
     age_years: Floats32  # (R,) float32 at p
     # (R,) float32 since the end of the last visit before p, 0 without one; where p lies in a visit, since the last
     # event of that visit that is stamped ≤ p
@@ -95,7 +99,9 @@ class TaskRows:
 
     def at_landmark(self, landmark_days: float) -> Bools:
         """(R,) which rows are the query asked `landmark_days` after their index."""
-        return np.asarray(self.is_query & (self.prediction_us - self.index_us == round(landmark_days * DAY_US)))
+        return np.asarray(
+            self.is_query & (self.prediction_us - self.index_us == round(landmark_days * DAY_US))
+        )
 
     @property
     def subject(self) -> Ints:
@@ -119,8 +125,13 @@ class TaskRows:
         """
         carry, carry_offsets = _owned(self.carry_offsets, chosen)
         new: dict[str, Any] = {"row_offsets": row_offsets, "carry_offsets": carry_offsets}
-        new |= {name: _items(getattr(self, name), carry) for name in ("carry_codes", "carry_values")}
-        return TaskRows(**new, **{f.name: getattr(self, f.name)[chosen] for f in fields(self) if f.name not in new})
+        new |= {
+            name: _items(getattr(self, name), carry) for name in ("carry_codes", "carry_values")
+        }
+        return TaskRows(
+            **new,
+            **{f.name: getattr(self, f.name)[chosen] for f in fields(self) if f.name not in new},
+        )
 
 
 @dataclass(frozen=True)
@@ -146,8 +157,10 @@ class TaskRecords:
 
     timelines: Timelines  # visits
     rows: TaskRows  # prediction times, owned by the subjects of `timelines` in the same order
-    outcomes: OutcomeEvents | None = None  # of the same subjects, where many outcomes are asked about
-    outcomes_recur: bool = False  # whether an outcome is each next record of its code (`kind: next`)
+    # of the same subjects, where many outcomes are asked about
+    outcomes: OutcomeEvents | None = None
+    # whether an outcome is each next record of its code (`kind: next`)
+    outcomes_recur: bool = False
 
     def __len__(self) -> int:
         """Number of prediction times."""
@@ -170,10 +183,14 @@ class TaskRecords:
     def take(self, subjects: Ints | slice) -> "TaskRecords":
         """Some subjects, in the order given."""
         events = None if self.outcomes is None else self.outcomes.take(subjects)
-        return TaskRecords(self.timelines.take(subjects), self.rows.take(subjects), events, self.outcomes_recur)
+        return TaskRecords(
+            self.timelines.take(subjects), self.rows.take(subjects), events, self.outcomes_recur
+        )
 
 
-def as_of(timelines: Timelines, subjects: Ints, *, visits: Ints, unfinished_codes: Ints, end_us: Ints) -> Timelines:
+def as_of(
+    timelines: Timelines, subjects: Ints, *, visits: Ints, unfinished_codes: Ints, end_us: Ints
+) -> Timelines:
     """Records cut at moments that lie in a visit, each as a subject of its own.
 
     Args:
@@ -211,7 +228,10 @@ def joined(parts: Sequence[Arrays]) -> Arrays:
         arrays: list[NDArray[Any]] = [getattr(part, field.name) for part in parts]
         if field.name.endswith("_offsets"):
             ends: Ints = np.cumsum([0, *(int(array[-1]) for array in arrays)])
-            arrays = [np.zeros(1, np.int64), *(array[1:] + ends[k] for k, array in enumerate(arrays))]
+            arrays = [
+                np.zeros(1, np.int64),
+                *(array[1:] + ends[k] for k, array in enumerate(arrays)),
+            ]
         columns[field.name] = np.concatenate(arrays)
     return type(parts[0])(**columns)
 
@@ -225,4 +245,5 @@ def _owned(offsets: Ints, owners: Ints | slice) -> tuple[Ints | slice, Ints]:
 
 
 def _items(array: NDArray[Any], items: Ints | slice) -> NDArray[Any]:
-    return array[items] if isinstance(items, slice) else array.take(items, axis=0)  # `take` is faster in two dimensions
+    # `take` is faster in two dimensions
+    return array[items] if isinstance(items, slice) else array.take(items, axis=0)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Ints, Ints32
 from ehrsequencing.config import VisitsConfig
+from ehrsequencing.core.arrays import Bools, Ints, Ints32
 from ehrsequencing.records.events import DAY_US, Events, number_runs, opens_run
 
 
@@ -27,7 +27,9 @@ class Visits:
         return len(self.subject)
 
 
-def group_visits(events: Events, subject: Ints, makes_token: Bools, *, settings: VisitsConfig) -> Visits:
+def group_visits(
+    events: Events, subject: Ints, makes_token: Bools, *, settings: VisitsConfig
+) -> Visits:
     """Group a shard's events into visits.
 
     Args:
@@ -43,7 +45,9 @@ def group_visits(events: Events, subject: Ints, makes_token: Bools, *, settings:
     owner, time = subject[event], events.time_us[event]
     if settings.by == "encounter":
         if events.encounter is None:
-            raise ValueError("visits by encounter need events that were read with the encounter column")
+            raise ValueError(
+                "visits by encounter need events that were read with the encounter column"
+            )
         return _collect(event, owner, time, _encounter_labels(owner, time, events.encounter[event]))
     if settings.by == "gap":
         opens = opens_run(owner)
@@ -75,7 +79,9 @@ def _encounter_labels(owner: Ints, time: Ints, encounter: Ints32) -> Ints:
     label = np.full(n, -1, dtype=np.int64)
     named = np.flatnonzero(encounter >= 0)
     if len(named):
-        _, raw = np.unique(np.stack([owner[named], encounter[named].astype(np.int64)]), axis=1, return_inverse=True)
+        _, raw = np.unique(
+            np.stack([owner[named], encounter[named].astype(np.int64)]), axis=1, return_inverse=True
+        )
         label[named] = _merge_overlaps(owner[named], time[named], raw.reshape(-1))
         _join_spans(owner, time, label)
     loose = np.flatnonzero(label < 0)
@@ -107,7 +113,9 @@ def _merge_overlaps(owner: Ints, time: Ints, label: Ints) -> Ints:
     order = np.lexsort((end, start, subject))
     merged = np.empty(len(names), dtype=np.int64)
     group, group_end, bridge, previous = -1, 0, 0, -1
-    for k, low, high, who in zip(*(x.tolist() for x in (order, start[order], end[order], subject[order])), strict=True):
+    for k, low, high, who in zip(
+        *(x.tolist() for x in (order, start[order], end[order], subject[order])), strict=True
+    ):
         touches = low == group_end and high > low and bridge != low
         if who != previous or low > group_end or touches:
             group, group_end, previous = group + 1, high, who
@@ -125,7 +133,10 @@ def _join_spans(owner: Ints, time: Ints, label: Ints) -> None:
     order = np.lexsort((start, subject))
     names, subject, start, end = names[order], subject[order], start[order], end[order]
     loose = np.flatnonzero(~named)
-    for shift in (1, 2):  # the span that started last, and, at an instant where two touch, the one before it
+    for shift in (
+        1,
+        2,
+    ):  # the span that started last, and, at an instant where two touch, the one before it
         count, first = count_at_or_before(subject, start, owner[loose], time[loose])
         position = np.where(count >= shift, first + count - shift, 0)
         ok = (count >= shift) & (time[loose] <= end[position])

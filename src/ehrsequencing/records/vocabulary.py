@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints, Ints32
 from ehrsequencing.config import ValuesConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints, Ints32
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import digest, read_json, write_bytes, write_json
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.events import OfCodes, hash_u64
 from ehrsequencing.records.rollup import Rollup
 from ehrsequencing.records.scales import KNOTS
-from ehrsequencing.storage import digest, read_json, write_bytes, write_json
 
 PAD, UNK = "[PAD]", "[UNK]"
 SUMMARIES = ("LAST", "FIRST", "MEAN", "MIN", "MAX", "SINCE", "COUNT")
@@ -84,8 +84,20 @@ class Vocabulary:
             name, code, row = self.codes[place], self.n_unknown + place, number * per_code
             made += [_Made(f"{name}//Q{k + 1}", code, -1, k, -1) for k in range(bins)]
             for at, summary in enumerate(SUMMARIES if self.settings.carry else ()):
-                own = _Made(f"{summary}//{name}", code, at, -1, row + {"SINCE": 1, "COUNT": 2}.get(summary, 0))
-                made += [own, *(own._replace(name=f"{own.name}//Q{k + 1}", bin=k, scale=-1) for k in range(bins))]
+                own = _Made(
+                    f"{summary}//{name}",
+                    code,
+                    at,
+                    -1,
+                    row + {"SINCE": 1, "COUNT": 2}.get(summary, 0),
+                )
+                made += [
+                    own,
+                    *(
+                        own._replace(name=f"{own.name}//Q{k + 1}", bin=k, scale=-1)
+                        for k in range(bins)
+                    ),
+                ]
         return made
 
     @cached_property
@@ -131,17 +143,25 @@ class Vocabulary:
     @cached_property
     def digest(self) -> str:
         """Short hash of tokens, scales and settings."""
-        arrays = [hash_u64(a.view(np.uint64)).sum().item() for a in (self.knots.ravel(), self.mean, self.sd)]
+        arrays = [
+            hash_u64(a.view(np.uint64)).sum().item()
+            for a in (self.knots.ravel(), self.mean, self.sd)
+        ]
         rollup = [] if self.rollup.mode == "off" else [self.rollup.as_json()]
         numeric = np.flatnonzero(self.has_numbers).tolist()
-        return digest([self.kinds, self.codes, numeric, arrays, self.settings.model_dump(), *rollup])
+        return digest(
+            [self.kinds, self.codes, numeric, arrays, self.settings.model_dump(), *rollup]
+        )
 
     @cached_property
     def code_types(self) -> Ints:
         """(V,) number of each token's type: 0 for none, then the prefixes of codes and the summaries in order."""
-        types = [("", False)] * 2 + [(kind, False) for kind in self.kinds]  # [UNK//LAB] is a laboratory code
+        # [UNK//LAB] is a laboratory code
+        types = [("", False)] * 2 + [(kind, False) for kind in self.kinds]
         types += [(code_type(code), False) for code in self.codes]
-        types += [(SUMMARIES[o.summary], True) if o.summary >= 0 else types[o.code] for o in self._made]
+        types += [
+            (SUMMARIES[o.summary], True) if o.summary >= 0 else types[o.code] for o in self._made
+        ]
         number = {kind: place for place, kind in enumerate(sorted({("", False), *types}))}
         return np.array([number[kind] for kind in types], dtype=np.int64)
 
@@ -176,7 +196,9 @@ class Vocabulary:
         """(C,) False for codes that are rolled up: their number means nothing on their ancestor's scale."""
         if self.rollup.mode != "on":
             return np.ones(len(codes), dtype=bool)
-        return np.fromiter((self.rollup.replacement(c) is None for c in codes), dtype=bool, count=len(codes))
+        return np.fromiter(
+            (self.rollup.replacement(c) is None for c in codes), dtype=bool, count=len(codes)
+        )
 
     def extra_ids(self, codes: tuple[str, ...]) -> tuple[Ints, Ints32]:
         """Offsets (C+1,) and token ids of the ancestors that come along with each code."""
@@ -197,7 +219,9 @@ class Vocabulary:
                 out[one.code, one.summary] = number
         return out
 
-    def encode_values(self, ids: Ints32, value: NDArray[np.floating[Any]]) -> tuple[Ints32, Floats32]:
+    def encode_values(
+        self, ids: Ints32, value: NDArray[np.floating[Any]]
+    ) -> tuple[Ints32, Floats32]:
         """Turn tokens with raw numbers into what the model reads.
 
         Args:
@@ -221,7 +245,9 @@ class Vocabulary:
         if self.settings.mode == "bins":
             ids = ids.copy()
             last = self.settings.bins - 1
-            ids[rows] = self._first_bin[ids[rows]] + np.minimum(rank * self.settings.bins, last).astype(np.int32)
+            ids[rows] = self._first_bin[ids[rows]] + np.minimum(
+                rank * self.settings.bins, last
+            ).astype(np.int32)
             return ids, out
         pair = np.empty((len(rows), 2), dtype=np.float32)
         pair[:, 0] = (rank - 0.5) * _RANK_SD
@@ -250,8 +276,11 @@ class Vocabulary:
         rollup = {} if self.rollup.mode == "off" else {"rollup": self.rollup.as_json()}
         write_json(folder / "vocabulary.json", {**text, **rollup})
         arrays: dict[str, NDArray[Any]] = {
-            "has_numbers": self.has_numbers, "knots": self.knots, "mean": self.mean, "sd": self.sd,
-        }  # fmt: skip
+            "has_numbers": self.has_numbers,
+            "knots": self.knots,
+            "mean": self.mean,
+            "sd": self.sd,
+        }
         write_bytes(folder / "vocabulary.safetensors", save(arrays))
 
     @classmethod
@@ -261,19 +290,27 @@ class Vocabulary:
         try:
             if "kinds" not in text:
                 fix = "prepare the data again with this version, and train again"
-                raise EhrseqError("was written by another version of ehrsequencing", where=str(folder), fix=fix)
+                raise EhrseqError(
+                    "was written by another version of ehrsequencing", where=str(folder), fix=fix
+                )
             arrays, kinds = load_file(folder / "vocabulary.safetensors"), tuple(text["kinds"])
             first = 2 + len(kinds)
             found = cls(
-                kinds=kinds, codes=tuple(text["tokens"][first : first + len(arrays["has_numbers"])]),
-                has_numbers=arrays["has_numbers"], knots=arrays["knots"], mean=arrays["mean"], sd=arrays["sd"],
+                kinds=kinds,
+                codes=tuple(text["tokens"][first : first + len(arrays["has_numbers"])]),
+                has_numbers=arrays["has_numbers"],
+                knots=arrays["knots"],
+                mean=arrays["mean"],
+                sd=arrays["sd"],
                 settings=ValuesConfig.model_validate(text["values"]),
                 rollup=Rollup.from_json(text["rollup"]) if "rollup" in text else Rollup(),
-            )  # fmt: skip
+            )
             if found.tokens != tuple(text["tokens"]):
                 raise ValueError("the tokens are not those of the codes")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EhrseqError("is damaged", where=str(folder / "vocabulary"), fix="make the folder again") from error
+            raise EhrseqError(
+                "is damaged", where=str(folder / "vocabulary"), fix="make the folder again"
+            ) from error
         return found
 
 
@@ -295,7 +332,8 @@ class _Ranks:
         opens[:, 1:] = knots[:, 1:] != knots[:, :-1]
         first = np.flatnonzero(opens.ravel())
         length = np.diff(first, append=opens.size)
-        self.middle = np.repeat(first % self.per_scale + (length - 1) / 2, length)  # of each knot's run of equals
+        # of each knot's run of equals
+        self.middle = np.repeat(first % self.per_scale + (length - 1) / 2, length)
 
     def of(self, scale: Ints32, value: Floats) -> Floats:
         """Rank (n,) of each number in its scale."""
@@ -310,4 +348,6 @@ class _Ranks:
         at_low, at_high = self.knots.take(low + start), self.knots.take(at)
         width = at_high - at_low
         between = low + (value - at_low) / np.where(width > 0, width, 1.0)
-        return np.asarray(np.clip(np.where(at_high == value, self.middle.take(at), between), 0, last) / last)
+        return np.asarray(
+            np.clip(np.where(at_high == value, self.middle.take(at), between), 0, last) / last
+        )

@@ -11,17 +11,27 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import ValuesConfig, VocabularyConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import code_type
-from ehrsequencing.records.events import DAY_US, STATIC, Events, OfCodes, group_order, hash_u64, opens_run, pieces
+from ehrsequencing.records.events import (
+    DAY_US,
+    STATIC,
+    Events,
+    OfCodes,
+    group_order,
+    hash_u64,
+    opens_run,
+    pieces,
+)
 from ehrsequencing.records.rollup import Carriers, Rollup, fit_rollup
 from ehrsequencing.records.samples import Rows, Sample, Values
 from ehrsequencing.records.scales import KNOTS, Scale, fit_scale
 from ehrsequencing.records.vocabulary import Vocabulary
 
-_PIECE_ROWS = 1 << 17  # about so many rows are added to a fit at once: they fit the processor's cache
+# about so many rows are added to a fit at once: they fit the processor's cache
+_PIECE_ROWS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -61,13 +71,17 @@ class VocabularyFit:
         self.parents = parents or {}
         if settings.rollup != "off" and not any(self.parents.values()):
             fix = "write parent_codes in metadata/codes.parquet, or set vocabulary.rollup=off"
-            raise EhrseqError("the data set names no parents of codes", where="vocabulary.rollup", fix=fix)
+            raise EhrseqError(
+                "the data set names no parents of codes", where="vocabulary.rollup", fix=fix
+            )
         self._carriers = Carriers(settings.min_subjects) if settings.rollup != "off" else None
         self.number: dict[str, int] = {}  # every code of the data set → a number
         self.subjects = np.zeros(0, np.int64)  # training subjects per code
         self.rows = np.zeros(0, np.int64)  # their rows per code
-        self.kinds = {"": 0}  # every type of codes → a number; codes without a type, and excluded ones, have the first
-        self.kind_subjects = np.array([settings.min_subjects])  # training subjects per type, counted until enough
+        # every type of codes → a number; codes without a type, and excluded ones, have the first
+        self.kinds = {"": 0}
+        # training subjects per type, counted until enough
+        self.kind_subjects = np.array([settings.min_subjects])
         self._kind = np.zeros(0, np.int64)  # type of each code
         self.numbers = OfCodes(self._numbers)  # the number of each code, a new one for a new code
         self._samples = self._values, self._gaps, self._counts = Sample(), Sample(), Sample()
@@ -88,7 +102,9 @@ class VocabularyFit:
             rows = np.flatnonzero(is_training[piece]) + piece.start
             self._update(events, rows, subject, hashed)
 
-    def _update(self, events: Events, rows: Ints, subject: Ints, hashed_id: NDArray[np.uint64]) -> None:
+    def _update(
+        self, events: Events, rows: Ints, subject: Ints, hashed_id: NDArray[np.uint64]
+    ) -> None:
         """Add some rows, of whole subjects."""
         code = self.numbers(events.codes).take(events.code.take(rows))
         order = group_order(code, len(self.number))
@@ -105,40 +121,60 @@ class VocabularyFit:
         rows, code = rows.take(valued), code.take(valued)
         time, value, owner = events.time_us.take(rows), events.value.take(rows), subject.take(rows)
         identity = hashed_id.take(owner)
-        hashed = hash_u64(identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64))
-        who = (identity >> np.uint64(32)).astype(np.uint32)  # two people that share it count as one: never one as two
+        hashed = hash_u64(
+            identity ^ time.view(np.uint64) ^ value.astype(np.float64).view(np.uint64)
+        )
+        # two people that share it count as one: never one as two
+        who = (identity >> np.uint64(32)).astype(np.uint32)
         self._values.add(code, hashed, value, who)
         if self.value_settings.carry:
             timed = np.flatnonzero(time != STATIC)
             self._update_summaries(
-                code.take(timed), owner.take(timed), time.take(timed), hashed.take(timed), who.take(timed)
+                code.take(timed),
+                owner.take(timed),
+                time.take(timed),
+                hashed.take(timed),
+                who.take(timed),
             )
 
     def _numbers(self, codes: tuple[str, ...]) -> Ints:
         new = [c for c in dict.fromkeys(codes) if c not in self.number]
         self.number |= {c: number for number, c in enumerate(new, start=len(self.number))}
-        kinds = [self.kinds.setdefault("" if self.excluded(c) else code_type(c), len(self.kinds)) for c in new]
+        kinds = [
+            self.kinds.setdefault("" if self.excluded(c) else code_type(c), len(self.kinds))
+            for c in new
+        ]
         self._kind = np.r_[self._kind, np.array(kinds, dtype=np.int64)]
-        self.subjects, self.rows = (_longer(a, len(self.number)) for a in (self.subjects, self.rows))
+        self.subjects, self.rows = (
+            _longer(a, len(self.number)) for a in (self.subjects, self.rows)
+        )
         self.kind_subjects = _longer(self.kind_subjects, len(self.kinds))
         return np.array([self.number[c] for c in codes], dtype=np.int64)
 
     def _update_kinds(self, code: Ints, subject: Ints) -> None:
         """Count the subjects of each type of codes, from distinct pairs of code and subject."""
         kind = self._kind.take(code)
-        few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)  # soon there are none
+        # soon there are none
+        few = np.flatnonzero(self.kind_subjects.take(kind) < self.settings.min_subjects)
         pairs = np.unique(np.stack([kind.take(few), subject.take(few)]), axis=1)
         self.kind_subjects += np.bincount(pairs[0], minlength=len(self.kinds))
 
     def _update_summaries(
-        self, code: Ints, subject: Ints, time: Ints, hashed: NDArray[np.uint64], who: NDArray[np.uint32]
+        self,
+        code: Ints,
+        subject: Ints,
+        time: Ints,
+        hashed: NDArray[np.uint64],
+        who: NDArray[np.uint32],
     ) -> None:
         """Scales of SINCE (gaps between a subject's values of one code) and COUNT (their number)."""
         first = np.flatnonzero(opens_run(code, subject))
         same = np.ones(len(code), dtype=bool)
         same[first] = False
         later = np.flatnonzero(same)
-        self._gaps.add(code[later], hashed[later], (time[later] - time[later - 1]) / DAY_US, who[later])
+        self._gaps.add(
+            code[later], hashed[later], (time[later] - time[later - 1]) / DAY_US, who[later]
+        )
         counts = np.diff(first, append=len(code)).astype(np.float64)
         self._counts.add(code[first], hashed[first], counts, who[first])
 
@@ -150,7 +186,9 @@ class VocabularyFit:
             codes = np.repeat(np.arange(len(who)), [len(ids) for ids in who])
             carriers = codes, np.array([one for ids in who for one in ids], dtype=np.int64)
         samples = tuple(sample.rows() for sample in self._samples)
-        return FitPart(tuple(self.number), self.subjects, self.rows, self.kind_subjects, samples, carriers)
+        return FitPart(
+            tuple(self.number), self.subjects, self.rows, self.kind_subjects, samples, carriers
+        )
 
     def merge(self, part: FitPart) -> None:
         """Add what another fit has collected from other subjects: the same as having seen their shards."""
@@ -158,7 +196,8 @@ class VocabularyFit:
         self.subjects[numbers] += part.subjects
         self.rows[numbers] += part.rows
         kinds, first = np.unique(np.r_[0, self._kind[numbers]], return_index=True)
-        self.kind_subjects[kinds[np.argsort(first)]] += part.kind_subjects  # that fit numbered them as they came
+        # that fit numbered them as they came
+        self.kind_subjects[kinds[np.argsort(first)]] += part.kind_subjects
         for sample, (key, hashed, value, who) in zip(self._samples, part.samples, strict=True):
             sample.add(numbers[key], hashed, value, who)
         if self._carriers is not None and part.carriers is not None:
@@ -175,7 +214,9 @@ class VocabularyFit:
         rollup, enough = self._fit_rollup(), self.settings.min_subjects
         frequent = {c for c in self.common_codes() if not self.excluded(c)}
         codes = tuple(sorted(frequent.union(*rollup.to.values())))
-        kinds = {kind for kind, number in self.kinds.items() if self.kind_subjects[number] >= enough}
+        kinds = {
+            kind for kind, number in self.kinds.items() if self.kind_subjects[number] >= enough
+        }
         values, gaps, counts = (sample.by_key() for sample in self._samples)
         since, count = _OrPooled(gaps, enough), _OrPooled(counts, enough)
         scales: list[Scale] = []
@@ -185,18 +226,29 @@ class VocabularyFit:
             own = fit_scale(*values.of(number), enough=enough)
             if own is not None:
                 has_numbers[place] = True
-                scales += [own, since.of(number), count.of(number)] if self.value_settings.carry else [own]
+                scales += (
+                    [own, since.of(number), count.of(number)]
+                    if self.value_settings.carry
+                    else [own]
+                )
         return Vocabulary(
-            kinds=tuple(sorted(kinds - {""})), codes=codes, has_numbers=has_numbers,
-            knots=np.array([s.knots for s in scales]).reshape(-1, KNOTS), mean=np.array([s.mean for s in scales]),
-            sd=np.array([s.sd for s in scales]), settings=self.value_settings, rollup=rollup,
-        )  # fmt: skip
+            kinds=tuple(sorted(kinds - {""})),
+            codes=codes,
+            has_numbers=has_numbers,
+            knots=np.array([s.knots for s in scales]).reshape(-1, KNOTS),
+            mean=np.array([s.mean for s in scales]),
+            sd=np.array([s.sd for s in scales]),
+            settings=self.value_settings,
+            rollup=rollup,
+        )
 
     def known_share(self, vocabulary: Vocabulary) -> float | None:
         """Share of the training subjects' rows that have a token of their own, or an ancestor's; None without rows."""
         codes = tuple(self.number)
         counted = np.where([self.excluded(c) for c in codes], 0, self.rows)
-        known = ~vocabulary.is_unknown(vocabulary.ids(codes)) | [bool(vocabulary.rollup.extra(c)) for c in codes]
+        known = ~vocabulary.is_unknown(vocabulary.ids(codes)) | [
+            bool(vocabulary.rollup.extra(c)) for c in codes
+        ]
         return float(counted[known].sum() / counted.sum()) if counted.any() else None
 
     def _fit_rollup(self) -> Rollup:
@@ -204,9 +256,12 @@ class VocabularyFit:
             return Rollup()
         carriers = {c: self._carriers.of(n) for c, n in self.number.items() if not self.excluded(c)}
         return fit_rollup(
-            self.settings.rollup, carriers, parents=self.parents, enough=self.settings.min_subjects,
+            self.settings.rollup,
+            carriers,
+            parents=self.parents,
+            enough=self.settings.min_subjects,
             excluded=self.excluded,
-        )  # fmt: skip
+        )
 
 
 class _OrPooled:

@@ -12,18 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ehrsequencing import __version__
 from ehrsequencing.config import StudyConfig, TaskConfig
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import PREPARED
-from ehrsequencing.owners import this_process
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import PREPARED
+from ehrsequencing.core.owners import this_process
+from ehrsequencing.core.storage import (
+    complete_folder,
+    digest,
+    refuse_foreign_folder,
+    refuse_overlap,
+    sha256,
+)
+from ehrsequencing.core.version import __version__
 from ehrsequencing.records.engines import PROCESSES
 from ehrsequencing.records.parallel import Workers
 from ehrsequencing.records.prepared import SECTIONS, PrepareJob
 from ehrsequencing.records.shard_work import ShardWork
 from ehrsequencing.records.shared_work import SharedWork
 from ehrsequencing.records.survey import Progress
-from ehrsequencing.storage import complete_folder, digest, refuse_foreign_folder, refuse_overlap, sha256
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds between two looks at what others do
 _ASSEMBLY = "assembly"
@@ -92,14 +98,21 @@ class SharedWorkers(Workers):
         return (slice(number, number + 1) for number in range(shards))
 
     def in_order(
-        self, method: Callable[..., Result], items: Iterable[tuple[Any, ...]], *, mapped: bool = False
+        self,
+        method: Callable[..., Result],
+        items: Iterable[tuple[Any, ...]],
+        *,
+        mapped: bool = False,
     ) -> Iterator[Result]:
         """Call a method of `ShardWork` for each item that has no result, then yield all results in order."""
         for piece in self.help(method, items):
             yield self.shared.load(piece)
 
     def help(
-        self, method: Callable[..., Any], items: Iterable[tuple[Any, ...]], tick: Callable[[], None] = lambda: None
+        self,
+        method: Callable[..., Any],
+        items: Iterable[tuple[Any, ...]],
+        tick: Callable[[], None] = lambda: None,
     ) -> list[str]:
         """Work until all items have a result; returns their names. `tick` is called for each of them."""
         todo = list(items)
@@ -107,7 +120,9 @@ class SharedWorkers(Workers):
         self._passes += 1
         left, wait = self.share.order(len(todo)), _FIRST_WAIT
         while left:
-            missing = [number for number in left if not self._done(pieces[number], method, todo[number])]
+            missing = [
+                number for number in left if not self._done(pieces[number], method, todo[number])
+            ]
             if len(missing) < len(left):
                 wait = _FIRST_WAIT
             elif missing:
@@ -129,9 +144,14 @@ class SharedWorkers(Workers):
 
 
 def prepare_as_worker(
-    data: Path, out: Path, share: Share, *, study: StudyConfig, tasks: Sequence[TaskConfig],
+    data: Path,
+    out: Path,
+    share: Share,
+    *,
+    study: StudyConfig,
+    tasks: Sequence[TaskConfig],
     progress: Progress | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Do a part of `prepare`, together with others; the result is the same, byte for byte, as that of one process.
 
     Args:
@@ -163,7 +183,12 @@ def prepare_as_worker(
 
 
 def _put_together(
-    shared: SharedWork, share: Share, data: Path, out: Path, study: StudyConfig, tasks: Sequence[TaskConfig]
+    shared: SharedWork,
+    share: Share,
+    data: Path,
+    out: Path,
+    study: StudyConfig,
+    tasks: Sequence[TaskConfig],
 ) -> bool:
     """Make the set of the results, unless another worker does or has done it."""
     with shared.claim(_ASSEMBLY) as is_mine:
@@ -182,7 +207,19 @@ def _identity(job: PrepareJob) -> str:
     metadata = [path for path in sorted((job.data / "metadata").glob("*")) if path.is_file()]
     indexes = [Path(task.index.file) for task in job.tasks if task.index.file is not None]
     shards = [
-        (str(path.resolve()), found.st_size, found.st_mtime_ns) for path in job.reader.shards for found in [path.stat()]
+        (str(path.resolve()), found.st_size, found.st_mtime_ns)
+        for path in job.reader.shards
+        for found in [path.stat()]
     ]
-    settings = [job.study.model_dump(mode="json", include=SECTIONS), [t.model_dump(mode="json") for t in job.tasks]]
-    return digest([__version__, settings, shards, [(str(path), sha256(path)) for path in (*metadata, *indexes)]])
+    settings = [
+        job.study.model_dump(mode="json", include=SECTIONS),
+        [t.model_dump(mode="json") for t in job.tasks],
+    ]
+    return digest(
+        [
+            __version__,
+            settings,
+            shards,
+            [(str(path), sha256(path)) for path in (*metadata, *indexes)],
+        ]
+    )

@@ -42,7 +42,11 @@ def answer(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any]
 def _main_incidence(m: Mapping[str, Any], scores: Scores, shown: Shown) -> Figure | None:
     """Observed and predicted incidence of the cause of interest at the main landmark."""
     landmark, cause = scores.main()[0], m["causes"][0]
-    rows = [row for row in m.get("incidence") or [] if (row["landmark_days"], row["cause"]) == (landmark, cause)]
+    rows = [
+        row
+        for row in m.get("incidence") or []
+        if (row["landmark_days"], row["cause"]) == (landmark, cause)
+    ]
     return incidence_of(m, rows[0], shown) if rows else None
 
 
@@ -54,25 +58,45 @@ def two_patients(m: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*had[-1:], *free[:1]] if had and free else found[:2]
 
 
-def main_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, list[panels.Panel]]:
+def main_figures(
+    m: Mapping[str, Any], scores: Scores, shown: Shown
+) -> dict[str, list[panels.Panel]]:
     """Calibration of each cause, and the decision curve of the cause of interest, at the main place."""
     landmark, horizon = scores.main()
 
     def here(row: Mapping[str, Any]) -> bool:
         return place_of(row)[::2] == (landmark, horizon)
 
-    only = {**m, **{name: [row for row in m.get(name) or [] if here(row)] for name in ("calibration", "decision")}}
-    first = [panel for panel in panels.decisions(only, scores.models, shown) if panel.cause == m["causes"][0]]
+    only = {
+        **m,
+        **{
+            name: [row for row in m.get(name) or [] if here(row)]
+            for name in ("calibration", "decision")
+        },
+    }
+    first = [
+        panel
+        for panel in panels.decisions(only, scores.models, shown)
+        if panel.cause == m["causes"][0]
+    ]
     return {"calibration": panels.calibrations(only, scores, shown)[:2], "decision": first}
 
 
 def forest(scores: Scores, shown: Shown) -> list[Figure]:
     """C and IPA of our model and the strongest baseline by landmark and horizon."""
-    places = [place for place in scores.combinations() if place[0] is not None] or scores.combinations()
-    if len(places) > MOST_PLACES:  # every horizon of the first landmark, and the main horizon of the others
+    places = [
+        place for place in scores.combinations() if place[0] is not None
+    ] or scores.combinations()
+    if (
+        len(places) > MOST_PLACES
+    ):  # every horizon of the first landmark, and the main horizon of the others
         landmark, horizon = scores.main()
-        places = [place for place in places if place[0] == landmark or place[1] == horizon][:MOST_PLACES]
-    return panels.forest_of(scores, shown, places, [name for name in (scores.models[0], scores.strongest()) if name])
+        places = [place for place in places if place[0] == landmark or place[1] == horizon][
+            :MOST_PLACES
+        ]
+    return panels.forest_of(
+        scores, shown, places, [name for name in (scores.models[0], scores.strongest()) if name]
+    )
 
 
 def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict[str, Any] | None:
@@ -81,7 +105,8 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
         kept = {
             family: some
             for family, rows in place["families"].items()
-            if len(some := [row for row in rows if row["told"] and row["auc"].value is not None]) > 1
+            if len(some := [row for row in rows if row["told"] and row["auc"].value is not None])
+            > 1
         }
         while sum(map(len, kept.values())) > MOST_LEVELS:
             kept.pop(max(kept, key=lambda family: len(kept[family])))
@@ -89,10 +114,18 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
             return None
         (landmark, horizon), drawn = scores.main(), []
         overall = scores.number(scores.models[0], landmark, horizon, "auc").value
-        for metric, label, line in (("oe", "O/E (1: right)", 1.0), ("auc", "AUC (dashed: all together)", overall)):
-            rows = [(family, [(row["name"], row[metric]) for row in some]) for family, some in kept.items()]
+        for metric, label, line in (
+            ("oe", "O/E (1: right)", 1.0),
+            ("auc", "AUC (dashed: all together)", overall),
+        ):
+            rows = [
+                (family, [(row["name"], row[metric]) for row in some])
+                for family, some in kept.items()
+            ]
             if any(estimate.value is not None for _, some in rows for _, estimate in some):
-                drawn.append(levels(rows, title=f"{label} by subgroup", label=label, reference=line))
+                drawn.append(
+                    levels(rows, title=f"{label} by subgroup", label=label, reference=line)
+                )
         return {"caption": place["caption"], "figures": drawn}
     return None
 
@@ -100,4 +133,7 @@ def subgroup_figures(m: Mapping[str, Any], scores: Scores, shown: Shown) -> dict
 def tripod(m: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
     """What only people can tell: (title, what is asked, answer or None) of every question."""
     told = m.get("tripod") or {}
-    return [{"title": title, "asked": asked, "answer": told.get(key)} for key, (title, asked) in QUESTIONS.items()]
+    return [
+        {"title": title, "asked": asked, "answer": told.get(key)}
+        for key, (title, asked) in QUESTIONS.items()
+    ]

@@ -113,7 +113,9 @@ class Chart:
         """Axis at the bottom with ticks (at round values, unless they are given) and a label."""
         base, low, high = self.y.low, self.x.low, self.x.high
         for tick in at or ticks(low, high):
-            self.drawn.append(_line(self.x(tick), self.y.start, self.x(tick), self.y.start + 4, "axis"))
+            self.drawn.append(
+                _line(self.x(tick), self.y.start, self.x(tick), self.y.start + 4, "axis")
+            )
             self.text(tick, base, show(tick), "mid", dy=16)
         self.line(low, base, high, base, "axis")
         self.text((low + high) / 2, base, label, "mid", dy=33)
@@ -137,7 +139,9 @@ class Chart:
 
     # ------------------------------------------------------------------------------------------------------- marks
 
-    def text(self, x: float, y: float, words: str, style: str = "", *, dx: float = 0.0, dy: float = 0.0) -> None:
+    def text(
+        self, x: float, y: float, words: str, style: str = "", *, dx: float = 0.0, dy: float = 0.0
+    ) -> None:
         """Escaped words."""
         place = f'x="{self.x(x) + dx:.1f}" y="{self.y(y) + dy:.1f}"'
         self.drawn.append(f'<text {place} class="{style}">{escape(words)}</text>')
@@ -150,22 +154,34 @@ class Chart:
         """A straight line."""
         self.drawn.append(_line(self.x(x1), self.y(y1), self.x(x2), self.y(y2), style))
 
-    def whisker(self, kind: int, x: tuple[float, float], y: tuple[float, float], style: str = "") -> None:
+    def whisker(
+        self, kind: int, x: tuple[float, float], y: tuple[float, float], style: str = ""
+    ) -> None:
         """The interval of an estimate of series `kind`, from (x[0], y[0]) to (x[1], y[1])."""
         self.line(x[0], y[0], x[1], y[1], f"whisker m{_shape_of(kind)} {style}".rstrip())
 
-    def bar(self, x: tuple[float, float], top: float, bottom: float, style: str, hover: str = "") -> None:
+    def bar(
+        self, x: tuple[float, float], top: float, bottom: float, style: str, hover: str = ""
+    ) -> None:
         """A rectangle over the range `x`."""
         left, wide, high = self.x(min(x)), abs(self.x(x[1]) - self.x(x[0])), self.y(top)
         size = f'width="{wide:.1f}" height="{self.y(bottom) - high:.1f}"'
-        self.drawn.append(f'<rect x="{left:.1f}" y="{high:.1f}" {size} class="{style}">{_hover(hover)}</rect>')
+        self.drawn.append(
+            f'<rect x="{left:.1f}" y="{high:.1f}" {size} class="{style}">{_hover(hover)}</rect>'
+        )
 
-    def path(self, x: Sequence[float], y: Sequence[float], style: str = "", opacity: float = 1.0) -> None:
+    def path(
+        self, x: Sequence[float], y: Sequence[float], style: str = "", opacity: float = 1.0
+    ) -> None:
         """A line through points."""
         steps = " ".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in zip(x, y, strict=True))
-        self.drawn.append(f'<polyline points="{steps}" class="{f"line {style}".rstrip()}" opacity="{opacity:.2f}"/>')
+        self.drawn.append(
+            f'<polyline points="{steps}" class="{f"line {style}".rstrip()}" opacity="{opacity:.2f}"/>'
+        )
 
-    def band(self, x: Sequence[float], low: Sequence[float], high: Sequence[float], style: str = "") -> None:
+    def band(
+        self, x: Sequence[float], low: Sequence[float], high: Sequence[float], style: str = ""
+    ) -> None:
         """The area between two lines."""
         around = [*zip(x, low, strict=True), *reversed([*zip(x, high, strict=True)])]
         corners = " ".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in around)
@@ -190,13 +206,17 @@ class Chart:
         opacity: float = 1.0,
     ) -> None:
         """The mark of series `kind`."""
-        more = (' fill-opacity="0"' if hollow else "") + (f' opacity="{opacity:.2f}"' if opacity < 1 else "")
+        more = (' fill-opacity="0"' if hollow else "") + (
+            f' opacity="{opacity:.2f}"' if opacity < 1 else ""
+        )
         self.drawn.append(_shape(kind, self.x(x), self.y(y), size, style, more, hover))
 
     def mark_at(self, x: float, y: float, hover: str, *, style: str) -> None:
         """A tick of a lane, at pixels."""
         size = 'width="3" height="10" rx="1"'
-        self.drawn.append(f'<rect x="{x - 1.5:.1f}" y="{y - 5:.1f}" {size} class="{style}">{_hover(hover)}</rect>')
+        self.drawn.append(
+            f'<rect x="{x - 1.5:.1f}" y="{y - 5:.1f}" {size} class="{style}">{_hover(hover)}</rect>'
+        )
 
     def end_labels(self, ends: Sequence[tuple[float, str]]) -> None:
         """Names beside the right ends of lines, given as (y, name), moved apart so that they do not overlap."""
@@ -228,7 +248,9 @@ def _shape_of(kind: int) -> int:
     return 0 if kind == 0 else 1 + (kind - 1) % _BASELINE_SHAPES
 
 
-def _shape(kind: int, x: float, y: float, r: float = 4.0, style: str = "", more: str = "", hover: str = "") -> str:
+def _shape(
+    kind: int, x: float, y: float, r: float = 4.0, style: str = "", more: str = "", hover: str = ""
+) -> str:
     """A mark at pixels (x, y). Shape and colour both tell the series, for print and for colour-blind readers."""
     shape = _shape_of(kind)
     corners = {
@@ -241,7 +263,9 @@ def _shape(kind: int, x: float, y: float, r: float = 4.0, style: str = "", more:
     }
     look = f'class="{f"m{shape} {style}".rstrip()}"{more}'
     if shape == 0:
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r + 0.3:.1f}" {look}>{_hover(hover)}</circle>'
+        return (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r + 0.3:.1f}" {look}>{_hover(hover)}</circle>'
+        )
     outline = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners[shape])
     return f'<polygon points="{outline}" {look}>{_hover(hover)}</polygon>'
 

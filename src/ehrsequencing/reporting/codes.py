@@ -21,17 +21,34 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     rows, estimates = list[tuple[str, str, str, str]](), list[tuple[str, list[Estimate]]]()
     for row in found["codes"]:
-        value, low, high = (None if row[name] is None else 100 * row[name] for name in ("effect", "low", "high"))
-        rows.append(
-            (row["code"], row["description"] or "", _share(row["share"]), with_interval(value, low, high, "+.2f"))
+        value, low, high = (
+            None if row[name] is None else 100 * row[name] for name in ("effect", "low", "high")
         )
-        estimates.append((figures.shorten(row["code"], 20), [Estimate(0, row["code"], value, low, high)]))
+        rows.append(
+            (
+                row["code"],
+                row["description"] or "",
+                _share(row["share"]),
+                with_interval(value, low, high, "+.2f"),
+            )
+        )
+        estimates.append(
+            (figures.shorten(row["code"], 20), [Estimate(0, row["code"], value, low, high)])
+        )
     by = f"{found['cause']} by {duration(found['horizon_days'])}"
     drawn = figures.forest(
-        estimates, title=f"Effect of codes on the risk of {by}", label="change in risk, percentage points",
-        reference=0.0, floor=-100.0, form="+.2f",
-    )  # fmt: skip
-    sure = [row for row in found["codes"] if row["low"] is not None and (row["low"] > 0 or row["high"] < 0)]
+        estimates,
+        title=f"Effect of codes on the risk of {by}",
+        label="change in risk, percentage points",
+        reference=0.0,
+        floor=-100.0,
+        form="+.2f",
+    )
+    sure = [
+        row
+        for row in found["codes"]
+        if row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
+    ]
     clear = [row for row in sure if abs(row["effect"]) >= LEAST_NAMED]
     return {
         "question": by,
@@ -46,9 +63,14 @@ def codes(m: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _share(share: float | None) -> str:
     """A rounded share in words; 0 and 1 may stand for few and for nearly all."""
-    return "–" if share is None else {0.0: "few", 1.0: "nearly all"}.get(share, f"about {share:.0%}")
+    return (
+        "–" if share is None else {0.0: "few", 1.0: "nearly all"}.get(share, f"about {share:.0%}")
+    )
 
 
 def _named(rows: list[Mapping[str, Any]]) -> list[str]:
     """Codes in words, with their effects."""
-    return [f"{row['description'] or row['code']} ({100 * row['effect']:+.1f})" for row in rows[:MOST_NAMED]]
+    return [
+        f"{row['description'] or row['code']} ({100 * row['effect']:+.1f})"
+        for row in rows[:MOST_NAMED]
+    ]

@@ -35,9 +35,14 @@ class Spread:
 
 
 def forest(
-    groups: Sequence[tuple[str, Sequence[Estimate]]], *, title: str, label: str, reference: float, floor: float,
+    groups: Sequence[tuple[str, Sequence[Estimate]]],
+    *,
+    title: str,
+    label: str,
+    reference: float,
+    floor: float,
     form: str = ".3f",
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Forest plot: one row per model in each group, with intervals and a dashed reference.
 
     Args:
@@ -57,7 +62,9 @@ def forest(
             chart.margin_text(4, y + row * len(rows) / 2 + 14 * (k - name.count("\n") / 2), words)
         for estimate in rows:
             words = f"{estimate.name}: {with_interval(estimate.value, estimate.low, estimate.high, form)}"
-            _draw_estimate(chart, estimate, y + row / 2, words, f"{estimate.name}: undefined", reference)
+            _draw_estimate(
+                chart, estimate, y + row / 2, words, f"{estimate.name}: undefined", reference
+            )
             numbers = with_interval(estimate.value, estimate.low, estimate.high, form)
             chart.rows.append((name.replace("\n", ", "), estimate.name, numbers))
             y += row
@@ -70,7 +77,11 @@ def forest(
 
 
 def levels(
-    groups: Sequence[tuple[str, Sequence[tuple[str, Estimate]]]], *, title: str, label: str, reference: float | None
+    groups: Sequence[tuple[str, Sequence[tuple[str, Estimate]]]],
+    *,
+    title: str,
+    label: str,
+    reference: float | None,
 ) -> Figure:
     """One row for each level of each group, with its interval and a dashed line.
 
@@ -92,14 +103,20 @@ def levels(
             chart.told.append(f"{name} {level}: {words}")
             chart.rows.append((name, level, words))
             chart.margin_text(14, y + row / 2, shorten(level))
-            _draw_estimate(chart, estimate, y + row / 2, f"{level}: {words}", "not shown", chart.x.low)
+            _draw_estimate(
+                chart, estimate, y + row / 2, f"{level}: {words}", "not shown", chart.x.low
+            )
             y += row
     chart.columns = ("group", "level", label)
     return chart.svg(title)
 
 
 def _row_chart(
-    estimates: Sequence[Estimate], height: float, label: str, reference: float | None, floor: float = -math.inf
+    estimates: Sequence[Estimate],
+    height: float,
+    label: str,
+    reference: float | None,
+    floor: float = -math.inf,
 ) -> Chart:
     """The frame of a chart of rows: a horizontal axis that holds all estimates, its grid and its reference."""
     known = [v for e in estimates for v in (e.value, e.low, e.high) if v is not None]
@@ -113,7 +130,9 @@ def _row_chart(
     return chart
 
 
-def _draw_estimate(chart: Chart, estimate: Estimate, y: float, words: str, missing: str, beside: float) -> None:
+def _draw_estimate(
+    chart: Chart, estimate: Estimate, y: float, words: str, missing: str, beside: float
+) -> None:
     """An estimate with its whisker; an arrow where it leaves the axis; `missing` right of `beside` where undefined."""
     if estimate.value is None:
         chart.text(beside, y, missing, "muted", dx=6, dy=4)
@@ -172,7 +191,10 @@ def risk_distribution(ridges: Sequence[Ridge], *, title: str, label: str) -> Fig
 
 
 def calibration(
-    series: Sequence[tuple[int, str, Sequence[CalibrationGroup]]], *, title: str, curves: Sequence[Curve] = ()
+    series: Sequence[tuple[int, str, Sequence[CalibrationGroup]]],
+    *,
+    title: str,
+    curves: Sequence[Curve] = (),
 ) -> Figure:
     """Observed against predicted risk: smooth curves with a band, groups with intervals, and the diagonal.
 
@@ -181,12 +203,19 @@ def calibration(
         title: Name of the figure.
         curves: Smooth curves (risk, observed), ours first; only ours shows its band.
     """
-    found = [v for _, _, points in series for p in points for v in (p.predicted, p.observed, p.high or 0.0)]
+    found = [
+        v
+        for _, _, points in series
+        for p in points
+        for v in (p.predicted, p.observed, p.high or 0.0)
+    ]
     found += [v for curve in curves for v in (*curve.x, *curve.y)]
     chart = _risk_square(max(found, default=0.0) or 1.0, 320, "predicted", "observed")
     for curve in reversed(curves):
         chart.curve(curve)
-    chart.told = [f"{c.name}: smooth curve from {_point(c, 0)} to {_point(c, -1)}" for c in curves if c.x]
+    chart.told = [
+        f"{c.name}: smooth curve from {_point(c, 0)} to {_point(c, -1)}" for c in curves if c.x
+    ]
     for place, (kind, name, points) in reversed(list(enumerate(series))):
         style = "faint" if place else ""
         for p in points:
@@ -194,7 +223,9 @@ def calibration(
             observed = with_interval(p.observed, p.low, p.high, percent)
             words = f"{name}: predicted {percent(p.predicted)}, observed {observed}{size}"
             chart.told.append(words)
-            chart.rows.append((name, percent(p.predicted), observed, f"{p.n:,}" if p.n else "withheld"))
+            chart.rows.append(
+                (name, percent(p.predicted), observed, f"{p.n:,}" if p.n else "withheld")
+            )
             if p.low is not None and p.high is not None:
                 chart.whisker(kind, (p.predicted, p.predicted), (p.low, p.high), style)
             chart.mark(kind, p.predicted, p.observed, words, hollow=place > 0, style=style)
@@ -218,7 +249,9 @@ def _risk_square(reach: float, height: float, x_label: str, y_label: str) -> Cha
 
 def instability(groups: Sequence[Spread], *, title: str) -> Figure:
     """How far risks move when the model is fitted again: one interval per group of subjects of similar risk."""
-    chart = _risk_square(max((g.high for g in groups), default=1.0), 300, "predicted risk", "range over refits")
+    chart = _risk_square(
+        max((g.high for g in groups), default=1.0), 300, "predicted risk", "range over refits"
+    )
     for g in groups:
         words = f"predicted {percent(g.risk)}: from {percent(g.low)} to {percent(g.high)}"
         chart.told.append(words)
@@ -236,15 +269,20 @@ def decision(curves: Sequence[Curve], *, title: str) -> Figure:
         curves: Ours first, then others, then acting on everyone (styled grey); y is the net benefit per subject.
         title: Name of the figure.
     """
-    scaled = [replace(c, y=_times_100(c.y), low=_times_100(c.low), high=_times_100(c.high)) for c in curves]
-    top = max((v for c in scaled for v in c.y if v > 1e-9), default=0.0) * 1.12 or 1.0  # nobody gains: an empty frame
+    scaled = [
+        replace(c, y=_times_100(c.y), low=_times_100(c.low), high=_times_100(c.high))
+        for c in curves
+    ]
+    # nobody gains: an empty frame
+    top = max((v for c in scaled for v in c.y if v > 1e-9), default=0.0) * 1.12 or 1.0
     end = max((x for c in scaled for x in c.x), default=1.0)
     chart = Chart(320, 260, (0.0, end), (-0.12 * top, top), left=50)
     chart.y_axis("net benefit per 100", plain)
     chart.x_axis("act from a risk of", percent)
     chart.line(0, 0, end, 0, "axis")
     for c in reversed(scaled):
-        stop = next((k + 1 for k, y in enumerate(c.y) if y < chart.y.low), len(c.y))  # where it leaves downwards
+        # where it leaves downwards
+        stop = next((k + 1 for k, y in enumerate(c.y) if y < chart.y.low), len(c.y))
         chart.curve(replace(c, x=c.x[:stop], y=c.y[:stop], low=c.low[:stop], high=c.high[:stop]))
     for c in scaled:
         first, last = (f"{c.y[k]:.3g} at {percent(c.x[k])}" for k in (0, -1))
@@ -287,11 +325,14 @@ def risk_over_time(
     for k, (name, risks) in enumerate(lines):
         shade = _shade(k, len(lines))
         chart.path(x, risks, opacity=shade)
-        for at, risk, kind in zip(x, risks, kinds, strict=True) if len(x) <= 40 else ():  # more would merge
+        for at, risk, kind in (
+            zip(x, risks, kinds, strict=True) if len(x) <= 40 else ()
+        ):  # more would merge
             hover = f"{at:.1f} {unit} after the index ({kind}): risk within {name} {percent(risk)}"
             chart.mark(0, at, risk, hover, hollow=kind == "query", size=2.4, opacity=shade)
         chart.rows += [
-            (f"{at:.3g} {unit[0]}", f"within {name}", percent(risk)) for at, risk in zip(x, risks, strict=True)
+            (f"{at:.3g} {unit[0]}", f"within {name}", percent(risk))
+            for at, risk in zip(x, risks, strict=True)
         ]
         chart.told.append(f"within {name}: from {percent(risks[0])} to {percent(risks[-1])}")
     chart.end_labels([(risks[-1], name) for name, risks in lines])
@@ -300,7 +341,11 @@ def risk_over_time(
 
 
 def risk_curves(
-    horizons_days: Sequence[float], curves: Sequence[tuple[float, Sequence[float]]], *, title: str, top: float
+    horizons_days: Sequence[float],
+    curves: Sequence[tuple[float, Sequence[float]]],
+    *,
+    title: str,
+    top: float,
 ) -> Figure:
     """One subject's cumulative incidence over the horizons, from a few prediction times.
 
@@ -315,15 +360,24 @@ def risk_curves(
     chart, ends = _subject_chart(horizons_days[-1] / per, top, f"{unit} after the prediction"), []
     x = [h / per for h in horizons_days]
     for k, (time, risks) in enumerate(curves):
-        name, shade = f"{time / time_per:.1f}".removesuffix(".0") + f" {time_unit[0]}", _shade(k, len(curves))
+        name, shade = (
+            f"{time / time_per:.1f}".removesuffix(".0") + f" {time_unit[0]}",
+            _shade(k, len(curves)),
+        )
         chart.path([0, *x], [0, *risks], opacity=shade)
         for at, risk in zip(x, risks, strict=True):
-            hover = f"predicted {name} after the index: risk within {at:.3g} {unit[0]} {percent(risk)}"
+            hover = (
+                f"predicted {name} after the index: risk within {at:.3g} {unit[0]} {percent(risk)}"
+            )
             if len(x) <= 8:  # more points are a line
                 chart.mark(0, at, risk, hover, size=2.4, opacity=shade)
         spaced = sorted({round(j * (len(x) - 1) / 7) for j in range(8)})
-        chart.rows += [(f"{name} after the index", f"{x[j]:.3g} {unit[0]}", percent(risks[j])) for j in spaced]
-        chart.told.append(f"predicted {name} after the index: {percent(risks[-1])} by the last horizon")
+        chart.rows += [
+            (f"{name} after the index", f"{x[j]:.3g} {unit[0]}", percent(risks[j])) for j in spaced
+        ]
+        chart.told.append(
+            f"predicted {name} after the index: {percent(risks[-1])} by the last horizon"
+        )
         ends.append((risks[-1], name))
     chart.end_labels(ends)
     chart.columns = ("predicted", "within", "risk")
@@ -356,7 +410,9 @@ def training_curve(
     """One number per epoch; the epoch whose weights were kept is marked."""
     low, high = min(values), max(values)
     pad = 0.08 * (high - low) or max(abs(high) * 0.05, 1e-3)
-    chart = Chart(440, 200, (min(epochs) - 0.3, max(epochs) + 0.3), (low - pad, high + pad), left=58)
+    chart = Chart(
+        440, 200, (min(epochs) - 0.3, max(epochs) + 0.3), (low - pad, high + pad), left=58
+    )
     chart.y_axis("", plain)
     chart.x_axis("epoch", lambda value: f"{value:g}" if value == int(value) else "")
     chart.path(epochs, values)
@@ -395,8 +451,13 @@ def oracle_bar(nll_null: float, nll_model: float, nll_oracle: float, *, title: s
         chart.text(x, 91, meaning, anchor)
     gain = f"{percent(share)} of the gain"
     chart.columns = ("hazards", "NLL")
-    chart.rows += [(n, f"{v:.4f}") for n, v in (("null", nll_null), ("model", nll_model), ("oracle", nll_oracle))]
-    chart.told.append(f"null {nll_null:.4f}, model {nll_model:.4f}, oracle {nll_oracle:.4f}: {gain}")
+    chart.rows += [
+        (n, f"{v:.4f}")
+        for n, v in (("null", nll_null), ("model", nll_model), ("oracle", nll_oracle))
+    ]
+    chart.told.append(
+        f"null {nll_null:.4f}, model {nll_model:.4f}, oracle {nll_oracle:.4f}: {gain}"
+    )
     return chart.svg(title)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ehrsequencing.config import DAYS_PER_YEAR
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.disclosure.small_counts import exact
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.reporting.chart import Chart, Figure
 from ehrsequencing.reporting.wording import duration, percent, plain, rounder
 
@@ -34,7 +34,9 @@ class RiskGroup:
     at_risk: Sequence[str]
 
 
-def incidence_figure(groups: Sequence[RiskGroup], tick_days: Sequence[float], *, title: str) -> Figure:
+def incidence_figure(
+    groups: Sequence[RiskGroup], tick_days: Sequence[float], *, title: str
+) -> Figure:
     """Cumulative incidence over time: observed (solid, with its 95 % band) and predicted (dashed) by risk group.
 
     Args:
@@ -47,7 +49,13 @@ def incidence_figure(groups: Sequence[RiskGroup], tick_days: Sequence[float], *,
     top = max(max(point[-1] for point in (*g.predicted, *g.observed)) for g in groups)
     below = 58 + 15 * (len(groups) + 1)
     chart = Chart(
-        540, 250 + below, (0, horizon / per), (0, min(1.0, 1.06 * top) or 0.01), left=132, right=104, bottom=below
+        540,
+        250 + below,
+        (0, horizon / per),
+        (0, min(1.0, 1.06 * top) or 0.01),
+        left=132,
+        right=104,
+        bottom=below,
     )
     chart.y_axis("", percent)
     at = [day / per for day in tick_days]
@@ -56,16 +64,20 @@ def incidence_figure(groups: Sequence[RiskGroup], tick_days: Sequence[float], *,
         x = [day / per for day, *_ in g.observed]
         chart.band(x, [p[2] for p in g.observed], [p[3] for p in g.observed], f"g{g.style}")
     for g in groups:
-        chart.path([d / per for d, _ in g.predicted], [r for _, r in g.predicted], f"g{g.style} dashes")
+        chart.path(
+            [d / per for d, _ in g.predicted], [r for _, r in g.predicted], f"g{g.style} dashes"
+        )
         chart.path([p[0] / per for p in g.observed], [p[1] for p in g.observed], f"g{g.style}")
         ends = [percent(value) for value in (g.predicted[-1][1], *g.observed[-1][1:])]
         words = f"predicted {ends[0]}, observed {ends[1]} ({ends[2]} to {ends[3]})"
         chart.told.append(f"{g.name}: by {duration(horizon)} {words}")
         chart.rows.append((g.name, ends[0], f"{ends[1]} ({ends[2]} to {ends[3]})", *g.at_risk))
     chart.columns = (
-        "risk group", f"predicted by {duration(horizon)}", "observed (95% interval)",
+        "risk group",
+        f"predicted by {duration(horizon)}",
+        "observed (95% interval)",
         *(f"at risk at {plain(round(day, 2))} {unit}" for day in at),
-    )  # fmt: skip
+    )
     chart.end_labels([(g.observed[-1][1], g.name) for g in groups])
     chart.text(0, 0, "at risk", "strong end", dx=-24, dy=54)
     for k, g in enumerate(reversed(groups)):
@@ -78,15 +90,23 @@ def incidence_figure(groups: Sequence[RiskGroup], tick_days: Sequence[float], *,
 def incidence_of(m: Mapping[str, Any], row: Mapping[str, Any], shown: Shown) -> Figure | None:
     """The figure of one row of `incidence`; None where it would show a small count."""
     place = (row["landmark_days"], row["cause"], row["horizon_days"])
-    events, at_risk = shown.get(("by", *place), "hidden"), shown.get(("at_risk", row["landmark_days"]), "hidden")
+    events, at_risk = (
+        shown.get(("by", *place), "hidden"),
+        shown.get(("at_risk", row["landmark_days"]), "hidden"),
+    )
     if not row["groups"] or events[0] in "<h" or at_risk[0] in "<h":
         return None
     is_real = not m["data"].get("simulated")
     near = (lambda risk: risk) if exact(events) and exact(at_risk) else rounder(_reach(row))
     groups = []
-    for style, (name, group) in enumerate(zip(_NAMES[len(row["groups"])], row["groups"], strict=True)):
+    for style, (name, group) in enumerate(
+        zip(_NAMES[len(row["groups"])], row["groups"], strict=True)
+    ):
         keep = _kept(group, is_real=is_real)
-        observed = [(row["days"][k], *(near(group[name][k]) for name in ("observed", "low", "high"))) for k in keep]
+        observed = [
+            (row["days"][k], *(near(group[name][k]) for name in ("observed", "low", "high")))
+            for k in keep
+        ]
         counts = [(_rough if is_real else "{:,}".format)(count) for count in group["at_risk"]]
         predicted = list(zip(row["days"], group["predicted"], strict=True))
         groups.append(RiskGroup(name, style, predicted, observed, counts))
@@ -107,7 +127,9 @@ def _kept(group: Mapping[str, Any], *, is_real: bool) -> list[int]:
     for k in known[1:]:
         if events[k] - events[kept[-1]] >= SMALLEST_COUNT:
             kept.append(k)
-    if kept[-1] != known[-1]:  # the curve ends at the horizon: fewer than 11 are left over for the last stretch
+    if (
+        kept[-1] != known[-1]
+    ):  # the curve ends at the horizon: fewer than 11 are left over for the last stretch
         kept = [*(kept[:-1] if len(kept) > 1 else kept), known[-1]]
     return kept
 

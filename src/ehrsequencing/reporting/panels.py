@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.disclosure.small_counts import CalibrationGroup, exact, merge_bins, pool_groups
 from ehrsequencing.metrics.registry import METRICS
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Curve, Estimate, Figure
 from ehrsequencing.reporting.incidence import incidence_of
@@ -40,7 +40,9 @@ def by_cause(m: Mapping[str, Any], drawn: Sequence[Panel]) -> list[tuple[str, li
 
 def caption(row: Mapping[str, Any], shown: Shown) -> str:
     """Landmark, horizon and number of people of a figure."""
-    place = f"{from_landmark(row['landmark_days'])}, by {duration(row['horizon_days'])}".capitalize()
+    place = (
+        f"{from_landmark(row['landmark_days'])}, by {duration(row['horizon_days'])}".capitalize()
+    )
     people = shown.get(("at_risk", row["landmark_days"]))
     if people is not None:
         return f"{place}, {size(people)}"
@@ -59,7 +61,10 @@ def forests(table: Scores, shown: Shown) -> list[tuple[str, list[Figure]]]:
         for metric, reference, floor in (("c", 0.5, 0.0), ("ipa", 0.0, -0.25)):
             groups = []
             for place in table.combinations():
-                found = [table.values.get((name, place[0], cause, place[1], metric)) for name in table.models]
+                found = [
+                    table.values.get((name, place[0], cause, place[1], metric))
+                    for name in table.models
+                ]
                 groups.append((_group_name(*place, shown), _estimates(table.models, found)))
             name = METRICS[metric].name
             title = f"{name} of each model for {cause}"
@@ -70,19 +75,28 @@ def forests(table: Scores, shown: Shown) -> list[tuple[str, list[Figure]]]:
 
 
 def forest_of(
-    table: Scores, shown: Shown, places: Sequence[tuple[float | None, float | None]], models: Sequence[str]
+    table: Scores,
+    shown: Shown,
+    places: Sequence[tuple[float | None, float | None]],
+    models: Sequence[str],
 ) -> list[Figure]:
     """C and IPA of some models for the cause of interest, a row for each place."""
     plots, cause = [], table.m["causes"][0]
     for metric, reference, floor in (("c", 0.5, 0.0), ("ipa", 0.0, -0.25)):
         groups = []
         for place in places:
-            rows = [table.values.get((name, place[0], cause, place[1], metric)) for name in table.models]
-            some = [estimate for estimate in _estimates(table.models, rows) if estimate.name in models]
+            rows = [
+                table.values.get((name, place[0], cause, place[1], metric)) for name in table.models
+            ]
+            some = [
+                estimate for estimate in _estimates(table.models, rows) if estimate.name in models
+            ]
             groups.append((_group_name(*place, shown), some))
         if any(estimate.value is not None for _, some in groups for estimate in some):
             title = f"{METRICS[metric].name} by horizon and landmark for {cause}"
-            plots += _forest(groups, title=title, label=METRICS[metric].name, reference=reference, floor=floor)
+            plots += _forest(
+                groups, title=title, label=METRICS[metric].name, reference=reference, floor=floor
+            )
     return plots
 
 
@@ -91,11 +105,19 @@ def gap_forests(table: Scores, shown: Shown) -> list[Figure]:
     plots = []
     for metric in ("c", "ipa", "nll"):
         groups = []
-        for place in table.combinations() if metric != "nll" else [(at, None) for at in table.landmarks]:
-            found = [table.gap(name, *place, metric) if name in table.rivals else None for name in table.models]
+        for place in (
+            table.combinations() if metric != "nll" else [(at, None) for at in table.landmarks]
+        ):
+            found = [
+                table.gap(name, *place, metric) if name in table.rivals else None
+                for name in table.models
+            ]
             groups.append((_group_name(*place, shown), _estimates(table.models, found)))
         name, side = METRICS[metric].name, "right" if METRICS[metric].better > 0 else "left"
-        title, label = f"Difference in {name} to each baseline", f"difference in {name} ({side}: ours is better)"
+        title, label = (
+            f"Difference in {name} to each baseline",
+            f"difference in {name} ({side}: ours is better)",
+        )
         plots += _forest(groups, title=title, label=label, reference=0.0, floor=-0.5)
     return plots
 
@@ -115,7 +137,11 @@ def _forest(groups: Sequence[tuple[str, list[Estimate]]], **options: Any) -> lis
 
 
 def _group_name(landmark: float | None, horizon: float | None, shown: Shown) -> str:
-    where = "all times" if landmark is None else from_landmark(landmark).replace("after the index", "after index")
+    where = (
+        "all times"
+        if landmark is None
+        else from_landmark(landmark).replace("after the index", "after index")
+    )
     people = shown.get(("at_risk", landmark))
     by = "over all horizons" if horizon is None else f"by {duration(horizon)}"
     return f"{where}\n{by}" + ("" if people is None else f", {size(people)}")
@@ -129,20 +155,41 @@ def calibrations(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[Pane
     drawn, ours = [], table.models[0]
     behind = [row["model"] for row in m["calibration"] if row["model"] in table.models[1:]][:1]
     for row in (row for row in m["calibration"] if row["model"] == ours):
-        here = [r for r in m["calibration"] if r["model"] in (ours, *behind) and place_of(r) == place_of(row)]
+        here = [
+            r
+            for r in m["calibration"]
+            if r["model"] in (ours, *behind) and place_of(r) == place_of(row)
+        ]
         pooled = [(table.models.index(r["model"]), r["model"], pool_groups(r)) for r in here]
         series = sorted((s for s in pooled if s[2]), key=lambda s: s[0])
         names = [name for _, name, _ in series]
-        curves = [r for r in m.get("smooth_calibration") or [] if r["model"] in names and place_of(r) == place_of(row)]
-        smooth = [_smooth(r, table.models.index(r["model"])) for r in curves if len(r["predicted"]) > 1]
-        events, at_risk = shown.get(("by", *place_of(row)), "0"), shown.get(("at_risk", row["landmark_days"]), "0")
-        if not (exact(events) and exact(at_risk)):  # the sizes of the groups add up to those at risk
-            series = [(kind, name, _rough(points)) for kind, name, points in series if events[0] not in "<h"]
+        curves = [
+            r
+            for r in m.get("smooth_calibration") or []
+            if r["model"] in names and place_of(r) == place_of(row)
+        ]
+        smooth = [
+            _smooth(r, table.models.index(r["model"])) for r in curves if len(r["predicted"]) > 1
+        ]
+        events, at_risk = (
+            shown.get(("by", *place_of(row)), "0"),
+            shown.get(("at_risk", row["landmark_days"]), "0"),
+        )
+        if not (
+            exact(events) and exact(at_risk)
+        ):  # the sizes of the groups add up to those at risk
+            series = [
+                (kind, name, _rough(points))
+                for kind, name, points in series
+                if events[0] not in "<h"
+            ]
             smooth = [_rough_curve(curve) for curve in smooth]
         figure, where = None, caption(row, shown)
         if series and series[0][0] == 0:
             title = f"Calibration for {row['cause']}: {where}"
-            figure = figures.calibration(series, title=title, curves=sorted(smooth, key=lambda c: c.kind))
+            figure = figures.calibration(
+                series, title=title, curves=sorted(smooth, key=lambda c: c.kind)
+            )
         drawn.append(Panel(row["cause"], where, figure, _distance(table, place_of(row))))
     return drawn
 
@@ -163,15 +210,24 @@ def _columns(points: Sequence[Sequence[float]], count: int) -> list[list[float]]
 
 def _distance(table: Scores, place: tuple[Any, Any, Any]) -> dict[str, Any] | None:
     """The ICI of our model, and what a perfectly calibrated model would show by chance."""
-    ici, chance = (table.values.get((table.models[0], *place, name)) for name in ("ici", "ici_null"))
+    ici, chance = (
+        table.values.get((table.models[0], *place, name)) for name in ("ici", "ici_null")
+    )
     if ici is None or ici["value"] is None:
         return None
-    return {"kind": "calibration", "ici": ici, "chance": None if chance is None else chance["value"]}
+    return {
+        "kind": "calibration",
+        "ici": ici,
+        "chance": None if chance is None else chance["value"],
+    }
 
 
 def _rough(points: Sequence[CalibrationGroup]) -> list[CalibrationGroup]:
     near = rounder(max((p.observed if p.high is None else p.high for p in points), default=1.0))
-    return [CalibrationGroup(near(p.predicted), near(p.observed), near(p.low), near(p.high), 0) for p in points]
+    return [
+        CalibrationGroup(near(p.predicted), near(p.observed), near(p.low), near(p.high), 0)
+        for p in points
+    ]
 
 
 def _rough_curve(curve: Curve) -> Curve:
@@ -215,10 +271,19 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
     rows = [row for row in m.get("decision") or [] if row["model"] in models]
     drawn = []
     for row in (row for row in rows if row["model"] == models[0]):
-        n, events = (shown.get(("curve", *place_of(row), name), "hidden") for name in ("n", "events"))
+        n, events = (
+            shown.get(("curve", *place_of(row), name), "hidden") for name in ("n", "events")
+        )
         figure, note, where = None, None, caption(row, shown)
-        if exact(n) and exact(events) and min(row["events"], row["n"] - row["events"]) >= SMALLEST_COUNT:
-            last, here = _highest_threshold(m, row), [r for r in rows if place_of(r) == place_of(row)]
+        if (
+            exact(n)
+            and exact(events)
+            and min(row["events"], row["n"] - row["events"]) >= SMALLEST_COUNT
+        ):
+            last, here = (
+                _highest_threshold(m, row),
+                [r for r in rows if place_of(r) == place_of(row)],
+            )
             lines = [_net_benefit(r, models.index(r["model"]), last) for r in here]
             lines = sorted((c for c in lines if len(c.x) > 1), key=lambda c: c.kind)
             if lines and lines[0].kind == 0:
@@ -228,7 +293,12 @@ def decisions(m: Mapping[str, Any], models: Sequence[str], shown: Shown) -> list
                 title = f"Decision curve for {row['cause']}: {where}"
                 figure = figures.decision([*lines, everyone], title=title)
                 best = _best_range(row, here, last)
-                note = {"kind": "decision", "events": events, "landmark": row["landmark_days"], "best": best}
+                note = {
+                    "kind": "decision",
+                    "events": events,
+                    "landmark": row["landmark_days"],
+                    "best": best,
+                }
         drawn.append(Panel(row["cause"], where, figure, note))
     return drawn
 
@@ -237,8 +307,15 @@ def _highest_threshold(m: Mapping[str, Any], row: Mapping[str, Any]) -> float:
     """The highest risk that at least 11 people exceed for certain, by the histogram of the same place."""
     for shape in m["risk_distribution"]:
         if place_of(shape) == place_of(row):
-            people = [sum(some) for some in zip(shape["event"], shape["no_event"], shape["unknown"], strict=True)]
-            above = [edge for k, edge in enumerate(shape["edges"][:-1]) if sum(people[k:]) >= SMALLEST_COUNT]
+            people = [
+                sum(some)
+                for some in zip(shape["event"], shape["no_event"], shape["unknown"], strict=True)
+            ]
+            above = [
+                edge
+                for k, edge in enumerate(shape["edges"][:-1])
+                if sum(people[k:]) >= SMALLEST_COUNT
+            ]
             return float(max(above, default=0.0))
     return 0.5
 
@@ -253,21 +330,42 @@ def _net_benefit(row: Mapping[str, Any], kind: int, last: float) -> Curve:
     runs = [list(run) for _, run in groupby(points, key=lambda point: point[1])]
     middles = [run[len(run) // 2] for run in runs]
     if points:
-        middles = [(points[0][0], *middles[0][1:]), *middles[1:-1], (points[-1][0], *middles[-1][1:])]
+        middles = [
+            (points[0][0], *middles[0][1:]),
+            *middles[1:-1],
+            (points[-1][0], *middles[-1][1:]),
+        ]
     x, y, low, high = _columns(middles, 4)
     banded = None not in low and None not in high
     return Curve(kind, row["model"], x, y, low if banded else (), high if banded else ())
 
 
-def _best_range(row: Mapping[str, Any], others: Sequence[Mapping[str, Any]], last: float) -> tuple[float, float] | None:
+def _best_range(
+    row: Mapping[str, Any], others: Sequence[Mapping[str, Any]], last: float
+) -> tuple[float, float] | None:
     """The longest range of thresholds where the lower limit of our band is above all other curves; None without one."""
     best, margin, low = [], 5.0 / row["n"], row.get("low") or [None] * len(row["thresholds"])
     for k, p in enumerate(row["thresholds"]):
-        rivals = [0.0, row["treat_all"][k], *(r["net_benefit"][k] for r in others if r["model"] != row["model"])]
-        best.append(low[k] is not None and p <= last and all(v is None or low[k] > v + margin for v in rivals))
-    runs = [(won, [k for k, _ in run]) for won, run in groupby(enumerate(best), key=lambda item: item[1])]
+        rivals = [
+            0.0,
+            row["treat_all"][k],
+            *(r["net_benefit"][k] for r in others if r["model"] != row["model"]),
+        ]
+        best.append(
+            low[k] is not None
+            and p <= last
+            and all(v is None or low[k] > v + margin for v in rivals)
+        )
+    runs = [
+        (won, [k for k, _ in run])
+        for won, run in groupby(enumerate(best), key=lambda item: item[1])
+    ]
     longest = max((run for won, run in runs if won), key=len, default=[])
-    return None if len(longest) < 2 else (row["thresholds"][longest[0]], row["thresholds"][longest[-1]])
+    return (
+        None
+        if len(longest) < 2
+        else (row["thresholds"][longest[0]], row["thresholds"][longest[-1]])
+    )
 
 
 # --------------------------------------------------------------------------------- single subjects, training, truth
@@ -286,23 +384,42 @@ def trajectory(m: Mapping[str, Any], t: Mapping[str, Any]) -> dict[str, Any]:
         curves = [(times[k], risks[k]) for k in few]
         days = horizons
         if whole:
-            days, curves = t["curve_days"], [(times[k], whole[cause][j]) for j, k in enumerate(t["curve_at"])]
+            days, curves = (
+                t["curve_days"],
+                [(times[k], whole[cause][j]) for j, k in enumerate(t["curve_at"])],
+            )
             top = min(1.0, max(top, 1.08 * max(max(curve) for _, curve in curves)))
-        over_time, over_horizons = f"Predicted risk over time: {who}", f"Risk curve over the horizons: {who}"
+        over_time, over_horizons = (
+            f"Predicted risk over time: {who}",
+            f"Risk curve over the horizons: {who}",
+        )
         plots = [figures.risk_curves(days, curves, title=over_horizons, top=top)]
         if len(times) > 1:
-            plots.insert(0, figures.risk_over_time(times, lines, t["kind"], title=over_time, top=top))
+            plots.insert(
+                0, figures.risk_over_time(times, lines, t["kind"], title=over_time, top=top)
+            )
         panels.append((cause, plots))
     patient = patient_of(t)
-    timeline = patient_figure(patient, title=f"Timeline of subject {t['label']} with the risk curve")
-    told = {"timeline": timeline, "changes": largest_changes(patient), "banded": bool(patient.bands)}
+    timeline = patient_figure(
+        patient, title=f"Timeline of subject {t['label']} with the risk curve"
+    )
+    told = {
+        "timeline": timeline,
+        "changes": largest_changes(patient),
+        "banded": bool(patient.bands),
+    }
     outcome = t["outcome"]
     if event := t.get("event"):
         outcome = f"{event['cause'] or 'event-free'} at {about(event['day'])}"
     return told | {
-        "label": t["label"], "outcome": outcome, "times": len(times), "panels": panels, "causes": len(t["curves"]),
-        "horizon": duration(patient.horizon_days), "has_event": bool(event and event["cause"]),
-    }  # fmt: skip
+        "label": t["label"],
+        "outcome": outcome,
+        "times": len(times),
+        "panels": panels,
+        "causes": len(t["curves"]),
+        "horizon": duration(patient.horizon_days),
+        "has_event": bool(event and event["cause"]),
+    }
 
 
 def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -313,7 +430,9 @@ def training(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rows = [row for row in history if row.get(name) is not None]
         if rows:
             epochs, values = [row["epoch"] for row in rows], [row[name] for row in rows]
-            plots.append((title, figures.training_curve(epochs, values, title=title, best_epoch=best)))
+            plots.append(
+                (title, figures.training_curve(epochs, values, title=title, best_epoch=best))
+            )
     seconds = sum(row.get("seconds") or 0 for row in history)
     return {"plots": plots, "epochs": len(history), "best": best, "seconds": seconds}
 
@@ -325,7 +444,9 @@ def oracle(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     values = [found["nll_null"], found["nll_model"], found["nll_oracle"]]
     title = "NLL between no knowledge and the truth"
     figure = None if None in values else figures.oracle_bar(*values, title=title)
-    differences: dict[tuple[Any, ...], dict[str, Any]] = {}  # ours less the truth in C and O/E, by place
+    differences: dict[
+        tuple[Any, ...], dict[str, Any]
+    ] = {}  # ours less the truth in C and O/E, by place
     for row in found.get("differences", []):
         if row["metric"] in ("c", "oe"):
             place = dict(zip(("landmark", "cause", "horizon"), place_of(row), strict=True))

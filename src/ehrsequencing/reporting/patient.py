@@ -14,11 +14,22 @@ from ehrsequencing.reporting.wording import duration, percent, plain
 MINUS = "\N{MINUS SIGN}"
 WIDTH, MOST_LANES, LANE = 560.0, 5, 17.0
 _KINDS = {  # lanes in the field's words, by the prefix of a code
-    "DX": "diagnoses", "DIAGNOSIS": "diagnoses", "CONDITION": "diagnoses", "RX": "drugs", "MEDICATION": "drugs",
-    "DRUG": "drugs", "PROC": "procedures", "PROCEDURE": "procedures", "LAB": "laboratory", "MEASUREMENT": "laboratory",
-    "VITAL": "vital signs", "STAY": "hospital stays", "HOSPITAL_ADMISSION": "hospital stays", "VISIT": "visits",
+    "DX": "diagnoses",
+    "DIAGNOSIS": "diagnoses",
+    "CONDITION": "diagnoses",
+    "RX": "drugs",
+    "MEDICATION": "drugs",
+    "DRUG": "drugs",
+    "PROC": "procedures",
+    "PROCEDURE": "procedures",
+    "LAB": "laboratory",
+    "MEASUREMENT": "laboratory",
+    "VITAL": "vital signs",
+    "STAY": "hospital stays",
+    "HOSPITAL_ADMISSION": "hospital stays",
+    "VISIT": "visits",
     "HOSPITAL_DISCHARGE": "hospital stays",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,11 @@ def patient_of(row: Mapping[str, Any], horizon_days: float | None = None) -> Pat
         row: The row. One of an earlier version has no whole curves; those at the horizons are drawn then.
         horizon_days: The horizon of the line over the past; default: the middle one.
     """
-    horizons, causes, now = row["horizons_days"], list(row["curves"]), row.get("now", len(row["times_days"]) - 1)
+    horizons, causes, now = (
+        row["horizons_days"],
+        list(row["curves"]),
+        row.get("now", len(row["times_days"]) - 1),
+    )
     middle = float(horizons[len(horizons) // 2])
     horizon = horizon_days if horizon_days is not None and horizon_days in horizons else middle
     days, curves = horizons, {name: row["curves"][name][now] for name in causes}
@@ -114,7 +129,8 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
     """
     now, lanes = patient.times_days[-1], lanes_of(patient)
     start = min([patient.times_days[0], *(visit.day for visit in patient.visits)])
-    start = max(start, now - 2.5 * patient.curve_days[-1])  # a long past would squeeze what is predicted
+    # a long past would squeeze what is predicted
+    start = max(start, now - 2.5 * patient.curve_days[-1])
     end = now + patient.curve_days[-1]
     per, unit = (DAYS_PER_YEAR, "years") if end - start >= 2 * DAYS_PER_YEAR else (1.0, "days")
     top = max([*patient.risk, *(max(curve) for curve in patient.curves.values())])
@@ -122,18 +138,28 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
     top, head, plot = min(1.0, 1.1 * top) or 0.01, 30.0, 170.0
     below = LANE * len(lanes) + 12
     chart = Chart(
-        WIDTH, head + plot + below + 40, (start / per, end / per), (0, top), left=92, right=78, top=head,
+        WIDTH,
+        head + plot + below + 40,
+        (start / per, end / per),
+        (0, top),
+        left=92,
+        right=78,
+        top=head,
         bottom=below + 40,
-    )  # fmt: skip
+    )
     _frame(chart, now / per, len(lanes), f"{unit} since the index", top)
     shown = [k for k, day in enumerate(patient.times_days) if day >= start]
     x, y = [patient.times_days[k] / per for k in shown], [patient.risk[k] for k in shown]
-    steps = [(a, b) for k in range(len(x)) for a, b in ([(x[k], y[k - 1])] if k else []) + [(x[k], y[k])]]
+    steps = [
+        (a, b) for k in range(len(x)) for a, b in ([(x[k], y[k - 1])] if k else []) + [(x[k], y[k])]
+    ]
     chart.path([a for a, _ in steps], [b for _, b in steps])
     for at, risk in zip(x, y, strict=True):
         words = f"{at:.3g} {unit}: risk within {duration(patient.horizon_days)} {percent(risk)}"
         chart.mark(0, at, risk, words, size=2.4)
-        chart.rows.append((f"{at:.3g}", f"risk within {duration(patient.horizon_days)}", percent(risk)))
+        chart.rows.append(
+            (f"{at:.3g}", f"risk within {duration(patient.horizon_days)}", percent(risk))
+        )
     if chart.x(now / per) - chart.x.start > 125:
         chart.text(chart.x.low, top, f"risk within {duration(patient.horizon_days)}", dx=0, dy=-17)
     _curves(chart, patient, now, per)
@@ -142,7 +168,9 @@ def patient_figure(patient: Patient, *, title: str) -> Figure:
     chart.rows = [(f"{time} {unit[0]}", *rest) for time, *rest in chart.rows]
     chart.columns = ("since the index", "what", "value")
     first, last = percent(patient.risk[0]), percent(patient.risk[-1])
-    chart.told.insert(0, f"Risk within {duration(patient.horizon_days)}: {first} at first, {last} at the end")
+    chart.told.insert(
+        0, f"Risk within {duration(patient.horizon_days)}: {first} at first, {last} at the end"
+    )
     return chart.svg(title, "fig wide")
 
 
@@ -152,7 +180,9 @@ def lanes_of(patient: Patient) -> list[tuple[str, list[tuple[float, str, bool]]]
     before: set[str] = set()
     for visit in sorted(patient.visits, key=lambda visit: visit.day):
         for code in visit.codes:
-            found.setdefault(kind_of(code), {}).setdefault(visit.day, []).append((code, code not in before))
+            found.setdefault(kind_of(code), {}).setdefault(visit.day, []).append(
+                (code, code not in before)
+            )
         before.update(visit.codes)
     by_size = sorted(found, key=lambda kind: -len(found[kind]))
     if len(by_size) > MOST_LANES:
@@ -162,9 +192,14 @@ def lanes_of(patient: Patient) -> list[tuple[str, list[tuple[float, str, bool]]]
         by_size = [*(kind for kind in by_size[: MOST_LANES - 1] if kind != "other"), "other"]
 
     def mark(codes: Sequence[tuple[str, bool]]) -> tuple[str, bool]:
-        return ", ".join(words_of(code, patient.descriptions) for code, _ in codes), any(new for _, new in codes)
+        return ", ".join(words_of(code, patient.descriptions) for code, _ in codes), any(
+            new for _, new in codes
+        )
 
-    return [(kind, [(day, *mark(codes)) for day, codes in sorted(found[kind].items())]) for kind in by_size]
+    return [
+        (kind, [(day, *mark(codes)) for day, codes in sorted(found[kind].items())])
+        for kind in by_size
+    ]
 
 
 def kind_of(code: str) -> str:
@@ -202,7 +237,14 @@ def _frame(chart: Chart, now: float, lanes: int, label: str, top: float) -> None
     chart.text((chart.x.low + chart.x.high) / 2, 0, label, "mid", dy=base + 29)
     chart.verticals([now], "reference")
     is_late = chart.x(now) > chart.width - 170
-    chart.text(now, top, "prediction", "end strong" if is_late else "strong", dx=-4 if is_late else 4, dy=-21)
+    chart.text(
+        now,
+        top,
+        "prediction",
+        "end strong" if is_late else "strong",
+        dx=-4 if is_late else 4,
+        dy=-21,
+    )
 
 
 def _curves(chart: Chart, patient: Patient, now: float, per: float) -> None:
@@ -214,10 +256,18 @@ def _curves(chart: Chart, patient: Patient, now: float, per: float) -> None:
             chart.band(x, [0.0, *low], [0.0, *high], f"b{kind}" if kind else "")
         chart.path(x, y, f"k{min(kind, 3)}" if kind else "")
         ends.append((curve[-1], cause if len(cause) <= 11 else cause[:10] + "…"))
-        chart.told.append(f"{cause}: {percent(curve[-1])} within {duration(patient.curve_days[-1])}")
+        chart.told.append(
+            f"{cause}: {percent(curve[-1])} within {duration(patient.curve_days[-1])}"
+        )
         for day, risk in zip(patient.curve_days, curve, strict=True):
             if day in (patient.horizon_days, patient.curve_days[-1]):
-                chart.rows.append((f"{(now + day) / per:.3g}", f"predicted risk of {cause} by then", percent(risk)))
+                chart.rows.append(
+                    (
+                        f"{(now + day) / per:.3g}",
+                        f"predicted risk of {cause} by then",
+                        percent(risk),
+                    )
+                )
     chart.end_labels(ends)
 
 
@@ -229,7 +279,9 @@ def _happened(chart: Chart, patient: Patient, per: float) -> None:
     inside = chart.x.low <= day / per <= chart.x.high
     at = day / per if inside else chart.x.high
     if inside:
-        chart.line(at, chart.y.low, at, chart.y.high, "happened" if not patient.censored else "ended")
+        chart.line(
+            at, chart.y.low, at, chart.y.high, "happened" if not patient.censored else "ended"
+        )
         chart.mark(0, at, chart.y.high, words, hollow=patient.censored, size=4, style="happened")
     text = words if inside else f"{words} later, at {day / per:.3g}"
     side = "end" if chart.x(at) > chart.width - 190 else ""
@@ -239,7 +291,11 @@ def _happened(chart: Chart, patient: Patient, per: float) -> None:
 
 
 def _marks(
-    chart: Chart, patient: Patient, lanes: Sequence[tuple[str, list[tuple[float, str, bool]]]], start: float, per: float
+    chart: Chart,
+    patient: Patient,
+    lanes: Sequence[tuple[str, list[tuple[float, str, bool]]]],
+    start: float,
+    per: float,
 ) -> None:
     for number, (kind, marks) in enumerate(lanes):
         dy = LANE * (number + 0.5) + 8
@@ -247,10 +303,17 @@ def _marks(
         end = chart.x(patient.times_days[-1] / per)
         ends = f'x1="{chart.x.start:.1f}" y1="{y:.1f}" x2="{end:.1f}" y2="{y:.1f}"'
         chart.drawn.append(f'<line {ends} class="grid"/>')
-        chart.text(chart.x.low, 0, kind if len(kind) <= 14 else kind[:13] + "…", "end", dx=-6, dy=dy + 4)
+        chart.text(
+            chart.x.low, 0, kind if len(kind) <= 14 else kind[:13] + "…", "end", dx=-6, dy=dy + 4
+        )
         for day, words, is_new in marks:
             if day >= start:
-                chart.mark_at(chart.x(day / per), y, f"{day / per:.3g}: {words}", style="seen" if is_new else "again")
+                chart.mark_at(
+                    chart.x(day / per),
+                    y,
+                    f"{day / per:.3g}: {words}",
+                    style="seen" if is_new else "again",
+                )
                 chart.rows.append((f"{day / per:.3g}", kind, words))
 
 
@@ -269,11 +332,17 @@ def largest_changes(patient: Patient, most: int = 3) -> list[dict[str, Any]]:
         since, until = patient.times_days[k - 1], patient.times_days[k]
         earlier = {code for visit in patient.visits if visit.day <= since for code in visit.codes}
         between = [visit for visit in patient.visits if since < visit.day <= until]
-        new = [code for code in dict.fromkeys(c for visit in between for c in visit.codes) if code not in earlier]
+        new = [
+            code
+            for code in dict.fromkeys(c for visit in between for c in visit.codes)
+            if code not in earlier
+        ]
         if new:
             words = list(dict.fromkeys(words_of(code, patient.descriptions) for code in new))
             row = {"day": until, "before": patient.risk[k - 1], "after": patient.risk[k]}
-            moves.append(row | {"codes": words[:3], "more": max(len(words) - 3, 0), "explained": False})
+            moves.append(
+                row | {"codes": words[:3], "more": max(len(words) - 3, 0), "explained": False}
+            )
     top = sorted(moves, key=lambda row: -abs(row["after"] - row["before"]))[:most]
     return sorted(top, key=lambda row: row["day"])
 

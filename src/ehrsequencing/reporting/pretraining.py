@@ -7,7 +7,11 @@ from ehrsequencing.reporting.pretraining_verdict import verdict_of
 
 _LOSSES = {"masked_codes": "nats a code"}  # of the others: nats a visit
 GUESSERS = ("model", "frequency", "last visit")
-KINDS = {"": "all codes", " onset": "codes new to the subject", " repeat": "codes that the subject had"}
+KINDS = {
+    "": "all codes",
+    " onset": "codes new to the subject",
+    " repeat": "codes that the subject had",
+}
 TOP = (1, 5, 10)
 OPTIMISTIC = "tuning subjects also chose the epoch, so that the numbers are slightly optimistic"
 
@@ -20,7 +24,9 @@ def pretraining_lines(results: Mapping[str, Any]) -> Iterator[str]:
         measures = found["measures"]
         yield f"{name} (weight {found['weight']:g}, losses in {_LOSSES.get(name, 'nats a visit')})"
         for loss, ours, baseline in losses_of(measures):
-            yield f"  {loss:<28} {ours:8.3f}" + (f"   frequencies {baseline:8.3f}" if baseline is not None else "")
+            yield f"  {loss:<28} {ours:8.3f}" + (
+                f"   frequencies {baseline:8.3f}" if baseline is not None else ""
+            )
         for kind, text in KINDS.items():
             if f"model{kind} recall@{TOP[0]}" not in measures:
                 continue
@@ -37,7 +43,9 @@ def transfer_lines(started_from: Mapping[str, Any] | None) -> Iterator[str]:
         return
     overlap = started_from["overlap"]
     found = [
-        f"{each['share']:.0%} by {reason}" for reason, each in overlap.items() if reason != "none" and each["codes"]
+        f"{each['share']:.0%} by {reason}"
+        for reason, each in overlap.items()
+        if reason != "none" and each["codes"]
     ]
     yield (
         f"starts from {started_from['folder']}: {', '.join(found) or 'none'} of the records' codes;"
@@ -50,7 +58,10 @@ FEW_FOUND = 0.5  # share of the records' codes below which little is transferred
 
 def transfer_advice(started_from: Mapping[str, Any] | None) -> str | None:
     """What to do where the model that a training starts from knows few of the records' codes; None where it does."""
-    if started_from is None or (found := 1.0 - started_from["overlap"]["none"]["share"]) >= FEW_FOUND:
+    if (
+        started_from is None
+        or (found := 1.0 - started_from["overlap"]["none"]["share"]) >= FEW_FOUND
+    ):
         return None
     return (
         f"little is transferred: the model knows {found:.0%} of the records' codes. Give codes the names of the other"
@@ -81,4 +92,8 @@ def _numbers(measures: Mapping[str, float]) -> Iterator[str]:
 
 def shown(who: str) -> str:
     """Who guesses, in words."""
-    return {"model": "model", "frequency": "most frequent first", "last visit": "last visit's codes first"}[who]
+    return {
+        "model": "model",
+        "frequency": "most frequent first",
+        "last visit": "last visit's codes first",
+    }[who]

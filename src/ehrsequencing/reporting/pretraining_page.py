@@ -23,21 +23,40 @@ def render_pretraining(results: Mapping[str, Any], history: Sequence[Mapping[str
     objectives = [
         {
             "name": name,
-            "loss": Markup(draw_loss(name, history, results["best_epoch"], found["measures"].get("frequency loss"))),
+            "loss": Markup(
+                draw_loss(
+                    name, history, results["best_epoch"], found["measures"].get("frequency loss")
+                )
+            ),
             "recalls": [
-                {"figure": Markup(draw_recall(found, kind)), "what": text, "rows": _recalls(found["measures"], kind)}
+                {
+                    "figure": Markup(draw_recall(found, kind)),
+                    "what": text,
+                    "rows": _recalls(found["measures"], kind),
+                }
                 for kind, text in KINDS.items()
                 if _has(found["measures"], kind)
             ],
-            "losses": [(what, ours, baseline) for what, ours, baseline in losses_of(found["measures"])],
+            "losses": [
+                (what, ours, baseline) for what, ours, baseline in losses_of(found["measures"])
+            ],
         }
         for name, found in results["objectives"].items()
     ]
-    guessers = [(Markup(swatch(kind)), shown(who)) for kind, who in enumerate(GUESSERS) if who != "frequency"]
+    guessers = [
+        (Markup(swatch(kind)), shown(who))
+        for kind, who in enumerate(GUESSERS)
+        if who != "frequency"
+    ]
     page = {
-        "results": results, "objectives": objectives, "guessers": guessers, "neighbours": results.get("neighbours"),
-        "verdict": verdict_of(results), "optimistic": OPTIMISTIC, "top": TOP,
-    }  # fmt: skip
+        "results": results,
+        "objectives": objectives,
+        "guessers": guessers,
+        "neighbours": results.get("neighbours"),
+        "verdict": verdict_of(results),
+        "optimistic": OPTIMISTIC,
+        "top": TOP,
+    }
     return environment().get_template("pretraining.html.jinja").render(page)
 
 
@@ -47,11 +66,17 @@ def _has(measures: Mapping[str, float], kind: str) -> bool:
 
 def _recalls(measures: Mapping[str, float], kind: str) -> list[tuple[str, list[str]]]:
     """Recall@k of each guesser, as lines of a table."""
-    return [(shown(who), [f"{measures[f'{who}{kind} recall@{k}']:.3f}" for k in TOP]) for who in GUESSERS]
+    return [
+        (shown(who), [f"{measures[f'{who}{kind} recall@{k}']:.3f}" for k in TOP])
+        for who in GUESSERS
+    ]
 
 
 def draw_loss(
-    name: str, history: Sequence[Mapping[str, Any]], best_epoch: int, by_frequency: float | None = None
+    name: str,
+    history: Sequence[Mapping[str, Any]],
+    best_epoch: int,
+    by_frequency: float | None = None,
 ) -> str:
     """The loss of one objective on the tuning split, epoch by epoch, with that of frequencies where it is known."""
     epochs, losses = [row["epoch"] for row in history], [row[f"tuning_{name}"] for row in history]
@@ -71,7 +96,9 @@ def draw_loss(
     chart.path(epochs, losses)
     for epoch, loss in zip(epochs, losses, strict=True):
         chart.mark(0, epoch, loss, f"epoch {epoch}: {loss:.4f}", hollow=epoch != best_epoch)
-    chart.told.append(f"From {losses[0]:.3f} to {losses[-1]:.3f}; the weights of epoch {best_epoch} were kept")
+    chart.told.append(
+        f"From {losses[0]:.3f} to {losses[-1]:.3f}; the weights of epoch {best_epoch} were kept"
+    )
     return chart.svg(f"Tuning loss of {name} by epoch")
 
 
@@ -90,21 +117,43 @@ def draw_recall(found: Mapping[str, Any], kind: str) -> str:
     measures, gains = found["measures"], found.get("gains", {})
     base = [measures[f"frequency{kind} recall@{k}"] for k in TOP]
     over = {
-        who: [100 * (measures[f"{who}{kind} recall@{k}"] - b) for k, b in zip(TOP, base, strict=True)]
-        for who in GUESSERS if who != "frequency"
-    }  # fmt: skip
+        who: [
+            100 * (measures[f"{who}{kind} recall@{k}"] - b) for k, b in zip(TOP, base, strict=True)
+        ]
+        for who in GUESSERS
+        if who != "frequency"
+    }
     bounds = [gains.get(f"{kind.strip()} recall@{k}".strip(), {}) for k in TOP]
-    whiskers = [(100 * b["low"], 100 * b["high"]) if b.get("low") is not None else None for b in bounds]
-    ends = [0.0, *(v for values in over.values() for v in values), *(e for pair in whiskers if pair for e in pair)]
+    whiskers = [
+        (100 * b["low"], 100 * b["high"]) if b.get("low") is not None else None for b in bounds
+    ]
+    ends = [
+        0.0,
+        *(v for values in over.values() for v in values),
+        *(e for pair in whiskers if pair for e in pair),
+    ]
     room = 0.1 * (max(ends) - min(ends)) or 1.0
-    chart = Chart(_WIDTH, _HEIGHT, (0.6, len(TOP) + 0.4), (min(ends) - room, max(ends) + room), left=60, bottom=52)
+    chart = Chart(
+        _WIDTH,
+        _HEIGHT,
+        (0.6, len(TOP) + 0.4),
+        (min(ends) - room, max(ends) + room),
+        left=60,
+        bottom=52,
+    )
     chart.y_axis("points over most frequent first", lambda value: f"{value:+g}" if value else "0")
     bottom = chart.y.low
     for place, (k, b) in enumerate(zip(TOP, base, strict=True), start=1):
         chart.text(place, bottom, f"first {k}" if k > 1 else "first", "mid", dy=16)
         chart.text(place, bottom, f"({b:.0%})", "mid muted", dy=30)
     chart.line(0.6, bottom, len(TOP) + 0.4, bottom, "axis")
-    chart.text((len(TOP) + 1) / 2, bottom, "guesses (in brackets: share found by most frequent first)", "mid", dy=47)
+    chart.text(
+        (len(TOP) + 1) / 2,
+        bottom,
+        "guesses (in brackets: share found by most frequent first)",
+        "mid",
+        dy=47,
+    )
     chart.line(0.6, 0.0, len(TOP) + 0.4, 0.0, "reference")
     for who, values in over.items():
         number = GUESSERS.index(who)

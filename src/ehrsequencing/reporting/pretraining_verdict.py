@@ -41,15 +41,25 @@ def verdict_of(results: Mapping[str, Any]) -> Verdict:
     """
     found = {name: one for name, one in results["objectives"].items() if one.get("gains")}
     if not found:
-        return Verdict(False, "Too little was measured on tuning subjects to say whether anything was learned.", ())
+        return Verdict(
+            False,
+            "Too little was measured on tuning subjects to say whether anything was learned.",
+            (),
+        )
     gains = {name: main_gain(one["gains"]) for name, one in found.items()}
-    learned = [name for name, (_, gain) in gains.items() if gain["low"] is not None and gain["low"] > 0]
+    learned = [
+        name for name, (_, gain) in gains.items() if gain["low"] is not None and gain["low"] > 0
+    ]
     parts = tuple(_part(name, found[name], *gains[name]) for name in found)
     if not learned:
         return Verdict(False, "Nothing was learned that frequencies do not tell.", parts)
     if len(learned) == len(found):
         return Verdict(True, "The model guesses better than frequencies do.", parts)
-    return Verdict(True, f"The model guesses better than frequencies do in {' and '.join(learned)} alone.", parts)
+    return Verdict(
+        True,
+        f"The model guesses better than frequencies do in {' and '.join(learned)} alone.",
+        parts,
+    )
 
 
 def main_gain(gains: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -65,7 +75,9 @@ def _part(name: str, found: Mapping[str, Any], measure: str, gain: Mapping[str, 
         text = f"{name}: the loss of telling a recorded visit from a swapped one is {measures[measure]:.3f} nats, by"
         chance = measures[f"frequency {measure}"]
         return f"{text} chance {chance:.3f}: a gain of {_between(gain, scale=1.0, digits=3)} nats."
-    ours, frequency, last = (f"{measures[f'{who} {measure}']:.0%}" for who in ("model", "frequency", "last visit"))
+    ours, frequency, last = (
+        f"{measures[f'{who} {measure}']:.0%}" for who in ("model", "frequency", "last visit")
+    )
     return (
         f"{name}: its first {TOP_K} guesses hold {ours} of the {_GUESSED.get(name, 'codes')}, and those of most "
         f"frequent first {frequency}: a gain of {_between(gain, scale=100.0, digits=1)} percentage points. "
@@ -75,7 +87,9 @@ def _part(name: str, found: Mapping[str, Any], measure: str, gain: Mapping[str, 
 
 def _between(gain: Mapping[str, Any], *, scale: float, digits: int) -> str:
     """A gain with its interval."""
-    value, low, high = (None if gain[key] is None else gain[key] * scale for key in ("value", "low", "high"))
+    value, low, high = (
+        None if gain[key] is None else gain[key] * scale for key in ("value", "low", "high")
+    )
     if value is None:
         return "an unknown number of"
     around = "" if low is None or high is None else f" ({low:+.{digits}f} to {high:+.{digits}f})"

@@ -17,32 +17,79 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import write_bytes
 from ehrsequencing.disclosure.counts import excluded, publish
 from ehrsequencing.disclosure.derived import disclose
-from ehrsequencing.errors import EhrseqError
 from ehrsequencing.metrics.registry import METRICS, in_columns
 from ehrsequencing.reporting import panels, summary, tables
 from ehrsequencing.reporting.answer import answer, tripod
 from ehrsequencing.reporting.chart import swatch
 from ehrsequencing.reporting.codes import codes
 from ehrsequencing.reporting.scores import Scores
-from ehrsequencing.reporting.wording import about, duration, from_landmark, listed, percent, rounded, size
-from ehrsequencing.storage import write_bytes
+from ehrsequencing.reporting.wording import (
+    about,
+    duration,
+    from_landmark,
+    listed,
+    percent,
+    rounded,
+    size,
+)
 
 _REQUIRED = (
-    *("title", "split", "created", "versions", "task", "question", "data", "causes", "horizons_days", "attrition"),
-    *("events", "models", "metrics", "at_risk", "calibration", "risk_distribution", "trajectories", "history"),
+    *(
+        "title",
+        "split",
+        "created",
+        "versions",
+        "task",
+        "question",
+        "data",
+        "causes",
+        "horizons_days",
+        "attrition",
+    ),
+    *(
+        "events",
+        "models",
+        "metrics",
+        "at_risk",
+        "calibration",
+        "risk_distribution",
+        "trajectories",
+        "history",
+    ),
     *("config", "warnings"),
 )
 _LATER = (  # absent from older runs: the page then says that they were not computed
-    *("differences", "smooth_calibration", "decision", "subgroups", "censoring", "follow_up", "inputs", "checks"),
-    *("instability", "external", "recalibration", "repeated_splits", "oracle", "audit", "records_before", "blend"),
+    *(
+        "differences",
+        "smooth_calibration",
+        "decision",
+        "subgroups",
+        "censoring",
+        "follow_up",
+        "inputs",
+        "checks",
+    ),
+    *(
+        "instability",
+        "external",
+        "recalibration",
+        "repeated_splits",
+        "oracle",
+        "audit",
+        "records_before",
+        "blend",
+    ),
     "score",
     "incidence",
     "tripod",
     "codes",
 )
-_NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no XML may hold these
+# no XML may hold these
+_NOT_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 ANSWER, DETAILS = "report.html", "report-details.html"
@@ -76,14 +123,17 @@ def render(metrics: Mapping[str, Any], page: str = DETAILS) -> str:
     return _page(_told(metrics), page)
 
 
-Told = tuple[dict[str, Any], dict[Any, str], Scores]  # the metrics without what is hidden, the counts, look-ups
+# the metrics without what is hidden, the counts, look-ups
+Told = tuple[dict[str, Any], dict[Any, str], Scores]
 
 
 def _told(metrics: Mapping[str, Any]) -> Told:
     """What may be told of the metrics."""
     missing = [name for name in _REQUIRED if name not in metrics]
     if missing:
-        raise EhrseqError(f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again")
+        raise EhrseqError(
+            f"has no {missing[0]!r}", where="metrics.json", fix="run ehrseq evaluate again"
+        )
     m = dict.fromkeys(_LATER) | _clean(metrics)
     shown = publish(m)
     m = disclose(m, shown)
@@ -98,8 +148,16 @@ def _page(told: Told, page: str) -> str:
 def environment() -> Environment:
     """The templates with the filters that they format numbers with; whatever they print is escaped."""
     loader = PackageLoader("ehrsequencing.reporting")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters.update(duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded)
+    made = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        duration=duration, landmark=from_landmark, listed=listed, percent=percent, rounded=rounded
+    )
     made.filters.update(size=size, about=about)
     made.filters["prose_percent"] = lambda value: f"{rounded(100 * value)}%"
     made.filters["whole_percent"] = "{:.0%}".format
@@ -118,7 +176,9 @@ def standalone(figure: str) -> str:
         >>> standalone(oracle_bar(2.0, 1.5, 1.0, title="Gain"))[:43]
         '<svg xmlns="http://www.w3.org/2000/svg" cla'
     """
-    parts = [environment().get_template(f"{name}.css.jinja").render() for name in ("palette", "chart")]
+    parts = [
+        environment().get_template(f"{name}.css.jinja").render() for name in ("palette", "chart")
+    ]
     style = f"<style>{''.join(parts)} svg {{ background: var(--bg); }}</style>"
     head, _, rest = str(figure).partition(">")
     return head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + f">{style}{rest}"
@@ -140,8 +200,18 @@ def _context(told: Told, page: str) -> dict[str, Any]:
     m, shown, scores = told
     own = answer(m, scores, shown) if page == ANSWER else _details(m, scores, shown)
     swatches = [Markup(swatch(k)) for k in range(len(scores.models))]
-    names = {"models": scores.models, "strongest": scores.strongest(), "undefined": scores.undefined}
-    common = {"m": m, "shown": shown, "swatches": swatches, "excluded": excluded, "oracle": panels.oracle(m["oracle"])}
+    names = {
+        "models": scores.models,
+        "strongest": scores.strongest(),
+        "undefined": scores.undefined,
+    }
+    common = {
+        "m": m,
+        "shown": shown,
+        "swatches": swatches,
+        "excluded": excluded,
+        "oracle": panels.oracle(m["oracle"]),
+    }
     common |= {"metrics": {metric.key: metric for metric in in_columns(METRICS.values())}}
     common |= {"training": panels.training(m["history"]), "ANSWER": ANSWER, "DETAILS": DETAILS}
     return common | names | own

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.config import format_days
+from ehrsequencing.core.storage import write_bytes
 from ehrsequencing.reporting.chart import Chart, Estimate, Figure, swatch
 from ehrsequencing.reporting.figures import levels
 from ehrsequencing.reporting.report import environment
-from ehrsequencing.storage import write_bytes
 
 _SIZE, _LEFT = 330.0, 50.0
 
@@ -39,7 +39,11 @@ def render_study(result: Mapping[str, Any]) -> str:
 
 def where(row: Mapping[str, Any]) -> str:
     """Cause, horizon and landmark of a row in words."""
-    at = "" if not row["landmark_days"] else f", asked {format_days(row['landmark_days'])} after the index"
+    at = (
+        ""
+        if not row["landmark_days"]
+        else f", asked {format_days(row['landmark_days'])} after the index"
+    )
     return f"{row['cause']} by {format_days(row['horizon_days'])}{at}"
 
 
@@ -72,9 +76,13 @@ def forest_plot(rows: list[Mapping[str, Any]], metric: str, kinds: Mapping[str, 
         for k, site in enumerate(row["sites"]):
             part = found["sites"][k]
             value = {"value": own[k][metric], "low": None, "high": None} if part is None else part
-            parts.append((site, Estimate(kinds[site], site, value["value"], value["low"], value["high"])))
+            parts.append(
+                (site, Estimate(kinds[site], site, value["value"], value["low"], value["high"]))
+            )
         if found["mean"] is not None:
-            parts.append(("all sites", Estimate(0, "all sites", found["mean"], found["low"], found["high"])))
+            parts.append(
+                ("all sites", Estimate(0, "all sites", found["mean"], found["low"], found["high"]))
+            )
         groups.append((where(row), parts))
     name, reference = ("C", 0.5) if metric == "c" else ("observed / expected", 1.0)
     return levels(groups, title=f"{name} of each site", label=name, reference=reference)
@@ -95,6 +103,8 @@ def calibration_plot(row: Mapping[str, Any], kinds: Mapping[str, int]) -> Figure
             words = f"{name}: predicted {p['predicted']:.1%}, observed {p['observed']:.1%}, {p['n']:,} subjects"
             chart.mark(kind, p["predicted"], p["observed"], words)
             chart.told.append(words)
-            chart.rows.append((name, f"{p['predicted']:.3f}", f"{p['observed']:.3f}", f"{p['n']:,}"))
+            chart.rows.append(
+                (name, f"{p['predicted']:.3f}", f"{p['observed']:.3f}", f"{p['n']:,}")
+            )
     chart.columns = ("site", "predicted", "observed", "subjects")
     return chart.svg(where(row))

@@ -12,7 +12,9 @@ def how_well(table: Scores) -> Case:
     """Ranking, prediction error and calibration of our model at the main landmark and horizon."""
     landmark, horizon = table.main()
     case = {"landmark": landmark, "horizon": horizon, "too_few": table.too_few(landmark, horizon)}
-    return case | {name: table.number(table.models[0], landmark, horizon, name) for name in ("c", "ipa", "oe")}
+    return case | {
+        name: table.number(table.models[0], landmark, horizon, name) for name in ("c", "ipa", "oe")
+    }
 
 
 def compared(table: Scores) -> Case:
@@ -43,7 +45,9 @@ def compared(table: Scores) -> Case:
     mine, other = (span("c", table.values[name, *place, "c"]) for name in (table.models[0], rival))
     if mine is None or other is None:
         return case | {"verdict": "no interval"}
-    return case | {"verdict": "better" if mine[0] > other[1] else "worse" if mine[1] < other[0] else "overlap"}
+    return case | {
+        "verdict": "better" if mine[0] > other[1] else "worse" if mine[1] < other[0] else "overlap"
+    }
 
 
 def _differences(table: Scores, rival: str, landmark: float | None, horizon: float | None) -> Case:
@@ -53,12 +57,21 @@ def _differences(table: Scores, rival: str, landmark: float | None, horizon: flo
         gap = table.gap(rival, landmark, at, metric)
         if gap is not None and gap["value"] is not None:
             around = interval(gap["low"], gap["high"], lambda end: rounded(end, "+"))
-            row = {"metric": metric, "verdict": verdict(gap, metric), "value": rounded(gap["value"], "+")}
+            row = {
+                "metric": metric,
+                "verdict": verdict(gap, metric),
+                "value": rounded(gap["value"], "+"),
+            }
             rows.append(row | {"interval": around})
     cells = [table.gap(rival, *place, "c") for place in table.combinations()]
     verdicts = [verdict(gap, "c") for gap in cells if gap is not None and gap["low"] is not None]
     better, worse = verdicts.count("better"), verdicts.count("WORSE")
-    wins = {"all": len(verdicts), "better": better, "worse": worse, "neither": len(verdicts) - better - worse}
+    wins = {
+        "all": len(verdicts),
+        "better": better,
+        "worse": worse,
+        "neither": len(verdicts) - better - worse,
+    }
     return {"differences": rows, "wins": wins}
 
 

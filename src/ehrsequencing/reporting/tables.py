@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT, TOO_FEW
 from ehrsequencing.disclosure.counts import subgroup_rows
 from ehrsequencing.disclosure.derived import SUBGROUP_METRICS, told_of_levels
 from ehrsequencing.disclosure.small_counts import exact, people
 from ehrsequencing.metrics.registry import METRICS, in_columns
-from ehrsequencing.minimum_counts import SMALLEST_COUNT, TOO_FEW
 from ehrsequencing.reporting import figures
 from ehrsequencing.reporting.chart import Estimate
 from ehrsequencing.reporting.scores import Scores, place_of
@@ -70,7 +70,13 @@ def inputs(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
         return None
     by_split, splits = found["by_split"], list(found["by_split"])
     rows = [
-        (words, [_input(by_split[s].get(name), kind, people(shown.get(("subjects", s)))) for s in splits])
+        (
+            words,
+            [
+                _input(by_split[s].get(name), kind, people(shown.get(("subjects", s))))
+                for s in splits
+            ],
+        )
         for name, (words, kind) in _INPUTS.items()
         if any(by_split[s].get(name) is not None for s in splits)
     ]
@@ -99,11 +105,20 @@ def _drifted(row: Mapping[str, Any], sides: Sequence[int], reach: float) -> dict
         means, digits = ["undefined" if value is None else f"{value:.3g}" for value in both], 2
     else:
         means = [rough_rate(value, n) for value, n in zip(both, sides, strict=True)]
-        few = any(not n or 0 < min(value, 1 - value) * n < SMALLEST_COUNT for value, n in zip(both, sides, strict=True))
+        few = any(
+            not n or 0 < min(value, 1 - value) * n < SMALLEST_COUNT
+            for value, n in zip(both, sides, strict=True)
+        )
         digits = 1 if few else 2
     bar = None if smd is None else figures.drift_bar(round(smd, digits), max(reach, 0.2))
     words = "undefined" if smd is None else f"{round(smd, digits):+.{digits}f}"
-    return {"feature": row["feature"], "means": means, "words": words, "bar": bar, "far": abs(smd or 0.0) >= 0.1}
+    return {
+        "feature": row["feature"],
+        "means": means,
+        "words": words,
+        "bar": bar,
+        "far": abs(smd or 0.0) >= 0.1,
+    }
 
 
 def immortal_time(m: Mapping[str, Any], shown: Shown) -> list[tuple[str, ...]]:
@@ -112,8 +127,13 @@ def immortal_time(m: Mapping[str, Any], shown: Shown) -> list[tuple[str, ...]]:
     for row in m.get("records_before") or []:
         if row["without_record_before"]:
             n = people(shown.get(("at_risk", row["landmark_days"])))
-            shares = [row[name] / row["subjects"] for name in ("without_record_before", "first_record_later")]
-            rows.append((from_landmark(row["landmark_days"]), *(rough_rate(share, n) for share in shares)))
+            shares = [
+                row[name] / row["subjects"]
+                for name in ("without_record_before", "first_record_later")
+            ]
+            rows.append(
+                (from_landmark(row["landmark_days"]), *(rough_rate(share, n) for share in shares))
+            )
     return rows
 
 
@@ -126,7 +146,10 @@ def per_parameter(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     if ratio >= 1:
         return {"exact": told, "events": f"{ratio:.3g}"}
     each = 1 / ratio
-    return {"exact": told, "parameters": f"{each:,.0f}" if told else f"{10 ** len(str(int(each))):,}"}
+    return {
+        "exact": told,
+        "parameters": f"{each:,.0f}" if told else f"{10 ** len(str(int(each))):,}",
+    }
 
 
 # ------------------------------------------------------------------------------------------ follow-up and subgroups
@@ -136,20 +159,32 @@ def follow_up(m: Mapping[str, Any], shown: Shown) -> dict[str, Any] | None:
     """Median follow-up, and the share still observed at each horizon, per landmark."""
     medians = {row["landmark_days"]: row for row in m.get("follow_up") or []}
     censoring = m.get("censoring") or {}
-    still = {(row["landmark_days"], row["horizon_days"]): row["g"] for row in censoring.get("smallest_g") or []}
+    still = {
+        (row["landmark_days"], row["horizon_days"]): row["g"]
+        for row in censoring.get("smallest_g") or []
+    }
     landmarks = list(dict.fromkeys([*medians, *(landmark for landmark, _ in still)]))
     if not landmarks:
         return None
     rows = []
     for landmark in landmarks:
         rest = [still.get((landmark, h)) for h in m["horizons_days"]]
-        text = shown.get(("subjects", m["split"])) if landmark is None else shown.get(("at_risk", landmark))
-        cells = [("–" if g is None else rough_rate(g, people(text)), g is not None and g < THIN) for g in rest]
+        text = (
+            shown.get(("subjects", m["split"]))
+            if landmark is None
+            else shown.get(("at_risk", landmark))
+        )
+        cells = [
+            ("–" if g is None else rough_rate(g, people(text)), g is not None and g < THIN)
+            for g in rest
+        ]
         median = medians.get(landmark)
         ends = [median.get(name) for name in ("median_days", "low", "high")] if median else None
         words = with_interval(ends[0], ends[1], ends[2], duration) if ends else "–"
         rows.append((from_landmark(landmark), shown.get(("at_risk", landmark), "–"), words, cells))
-    model = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}.get(str(censoring.get("model")), censoring.get("model"))
+    model = {"kaplan-meier": "Kaplan–Meier", "cox": "Cox"}.get(
+        str(censoring.get("model")), censoring.get("model")
+    )
     # The chance itself is not told: times those at risk it is how many are left.
     thin = [h for (_, h), g in still.items() if g is not None and g < THIN]
     return {"rows": rows, "model": model, "thin": thin, "places": len(still)}
@@ -169,8 +204,14 @@ def subgroups(m: Mapping[str, Any], table: Scores, shown: Shown) -> list[dict[st
         place = f"{from_landmark(landmark)}, by {duration(horizon)}".capitalize()
         overall = table.number(table.models[0], landmark, horizon, "auc").value
         plots = []
-        for metric, label, line in (("oe", "O/E (1: right)", 1.0), ("auc", "AUC (dashed: all together)", overall)):
-            groups = [(group, [(level["name"], level[metric]) for level in some]) for group, some in families.items()]
+        for metric, label, line in (
+            ("oe", "O/E (1: right)", 1.0),
+            ("auc", "AUC (dashed: all together)", overall),
+        ):
+            groups = [
+                (group, [(level["name"], level[metric]) for level in some])
+                for group, some in families.items()
+            ]
             title = f"{METRICS[metric].name} in subgroups, {place}"
             plots.append(figures.levels(groups, title=title, label=label, reference=line))
         n = shown.get(("at_risk", landmark))
@@ -191,7 +232,16 @@ def _levels(family: Sequence[Mapping[str, Any]], shown: Shown) -> list[dict[str,
             for name, part in parts.items()
         }
         few = any((row.get(name) or {}).get("reason") == TOO_FEW for name in SUBGROUP_METRICS)
-        lines.append({"name": str(row["level"]), "n": n, "events": events, "told": bool(told), "few": few, **values})
+        lines.append(
+            {
+                "name": str(row["level"]),
+                "n": n,
+                "events": events,
+                "told": bool(told),
+                "few": few,
+                **values,
+            }
+        )
     return lines
 
 
@@ -207,7 +257,9 @@ def instability(m: Mapping[str, Any]) -> dict[str, Any] | None:
     count = min(len(points) // SMALLEST_COUNT, 15)
     cuts = [round(k * len(points) / count) for k in range(count + 1)] if count else [0]
     spreads = [
-        figures.Spread(*(sum(p[name] for p in points[a:b]) / (b - a) for name in ("risk", "low", "high")))
+        figures.Spread(
+            *(sum(p[name] for p in points[a:b]) / (b - a) for name in ("risk", "low", "high"))
+        )
         for a, b in pairwise(cuts)
     ]
     title = f"Risk by {duration(found['horizon_days'])} over {found['resamples']} refits"
@@ -226,9 +278,17 @@ def repeated(m: Mapping[str, Any], models: Sequence[str]) -> dict[str, Any] | No
     places = dict.fromkeys(place for place, _, _ in rows)
     for place in sorted(places, key=lambda p: (p[0] is not None, p[2] is not None)):
         here = [(model, metric) for at, model, metric in rows if at == place]
-        metrics = [one.key for one in in_columns(METRICS.values()) if one.key in {metric for _, metric in here}]
+        metrics = [
+            one.key
+            for one in in_columns(METRICS.values())
+            if one.key in {metric for _, metric in here}
+        ]
         landmark, cause, horizon = place
-        where = "mean of all landmarks and horizons" if landmark is horizon is None else from_landmark(landmark)
+        where = (
+            "mean of all landmarks and horizons"
+            if landmark is horizon is None
+            else from_landmark(landmark)
+        )
         where += "" if horizon is None else f", by {duration(horizon)}"
         table = []
         for name in dict.fromkeys(model for model, _ in here):
@@ -265,7 +325,9 @@ def recalibration(m: Mapping[str, Any]) -> dict[str, Any] | None:
         for measure in ("oe", "intercept", "slope"):
             two = [_by_horizon(side.get(measure), m["horizons_days"]) for side in (before, after)]
             for horizon in dict.fromkeys([*two[0], *two[1]]):
-                words = METRICS[measure].name + ("" if horizon is None else f" by {duration(horizon)}")
+                words = METRICS[measure].name + (
+                    "" if horizon is None else f" by {duration(horizon)}"
+                )
                 rows.append((cause, words, *(_number(side.get(horizon)) for side in two)))
     return {"rows": rows, "fitted_on": found.get("fitted_on")}
 
@@ -277,10 +339,14 @@ def blend(m: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     by_cause: dict[str, list[str]] = {}
     for row in found["weights"]:
-        by_cause.setdefault(row["cause"], []).append(with_interval(row["value"], row["low"], row["high"], ".2f", "–"))
+        by_cause.setdefault(row["cause"], []).append(
+            with_interval(row["value"], row["low"], row["high"], ".2f", "–")
+        )
     best, gaps = found.get("best_part"), dict[tuple[float | None, float | None], list[str]]()
     for row in m.get("differences") or []:
-        is_asked = (row["model"], row["cause"]) == (best, m["causes"][0]) and row["metric"] in _OF_BLEND
+        is_asked = (row["model"], row["cause"]) == (best, m["causes"][0]) and row[
+            "metric"
+        ] in _OF_BLEND
         if is_asked and row["value"] is not None and not row.get("reason"):
             told = f"{METRICS[row['metric']].name} {signed(row, row['metric'])} {verdict(row, row['metric'])}"
             gaps.setdefault((row["landmark_days"], row["horizon_days"]), []).append(told)

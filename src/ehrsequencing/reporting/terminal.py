@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ehrsequencing.config import format_days
+from ehrsequencing.core.minimum_counts import TOO_FEW
 from ehrsequencing.metrics.registry import METRICS, in_columns, taken
-from ehrsequencing.minimum_counts import TOO_FEW
 from ehrsequencing.records.attrition import from_index
 from ehrsequencing.reporting.scores import Row, Scores
 from ehrsequencing.reporting.tables import blend
@@ -29,13 +29,17 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
     lines, others = [], metrics["models"][MOST_MODELS:]
     truth = (metrics.get("oracle") or {}).get("name")
     shown = [name for name in metrics["models"] if name not in others or name == truth]
-    rows = {name: [table.values.get((name, *place, column.key)) for column in columns] for name in shown}
+    rows = {
+        name: [table.values.get((name, *place, column.key)) for column in columns] for name in shown
+    }
     where = f"{cause} within {format_days(horizon or 0)}, {_landmark(landmark)}"
     if table.too_few(landmark, horizon):
         lines.append(f"{where}: {TOO_FEW}, nothing is compared")
     elif any(row is not None for cells in rows.values() for row in cells):
         heads = [*(column.name for column in columns), "NLL"]
-        cells = {name: [*map(_cell, found), _nll(table, name, place)] for name, found in rows.items()}
+        cells = {
+            name: [*map(_cell, found), _nll(table, name, place)] for name, found in rows.items()
+        }
         lines += [where, *_table(heads, cells), *_difference_lines(table, landmark, horizon)]
     else:
         lines += [f"NLL of {name}: {text}" for name in shown if (text := _nll(table, name, place))]
@@ -55,13 +59,21 @@ def _table(heads: Sequence[str], cells: Mapping[str, Sequence[str]]) -> list[str
         wide = max(map(len, column))
         if first + max(map(len, blocks[-1])) + 2 + wide > COLUMNS:
             blocks.append([""] * len(rows))
-        blocks[-1] = [f"{line}  {cell:<{wide}}" for line, cell in zip(blocks[-1], column, strict=True)]
-    return [f"  {name:<{first - 2}}{line}".rstrip() for block in blocks for name, line in zip(rows, block, strict=True)]
+        blocks[-1] = [
+            f"{line}  {cell:<{wide}}" for line, cell in zip(blocks[-1], column, strict=True)
+        ]
+    return [
+        f"  {name:<{first - 2}}{line}".rstrip()
+        for block in blocks
+        for name, line in zip(rows, block, strict=True)
+    ]
 
 
 def _nll(table: Scores, model: str, place: tuple[Any, ...]) -> str:
     """The likelihood of a model over all durations; empty without one."""
-    row = table.values.get((model, *place[:2], None, "nll")) or table.values.get((model, None, place[1], None, "nll"))
+    row = table.values.get((model, *place[:2], None, "nll")) or table.values.get(
+        (model, None, place[1], None, "nll")
+    )
     known = row is not None and row["value"] is not None and row.get("reason") != TOO_FEW
     return f"{row['value']:.4f}" if row is not None and known else ""
 
@@ -71,13 +83,21 @@ def _rest(table: Scores, models: Sequence[str]) -> str:
     landmarks = sum(landmark is not None for landmark in table.landmarks)
     horizons = len(table.m["horizons_days"])
     causes = [str(cause) for cause in table.causes if cause != table.m["causes"][0]]
-    places = f"{horizons} horizons" + (f" at each of {landmarks} landmarks" if landmarks > 1 else "")
-    return "; ".join(filter(None, [", ".join(causes), places if landmarks * horizons > 1 else "", ", ".join(models)]))
+    places = f"{horizons} horizons" + (
+        f" at each of {landmarks} landmarks" if landmarks > 1 else ""
+    )
+    return "; ".join(
+        filter(
+            None, [", ".join(causes), places if landmarks * horizons > 1 else "", ", ".join(models)]
+        )
+    )
 
 
 def _cut(line: str, *, indent: int = 4) -> list[str]:
     """A line, or several where it is too long."""
-    wrap = textwrap.TextWrapper(COLUMNS, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    wrap = textwrap.TextWrapper(
+        COLUMNS, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
     return wrap.wrap(line) if len(line) > COLUMNS else [line]
 
 
@@ -88,7 +108,10 @@ def _blend_lines(metrics: Mapping[str, Any]) -> list[str]:
         return []
     lines = ["weights of the blend, fitted out of fold"]
     for cause, weights in found["rows"]:
-        lines.append(f"  {cause}: " + ", ".join(f"{p} {w}" for p, w in zip(found["parts"], weights, strict=True)))
+        lines.append(
+            f"  {cause}: "
+            + ", ".join(f"{p} {w}" for p, w in zip(found["parts"], weights, strict=True))
+        )
     if found["best"]:
         lines.append(f"the blend minus {found['best']}, the part with the lowest tuning NLL")
     for (landmark, horizon), told in found["gaps"]:
@@ -121,17 +144,23 @@ def _oracle_lines(oracle: Mapping[str, Any] | None) -> list[str]:
         return []
     lines, expected = [], oracle.get("gain_share_expected")
     if expected is not None:
-        lines.append(f"{expected:.1%} of the gain in NLL that the true hazards give, in expectation")
+        lines.append(
+            f"{expected:.1%} of the gain in NLL that the true hazards give, in expectation"
+        )
     if oracle["gain_share"] is None:
         return lines
     share, error = oracle["gain_share"], 1.96 * oracle["gain_share_se"]
-    lines.append(f"{share:.1%} (± {error:.1%}) of the gain in NLL that the true hazards give, on the observed outcomes")
+    lines.append(
+        f"{share:.1%} (± {error:.1%}) of the gain in NLL that the true hazards give, on the observed outcomes"
+    )
     if oracle["mechanisms"]:
         learned = (f"{row['mechanism']} {row['share']:.2f}" for row in oracle["mechanisms"])
         lines.append(f"learned of each mechanism (1: all): {', '.join(learned)}")
     z, nll_z = oracle["beats_oracle_z"], oracle.get("nll_z", 0)
     if z > 3:
-        lines.append(f"LEAK: better than the true hazards by {z:.1f} standard errors. That is a leak: see ehrseq audit")
+        lines.append(
+            f"LEAK: better than the true hazards by {z:.1f} standard errors. That is a leak: see ehrseq audit"
+        )
     elif nll_z > 3:
         lines.append(
             f"better than the true hazards by {nll_z:.1f} standard errors of the NLL, but not in foreseeing events: "
@@ -147,17 +176,27 @@ def _landmark(days: float | None) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return "undefined"
-    return TOO_FEW if row.get("reason") == TOO_FEW else with_interval(row["value"], row["low"], row["high"], ".3f", "–")
+    return (
+        TOO_FEW
+        if row.get("reason") == TOO_FEW
+        else with_interval(row["value"], row["low"], row["high"], ".3f", "–")
+    )
 
 
 def audit_lines(result: Mapping[str, Any]) -> list[str]:
     """The checks of an audit that did not pass with their reasons, the names of the others, and the sum."""
     named: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
-    lines = [f"{result['task']}, {result['split']}, up to {result['subjects']} subjects of each split", ""]
+    lines = [
+        f"{result['task']}, {result['split']}, up to {result['subjects']} subjects of each split",
+        "",
+    ]
     for check in result["checks"]:
         named[check["verdict"]].append(check["name"])
         if check["verdict"] != "passed":
-            lines += _cut(f"  {VERDICTS[check['verdict']]:10}  {check['name']:20} {check['reason']}", indent=14)
+            lines += _cut(
+                f"  {VERDICTS[check['verdict']]:10}  {check['name']:20} {check['reason']}",
+                indent=14,
+            )
     if named["passed"]:
         lines += _cut(f"  {'passed':10}  {', '.join(named['passed'])}", indent=14)
     leaks, warnings = named["leak"], named["warning"]
@@ -168,5 +207,7 @@ def audit_lines(result: Mapping[str, Any]) -> list[str]:
         told = f"LEAK: {', '.join(leaks)}. Do not trust any number of this run until this is explained."
         return [*lines, "", *_cut(told)]
     warned = f"{len(warnings)} warned, " if warnings else ""
-    passed = f"{len(named['passed'])} checks passed, {warned}{result['not_tested']} could not be made"
+    passed = (
+        f"{len(named['passed'])} checks passed, {warned}{result['not_tested']} could not be made"
+    )
     return [*lines, "", f"no leak found: {passed}"]

@@ -7,7 +7,7 @@ The content of `metrics.json` goes in, as `Scores`. Cases and values come out; t
 from collections.abc import Mapping
 from typing import Any
 
-from ehrsequencing.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
+from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS
 from ehrsequencing.reporting.scores import Scores
 from ehrsequencing.reporting.tables import THIN
 from ehrsequencing.reporting.wording import interval, verdict
@@ -30,7 +30,8 @@ def of_cause(table: Scores, cause: str, shown: Shown) -> Case:
     """
     landmark, horizon = table.main()
     rows = {
-        name: table.values.get((table.models[0], landmark, cause, horizon, name), {}) for name in ("c", "ipa", "oe")
+        name: table.values.get((table.models[0], landmark, cause, horizon, name), {})
+        for name in ("c", "ipa", "oe")
     }
     case: Case = {"cause": cause, "landmark": landmark, "horizon": horizon, **rows}
     case["events"] = shown.get(("by", landmark, cause, horizon))
@@ -96,7 +97,15 @@ def card(table: Scores) -> Case:
         told = gap is not None and gap["value"] is not None and gap["low"] is not None
         word = verdict(gap, metric) if told and gap is not None and metric != "oe" else ""
         difference = ("", "") if gap is None or not told else _cell(gap, scale, "+")
-        rows.append({"metric": metric, "name": name, "cells": cells, "difference": difference, "verdict": word})
+        rows.append(
+            {
+                "metric": metric,
+                "name": name,
+                "cells": cells,
+                "difference": difference,
+                "verdict": word,
+            }
+        )
     return {"landmark": landmark, "horizon": horizon, "cause": cause, "rival": rival, "rows": rows}
 
 
@@ -121,9 +130,13 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
         found.append({"kind": "few", "events": FEWEST_EVENTS, "subjects": FEWEST_SUBJECTS})
     if m["data"].get("simulated"):
         found.append({"kind": "simulated"})
-    thin = [row for row in (m.get("censoring") or {}).get("smallest_g") or [] if _is_thin(row, table)]
+    thin = [
+        row for row in (m.get("censoring") or {}).get("smallest_g") or [] if _is_thin(row, table)
+    ]
     skip = ("Nothing is compared", "Fewer than 50 subjects")
-    found += [{"kind": "warning", "text": text} for text in m["warnings"] if not text.startswith(skip)]
+    found += [
+        {"kind": "warning", "text": text} for text in m["warnings"] if not text.startswith(skip)
+    ]
     first = verdicts[0]
     if first.get("against") in ("not distinguishable", "level", "WORSE"):
         found.append({"kind": "no better", "rival": first["rival"]})
@@ -139,7 +152,11 @@ def caveats(table: Scores, verdicts: list[Case], most: int = 2) -> list[Case]:
 
 def _is_thin(row: Mapping[str, Any], table: Scores) -> bool:
     """Whether so few are still followed at the main horizon that single subjects carry a number."""
-    return (row["landmark_days"], row["horizon_days"]) == table.main() and row["g"] is not None and row["g"] < THIN
+    return (
+        (row["landmark_days"], row["horizon_days"]) == table.main()
+        and row["g"] is not None
+        and row["g"] < THIN
+    )
 
 
 def audit_case(m: Mapping[str, Any]) -> Case:
@@ -151,6 +168,10 @@ def audit_case(m: Mapping[str, Any]) -> Case:
     passed, not_tested = verdicts.count("passed"), verdicts.count("not_tested")
     state = "leak" if audit["leaks"] else "warning" if audit.get("warnings") else "clean"
     return {
-        "state": state, "passed": passed, "leaks": audit["leaks"], "warnings": audit.get("warnings") or 0,
-        "not_tested": not_tested, "date": audit["created"],
-    }  # fmt: skip
+        "state": state,
+        "passed": passed,
+        "leaks": audit["leaks"],
+        "warnings": audit.get("warnings") or 0,
+        "not_tested": not_tested,
+        "date": audit["created"],
+    }

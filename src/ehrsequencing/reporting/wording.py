@@ -103,7 +103,9 @@ def plain(value: float) -> str:
     return f"{value:.6g}"
 
 
-def with_interval(value: float | None, low: float | None, high: float | None, show: Show, to: str = " to ") -> str:
+def with_interval(
+    value: float | None, low: float | None, high: float | None, show: Show, to: str = " to "
+) -> str:
     """A value with its interval, each printed by a format or a function.
 
     >>> with_interval(0.861, 0.85, 0.88, ".2f"), with_interval(0.861, None, None, ".1%"), with_interval(None, 0, 1, "")

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "ehrseq_token"
@@ -39,7 +39,10 @@ class Access:
 
     def knows_token(self, given: str) -> bool:
         """Whether the token is right; takes the same time wherever the two differ."""
-        digests = [hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (given, self.token or "")]
+        digests = [
+            hashlib.sha256(text.encode("utf-8", "replace")).digest()
+            for text in (given, self.token or "")
+        ]
         return self.token is None or hmac.compare_digest(*digests)
 
 
@@ -60,7 +63,9 @@ def access(host: str, *, token: str | None, names: Iterable[str] = ()) -> Access
         raise EhrseqError(f"is shorter than {LEAST_TOKEN} characters", where="--token", fix=fix)
     if token is None and not is_loopback(host):
         fix = "set EHRSEQ_TOKEN (or --token), or listen on 127.0.0.1 behind a proxy; see docs/serve.md"
-        raise EhrseqError("would let anybody in the network ask, without a token", where=f"--host {host}", fix=fix)
+        raise EhrseqError(
+            "would let anybody in the network ask, without a token", where=f"--host {host}", fix=fix
+        )
     own = f"[{host}]" if ":" in host else host
     given = (_without_port(name.strip().lower()) for name in names)
     return Access(tuple(dict.fromkeys((*LOOPBACK, own.lower(), *given))), token)

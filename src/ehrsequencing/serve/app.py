@@ -10,9 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from ehrsequencing import __version__
-from ehrsequencing.arrays import Floats32
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats32
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.version import __version__
 from ehrsequencing.serve import cds_hooks, explorer_page, fhir, problems
 from ehrsequencing.serve.access import Access
 from ehrsequencing.serve.explorer_page import LivePage
@@ -25,18 +25,30 @@ from ehrsequencing.serve.service import Service
 from ehrsequencing.serve.shapes import Health, PredictRequest, PredictResponse, RecordFacts, Version
 
 _STATUSES = {
-    400: "The body cannot be read", 401: "The token is missing or wrong", 403: "A page of another site asked",
-    404: "There is no such path", 405: "The path has no such method", 408: "The body came too slowly",
-    413: "The body or the record is too large", 421: "The server does not go by that host name",
-    422: "The request cannot be answered as it is", 500: "An unexpected error", 503: "The server is busy",
-}  # fmt: skip
+    400: "The body cannot be read",
+    401: "The token is missing or wrong",
+    403: "A page of another site asked",
+    404: "There is no such path",
+    405: "The path has no such method",
+    408: "The body came too slowly",
+    413: "The body or the record is too large",
+    421: "The server does not go by that host name",
+    422: "The request cannot be answered as it is",
+    500: "An unexpected error",
+    503: "The server is busy",
+}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"description": what, "content": {problems.MEDIA_TYPE: {"schema": ProblemBody.model_json_schema()}}}
+    status: {
+        "description": what,
+        "content": {problems.MEDIA_TYPE: {"schema": ProblemBody.model_json_schema()}},
+    }
     for status, what in _STATUSES.items()
 }
 
 
-def create_app(predictor: Predictor, access: Access | None = None, live: LivePage | None = None) -> Guard:
+def create_app(
+    predictor: Predictor, access: Access | None = None, live: LivePage | None = None
+) -> Guard:
     """The service of a run.
 
     Args:
@@ -52,10 +64,14 @@ def create_app(predictor: Predictor, access: Access | None = None, live: LivePag
         model.close()
 
     app = FastAPI(
-        title="ehrsequencing", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="ehrsequencing",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
         description="Risk curves of a trained run for one subject at a time. Nothing of a request is kept.",
         responses=PROBLEMS,
-    )  # fmt: skip
+    )
     paths = (
         "/health",
         "/version",
@@ -87,7 +103,11 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
     @app.get("/version", response_model=Version)
     async def version() -> dict[str, Any]:
         """What answers: the version of ehrsequencing, and the run."""
-        return {"ehrsequencing": __version__, **service.facts(), "recalibrated": service.predictor.recalibrated}
+        return {
+            "ehrsequencing": __version__,
+            **service.facts(),
+            "recalibrated": service.predictor.recalibrated,
+        }
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def read_metrics() -> Response:
@@ -104,23 +124,35 @@ def _add_own_paths(app: FastAPI, service: Service) -> None:
 def _as_json(answer: Answer, service: Service) -> dict[str, Any]:
     days = [day for day in answer.horizons_days if day is not None]
     risks, causes = answer.risks, service.predictor.asked.causes
-    times = [str(np.datetime64(us, "us").astype("datetime64[us]")) for us in risks.prediction_us.tolist()]
+    times = [
+        str(np.datetime64(us, "us").astype("datetime64[us]")) for us in risks.prediction_us.tolist()
+    ]
 
     def curves(array: Floats32 | None, row: int) -> dict[str, list[float]] | None:
-        return None if array is None else dict(zip(causes, array[row].astype(np.float64).tolist(), strict=True))
+        return (
+            None
+            if array is None
+            else dict(zip(causes, array[row].astype(np.float64).tolist(), strict=True))
+        )
 
     predictions = [
         {
-            "time": time.removesuffix(".000000"), "risk": curves(risks.risk, row), "low": curves(risks.low, row),
+            "time": time.removesuffix(".000000"),
+            "risk": curves(risks.risk, row),
+            "low": curves(risks.low, row),
             "high": curves(risks.high, row),
         }
         for row, time in enumerate(times)
-    ]  # fmt: skip
+    ]
     facts = {name: getattr(answer, name) for name in RecordFacts.model_fields}
     return {
-        "horizons_days": days or None, "start_days": service.predictor.asked.start_days, "predictions": predictions,
-        "why_none": answer.why_none, "warnings": answer.warnings, "record": facts,
-    }  # fmt: skip
+        "horizons_days": days or None,
+        "start_days": service.predictor.asked.start_days,
+        "predictions": predictions,
+        "why_none": answer.why_none,
+        "warnings": answer.warnings,
+        "record": facts,
+    }
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -128,7 +160,9 @@ def _answer_errors(app: FastAPI) -> None:
 
     def problem_json(request: Request, problem: Problem) -> JSONResponse:
         body = problem.body(request.scope["state"]["request_id"])
-        return JSONResponse(body, problem.status, headers=problem.headers, media_type=problems.MEDIA_TYPE)
+        return JSONResponse(
+            body, problem.status, headers=problem.headers, media_type=problems.MEDIA_TYPE
+        )
 
     @app.exception_handler(Problem)
     async def problem(request: Request, error: Problem) -> JSONResponse:
@@ -146,7 +180,9 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         what = _STATUSES.get(error.status_code, "The request cannot be answered")
-        return problem_json(request, Problem(error.status_code, what.lower(), headers=error.headers))
+        return problem_json(
+            request, Problem(error.status_code, what.lower(), headers=error.headers)
+        )
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, _: Exception) -> JSONResponse:

@@ -20,9 +20,10 @@ _PREFETCH = {
     "patient": "Patient/{{context.patientId}}",
     "encounters": "Encounter?patient={{context.patientId}}",
     **{
-        f"{kind[0].lower()}{kind[1:]}s": f"{kind}?patient={{{{context.patientId}}}}&_count=1000" for kind in EVENTS
+        f"{kind[0].lower()}{kind[1:]}s": f"{kind}?patient={{{{context.patientId}}}}&_count=1000"
+        for kind in EVENTS
     },
-}  # fmt: skip
+}
 MOST_SUMMARY = 140  # characters, by the specification
 
 
@@ -33,7 +34,9 @@ class HookRequest(BaseModel):
     hook: str = Field(pattern="^patient-view$")
     hookInstance: str
     context: dict[str, Any]
-    prefetch: dict[str, Any] = Field(description="As the discovery asks for it; `patient` is needed")
+    prefetch: dict[str, Any] = Field(
+        description="As the discovery asks for it; `patient` is needed"
+    )
 
 
 class Source(BaseModel):
@@ -82,11 +85,19 @@ def router(service: Service) -> APIRouter:
     async def discover() -> Discovery:
         """What EHRs ask first: the services, and what to send along."""
         about = f"Predicted risk of {', '.join(service.predictor.asked.causes)} from the patient's record"
-        own = CdsService(hook="patient-view", id=SERVICE, title=f"Risk: {task}", description=about, prefetch=_PREFETCH)
+        own = CdsService(
+            hook="patient-view",
+            id=SERVICE,
+            title=f"Risk: {task}",
+            description=about,
+            prefetch=_PREFETCH,
+        )
         return Discovery(services=[own])
 
     @routes.post(
-        f"/cds-services/{SERVICE}", response_model=Cards, responses={412: {"description": "The prefetch is missing"}}
+        f"/cds-services/{SERVICE}",
+        response_model=Cards,
+        responses={412: {"description": "The prefetch is missing"}},
     )
     async def patient_view(request: HookRequest) -> Cards:
         """A card with the risks of the patient whose record is opened."""
@@ -114,15 +125,30 @@ def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _card(answer: Answer, service: Service) -> Card:
-    asked, source = service.predictor.asked, Source(label=f"ehrsequencing, task {service.predictor.run.task.name}")
+    asked, source = (
+        service.predictor.asked,
+        Source(label=f"ehrsequencing, task {service.predictor.run.task.name}"),
+    )
     if not len(answer.risks):
         why = f"{answer.why_none}."
-        return Card(summary="No predicted risk for this patient", detail=why, indicator="info", source=source)
+        return Card(
+            summary="No predicted risk for this patient",
+            detail=why,
+            indicator="info",
+            source=source,
+        )
     risk = answer.risks.risk[0]
-    heads = ["until the next visit" if day is None else f"by {format_days(day)}" for day in answer.horizons_days]
+    heads = [
+        "until the next visit" if day is None else f"by {format_days(day)}"
+        for day in answer.horizons_days
+    ]
     lines = ["| risk of | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for c, cause in enumerate(asked.causes):
-        lines.append(f"| {cause} | " + " | ".join(f"{100 * value:.2g} %" for value in risk[c].tolist()) + " |")
+        lines.append(
+            f"| {cause} | "
+            + " | ".join(f"{100 * value:.2g} %" for value in risk[c].tolist())
+            + " |"
+        )
     notes = [
         f"{answer.unknown_rows} of {answer.tokens} rows have a code that the model does not know.",
         "An association in the model, not the effect of a treatment.",

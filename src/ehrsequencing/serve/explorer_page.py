@@ -14,7 +14,7 @@ from ehrsequencing.explain.record import SubjectRecord, subject_records
 from ehrsequencing.explorer.collect import Explorer, Tick, collect
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.settings import ExplorerSettings
-from ehrsequencing.predict import NewRecords
+from ehrsequencing.prediction.predict import NewRecords
 from ehrsequencing.serve.access import COOKIE
 from ehrsequencing.serve.problems import Problem
 from ehrsequencing.serve.service import Service
@@ -29,8 +29,12 @@ class EditRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     patient: Number = Field(description="The number of the patient on the page")
-    codes: list[Number] = Field(default=[], max_length=MOST_STRUCK, description="Numbers of codes, as on the page")
-    visits: list[Number] = Field(default=[], max_length=MOST_STRUCK, description="Numbers of visits, from 0")
+    codes: list[Number] = Field(
+        default=[], max_length=MOST_STRUCK, description="Numbers of codes, as on the page"
+    )
+    visits: list[Number] = Field(
+        default=[], max_length=MOST_STRUCK, description="Numbers of visits, from 0"
+    )
 
 
 class EditResponse(BaseModel):
@@ -49,10 +53,15 @@ class LivePage:
 
     @classmethod
     def of(
-        cls, records: NewRecords, *, recalibrated: bool = False, what_if: bool = True, force: bool = False,
+        cls,
+        records: NewRecords,
+        *,
+        recalibrated: bool = False,
+        what_if: bool = True,
+        force: bool = False,
         progress: Tick | None = None,
         say: Callable[[str], None] = lambda _: None,
-    ) -> "LivePage":  # fmt: skip
+    ) -> "LivePage":
         """The page of a run and a data set.
 
         Raises:
@@ -62,7 +71,9 @@ class LivePage:
         explorer = collect(records, settings, force=force, progress=progress, say=say)
         subjects = explorer.gathered.patients.subject_id.tolist()
         found = {one.subject_id: one for one in subject_records(records, set(subjects))}
-        return cls(explorer, page(explorer, live="edit"), tuple(found[subject] for subject in subjects))
+        return cls(
+            explorer, page(explorer, live="edit"), tuple(found[subject] for subject in subjects)
+        )
 
     def edited(self, request: EditRequest) -> list[list[list[float]]]:
         """Risks of an edited record at every prediction time; only the model's thread may ask.
@@ -73,13 +84,19 @@ class LivePage:
         if request.patient >= len(self.records):
             raise Problem(422, "the page has no such patient", where="patient")
         record, own = self.records[request.patient], self.explorer.codes_of(request.patient)
-        if not own.keys() >= set(request.codes) or any(visit >= record.n_visits for visit in request.visits):
+        if not own.keys() >= set(request.codes) or any(
+            visit >= record.n_visits for visit in request.visits
+        ):
             raise Problem(422, "the patient has no such code or visit", where="codes, visits")
         n_shown = len(self.explorer.shown.names)
-        edit = self.explorer.edit(request.patient, [*request.codes, *(n_shown + visit for visit in request.visits)])
+        edit = self.explorer.edit(
+            request.patient, [*request.codes, *(n_shown + visit for visit in request.visits)]
+        )
         run, recalibrated = self.explorer.run, self.explorer.settings.recalibrated
         risks: list[list[list[float]]] = (
-            edited_risks(run, record, [edit], recalibrated=recalibrated)[0].astype(np.float64).tolist()
+            edited_risks(run, record, [edit], recalibrated=recalibrated)[0]
+            .astype(np.float64)
+            .tolist()
         )
         return risks
 

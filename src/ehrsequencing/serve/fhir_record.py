@@ -34,7 +34,12 @@ def read_patient(bundle: Any) -> PatientRecord:
         Problem: It is no Bundle, or it does not hold exactly one patient with an id.
     """
     if kind_of(bundle) != "Bundle":
-        raise Problem(422, "is no FHIR Bundle", where="body", fix="send a Bundle of one patient and its resources")
+        raise Problem(
+            422,
+            "is no FHIR Bundle",
+            where="body",
+            fix="send a Bundle of one patient and its resources",
+        )
     try:
         patients = [one for one in resources_of(bundle) if kind_of(one) == "Patient"]
         rows, report = read_bundle(bundle)
@@ -42,10 +47,16 @@ def read_patient(bundle: Any) -> PatientRecord:
         raise Problem(422, "is nested too deeply", where="Bundle.entry") from None
     names = {text(patient, "id") for patient in patients}
     if len(names) != 1 or None in names:
-        what = "holds no Patient with an id" if not names or None in names else "holds more than one Patient"
+        what = (
+            "holds no Patient with an id"
+            if not names or None in names
+            else "holds more than one Patient"
+        )
         raise Problem(422, what, where="Bundle.entry", fix="send one patient with its resources")
     left_out = Counter[str]()
     for kind, counts in report.row_counts.tables.items():
-        left_out[kind if kind in READ else "others"] += counts.rows_in - counts.kept if kind not in NAMED else 0
+        left_out[kind if kind in READ else "others"] += (
+            counts.rows_in - counts.kept if kind not in NAMED else 0
+        )
     columns = ["time", "code", "numeric_value", "encounter_id"]
     return PatientRecord(f"Patient/{names.pop()}", rows.select(columns), +left_out)

@@ -59,7 +59,10 @@ class Guard:
             nonlocal status, begun
             if message["type"] == "http.response.start":
                 begun, status = True, message["status"]
-                message = {**message, "headers": _with_headers(message.get("headers", ()), request_id)}
+                message = {
+                    **message,
+                    "headers": _with_headers(message.get("headers", ()), request_id),
+                }
             await send(message)
 
         try:
@@ -72,7 +75,9 @@ class Guard:
             if not begun:
                 await _send_problem(Problem(500, "an unexpected error"), request_id, answer)
         finally:
-            self.metrics.request(scope["path"], scope["method"], status, time.perf_counter() - started)
+            self.metrics.request(
+                scope["path"], scope["method"], status, time.perf_counter() - started
+            )
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
         """Refuse another host, another origin, a wrong token."""
@@ -81,7 +86,12 @@ class Guard:
             fix = "name it with ehrseq serve --allow-host"
             raise Problem(421, "this server does not go by that host name", where="Host", fix=fix)
         if any(not self.access.knows_origin(origin) for origin in _values(scope, b"origin")):
-            raise Problem(403, "pages of other sites may not ask", where="Origin", fix="ask from a program, not a page")
+            raise Problem(
+                403,
+                "pages of other sites may not ask",
+                where="Origin",
+                fix="ask from a program, not a page",
+            )
         if any(value == "cross-site" for value in _values(scope, b"sec-fetch-site")):
             raise Problem(403, "pages of other sites may not ask", where="Sec-Fetch-Site")
         if self.access.token is None or scope["path"] in OPEN_PATHS:
@@ -90,12 +100,22 @@ class Guard:
         if not any([self.access.knows_token(token) for token in given]):
             fix = "send the header Authorization: Bearer TOKEN"
             headers = {"WWW-Authenticate": "Bearer"}
-            raise Problem(401, "the token is missing or wrong", where="Authorization", fix=fix, headers=headers)
+            raise Problem(
+                401,
+                "the token is missing or wrong",
+                where="Authorization",
+                fix=fix,
+                headers=headers,
+            )
 
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
         """The whole body, which must be small and come in time."""
         declared = _values(scope, b"content-length")
-        too_large = Problem(413, f"the body is larger than {self.limits.body_bytes:,} bytes", fix="send a smaller one")
+        too_large = Problem(
+            413,
+            f"the body is larger than {self.limits.body_bytes:,} bytes",
+            fix="send a smaller one",
+        )
         if declared and declared[0].isdigit() and int(declared[0]) > self.limits.body_bytes:
             raise too_large
         parts, size, until = list[bytes](), 0, time.monotonic() + self.limits.seconds
@@ -104,7 +124,9 @@ class Guard:
             try:
                 message = await asyncio.wait_for(receive(), max(left, 0))
             except TimeoutError:
-                raise Problem(408, "the body came too slowly", headers={"Connection": "close"}) from None
+                raise Problem(
+                    408, "the body came too slowly", headers={"Connection": "close"}
+                ) from None
             if message["type"] == "http.disconnect":
                 raise Problem(400, "the client is gone")
             parts.append(message.get("body", b""))

@@ -21,17 +21,30 @@ class Metrics:
 
     def __init__(self, paths: tuple[str, ...]) -> None:
         self.paths, self.registry = paths, CollectorRegistry()
-        self._requests = Counter("ehrseq_requests", "Requests", ["path", "method", "status"], registry=self.registry)
-        self._seconds = Histogram(
-            "ehrseq_request_seconds", "Time from a request's head to the end of its answer", ["path"],
-            buckets=_SECONDS, registry=self.registry,
-        )  # fmt: skip
-        self._predictions = Counter("ehrseq_predictions", "Prediction times answered", registry=self.registry)
-        self._rows = Counter("ehrseq_rows", "Rows with a code that makes a token", registry=self.registry)
-        self._unknown = Counter(
-            "ehrseq_unknown_rows", "Those of them with a code that the run does not know", registry=self.registry
+        self._requests = Counter(
+            "ehrseq_requests", "Requests", ["path", "method", "status"], registry=self.registry
         )
-        self._waiting = Gauge("ehrseq_waiting", "Requests that wait for the model", registry=self.registry)
+        self._seconds = Histogram(
+            "ehrseq_request_seconds",
+            "Time from a request's head to the end of its answer",
+            ["path"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self._predictions = Counter(
+            "ehrseq_predictions", "Prediction times answered", registry=self.registry
+        )
+        self._rows = Counter(
+            "ehrseq_rows", "Rows with a code that makes a token", registry=self.registry
+        )
+        self._unknown = Counter(
+            "ehrseq_unknown_rows",
+            "Those of them with a code that the run does not know",
+            registry=self.registry,
+        )
+        self._waiting = Gauge(
+            "ehrseq_waiting", "Requests that wait for the model", registry=self.registry
+        )
 
     def watch(self, waiting: Callable[[], int]) -> None:
         """Ask for the number of waiting requests whenever the metrics are read."""

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from ehrsequencing.config import DialectConfig
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.predict import Asked, Encoder, Moment, PredictionTimes, horizons_of
-from ehrsequencing.prediction_file import Risks
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.predict import Asked, Encoder, Moment, PredictionTimes, horizons_of
+from ehrsequencing.prediction.prediction_file import Risks
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.cohort import cohort_steps
 from ehrsequencing.records.events import STATIC, Events
@@ -23,7 +24,6 @@ from ehrsequencing.records.fixes import FixLog, fix
 from ehrsequencing.records.parquet_rows import events_of_table
 from ehrsequencing.records.survey import TokenRows
 from ehrsequencing.records.timelines import TaskRecords, joined
-from ehrsequencing.run import Run
 from ehrsequencing.serve.limits import Limits
 from ehrsequencing.serve.problems import Problem
 
@@ -71,7 +71,9 @@ class Answer:
         share = self.unknown_rows / max(self.tokens, 1)
         if share <= MUCH_UNKNOWN:
             return []
-        return [f"{share:.0%} of the rows have a code that the run does not know: it cannot use them"]
+        return [
+            f"{share:.0%} of the rows have a code that the run does not know: it cannot use them"
+        ]
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,12 @@ class Predictor:
     """
 
     def __init__(
-        self, run: Run, data: Path | None = None, *, recalibrated: bool = False, limits: Limits | None = None
+        self,
+        run: Run,
+        data: Path | None = None,
+        *,
+        recalibrated: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         self.run, self.recalibrated, self.limits = run, recalibrated, limits or Limits()
         self.parents = {} if data is None else read_parents(data)
@@ -109,12 +116,18 @@ class Predictor:
         self.encounter_column = visits.column if visits.by == "encounter" else None
         if data is None and any("under:" in pattern for pattern in self._patterns()):
             what = "the task has patterns with under:, which need the parents of codes"
-            raise EhrseqError(what, where=str(run.folder), fix="name the data set: ehrseq serve RUN DATA")
+            raise EhrseqError(
+                what, where=str(run.folder), fix="name the data set: ehrseq serve RUN DATA"
+            )
 
     def _patterns(self) -> list[str]:
         """Patterns that need the parents of codes, and others."""
         task, rules = self.run.task, self.run.task.eligibility
-        named = [*(task.index.code or ()), *(task.censoring.code or ()), *self.run.manifest["excluded"]]
+        named = [
+            *(task.index.code or ()),
+            *(task.censoring.code or ()),
+            *self.run.manifest["excluded"],
+        ]
         named += [pattern for patterns in task.patterns.values() for pattern in patterns]
         return named if rules is None else [*named, rules.model_dump_json()]
 
@@ -127,7 +140,9 @@ class Predictor:
             except Exception as error:
                 read.append(error)
         self.run.vocabulary.forget()
-        out: list[Answer | Exception] = [x if isinstance(x, Exception) else _no_answer(x) for x in read]
+        out: list[Answer | Exception] = [
+            x if isinstance(x, Exception) else _no_answer(x) for x in read
+        ]
         groups: dict[tuple[float | None, ...], list[int]] = {}
         for place, one in enumerate(read):
             if not isinstance(one, Exception) and len(one.records):
@@ -137,9 +152,12 @@ class Predictor:
         return out
 
     def _ask(
-        self, horizons: tuple[float | None, ...], places: list[int], read: list[_Read | Exception],
+        self,
+        horizons: tuple[float | None, ...],
+        places: list[int],
+        read: list[_Read | Exception],
         out: list[Answer | Exception],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Answer the questions at some places, all by the same horizons."""
         parts = [one.records for place in places if not isinstance(one := read[place], Exception)]
         try:
@@ -169,16 +187,25 @@ class Predictor:
         """Rows of one subject as events, checked, fixed and sorted as those of a data set are."""
         if len(rows) > self.limits.rows:
             what = f"more than {self.limits.rows:,} rows"
-            raise Problem(413, what, where="rows", fix="leave out rows that the model does not read")
+            raise Problem(
+                413, what, where="rows", fix="leave out rows that the model does not read"
+            )
         subject = pa.array(np.zeros(len(rows), dtype=np.int64))
         table, dialect = rows.append_column("subject_id", subject), DialectConfig()
-        events = events_of_table(table, REQUEST, log, dialect=dialect, encounter_column=self.encounter_column)
+        events = events_of_table(
+            table, REQUEST, log, dialect=dialect, encounter_column=self.encounter_column
+        )
         return fix(events, REQUEST, log, dialect=dialect, extracted_us=None)
 
     def _read(self, question: Question) -> _Read:
         horizons, log = question.horizons_days, FixLog()
         if horizons is not None and len(horizons) > self.limits.horizons:
-            raise Problem(422, f"more than {self.limits.horizons} horizons", where="horizons_days", fix="ask for fewer")
+            raise Problem(
+                422,
+                f"more than {self.limits.horizons} horizons",
+                where="horizons_days",
+                fix="ask for fewer",
+            )
         days = self.asked.horizons_days if horizons is None else horizons_of(self.run, horizons)
         events = self.events(question.rows, log)
         timed = events.time_us[events.time_us != STATIC]
@@ -190,20 +217,31 @@ class Predictor:
         found = encoder.prediction_times(events, question.moment, end_us=end_us)
         visits, asked = len(found.record.visits), len(found.rows)
         if visits > self.limits.visits:
-            raise Problem(413, f"more than {self.limits.visits:,} visits", where="rows", fix="send the newest visits")
+            raise Problem(
+                413,
+                f"more than {self.limits.visits:,} visits",
+                where="rows",
+                fix="send the newest visits",
+            )
         if asked * len(self.asked.causes) * len(days) > self.limits.numbers:
             what = f"more than {self.limits.numbers:,} risks"
             raise Problem(413, what, where="at", fix="ask at last, or by fewer horizons")
         tokens = TokenRows(self.run.vocabulary, encoder.excluded)
         tokens.add(events)
         makes_token = ~encoder.excluded.mask(events.codes)
-        unknown = makes_token & self.run.vocabulary.is_unknown(self.run.vocabulary.ids(events.codes))
+        unknown = makes_token & self.run.vocabulary.is_unknown(
+            self.run.vocabulary.ids(events.codes)
+        )
         counts = {
-            "rows": len(question.rows), "tokens": tokens.tokens, "unknown_rows": tokens.unknown,
-            "unknown_codes": int(unknown.sum()), "visits": visits,
-        }  # fmt: skip
+            "rows": len(question.rows),
+            "tokens": tokens.tokens,
+            "unknown_rows": tokens.unknown,
+            "unknown_codes": int(unknown.sum()),
+            "visits": visits,
+        }
         why = None if asked else self._why_none(found)
-        fixes = {name: count for name, count in log.items() if name != "value_type"}  # JSON has one type of number
+        # JSON has one type of number
+        fixes = {name: count for name, count in log.items() if name != "value_type"}
         return _Read(encoder.encode(found.record, found.rows), days, why, counts, fixes)
 
     def _why_none(self, found: PredictionTimes) -> str:
@@ -218,7 +256,9 @@ class Predictor:
 
 def _together(parts: Sequence[TaskRecords]) -> TaskRecords:
     """Several questions as the subjects 0, 1, … of one set of records."""
-    numbered = [replace(part.timelines, subject_id=np.array([number])) for number, part in enumerate(parts)]
+    numbered = [
+        replace(part.timelines, subject_id=np.array([number])) for number, part in enumerate(parts)
+    ]
     return TaskRecords(joined(numbered), joined([part.rows for part in parts]))
 
 
@@ -275,11 +315,17 @@ class ModelThread:
         try:
             self._queue.put_nowait((work, future))
         except queue.Full:
-            raise Problem(503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"}) from None
+            raise Problem(
+                503, "the server is busy", fix="ask again later", headers={"Retry-After": "1"}
+            ) from None
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), self.predictor.limits.seconds)
+            return await asyncio.wait_for(
+                asyncio.wrap_future(future), self.predictor.limits.seconds
+            )
         except TimeoutError:
-            raise Problem(503, "the answer took too long", fix="send fewer visits, or ask at last") from None
+            raise Problem(
+                503, "the answer took too long", fix="send fewer visits, or ask at last"
+            ) from None
 
     def close(self) -> None:
         """Stop once what runs is answered."""
@@ -294,7 +340,9 @@ class ModelThread:
                     jobs.append(self._queue.get_nowait())
                 except queue.Empty:
                     break
-            mine = [job for job in jobs if job is not None and job[1].set_running_or_notify_cancel()]
+            mine = [
+                job for job in jobs if job is not None and job[1].set_running_or_notify_cancel()
+            ]
             questions = [(work, future) for work, future in mine if isinstance(work, Question)]
             found = self.predictor.answer([question for question, _ in questions])
             for (_, future), answer in zip(questions, found, strict=True):

@@ -33,7 +33,13 @@ class Problem(Exception):
     """
 
     def __init__(
-        self, status: int, what: str, *, where: str = "", fix: str = "", headers: Mapping[str, str] | None = None
+        self,
+        status: int,
+        what: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status, self.what, self.where, self.fix = status, what, where, fix
         self.headers = dict(headers or {})
@@ -42,9 +48,13 @@ class Problem(Exception):
     def body(self, request_id: str) -> dict[str, Any]:
         """The JSON object."""
         body = ProblemBody(
-            title=HTTPStatus(self.status).phrase, status=self.status, detail=self.what, where=self.where or None,
-            fix=self.fix or None, request_id=request_id,
-        )  # fmt: skip
+            title=HTTPStatus(self.status).phrase,
+            status=self.status,
+            detail=self.what,
+            where=self.where or None,
+            fix=self.fix or None,
+            request_id=request_id,
+        )
         return body.model_dump(exclude_none=True)
 
 
@@ -59,7 +69,9 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
         parts = parts[:-1]
     what = "is no JSON" if first["type"] == "json_invalid" else _without_values(first)
     more = f" ({len(errors) - 1} more such errors)" if len(errors) > 1 else ""
-    return Problem(422, what + more, where=".".join(parts), fix="see /openapi.json for the shape of a request")
+    return Problem(
+        422, what + more, where=".".join(parts), fix="see /openapi.json for the shape of a request"
+    )
 
 
 def _without_values(error: Mapping[str, Any]) -> str:

@@ -4,8 +4,8 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.predict import Moment
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.predict import Moment
 from ehrsequencing.records.events import parse_date_us
 from ehrsequencing.serve.predictor import Question
 from ehrsequencing.serve.problems import Problem
@@ -22,7 +22,12 @@ def question_of(request: PredictRequest, encounter_column: str | None) -> Questi
     """
     rows = request.rows
     if len({row.subject_id for row in rows}) > 1:
-        raise Problem(422, "the rows are of more than one subject", where="rows", fix="send one subject at a time")
+        raise Problem(
+            422,
+            "the rows are of more than one subject",
+            where="rows",
+            fix="send one subject at a time",
+        )
     columns = {
         "time": pa.array([row.time for row in rows], pa.timestamp("us")),
         "code": pa.array([row.code for row in rows], pa.string()),
@@ -46,7 +51,9 @@ def moment_of(at: str) -> Moment:
             parse_date_us(at)
         return Moment(at)
     except EhrseqError:
-        raise Problem(422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01") from None
+        raise Problem(
+            422, "is not a date of the calendar", where="at", fix="write it as 2026-03-01"
+        ) from None
 
 
 def _micros(time: datetime | None) -> int | None:

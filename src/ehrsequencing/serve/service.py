@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ehrsequencing.predict import Moment
+from ehrsequencing.prediction.predict import Moment
 from ehrsequencing.serve.fhir_record import PatientRecord, read_patient
 from ehrsequencing.serve.metrics import Metrics
 from ehrsequencing.serve.predictor import Answer, ModelThread, Predictor, Question
@@ -37,5 +37,8 @@ class Service:
         days = [day for day in asked.horizons_days if day is not None]
         run = self.predictor.run
         return {
-            "task": run.task.name, "run": run.fingerprint, "causes": list(asked.causes), "horizons_days": days or None,
-        }  # fmt: skip
+            "task": run.task.name,
+            "run": run.fingerprint,
+            "causes": list(asked.causes),
+            "horizons_days": days or None,
+        }

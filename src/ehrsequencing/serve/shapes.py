@@ -11,13 +11,18 @@ Code = Annotated[str, Field(min_length=1, max_length=10_000, examples=["ICD10CM/
 class Row(BaseModel):
     """One row of MEDS: an event, or with a null time something that is always true, such as sex."""
 
-    model_config = ConfigDict(extra="ignore")  # MEDS data sets have columns of their own, such as text_value
+    # MEDS data sets have columns of their own, such as text_value
+    model_config = ConfigDict(extra="ignore")
     time: NaiveDatetime | None = Field(
-        None, description="Clock time without a zone; null for static codes", examples=["2024-03-01T09:30:00"]
+        None,
+        description="Clock time without a zone; null for static codes",
+        examples=["2024-03-01T09:30:00"],
     )
     code: Code
     numeric_value: float | None = Field(None, examples=[7.2])
-    encounter_id: str | int | None = Field(None, description="Where the run cuts visits by encounters")
+    encounter_id: str | int | None = Field(
+        None, description="Where the run cuts visits by encounters"
+    )
     subject_id: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = Field(
         None, description="May be left out; all rows are of one subject"
     )
@@ -35,10 +40,13 @@ class PredictRequest(BaseModel):
         examples=["last"],
     )
     horizons_days: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = Field(
-        None, min_length=1, description="Days after the prediction time; default: the task's horizons"
+        None,
+        min_length=1,
+        description="Days after the prediction time; default: the task's horizons",
     )
     until: NaiveDatetime | None = Field(
-        None, description="The record is complete until then; no later prediction time is answered. Default: last row"
+        None,
+        description="The record is complete until then; no later prediction time is answered. Default: last row",
     )
 
 
@@ -46,7 +54,9 @@ class Prediction(BaseModel):
     """The risks at one prediction time."""
 
     time: str = Field(description="The prediction time")
-    risk: dict[str, list[float]] = Field(description="Cause → cumulative incidence by each horizon, from 0 to 1")
+    risk: dict[str, list[float]] = Field(
+        description="Cause → cumulative incidence by each horizon, from 0 to 1"
+    )
     low: dict[str, list[float]] | None = Field(None, description="Lower end of the members' band")
     high: dict[str, list[float]] | None = Field(None, description="Upper end of the members' band")
 
@@ -68,10 +78,16 @@ class PredictResponse(BaseModel):
     task: str
     run: str = Field(description="Fingerprint of the run")
     causes: list[str]
-    horizons_days: list[float] | None = Field(description="null for the `visit` head: until the next visit")
-    start_days: float = Field(description="Risks are given no event for so long after the prediction time")
+    horizons_days: list[float] | None = Field(
+        description="null for the `visit` head: until the next visit"
+    )
+    start_days: float = Field(
+        description="Risks are given no event for so long after the prediction time"
+    )
     predictions: list[Prediction]
-    why_none: str | None = Field(None, description="Where there is no prediction: what the record lacks")
+    why_none: str | None = Field(
+        None, description="Where there is no prediction: what the record lacks"
+    )
     warnings: list[str]
     record: RecordFacts
 

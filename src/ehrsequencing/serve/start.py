@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from ehrsequencing.run import Run
+    from ehrsequencing.prediction.run import Run
     from ehrsequencing.serve.access import Access
     from ehrsequencing.serve.explorer_page import LivePage
     from ehrsequencing.serve.limits import Limits
@@ -48,7 +48,9 @@ def listener(host: str, port: int) -> socket.socket:
         found.listen(2048)  # from now on clients wait instead of being refused
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "no such address"
-        raise EhrseqError(f"cannot listen: {why}", where=f"{host}, port {port}", fix="name another --port") from error
+        raise EhrseqError(
+            f"cannot listen: {why}", where=f"{host}, port {port}", fix="name another --port"
+        ) from error
     return found
 
 
@@ -65,10 +67,19 @@ def server(
 
     app = create_app(predictor, access, live)
     config = uvicorn.Config(
-        app, access_log=False, log_level="warning", proxy_headers=False, server_header=False, date_header=False,
-        timeout_keep_alive=5, timeout_graceful_shutdown=_DRAIN, limit_concurrency=4 * limits.waiting,
-        h11_max_incomplete_event_size=16 * 2**10, ws="none", lifespan="on",
-    )  # fmt: skip
+        app,
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=_DRAIN,
+        limit_concurrency=4 * limits.waiting,
+        h11_max_incomplete_event_size=16 * 2**10,
+        ws="none",
+        lifespan="on",
+    )
     return uvicorn.Server(config)
 
 
@@ -103,7 +114,7 @@ def serve(
         EhrseqError: Run, data or address cannot be used, or the extra `serve` is not installed.
     """
     require_packages()
-    from ehrsequencing.run import Run
+    from ehrsequencing.prediction.run import Run
     from ehrsequencing.serve.access import access
     from ehrsequencing.serve.limits import Limits
     from ehrsequencing.serve.predictor import Predictor

@@ -7,7 +7,13 @@ from ehrsequencing.simulate.settings import SimulationConfig
 BIRTH, DEATH_CODE, OUTCOME_CODE = "MEDS_BIRTH", "MEDS_DEATH", "DX//OUTCOME"
 ENROLMENT, END_OF_FOLLOW_UP = "ENROLLMENT", "END_OF_FOLLOWUP"
 ADMISSION, DISCHARGE = "STAY//ADMISSION", "STAY//DISCHARGE"
-FEMALE, MALE, ACUTE, MARKER, OTHER_LAB = "SEX//F", "SEX//M", "DX//FLARE", "LAB//MARKER", "LAB//OTHER"
+FEMALE, MALE, ACUTE, MARKER, OTHER_LAB = (
+    "SEX//F",
+    "SEX//M",
+    "DX//FLARE",
+    "LAB//MARKER",
+    "LAB//OTHER",
+)
 EMPTY_VISIT = "VISIT//EMPTY"
 _ROOT = "GROUP//"
 
@@ -23,7 +29,10 @@ _SINGLE = {
     FEMALE: ("Female", "SEX"),
     MALE: ("Male", "SEX"),
     ACUTE: ("Acute event: raises the hazard, by half as much after every half-life", "EFFECT"),
-    MARKER: ("Laboratory marker, mean 100 and sd 15: the last value before a moment sets the hazard", "LAB"),
+    MARKER: (
+        "Laboratory marker, mean 100 and sd 15: the last value before a moment sets the hazard",
+        "LAB",
+    ),
     OTHER_LAB: ("Laboratory value without meaning", "LAB"),
 }
 _BACKGROUND_KINDS = ("DX", "RX", "PROC")
@@ -49,25 +58,49 @@ class CodeTable:
         self.names: list[str] = []
         self.descriptions: list[str] = []
         self.parents: list[list[str]] = []
-        self.single = {name: self._add({name: text}, [group]) for name, (text, group) in _SINGLE.items()}
-        pairs, conditions, background = config.pairs, config.chronic_conditions, config.background_codes
-        self.pair_a = self._add({f"DX//A{k:02d}": f"Pair {k}: first half" for k in range(pairs)}, ["PAIR_A"])
-        self.pair_b = self._add({f"RX//B{k:02d}": f"Pair {k}: second half" for k in range(pairs)}, ["PAIR_B"])
+        self.single = {
+            name: self._add({name: text}, [group]) for name, (text, group) in _SINGLE.items()
+        }
+        pairs, conditions, background = (
+            config.pairs,
+            config.chronic_conditions,
+            config.background_codes,
+        )
+        self.pair_a = self._add(
+            {f"DX//A{k:02d}": f"Pair {k}: first half" for k in range(pairs)}, ["PAIR_A"]
+        )
+        self.pair_b = self._add(
+            {f"RX//B{k:02d}": f"Pair {k}: second half" for k in range(pairs)}, ["PAIR_B"]
+        )
         self.order = self._add(
-            {f"PROC//ORDER_{here}": f"Raises the hazard after {last}, lowers it after {after}"
-             for here, last, after in ("ACB", "BAC", "CBA")},
+            {
+                f"PROC//ORDER_{here}": f"Raises the hazard after {last}, lowers it after {after}"
+                for here, last, after in ("ACB", "BAC", "CBA")
+            },
             ["ORDER"],
-        )  # fmt: skip
+        )
         self.chronic = self._add(
-            {f"DX//CHRONIC{c:02d}": f"Chronic condition {c}" for c in range(conditions)}, ["CHRONIC"]
+            {f"DX//CHRONIC{c:02d}": f"Chronic condition {c}" for c in range(conditions)},
+            ["CHRONIC"],
         )
         decades = [f"N{b // 10:03d}x" for b in range(background)]
         self.background = self._add(
-            {f"{_BACKGROUND_KINDS[b % 3]}//N{b:04d}": "Background: without meaning" for b in range(background)}, decades
+            {
+                f"{_BACKGROUND_KINDS[b % 3]}//N{b:04d}": "Background: without meaning"
+                for b in range(background)
+            },
+            decades,
         )
-        if background == 0 or config.background_per_visit < 1:  # otherwise every visit has a background code
-            self.single[EMPTY_VISIT] = self._add({EMPTY_VISIT: "A visit at which nothing else is written"}, [None])
-        self._groups = {**_GROUPS, **{name: ("Ten background codes", "BACKGROUND") for name in decades}}
+        if (
+            background == 0 or config.background_per_visit < 1
+        ):  # otherwise every visit has a background code
+            self.single[EMPTY_VISIT] = self._add(
+                {EMPTY_VISIT: "A visit at which nothing else is written"}, [None]
+            )
+        self._groups = {
+            **_GROUPS,
+            **{name: ("Ten background codes", "BACKGROUND") for name in decades},
+        }
 
     def _add(self, codes: dict[str, str], groups: Sequence[str | None]) -> int:
         """Append codes, each in its group or all in one; answers the number of the first."""

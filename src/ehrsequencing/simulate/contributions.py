@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.simulate.codes import ACUTE, MARKER
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import SimulationConfig
@@ -51,7 +51,9 @@ class Contributions:
     def __init__(self, config: SimulationConfig) -> None:
         self.config, self._process = config, Process(config)
 
-    def of(self, codes: Sequence[Sequence[str]], values: Sequence[Floats], day: Sequence[float]) -> list[Contribution]:
+    def of(
+        self, codes: Sequence[Sequence[str]], values: Sequence[Floats], day: Sequence[float]
+    ) -> list[Contribution]:
         """Contributions at the end of the last visit.
 
         Args:
@@ -61,11 +63,17 @@ class Contributions:
         """
         every = dict.fromkeys(code for own in codes for code in own)
         found = [
-            Contribution("chronic", (code,), None, float(self._process.chronic_effects[int(code[-2:])]))
+            Contribution(
+                "chronic", (code,), None, float(self._process.chronic_effects[int(code[-2:])])
+            )
             for code in every
             if code.startswith("DX//CHRONIC")
         ]
-        found += [Contribution("background", (code,), None, 0.0) for code in every if self._is_background(code)]
+        found += [
+            Contribution("background", (code,), None, 0.0)
+            for code in every
+            if self._is_background(code)
+        ]
         acute = [day[v] for v, own in enumerate(codes) if ACUTE in own]
         if acute:
             steps = int((day[-1] - acute[-1]) // self.config.decay_half_life_days)
@@ -89,14 +97,21 @@ class Contributions:
         terms = self._terms(signs)
         return [
             Contribution(
-                "pair", pair, visit, float(terms[k]), never=float(terms.sum() - self._terms(np.delete(signs, k)).sum())
+                "pair",
+                pair,
+                visit,
+                float(terms[k]),
+                never=float(terms.sum() - self._terms(np.delete(signs, k)).sum()),
             )
             for k, (visit, pair) in enumerate(pairs)
         ]
 
     def _terms(self, signs: Floats) -> Floats:
         """(P,) x_m s_m − log cosh x_m, with x_m = pair_effect · memory^m and m = 0 for the newest."""
-        size = self.config.pair_effect * self.config.pair_memory ** np.arange(len(signs), dtype=np.float64)[::-1]
+        size = (
+            self.config.pair_effect
+            * self.config.pair_memory ** np.arange(len(signs), dtype=np.float64)[::-1]
+        )
         return np.asarray(size * signs - np.logaddexp(size, -size) + np.log(2.0))
 
     @staticmethod

@@ -5,13 +5,15 @@ from datetime import date
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.simulate.hidden import Evidence
 from ehrsequencing.simulate.lives import Draws, Lives
 from ehrsequencing.simulate.process import Process
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR
 
-STUDY_END = (date(2020, 1, 1) - date(1970, 1, 1)).days  # administrative censoring, at midnight; in days since 1970
+STUDY_END = (
+    date(2020, 1, 1) - date(1970, 1, 1)
+).days  # administrative censoring, at midnight; in days since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class Courses:
     def is_at_risk(self) -> Bools:
         """(V,) the visits from enrolment on, before anything strikes: their ends are the prediction times."""
         struck = np.minimum(self.outcome_days, self.death_days)
-        at_risk: Bools = (self.visits.day >= self.visits.enrolment_day) & (self.visits.day < struck[self.subject])
+        at_risk: Bools = (self.visits.day >= self.visits.enrolment_day) & (
+            self.visits.day < struck[self.subject]
+        )
         return at_risk
 
 
@@ -57,9 +61,12 @@ def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) 
     follow_up_days = np.floor(follow_up_years * DAYS_PER_YEAR)
     stay_years = rng.standard_exponential(subjects)
 
-    lives = process.begin(rng, age_days=age_days, male=male, chronic=chronic, enrolment_day=enrolment_day)
+    lives = process.begin(
+        rng, age_days=age_days, male=male, chronic=chronic, enrolment_day=enrolment_day
+    )
     evidence = Evidence.none(subjects)
-    strikes_at = rng.standard_exponential((2, subjects))  # the cumulative hazards at which outcome and death strike
+    # the cumulative hazards at which outcome and death strike
+    strikes_at = rng.standard_exponential((2, subjects))
     cumulative, struck_days = np.zeros((2, subjects)), np.full((2, subjects), np.inf)
     sickness_then = np.zeros(subjects)
     whose, states, known = [], [], []
@@ -76,15 +83,22 @@ def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) 
         days = lives.now + 1 - lives.is_visit - start  # a visit's own day is quiet
         reached = cumulative + hazards * days
         strikes = (cumulative <= strikes_at) & (strikes_at < reached)
-        np.copyto(struck_days, start + (strikes_at - cumulative) / np.where(strikes, hazards, 1), where=strikes)
+        np.copyto(
+            struck_days,
+            start + (strikes_at - cumulative) / np.where(strikes, hazards, 1),
+            where=strikes,
+        )
         cumulative = reached
         evidence = Evidence(
-            evidence.rate + process.visit_log_likelihood(before, lives), evidence.hazard + recorded_hazards * days
+            evidence.rate + process.visit_log_likelihood(before, lives),
+            evidence.hazard + recorded_hazards * days,
         )
         if np.all(lives.now >= enrolment_day + follow_up_days):
             break
 
-    censoring_day = enrolment_day + _observed_days(process, stay_years, follow_up_days, sickness_then)
+    censoring_day = enrolment_day + _observed_days(
+        process, stay_years, follow_up_days, sickness_then
+    )
     outcome_days, death_days = np.where(struck_days < censoring_day, struck_days, np.inf)
     subject, visits = np.concatenate(whose), Lives.join(states)
     order = np.lexsort((visits.day, subject))
@@ -104,7 +118,9 @@ def simulate_courses(process: Process, rng: np.random.Generator, subjects: int) 
     )
 
 
-def _observed_days(process: Process, stay_years: Floats, follow_up_days: Floats, sickness_then: Floats) -> Floats:
+def _observed_days(
+    process: Process, stay_years: Floats, follow_up_days: Floats, sickness_then: Floats
+) -> Floats:
     """(n,) days from enrolment to the study's end or drop-out, whose rate is set by the record up to enrolment.
 
     Up to enrolment, and not up to each visit: enrolment lies before every prediction time, so that censoring is

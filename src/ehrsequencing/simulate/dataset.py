@@ -15,15 +15,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from meds import schema as meds
 
-from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import SIMULATION
-from ehrsequencing.simulate.codes import DEATH_CODE, END_OF_FOLLOW_UP, ENROLMENT, OUTCOME_CODE, CodeTable
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import SIMULATION
+from ehrsequencing.core.storage import complete_folder, write_bytes, write_json, write_manifest
+from ehrsequencing.simulate.codes import (
+    DEATH_CODE,
+    END_OF_FOLLOW_UP,
+    ENROLMENT,
+    OUTCOME_CODE,
+    CodeTable,
+)
 from ehrsequencing.simulate.process import MECHANISMS, Process
-from ehrsequencing.simulate.records import BLOCK, TRUTH_STREAM, PredictionTimes, random_stream, simulate_block
+from ehrsequencing.simulate.records import (
+    BLOCK,
+    TRUTH_STREAM,
+    PredictionTimes,
+    random_stream,
+    simulate_block,
+)
 from ehrsequencing.simulate.settings import SimulationConfig
 from ehrsequencing.simulate.truth import grid_days, horizons, true_curves
-from ehrsequencing.storage import complete_folder, write_bytes, write_json, write_manifest
 
 CAUSES = ("outcome", "death")  # the task's names, in the order of every axis of causes
 SPLITS = (meds.train_split, meds.tuning_split, meds.held_out_split)
@@ -31,9 +43,21 @@ _DEFAULT = SimulationConfig()
 
 _ASKED = [("subject_id", pa.int64()), ("prediction_time", pa.timestamp("us"))]
 _PREDICTION = [*_ASKED, ("cause", pa.string())]
-_RISKS = pa.schema([*_PREDICTION, ("horizon_days", pa.float64()), ("risk", pa.float32()), ("risk_se", pa.float32())])
+_RISKS = pa.schema(
+    [
+        *_PREDICTION,
+        ("horizon_days", pa.float64()),
+        ("risk", pa.float32()),
+        ("risk_se", pa.float32()),
+    ]
+)
 _HAZARDS = pa.schema(
-    [*_PREDICTION, ("start_days", pa.float64()), ("stop_days", pa.float64()), ("hazard", pa.float64())]
+    [
+        *_PREDICTION,
+        ("start_days", pa.float64()),
+        ("stop_days", pa.float64()),
+        ("hazard", pa.float64()),
+    ]
 )
 
 _RATIOS = pa.schema([*_ASKED, ("mechanism", pa.string()), ("log_hazard_ratio", pa.float32())])
@@ -79,25 +103,41 @@ def simulate(
             truths = _TruthWriter(folder, config, open_files)
             for start in range(0, subjects, BLOCK):
                 number = start // BLOCK
-                block = simulate_block(process, codes, seed=seed, block=number, subjects=min(BLOCK, subjects - start))
+                block = simulate_block(
+                    process, codes, seed=seed, block=number, subjects=min(BLOCK, subjects - start)
+                )
                 split = split_of(block.subject_id)
                 row_split = split_of(block.events["subject_id"].to_numpy())
                 for which, shard in enumerate(shards):
-                    shard.add(block.subject_id[split == which], block.events.filter(pa.array(row_split == which)))
+                    shard.add(
+                        block.subject_id[split == which],
+                        block.events.filter(pa.array(row_split == which)),
+                    )
                 asked = block.prediction_times
                 if truth == "held_out":
-                    asked = asked.take(np.equal(split_of(asked.subject_id), SPLITS.index(meds.held_out_split)))
+                    asked = asked.take(
+                        np.equal(split_of(asked.subject_id), SPLITS.index(meds.held_out_split))
+                    )
                 truths.add(process, asked, random_stream(seed, number, TRUTH_STREAM))
                 if progress is not None:
                     progress(start + len(block.subject_id), subjects)
         write_bytes(folder / "task.yaml", task_yaml(config).encode())
         _write_metadata(folder, codes, subjects)
-        write_manifest(folder, {**SIMULATION.facts, **simulation_facts(subjects, seed, truth, config)})
+        write_manifest(
+            folder, {**SIMULATION.facts, **simulation_facts(subjects, seed, truth, config)}
+        )
 
 
-def simulation_facts(subjects: int, seed: int, truth: str, config: SimulationConfig) -> dict[str, Any]:
+def simulation_facts(
+    subjects: int, seed: int, truth: str, config: SimulationConfig
+) -> dict[str, Any]:
     """What tells one simulation from another, for its manifest."""
-    return {"subjects": subjects, "seed": seed, "truth": truth, "settings": config.model_dump(mode="json")}
+    return {
+        "subjects": subjects,
+        "seed": seed,
+        "truth": truth,
+        "settings": config.model_dump(mode="json"),
+    }
 
 
 def split_of(subject_id: Ints) -> Ints:
@@ -138,7 +178,11 @@ class _ShardWriter:
         first_row = np.searchsorted(events["subject_id"].to_numpy(), subject_id)
         while len(subject_id):
             taken = min(len(subject_id), self._room - self._subjects)
-            rows = first_row[taken] - first_row[0] if taken < len(subject_id) else events.num_rows - first_row[0]
+            rows = (
+                first_row[taken] - first_row[0]
+                if taken < len(subject_id)
+                else events.num_rows - first_row[0]
+            )
             table = meds.DataSchema.align(events.slice(first_row[0], rows))
             if self._file is None:
                 path = self._folder / f"{self._shards}.parquet"
@@ -158,14 +202,23 @@ class _TruthWriter:
         self._edges_days = grid_days(config.follow_up_max_years)
         self._horizons_days = np.array(list(horizons(config.follow_up_max_years).values()))
         self._risks = open_files.enter_context(_parquet_writer(out / "truth.parquet", _RISKS))
-        self._hazards = open_files.enter_context(_parquet_writer(out / "truth_hazards.parquet", _HAZARDS))
-        self._ratios = open_files.enter_context(_parquet_writer(out / "truth_mechanisms.parquet", _RATIOS))
+        self._hazards = open_files.enter_context(
+            _parquet_writer(out / "truth_hazards.parquet", _HAZARDS)
+        )
+        self._ratios = open_files.enter_context(
+            _parquet_writer(out / "truth_mechanisms.parquet", _RATIOS)
+        )
 
     def add(self, process: Process, asked: PredictionTimes, rng: np.random.Generator) -> None:
         """Compute and write the truth at more prediction times."""
         edges = self._edges_days
         curves = true_curves(
-            process, asked.lives, asked.evidence, day_fraction=asked.day_fraction, edges_days=edges, rng=rng
+            process,
+            asked.lives,
+            asked.evidence,
+            day_fraction=asked.day_fraction,
+            edges_days=edges,
+            rng=rng,
         )
         at = np.searchsorted(edges, self._horizons_days)
         self._risks.write_table(
@@ -179,7 +232,11 @@ class _TruthWriter:
         )
         self._hazards.write_table(
             _long_table(
-                asked, _HAZARDS, start_days=edges[:-1], stop_days=edges[1:], hazard=curves.hazards_per_day(edges)
+                asked,
+                _HAZARDS,
+                start_days=edges[:-1],
+                stop_days=edges[1:],
+                hazard=curves.hazards_per_day(edges),
             )
         )
         self._ratios.write_table(_ratio_table(asked, process.log_ratios(asked.lives)))
@@ -207,17 +264,25 @@ def _long_table(asked: PredictionTimes, schema: pa.Schema, **columns: Floats) ->
     arrays: dict[str, Any] = {
         "subject_id": np.repeat(asked.subject_id, per_row),
         "prediction_time": np.repeat(asked.time_us, per_row),
-        "cause": pa.array(CAUSES).take(pa.array(np.tile(np.repeat(np.arange(len(CAUSES)), last), rows))),
+        "cause": pa.array(CAUSES).take(
+            pa.array(np.tile(np.repeat(np.arange(len(CAUSES)), last), rows))
+        ),
     }
     for name, values in columns.items():
-        arrays[name] = np.broadcast_to(values.swapaxes(0, 1) if values.ndim == 3 else values, shape).ravel()
-    return pa.table([pa.array(arrays[field.name]).cast(field.type) for field in schema], schema=schema)
+        arrays[name] = np.broadcast_to(
+            values.swapaxes(0, 1) if values.ndim == 3 else values, shape
+        ).ravel()
+    return pa.table(
+        [pa.array(arrays[field.name]).cast(field.type) for field in schema], schema=schema
+    )
 
 
 def _write_metadata(out: Path, codes: CodeTable, subjects: int) -> None:
     """Write splits, codes and the data set's card."""
     subject_id = np.arange(1, subjects + 1)
-    splits = pa.table({"subject_id": subject_id, "split": pa.array(SPLITS).take(pa.array(split_of(subject_id)))})
+    splits = pa.table(
+        {"subject_id": subject_id, "split": pa.array(SPLITS).take(pa.array(split_of(subject_id)))}
+    )
     _write_table(out / meds.subject_splits_filepath, meds.SubjectSplitSchema.align(splits))
     code_table = pa.table(codes.ontology(), schema=meds.CodeMetadataSchema.schema())
     meds.CodeMetadataSchema.validate(code_table)

@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 
 CLASSES = 32
 
@@ -36,7 +36,10 @@ class Evidence:
     def join(parts: "list[Evidence]") -> "Evidence":
         """Put lives one after another."""
         return Evidence(
-            *(np.concatenate([getattr(part, name) for part in parts], axis=1) for name in ("rate", "hazard"))
+            *(
+                np.concatenate([getattr(part, name) for part in parts], axis=1)
+                for name in ("rate", "hazard")
+            )
         )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 
 NEVER_DAYS = 100_000  # stands for an endless gap: longer than any life, yet finite, so that arithmetic stays finite
 
@@ -50,13 +50,20 @@ class Lives:
 
     def take(self, index: Ints | Bools) -> "Lives":
         """Choose lives by number, in the order given, or by mask."""
-        return Lives(**{field.name: getattr(self, field.name)[..., index] for field in fields(self)})
+        return Lives(
+            **{field.name: getattr(self, field.name)[..., index] for field in fields(self)}
+        )
 
     @staticmethod
     def join(parts: "list[Lives]") -> "Lives":
         """Put lives one after another."""
         names = [field.name for field in fields(Lives)]
-        return Lives(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
+        return Lives(
+            **{
+                name: np.concatenate([getattr(part, name) for part in parts], axis=-1)
+                for name in names
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +104,9 @@ class Draws:
         """
         turned = {"matched": ~self.matched, "order_step": -self.order_step, "lab": -self.lab}
         same = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Draws(**{name: np.concatenate([values, turned.get(name, values)]) for name, values in same.items()})
+        return Draws(
+            **{
+                name: np.concatenate([values, turned.get(name, values)])
+                for name, values in same.items()
+            }
+        )

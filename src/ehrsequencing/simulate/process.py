@@ -37,12 +37,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.simulate.hidden import CLASSES, Evidence, class_values, draw_classes
 from ehrsequencing.simulate.lives import NEVER_DAYS, Draws, Lives
 from ehrsequencing.simulate.settings import DAYS_PER_YEAR, SimulationConfig
 
-MECHANISMS = ("pair", "gap", "order", "decay", "chronic", "age", "sex", "lab")  # of the outcome's hazard
+# of the outcome's hazard
+MECHANISMS = (
+    "pair",
+    "gap",
+    "order",
+    "decay",
+    "chronic",
+    "age",
+    "sex",
+    "lab",
+)
 _DECAY_STEPS = 4
 
 
@@ -52,20 +62,38 @@ class Process:
     def __init__(self, config: SimulationConfig) -> None:
         self.config = config
         conditions = config.chronic_conditions
-        self.chronic_effects: Floats = config.chronic_effect * 2 * np.arange(1, conditions + 1) / (conditions + 1)
-        self.visit_rates = config.visits_per_year / DAYS_PER_YEAR * class_values(config.visit_rate_spread)  # per day
+        self.chronic_effects: Floats = (
+            config.chronic_effect * 2 * np.arange(1, conditions + 1) / (conditions + 1)
+        )
+        # per day
+        self.visit_rates = (
+            config.visits_per_year / DAYS_PER_YEAR * class_values(config.visit_rate_spread)
+        )
         self.frailties = class_values(config.frailty_spread)
         with np.errstate(divide="ignore"):  # a rate of zero is a log hazard of −inf
-            self._baseline = np.log(np.array([config.outcome_per_year, config.death_per_year]) / DAYS_PER_YEAR)
-            self._discharge_rate = -np.log1p(-1 / config.stay_days)  # per day; infinite: always on the next day
+            self._baseline = np.log(
+                np.array([config.outcome_per_year, config.death_per_year]) / DAYS_PER_YEAR
+            )
+            # per day; infinite: always on the next day
+            self._discharge_rate = -np.log1p(-1 / config.stay_days)
         # Entry n is Σ_{m<n} log cosh(effect · memory^m); no life has a visit a day for NEVER_DAYS.
         sizes = config.pair_effect * config.pair_memory ** np.arange(NEVER_DAYS, dtype=np.float64)
-        self._pair_centre = np.concatenate([[0.0], np.cumsum(np.logaddexp(sizes, -sizes) - math.log(2))])
-        self._order_centre = float(np.logaddexp(config.order_effect, -config.order_effect)) - math.log(2)
+        self._pair_centre = np.concatenate(
+            [[0.0], np.cumsum(np.logaddexp(sizes, -sizes) - math.log(2))]
+        )
+        self._order_centre = float(
+            np.logaddexp(config.order_effect, -config.order_effect)
+        ) - math.log(2)
         self._decay = np.append(config.decay_effect * 0.5 ** np.arange(_DECAY_STEPS), 0.0)
 
     def begin(
-        self, rng: np.random.Generator, *, age_days: Floats, male: Bools, chronic: Bools, enrolment_day: Floats
+        self,
+        rng: np.random.Generator,
+        *,
+        age_days: Floats,
+        male: Bools,
+        chronic: Bools,
+        enrolment_day: Floats,
     ) -> Lives:
         """Start n lives at their first visit.
 
@@ -117,7 +145,8 @@ class Process:
             [
                 config.pair_effect * lives.pair_score - self._pair_centre[lives.pairs],
                 config.gap_effect * (lives.gap_days < config.gap_days),
-                config.order_effect * lives.order_sign - self._order_centre * np.abs(lives.order_sign),
+                config.order_effect * lives.order_sign
+                - self._order_centre * np.abs(lives.order_sign),
                 self._decay[self._half_lives(lives)],
                 lives.chronic,
                 config.age_effect * self._decades(lives),
@@ -131,7 +160,9 @@ class Process:
         config = self.config
         outcome = self._baseline[0] + self.log_ratios(lives).sum(axis=0)
         death = (
-            self._baseline[1] + config.death_age_effect * self._decades(lives) + config.death_sex_effect * lives.male
+            self._baseline[1]
+            + config.death_age_effect * self._decades(lives)
+            + config.death_sex_effect * lives.male
         )
         hazards: Floats = np.exp(np.stack([outcome, death]))
         return hazards
@@ -142,7 +173,11 @@ class Process:
 
     def sickness(self, lives: Lives) -> Floats:
         """(n,) what sets the visits and the drop-out: chronic conditions, the acute event and the marker."""
-        sickness: Floats = lives.chronic + self._decay[self._half_lives(lives)] + self.config.lab_effect * lives.lab
+        sickness: Floats = (
+            lives.chronic
+            + self._decay[self._half_lives(lives)]
+            + self.config.lab_effect * lives.lab
+        )
         return sickness
 
     def _decades(self, lives: Lives) -> Floats:
@@ -161,7 +196,9 @@ class Process:
 
         Waiting anew from there is no other process, since chances are constant between the two (no memory).
         """
-        rate = np.where(lives.in_stay, self._discharge_rate, lives.visit_rate * self._visit_multiplier(lives))
+        rate = np.where(
+            lives.in_stay, self._discharge_rate, lives.visit_rate * self._visit_multiplier(lives)
+        )
         gap = np.minimum(1.0 + np.floor(draws.gap / np.maximum(rate, 1e-12)), NEVER_DAYS)
         to_enrolment = lives.enrolment_day - lives.now
         enrols = (to_enrolment > 0) & (to_enrolment <= gap)
@@ -189,7 +226,9 @@ class Process:
         came = np.log(-np.expm1(-np.maximum(rate, 1e-12)))
         return np.where(before.in_stay, 0.0, by_chance * came - rate * quiet_days)
 
-    def draw_hidden(self, lives: Lives, evidence: Evidence, rng: np.random.Generator, *, draws: int) -> Lives:
+    def draw_hidden(
+        self, lives: Lives, evidence: Evidence, rng: np.random.Generator, *, draws: int
+    ) -> Lives:
         """Repeat n lives so many times, each with a visit rate and a frailty drawn from their posteriors.
 
         Args:
@@ -224,7 +263,9 @@ class Process:
         has_order = writes & (draws.order < config.order_visit_share)
         first = lives.order_code < 0
         # The very first one follows none, and its step says which it is.
-        order_code = np.where(first, draws.order_step + 1, (lives.order_code + draws.order_step) % 3)
+        order_code = np.where(
+            first, draws.order_step + 1, (lives.order_code + draws.order_step) % 3
+        )
         has_acute = writes & (draws.acute < config.acute_visit_share)
         has_lab = writes & (draws.measured < config.lab_visit_share)
         lab = config.lab_memory * lives.lab + math.sqrt(1 - config.lab_memory**2) * draws.lab

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.simulate.codes import (
     ACUTE,
     ADMISSION,
@@ -59,7 +59,10 @@ class PredictionTimes:
     def take(self, rows: Bools) -> "PredictionTimes":
         """Choose rows by mask."""
         return PredictionTimes(
-            self.subject_id[rows], self.time_us[rows], self.lives.take(rows), self.evidence.take(rows)
+            self.subject_id[rows],
+            self.time_us[rows],
+            self.lives.take(rows),
+            self.evidence.take(rows),
         )
 
 
@@ -77,7 +80,9 @@ def random_stream(seed: int, block: int, purpose: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(block, purpose)))
 
 
-def simulate_block(process: Process, codes: CodeTable, *, seed: int, block: int, subjects: int) -> Block:
+def simulate_block(
+    process: Process, codes: CodeTable, *, seed: int, block: int, subjects: int
+) -> Block:
     """Simulate block number `block` and keep its first `subjects` subjects."""
     courses = simulate_courses(process, random_stream(seed, block, _COURSES_STREAM), BLOCK)
     rng = random_stream(seed, block, _RECORDS_STREAM)
@@ -108,21 +113,32 @@ class _Rows:
     stay: Ints
 
     @classmethod
-    def of(cls, subject: Ints, time_us: Ints | int, code: Ints | int, stay: Ints | int = 0) -> "_Rows":
+    def of(
+        cls, subject: Ints, time_us: Ints | int, code: Ints | int, stay: Ints | int = 0
+    ) -> "_Rows":
         """Rows without values; a single time or code stands for all."""
         everyone = np.zeros(len(subject), dtype=np.int64)
-        return cls(subject, everyone + time_us, everyone + code, np.full(len(subject), np.nan), everyone + stay)
+        return cls(
+            subject,
+            everyone + time_us,
+            everyone + code,
+            np.full(len(subject), np.nan),
+            everyone + stay,
+        )
 
     @classmethod
     def join(cls, parts: "list[_Rows]") -> "_Rows":
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__)
+        )
 
     def to_meds(self, codes: CodeTable, *, first_id: int, subjects: int) -> pa.Table:
         """Sort by subject, time and code number, and drop subjects beyond the number asked for."""
         order = np.lexsort((self.code, self.time_us, self.subject))
         order = order[: np.searchsorted(self.subject[order], subjects)]
         subject_id, time_us, value, stay = (
-            column[order] for column in (first_id + self.subject, self.time_us, self.value, self.stay)
+            column[order]
+            for column in (first_id + self.subject, self.time_us, self.value, self.stay)
         )
         return pa.table(
             {
@@ -143,7 +159,10 @@ def _single_rows(codes: CodeTable, courses: Courses, end_us: Ints) -> list[_Rows
         seconds = np.floor((courses.first_day[where] + days[where]) * 86_400).astype(np.int64)
         return _Rows.of(subjects[where], seconds * _SECOND_US, codes.single[code], stay)
 
-    enrols, sex = courses.is_enrolment, np.where(courses.male, codes.single[MALE], codes.single[FEMALE])
+    enrols, sex = (
+        courses.is_enrolment,
+        np.where(courses.male, codes.single[MALE], codes.single[FEMALE]),
+    )
     # Death or the end of follow-up ends a stay; were its admission left alone, it would tell that something followed.
     last_visit = np.searchsorted(courses.subject, subjects, side="right") - 1
     in_stay = courses.visits.in_stay[last_visit]
@@ -177,7 +196,9 @@ def _visit_rows(
     opens = rng.integers(7 * 60, 18 * 60, count)
     lasts = np.where(rng.random(count) < 0.4, 0, rng.integers(10, 300, count))
     minute = opens[visit] + np.floor(rng.random(len(visit)) * (lasts[visit] + 1)).astype(np.int64)
-    midnight_us = (courses.first_day[courses.subject] + courses.visits.day.astype(np.int64)) * _DAY_US
+    midnight_us = (
+        courses.first_day[courses.subject] + courses.visits.day.astype(np.int64)
+    ) * _DAY_US
     time_us = midnight_us[visit] + minute * _MINUTE_US
     end_us = np.zeros(count, dtype=np.int64)
     np.maximum.at(end_us, visit, time_us)
@@ -199,7 +220,9 @@ def _contents(
     # A condition is written at the first visit, and at some of the later ones.
     again = rng.random((len(everything), config.chronic_conditions)) < config.chronic_visit_share
     written = (visits.day[:, None] == 0) | again
-    chronic_visit, condition = np.nonzero(written & courses.chronic[courses.subject] & writes[:, None])
+    chronic_visit, condition = np.nonzero(
+        written & courses.chronic[courses.subject] & writes[:, None]
+    )
 
     background_visit, background = _background(config, writes, rng)
     order, acute = everything[visits.has_order], everything[visits.has_acute]
@@ -224,11 +247,15 @@ def _contents(
     return (
         np.concatenate([visit for visit, _, _ in parts]),
         np.concatenate([np.broadcast_to(code, len(visit)) for visit, code, _ in parts]),
-        np.concatenate([np.broadcast_to(value, len(visit)) for visit, _, value in parts]).astype(np.float64),
+        np.concatenate([np.broadcast_to(value, len(visit)) for visit, _, value in parts]).astype(
+            np.float64
+        ),
     )
 
 
-def _background(config: SimulationConfig, writes: Bools, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def _background(
+    config: SimulationConfig, writes: Bools, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
     """Background codes without repeats within a visit: visit number, number of the code.
 
     A visit draws one and a Poisson number more. Where the mean is below one it draws one with that chance, else none.
@@ -240,5 +267,7 @@ def _background(config: SimulationConfig, writes: Bools, rng: np.random.Generato
     weights = np.arange(1, config.background_codes + 1, dtype=np.float64) ** -config.background_zipf
     times = writes * count
     drawn = rng.choice(config.background_codes, size=times.sum(), p=weights / weights.sum())
-    visit, code = np.divmod(np.unique(np.repeat(visits, times) * config.background_codes + drawn), len(weights))
+    visit, code = np.divmod(
+        np.unique(np.repeat(visits, times) * config.background_codes + drawn), len(weights)
+    )
     return visit, code

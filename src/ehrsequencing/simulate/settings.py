@@ -5,7 +5,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DAYS_PER_YEAR = 365.25
-Effect = Annotated[float, Field(ge=-5, le=5)]  # a log-hazard ratio; beyond these bounds hazards could overflow
+# a log-hazard ratio; beyond these bounds hazards could overflow
+Effect = Annotated[float, Field(ge=-5, le=5)]
 DecadeEffect = Annotated[float, Field(ge=-2, le=2)]  # the same per ten years of age
 
 
@@ -19,19 +20,25 @@ class SimulationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Follow-up
-    history_max_years: float = Field(2.0, ge=0, le=20)  # record before enrolment: uniform on [0, this]
-    follow_up_min_years: float = Field(3.0, ge=0.5, le=40)  # staggered entry: enrolment to the study's end is
+    # record before enrolment: uniform on [0, this]
+    history_max_years: float = Field(2.0, ge=0, le=20)
+    # staggered entry: enrolment to the study's end is
+    follow_up_min_years: float = Field(3.0, ge=0.5, le=40)
     follow_up_max_years: float = Field(7.0, ge=0.5, le=40)  # ... uniform between these two
     drop_out_per_year: float = Field(0.03, ge=0, le=10)  # random censoring before the study's end
-    drop_out_effect: float = Field(0.5, ge=-3, le=3)  # on the log rate of drop-out, per unit of sickness at enrolment
+    # on the log rate of drop-out, per unit of sickness at enrolment
+    drop_out_effect: float = Field(0.5, ge=-3, le=3)
 
     # Visits: on each day with a chance of 1 − exp(−rate), a Poisson process in whole days
     visits_per_year: float = Field(1.4, ge=0, le=50)  # mean rate of the healthy
-    visit_rate_spread: float = Field(0.4, ge=0, le=2)  # sd ÷ mean of the rate over subjects; hidden from the record
-    visit_effect: float = Field(0.3, ge=-2, le=2)  # informative visiting: on the log rate, per unit of sickness
+    # sd ÷ mean of the rate over subjects; hidden from the record
+    visit_rate_spread: float = Field(0.4, ge=0, le=2)
+    # informative visiting: on the log rate, per unit of sickness
+    visit_effect: float = Field(0.3, ge=-2, le=2)
 
     # Stays of several days: an admission, and all that an ordinary visit would hold written at the discharge
-    stay_visit_share: float = Field(0.05, ge=0, le=1)  # visits (but the first and the enrolment) that begin a stay
+    # visits (but the first and the enrolment) that begin a stay
+    stay_visit_share: float = Field(0.05, ge=0, le=1)
     stay_days: float = Field(6.0, ge=1, le=365)  # mean; geometric
 
     # Baseline hazards: at age 60, female, without any of what follows
@@ -56,9 +63,11 @@ class SimulationConfig(BaseModel):
 
     # Pairs: a visit's A_k with B_k raises the hazard, A_k with another B lowers it, and neither code alone tells
     pairs: int = Field(24, ge=2, le=500)
-    pair_visit_share: float = Field(1.0, ge=0, le=1)  # visits that hold one A and one B; half of them match
+    # visits that hold one A and one B; half of them match
+    pair_visit_share: float = Field(1.0, ge=0, le=1)
     pair_effect: Effect = 2.0
-    pair_memory: float = Field(0.5, ge=0, le=1)  # what is left of an effect at each later pair; 0: until the next pair
+    # what is left of an effect at each later pair; 0: until the next pair
+    pair_memory: float = Field(0.5, ge=0, le=1)
 
     # Relapse: two visits close together raise the hazard until the next visit
     gap_effect: Effect = 0.8
@@ -66,7 +75,8 @@ class SimulationConfig(BaseModel):
 
     # Order: of three codes, A then B, B then C, C then A raise the hazard until the next of them; B then A … lower it
     order_effect: Effect = 0.3
-    order_visit_share: float = Field(0.3, ge=0, le=1)  # visits that hold one of the three, each as often as the others
+    # visits that hold one of the three, each as often as the others
+    order_visit_share: float = Field(0.3, ge=0, le=1)
 
     # An acute event: its effect halves with every half-life since the last one, and is gone after four
     decay_effect: Effect = 1.2
@@ -81,8 +91,10 @@ class SimulationConfig(BaseModel):
     # What means nothing: another laboratory value and background codes
     other_lab_visit_share: float = Field(0.4, ge=0, le=1)  # visits that measure it
     background_codes: int = Field(200, ge=0, le=100_000)
-    background_per_visit: float = Field(2.0, ge=0, le=200)  # mean number drawn; repeats within a visit count once
-    background_zipf: float = Field(1.0, ge=0, le=5)  # exponent of the codes' frequencies; 0: all alike
+    # mean number drawn; repeats within a visit count once
+    background_per_visit: float = Field(2.0, ge=0, le=200)
+    # exponent of the codes' frequencies; 0: all alike
+    background_zipf: float = Field(1.0, ge=0, le=5)
 
     # The truth's precision: simulated futures per prediction time (in mirrored pairs)
     truth_futures: int = Field(128, ge=4, le=1_000_000, multiple_of=2)

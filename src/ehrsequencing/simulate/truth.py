@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.simulate.hidden import Evidence
 from ehrsequencing.simulate.lives import Draws, Lives
 from ehrsequencing.simulate.process import Process
@@ -42,16 +42,23 @@ class Curves:
     def hazards_per_day(self, edges_days: Floats) -> Floats:
         """Constant hazards per bin with the same incidences: (2, R, G − 1)."""
         gained = np.diff(self.incidence, axis=-1)
-        survival = np.maximum(self.survival, 1e-12)  # rounding leaves no logarithm where nobody survives
+        # rounding leaves no logarithm where nobody survives
+        survival = np.maximum(self.survival, 1e-12)
         total = np.log(survival[:, :-1] / survival[:, 1:]) / np.diff(edges_days)
         either = gained.sum(axis=0)
-        hazards: Floats = total * np.divide(gained, either, out=np.zeros_like(gained), where=either > 0)
+        hazards: Floats = total * np.divide(
+            gained, either, out=np.zeros_like(gained), where=either > 0
+        )
         return hazards
 
 
 def horizons(follow_up_max_years: float) -> dict[str, float]:
     """Reported horizons in days by their name in the task file: those that some subject's follow-up goes beyond."""
-    return {name: days for name, days in HORIZONS_DAYS.items() if days < follow_up_max_years * DAYS_PER_YEAR}
+    return {
+        name: days
+        for name, days in HORIZONS_DAYS.items()
+        if days < follow_up_max_years * DAYS_PER_YEAR
+    }
 
 
 def grid_days(follow_up_max_years: float) -> Floats:
@@ -84,8 +91,12 @@ def true_curves(
     """
     rows_at_once = max(1, _LIVES_AT_ONCE // process.config.truth_futures)
     parts = [
-        _curves_of_chunk(process, lives.take(rows), evidence.take(rows), day_fraction[rows], edges_days, rng)
-        for rows in np.array_split(np.arange(len(day_fraction)), max(1, math.ceil(len(day_fraction) / rows_at_once)))
+        _curves_of_chunk(
+            process, lives.take(rows), evidence.take(rows), day_fraction[rows], edges_days, rng
+        )
+        for rows in np.array_split(
+            np.arange(len(day_fraction)), max(1, math.ceil(len(day_fraction) / rows_at_once))
+        )
     ]
     return Curves(
         survival=np.concatenate([part.survival for part in parts]),
@@ -107,7 +118,9 @@ def _curves_of_chunk(
     half = process.draw_hidden(known, evidence, rng, draws=futures // 2)
     lives = Lives.join([half, half])
     shape = (2, 2, futures // 2, rows, len(edges_days))  # cause, half, mirrored pair, row, edge
-    incidence = _follow(process, lives, np.tile(day_fraction, futures), edges_days, rng).reshape(shape)
+    incidence = _follow(process, lives, np.tile(day_fraction, futures), edges_days, rng).reshape(
+        shape
+    )
     of_pairs = incidence.mean(axis=1)
     mean = of_pairs.mean(axis=1)
     se = of_pairs.std(axis=1, ddof=1) / math.sqrt(futures // 2)
@@ -115,7 +128,11 @@ def _curves_of_chunk(
 
 
 def _follow(
-    process: Process, lives: Lives, day_fraction: Floats, edges_days: Floats, rng: np.random.Generator
+    process: Process,
+    lives: Lives,
+    day_fraction: Floats,
+    edges_days: Floats,
+    rng: np.random.Generator,
 ) -> Floats:
     """Simulate each life's future and return its exact incidences at the edges: (2, n, G).
 
@@ -132,7 +149,8 @@ def _follow(
     while len(slot):
         hazards = process.hazards_per_day(lives) * factors
         rate = hazards.sum(axis=0)
-        share = hazards / np.maximum(rate, np.finfo(np.float64).tiny)  # 0 / 0: nobody's share of nothing
+        # 0 / 0: nobody's share of nothing
+        share = hazards / np.maximum(rate, np.finfo(np.float64).tiny)
         start = lives.now + 1 - prediction_day
         lives = process.advance(lives, Draws.fresh(rng, len(slot) // 2).with_mirror())
         end = lives.now + 1 - lives.is_visit - prediction_day
@@ -142,7 +160,9 @@ def _follow(
         passed = next_edge - edge
         life = np.repeat(np.arange(len(slot)), passed)
         written = np.arange(len(life)) - np.repeat(np.cumsum(passed) - next_edge, passed)
-        gone = survival[life] * -np.expm1(-rate[life] * np.maximum(edges_days[written] - start[life], 0))
+        gone = survival[life] * -np.expm1(
+            -rate[life] * np.maximum(edges_days[written] - start[life], 0)
+        )
         at_edges[:, slot[life], written] = incidence[:, life] + share[:, life] * gone
 
         gone = survival * -np.expm1(-rate * (end - start))
@@ -152,7 +172,11 @@ def _follow(
         # A mirrored pair is followed until both have passed the last edge; clearing out at every step would cost more.
         followed = np.tile((edge < len(edges_days)).reshape(2, -1).any(axis=0), 2)
         if followed.mean() < 0.8:
-            lives, survival, incidence = lives.take(followed), survival[followed], incidence[:, followed]
+            lives, survival, incidence = (
+                lives.take(followed),
+                survival[followed],
+                incidence[:, followed],
+            )
             slot, edge, prediction_day = slot[followed], edge[followed], prediction_day[followed]
             factors = factors[:, followed]
     return at_edges

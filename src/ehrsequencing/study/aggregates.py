@@ -10,19 +10,23 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.disclosure.small_counts import Count, exact, hide_small
 from ehrsequencing.metrics.accuracy import observed_over_expected
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.discrimination import concordant_pairs, wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
 
 #: Edges of the risk bins, the same for all sites and taken from no data. Bins are first joined at the coarse edges, so
 #: that sites share edges, and then cut again at the fine ones, which let the AUC compare more pairs.
-COARSE_EDGES = tuple(round(float(edge), 6) for edge in (0.0, *np.geomspace(0.001, 0.5, 28), 0.6, 0.7, 0.8, 0.9, 1.0))
-RISK_EDGES = tuple(sorted({*COARSE_EDGES, *(round(float(edge), 6) for edge in expit(np.linspace(-7, 7, 421)))}))
+COARSE_EDGES = tuple(
+    round(float(edge), 6) for edge in (0.0, *np.geomspace(0.001, 0.5, 28), 0.6, 0.7, 0.8, 0.9, 1.0)
+)
+RISK_EDGES = tuple(
+    sorted({*COARSE_EDGES, *(round(float(edge), 6) for edge in expit(np.linspace(-7, 7, 421)))})
+)
 
 
 def aggregate(rows: ScoredRows, *, resamples: int, seed: int) -> dict[str, Any]:
@@ -47,7 +51,12 @@ def aggregate(rows: ScoredRows, *, resamples: int, seed: int) -> dict[str, Any]:
         if not rows.covered[0, h]:
             withheld.append({**where, "reason": "the follow-up ends before this horizon"})
         elif not shown[e, h]:
-            withheld.append({**where, "reason": f"fewer than {SMALLEST_COUNT} subjects with the event, or without it"})
+            withheld.append(
+                {
+                    **where,
+                    "reason": f"fewer than {SMALLEST_COUNT} subjects with the event, or without it",
+                }
+            )
         else:
             of_cell = {name: _finite(float(values[e, h])) for name, values in errors.items()}
             cells.append({**where, **_cell(rows, e, h), "events": int(events[e, h]), **of_cell})
@@ -72,11 +81,15 @@ def shown_counts(subjects: int, events: Ints) -> tuple[str, Bools]:
     counts: dict[Any, Count] = {"subjects": Count(subjects, everybody, weight=1)}
     for e, h in np.ndindex(causes, horizons):
         counts[e, h] = Count(int(events[e, h]), frozenset((e, k) for k in range(h + 1)))
-    free = [everybody - {(e, k) for e in range(causes) for k in range(h + 1)} for h in range(horizons)]
+    free = [
+        everybody - {(e, k) for e in range(causes) for k in range(h + 1)} for h in range(horizons)
+    ]
     texts = hide_small(counts, implied=free)
     told = exact(texts["subjects"]) and subjects >= SMALLEST_COUNT
     enough = (events >= SMALLEST_COUNT) & (subjects - events >= SMALLEST_COUNT)
-    shown = np.array([[exact(texts[e, h]) for h in range(horizons)] for e in range(causes)]).reshape(events.shape)
+    shown = np.array(
+        [[exact(texts[e, h]) for h in range(horizons)] for e in range(causes)]
+    ).reshape(events.shape)
     return texts["subjects"], shown & enough & told
 
 
@@ -110,12 +123,19 @@ def risk_bins(risk: Floats, seen: Bools, known: Floats) -> list[dict[str, Any]]:
     edges = np.array(RISK_EDGES)
     place = np.clip(np.searchsorted(edges, risk, side="right") - 1, 0, len(edges) - 2)
     coarse = _joined(place, seen, np.searchsorted(edges, COARSE_EDGES).tolist())
-    bins = [fine for first, last in coarse for fine in _joined(place, seen, list(range(first, last + 1)))]
+    bins = [
+        fine
+        for first, last in coarse
+        for fine in _joined(place, seen, list(range(first, last + 1)))
+    ]
     out = []
     for first, last in bins:
         inside = (place >= first) & (place < last)
         sums = {"n": int(inside.sum()), "known": float(known[inside].sum())}
-        sums |= {"observed": float(known[inside] @ seen[inside]), "expected": float(risk[inside].sum())}
+        sums |= {
+            "observed": float(known[inside] @ seen[inside]),
+            "expected": float(risk[inside].sum()),
+        }
         out.append({"low": float(edges[first]), "high": float(edges[last]), **sums})
     return out
 
@@ -140,9 +160,13 @@ def _standard_errors(rows: ScoredRows, resamples: int, seed: int) -> Mapping[str
     """Bootstrap standard errors of logit C and log O/E, each (causes, horizons)."""
     logit_c, log_oe = [], []
     for block in bootstrap_subjects(np.arange(len(rows.duration_days)), resamples, seed):
-        drawn = ScoredRows.of(rows.duration_days, rows.cause, rows.risk, rows.horizons_days, weights=block)
+        drawn = ScoredRows.of(
+            rows.duration_days, rows.cause, rows.risk, rows.horizons_days, weights=block
+        )
         c, oe = wolbers_c(drawn), observed_over_expected(drawn)
-        logit_c.append(np.log(divide(c, 1 - c), where=(c > 0) & (c < 1), out=np.full_like(c, np.nan)))
+        logit_c.append(
+            np.log(divide(c, 1 - c), where=(c > 0) & (c < 1), out=np.full_like(c, np.nan))
+        )
         log_oe.append(np.log(oe, where=oe > 0, out=np.full_like(oe, np.nan)))
     found = {"logit_c_se": logit_c, "log_oe_se": log_oe}
     return {name: _spread(np.concatenate(values)) for name, values in found.items()}

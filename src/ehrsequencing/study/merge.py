@@ -5,16 +5,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import STUDY, STUDY_SITE
-from ehrsequencing.storage import complete_folder, read_json, refuse_overlap, write_json, write_manifest
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import STUDY, STUDY_SITE
+from ehrsequencing.core.storage import (
+    complete_folder,
+    read_json,
+    refuse_overlap,
+    write_json,
+    write_manifest,
+)
 from ehrsequencing.study.pooling import SUMS, heterogeneity, pooled, pooled_bins
 
 RESULT = "study.json"
 
 
 def merge(
-    files: Sequence[Path], out: Path, *, draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None
+    files: Sequence[Path],
+    out: Path,
+    *,
+    draw: Callable[[dict[str, Any], Path], None] = lambda result, folder: None,
 ) -> dict[str, Any]:
     """Merge what several sites wrote with the same pack.
 
@@ -45,13 +54,21 @@ def read_sites(files: Sequence[Path]) -> list[dict[str, Any]]:
     for path in files:
         site = read_json(path)
         if not STUDY_SITE.is_of(site):
-            raise EhrseqError("is not what ehrseq study run writes", where=str(path), fix="name the files of the sites")
-        if sites and any(site[key] != sites[0][key] for key in ("run", "causes", "horizons_days", "risk_edges")):
+            raise EhrseqError(
+                "is not what ehrseq study run writes",
+                where=str(path),
+                fix="name the files of the sites",
+            )
+        if sites and any(
+            site[key] != sites[0][key] for key in ("run", "causes", "horizons_days", "risk_edges")
+        ):
             fix = "run the same pack at every site"
             raise EhrseqError(f"is of another pack than {files[0]}", where=str(path), fix=fix)
         if site["site"] in [other["site"] for other in sites]:
             fix = "give each site its own --name"
-            raise EhrseqError(f"two files are of the site {site['site']!r}", where=str(path), fix=fix)
+            raise EhrseqError(
+                f"two files are of the site {site['site']!r}", where=str(path), fix=fix
+            )
         for other, earlier in zip(sites, files, strict=False):
             if _same_patients(site, other):
                 fix = "name each hospital's result once"
@@ -59,7 +76,9 @@ def read_sites(files: Sequence[Path]) -> list[dict[str, Any]]:
                 raise EhrseqError(what, where=str(path), fix=fix)
         sites.append(site)
     if not sites:
-        raise EhrseqError("there is no site to merge", fix="name the files that ehrseq study run wrote")
+        raise EhrseqError(
+            "there is no site to merge", fix="name the files that ehrseq study run wrote"
+        )
     return sites
 
 
@@ -68,7 +87,9 @@ def _same_patients(site: dict[str, Any], other: dict[str, Any]) -> bool:
 
     The sum of the predicted risks of other patients is another number, also where the counts are equal.
     """
-    places = ((entry["landmark_days"], cell) for entry in site["landmarks"] for cell in entry["cells"])
+    places = (
+        (entry["landmark_days"], cell) for entry in site["landmarks"] for cell in entry["cells"]
+    )
     for landmark, cell in places:
         found = _cell(other, landmark, cell["cause"], cell["horizon"])
         if found and all(math.isclose(found[name], cell[name], rel_tol=1e-6) for name in SUMS):
@@ -86,8 +107,17 @@ def merged(sites: Sequence[dict[str, Any]]) -> dict[str, Any]:
             for h, horizon in enumerate(first["horizons_days"]):
                 found = [_cell(site, landmark, e, h) for site in sites]
                 cells = [cell for cell in found if cell is not None]
-                names = [site["site"] for site, cell in zip(sites, found, strict=True) if cell is not None]
-                where = {"landmark_days": landmark, "cause": cause, "horizon_days": horizon, "sites": names}
+                names = [
+                    site["site"]
+                    for site, cell in zip(sites, found, strict=True)
+                    if cell is not None
+                ]
+                where = {
+                    "landmark_days": landmark,
+                    "cause": cause,
+                    "horizon_days": horizon,
+                    "sites": names,
+                }
                 absent = [site["site"] for site in sites if site["site"] not in names]
                 rows.append({**where, "withheld": absent, **(_pooled(cells) if cells else {})})
     return {
@@ -101,7 +131,11 @@ def merged(sites: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if site.get("seen_in_training")
         ],
         "subjects": [
-            {"site": site["site"], "landmark_days": entry["landmark_days"], "subjects": entry["subjects"]}
+            {
+                "site": site["site"],
+                "landmark_days": entry["landmark_days"],
+                "subjects": entry["subjects"],
+            }
             for site in sites
             for entry in site["landmarks"]
         ],
@@ -117,7 +151,12 @@ def _pooled(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "calibration": pooled_bins(cells),
         "between_sites": {metric: heterogeneity(cells, metric=metric) for metric in ("c", "oe")},
         "each_site": [
-            {**pooled([cell]), "n": cell["n"], "events": cell["events"], "calibration": pooled_bins([cell])}
+            {
+                **pooled([cell]),
+                "n": cell["n"],
+                "events": cell["events"],
+                "calibration": pooled_bins([cell]),
+            }
             for cell in cells
         ],
     }
@@ -126,5 +165,8 @@ def _pooled(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _cell(site: dict[str, Any], landmark: float, e: int, h: int) -> dict[str, Any] | None:
     for entry in site["landmarks"]:
         if entry["landmark_days"] == landmark:
-            return next((cell for cell in entry["cells"] if (cell["cause"], cell["horizon"]) == (e, h)), None)
+            return next(
+                (cell for cell in entry["cells"] if (cell["cause"], cell["horizon"]) == (e, h)),
+                None,
+            )
     return None

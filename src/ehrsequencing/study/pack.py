@@ -6,11 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import MANIFEST, RUN_NEEDS, STUDY_PACK
-from ehrsequencing.run import Run
-from ehrsequencing.storage import complete_folder, digest, read_manifest, refuse_overlap, write_manifest
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS, STUDY_PACK
+from ehrsequencing.core.storage import (
+    complete_folder,
+    digest,
+    read_manifest,
+    refuse_overlap,
+    write_manifest,
+)
+from ehrsequencing.prediction.run import Run
 
 RUN_FOLDER = "run"
 
@@ -31,7 +37,9 @@ def pack(run_folder: Path, out: Path) -> dict[str, Any]:
     run = Run(run_folder)
     if run.is_visit_head:
         fix = "train with model.head=horizon"
-        raise EhrseqError("hazards per visit have no horizon to compare sites at", where=str(run_folder), fix=fix)
+        raise EhrseqError(
+            "hazards per visit have no horizon to compare sites at", where=str(run_folder), fix=fix
+        )
     refuse_overlap(out, run_folder)
     facts = {
         **STUDY_PACK.facts,
@@ -73,5 +81,7 @@ def open_pack(folder: Path) -> tuple[dict[str, Any], Run]:
     """
     facts = read_manifest(folder, what="a study pack")
     if not STUDY_PACK.is_of(facts):
-        raise EhrseqError("is not a study pack", where=str(folder), fix="make one with ehrseq study pack RUN")
+        raise EhrseqError(
+            "is not a study pack", where=str(folder), fix="make one with ehrseq study pack RUN"
+        )
     return facts, Run(folder / RUN_FOLDER)

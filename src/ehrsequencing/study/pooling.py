@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import expit, logit
 from scipy.stats import chi2, norm, t
 
-from ehrsequencing.arrays import Floats
+from ehrsequencing.core.arrays import Floats
 from ehrsequencing.metrics.censoring import divide
 
 SUMS = ("n", "known", "observed", "expected", "squared_error", "concordant", "pairs", "events")
@@ -51,7 +51,9 @@ def binned_auc(cells: Sequence[Cell]) -> tuple[float | None, float | None]:
     which is wrong by at most one half.
     """
     bins = [one for cell in cells for one in cell["bins"]]
-    low, high, known, case = (np.array([one[k] for one in bins]) for k in ("low", "high", "known", "observed"))
+    low, high, known, case = (
+        np.array([one[k] for one in bins]) for k in ("low", "high", "known", "observed")
+    )
     control = known - case
     weight = np.multiply.outer(case, control)
     total = float(weight.sum())
@@ -65,14 +67,24 @@ def binned_auc(cells: Sequence[Cell]) -> tuple[float | None, float | None]:
 
 def pooled_bins(cells: Sequence[Cell]) -> list[dict[str, float]]:
     """Observed and predicted risk in bins whose edges all sites share."""
-    edges = sorted(set.intersection(*({one["low"] for one in cell["bins"]} for cell in cells)) | {1.0})
+    edges = sorted(
+        set.intersection(*({one["low"] for one in cell["bins"]} for cell in cells)) | {1.0}
+    )
     out = []
     for low, high in pairwise(edges):
         inside = [one for cell in cells for one in cell["bins"] if low <= one["low"] < high]
         n = sum(one["n"] for one in inside)
         if n:
             sums = {k: sum(one[k] for one in inside) / n for k in ("expected", "observed")}
-            out.append({"low": low, "high": high, "n": n, "predicted": sums["expected"], "observed": sums["observed"]})
+            out.append(
+                {
+                    "low": low,
+                    "high": high,
+                    "n": n,
+                    "predicted": sums["expected"],
+                    "observed": sums["observed"],
+                }
+            )
     return out
 
 
@@ -120,7 +132,9 @@ def heterogeneity(cells: Sequence[Cell], *, metric: str) -> dict[str, Any]:
         metric: `c`, pooled as logit C, or `oe`, pooled as log O/E.
     """
     z = float(norm.ppf(0.975))
-    to, back, error = (logit, expit, "logit_c_se") if metric == "c" else (np.log, np.exp, "log_oe_se")
+    to, back, error = (
+        (logit, expit, "logit_c_se") if metric == "c" else (np.log, np.exp, "log_oe_se")
+    )
     found: list[tuple[float, float] | None] = []
     for cell in cells:
         top, bottom = ("concordant", "pairs") if metric == "c" else ("observed", "expected")
@@ -134,7 +148,9 @@ def heterogeneity(cells: Sequence[Cell], *, metric: str) -> dict[str, Any]:
     on_scale = ("mean", "low", "high", "next_low", "next_high")
     told = {name: _back(back, value) if name in on_scale else value for name, value in mean.items()}
     ends = {"value": 0.0, "low": -z, "high": z}
-    sites = [p and {name: _back(back, p[0] + end * p[1]) for name, end in ends.items()} for p in found]
+    sites = [
+        p and {name: _back(back, p[0] + end * p[1]) for name, end in ends.items()} for p in found
+    ]
     return {**told, "sites": sites}
 
 

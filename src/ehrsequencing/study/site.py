@@ -6,19 +6,19 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ehrsequencing.arrays import Bools, Ints
 from ehrsequencing.config import DataConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.output_kinds import STUDY_SITE, is_json_of
+from ehrsequencing.core.storage import refuse_foreign_file, write_json
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.outcomes import ScoredRows
-from ehrsequencing.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.output_kinds import STUDY_SITE, is_json_of
+from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.splits import split_lookup
-from ehrsequencing.run import Run
-from ehrsequencing.storage import refuse_foreign_file, write_json
 from ehrsequencing.study.aggregates import RISK_EDGES, aggregate
 from ehrsequencing.study.pack import open_pack, subjects_digest, training_subjects
 
@@ -67,7 +67,9 @@ def run_site(
     held_out = None if split == "all" else _held_out(run, data, facts, records.timelines.subject_id)
     if held_out is not None:
         records = records.take(np.flatnonzero(held_out))
-    warning = _seen_in_training(run, told, records.timelines.subject_id, lambda ids: _held_out(run, data, facts, ids))
+    warning = _seen_in_training(
+        run, told, records.timelines.subject_id, lambda ids: _held_out(run, data, facts, ids)
+    )
     if warning:
         say(warning)
     progress("risk curves")
@@ -82,10 +84,16 @@ def run_site(
         progress(f"sums, landmark {len(landmarks) + 1} of {len(run.task.landmarks)}")
         if len(at):
             cause = records.rows.cause[at].astype(np.int64)
-            rows = ScoredRows.of(records.rows.duration_days[at], cause, np.clip(risk[at], 0, 1), horizons)
-            landmarks.append({"landmark_days": landmark, **aggregate(rows, resamples=resamples, seed=seed)})
+            rows = ScoredRows.of(
+                records.rows.duration_days[at], cause, np.clip(risk[at], 0, 1), horizons
+            )
+            landmarks.append(
+                {"landmark_days": landmark, **aggregate(rows, resamples=resamples, seed=seed)}
+            )
     if not landmarks:
-        raise EhrseqError("nobody has a prediction time at a landmark", where=str(data), fix="see ehrseq check")
+        raise EhrseqError(
+            "nobody has a prediction time at a landmark", where=str(data), fix="see ehrseq check"
+        )
     keys = ("run", "task", "causes", "horizons_days")
     result = {
         **STUDY_SITE.facts,
@@ -103,11 +111,15 @@ def run_site(
 def _held_out(run: Run, data: Path, facts: DataConfig | None, ids: Ints) -> Bools:
     """(S,) which subjects the data's own splits hold out, by the rule that the run was prepared with."""
     study = run.study if facts is None else run.study.model_copy(update={"data": facts})
-    lookup = split_lookup(data, study=study, tasks=[run.task], excluded=run.excluded(data), parents=read_parents(data))
+    lookup = split_lookup(
+        data, study=study, tasks=[run.task], excluded=run.excluded(data), parents=read_parents(data)
+    )
     return np.asarray(lookup(ids) == SPLITS.index("held_out"))
 
 
-def _seen_in_training(run: Run, told: dict[str, Any], ids: Ints, held_out: Callable[[Ints], Bools]) -> str:
+def _seen_in_training(
+    run: Run, told: dict[str, Any], ids: Ints, held_out: Callable[[Ints], Bools]
+) -> str:
     """A warning where the model was trained on subjects that are predicted; empty where nothing says so.
 
     Args:
@@ -127,7 +139,9 @@ def _seen_in_training(run: Run, told: dict[str, Any], ids: Ints, held_out: Calla
         return ""
     try:
         others = ids[~held_out(ids)]
-    except EhrseqError:  # these records lack what the run's rule of splits needs, so they are others
+    except (
+        EhrseqError
+    ):  # these records lack what the run's rule of splits needs, so they are others
         return ""
     if not len(others) or subjects_digest(others) != told["training_subjects"]:
         return ""

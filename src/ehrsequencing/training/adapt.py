@@ -22,7 +22,13 @@ from ehrsequencing.records.timelines import TaskRows
 
 FEW_EVENTS = 2_000
 OF_FEW_EVENTS: Mapping[str, Mapping[str, Any]] = {
-    "model": {"size": "small", "dropout": 0.3, "code_dropout": 0.3, "wide_head": True, "age_polynomial": True},
+    "model": {
+        "size": "small",
+        "dropout": 0.3,
+        "code_dropout": 0.3,
+        "wide_head": True,
+        "age_polynomial": True,
+    },
 }
 Changes = Mapping[str, Mapping[str, Any]]  # section → setting → value
 
@@ -58,6 +64,10 @@ def with_defaults(study: StudyConfig, changes: Changes) -> StudyConfig:
         given = {name: getattr(old, name) for name in old.model_fields_set}
         if isinstance(old, ModelConfig):
             # "size" is only the default of three others: those that are set already keep their values.
-            values = {name: value for name, value in values.items() if name not in idle_settings(dict(old))}
+            values = {
+                name: value
+                for name, value in values.items()
+                if name not in idle_settings(dict(old))
+            }
         sections[section] = type(old).model_validate({**values, **given})
     return study.model_copy(update=sections)

@@ -16,11 +16,18 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.output_kinds import CHECKPOINT
-from ehrsequencing.signals import Stop, Stopped, noted_signals
-from ehrsequencing.storage import complete_folder, read_json, read_manifest, write_bytes, write_json, write_manifest
-from ehrsequencing.temporaries import entries, remove_folder, sweep_temporaries
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import CHECKPOINT
+from ehrsequencing.core.signals import Stop, Stopped, noted_signals
+from ehrsequencing.core.storage import (
+    complete_folder,
+    read_json,
+    read_manifest,
+    write_bytes,
+    write_json,
+    write_manifest,
+)
+from ehrsequencing.core.temporaries import entries, remove_folder, sweep_temporaries
 
 KEPT = 2
 
@@ -96,7 +103,9 @@ def saved_at_signals(save: Callable[[], None]) -> Iterator[Stop]:
             raise
 
 
-def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, dict[str, Tensor]] | None:
+def load_checkpoint(
+    folder: Path, *, fingerprint: str
+) -> tuple[TrainingState, dict[str, Tensor]] | None:
     """The newest undamaged checkpoint, or None where there is none.
 
     Raises:
@@ -106,7 +115,9 @@ def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, d
         return None
     sweep_temporaries(folder)
     # an empty folder is a checkpoint whose first write was interrupted
-    names = sorted((p for p in folder.iterdir() if p.name.startswith("step-") and entries(p)), reverse=True)
+    names = sorted(
+        (p for p in folder.iterdir() if p.name.startswith("step-") and entries(p)), reverse=True
+    )
     damage: EhrseqError | None = None
     for path in names:
         try:
@@ -121,27 +132,38 @@ def load_checkpoint(folder: Path, *, fingerprint: str) -> tuple[TrainingState, d
         values["best_nll"] = float("inf") if values["best_nll"] is None else values["best_nll"]
         state = TrainingState(**values)
         if state.fingerprint != fingerprint:
-            fix = "resume with the settings and data it was started with, or start in an empty folder"
-            raise EhrseqError("was started with other settings or data", where=str(folder.parent), fix=fix)
+            fix = (
+                "resume with the settings and data it was started with, or start in an empty folder"
+            )
+            raise EhrseqError(
+                "was started with other settings or data", where=str(folder.parent), fix=fix
+            )
         return state, tensors
     if damage is not None:
         raise damage
     return None
 
 
-def pack_tensors(models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]) -> dict[str, Tensor]:
+def pack_tensors(
+    models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+) -> dict[str, Tensor]:
     """Every tensor of a run under one flat set of names: the named models' weights and optimisers' moments."""
     out: dict[str, Tensor] = {}
     for prefix, module in models.items():
         out |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
     for prefix, optimizer in optimizers.items():
         for number, moments in optimizer.state_dict()["state"].items():
-            out |= {f"{prefix}.{number}.{name}": torch.as_tensor(value) for name, value in moments.items()}
+            out |= {
+                f"{prefix}.{number}.{name}": torch.as_tensor(value)
+                for name, value in moments.items()
+            }
     return out
 
 
 def unpack_tensors(
-    tensors: Mapping[str, Tensor], models: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer]
+    tensors: Mapping[str, Tensor],
+    models: Mapping[str, nn.Module],
+    optimizers: Mapping[str, Optimizer],
 ) -> None:
     """Put back what `pack_tensors` took."""
     for prefix, module in models.items():
@@ -155,4 +177,8 @@ def unpack_tensors(
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
+    return {
+        name.removeprefix(f"{prefix}."): value
+        for name, value in tensors.items()
+        if name.startswith(f"{prefix}.")
+    }

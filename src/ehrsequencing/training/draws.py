@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.core.arrays import Ints
 
 
 def resampled(subjects: Ints, *, seed: int) -> Ints:

@@ -19,5 +19,8 @@ def make_fabric(precision: Literal["32", "bf16"], *, devices: Any = 1) -> Fabric
         devices: As `Processes.devices`.
     """
     return Fabric(
-        accelerator="auto", devices=devices, precision=_PRECISION[precision], plugins=[LightningEnvironment()]
+        accelerator="auto",
+        devices=devices,
+        precision=_PRECISION[precision],
+        plugins=[LightningEnvironment()],
     )

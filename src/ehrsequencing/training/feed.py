@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.loader import Step
+from ehrsequencing.batches.loader import Step
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.checkpoint import TrainingState
 
 READ_STEPS = 20  # steps between two looks at the losses on a GPU
@@ -74,6 +74,8 @@ class Losses:
         for (number, _, rows), value in zip(waiting, values, strict=True):
             if not math.isfinite(value):
                 fix = "lower training.learning_rate or use training.precision=32"
-                raise EhrseqError(f"the loss is not finite at step {number}", where=self.where, fix=fix)
+                raise EhrseqError(
+                    f"the loss is not finite at step {number}", where=self.where, fix=fix
+                )
             state.loss_sum += value * self.scale
             state.row_count += int(rows)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training.network import interface
 from ehrsequencing.training.processes import Processes
 
@@ -69,7 +69,9 @@ def joined(environment: Mapping[str, str] = os.environ, *, gpus: bool = True) ->
     Raises:
         EhrseqError: A variable is no number, there are fewer GPUs than processes, or not all processes came.
     """
-    processes = Processes(*(number(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    processes = Processes(
+        *(number(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    )
     found = torch.cuda.device_count() if gpus and torch.cuda.is_available() else 0
     if found and processes.local_rank >= found:
         what = f"process {processes.rank} is number {processes.local_rank + 1} of its machine, which has {found} GPU(s)"
@@ -79,18 +81,24 @@ def joined(environment: Mapping[str, str] = os.environ, *, gpus: bool = True) ->
     address, port = environment.get("MASTER_ADDR", ""), number(environment, "MASTER_PORT")
     of_torchrun = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = TCPStore(address, port, processes.count, processes.is_first and not of_torchrun, COME_TOGETHER)
+        store = TCPStore(
+            address, port, processes.count, processes.is_first and not of_torchrun, COME_TOGETHER
+        )
         own = PrefixStore(f"ehrseq-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "nccl" if found else "gloo"
         if not found and "GLOO_SOCKET_IFNAME" not in environment:
             name = interface(own, environment, rank=processes.rank, local_rank=processes.local_rank)
             if name is not None:
                 os.environ["GLOO_SOCKET_IFNAME"] = name
-        dist.init_process_group(backend, store=own, rank=processes.rank, world_size=processes.count, timeout=WAIT)
+        dist.init_process_group(
+            backend, store=own, rank=processes.rank, world_size=processes.count, timeout=WAIT
+        )
     except RuntimeError as error:
         what = f"not all of the {processes.count} processes could be reached"
         fix = "check that all machines run the command, and reach that address and port"
-        raise EhrseqError(what, where=f"MASTER_ADDR={address}, MASTER_PORT={port}", fix=fix) from error
+        raise EhrseqError(
+            what, where=f"MASTER_ADDR={address}, MASTER_PORT={port}", fix=fix
+        ) from error
     try:
         yield Group(processes, own, not of_torchrun)
     finally:
@@ -105,7 +113,11 @@ def number(environment: Mapping[str, str], name: str) -> int:
     """
     text = environment.get(name, "")
     if not text.isascii() or not text.isdigit():
-        what = f"the environment variable {name} is {text!r} and not a number" if text else f"{name} is not set"
+        what = (
+            f"the environment variable {name} is {text!r} and not a number"
+            if text
+            else f"{name} is not set"
+        )
         fix = "start the processes with --devices or with torchrun"
         raise EhrseqError(what, where="environment", fix=fix)
     return int(text)

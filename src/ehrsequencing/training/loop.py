@@ -3,7 +3,7 @@
 With `training.members=M` a run is M such models, one after another, saved as one (`models/ensemble.py`).
 A run depends only on its data, settings and seed: each step seeds its dropout from its own number, and each epoch its
 order of subjects, so that an interrupted run continues to the same bits. The parts of a long record
-(`ehrsequencing.loader`) are batches of one step: their gradients add up before the one update.
+(`ehrsequencing.batches.loader`) are batches of one step: their gradients add up before the one update.
 """
 
 import copy
@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.loader import Step, SubjectLoader
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import HISTORY, MANIFEST, RUN
+from ehrsequencing.core.signals import Stop
+from ehrsequencing.core.storage import digest, read_json_lines, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.outcomes import OutcomeHead
-from ehrsequencing.output_kinds import HISTORY, MANIFEST, RUN
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.signals import Stop
-from ehrsequencing.storage import digest, read_json_lines, read_manifest
 from ehrsequencing.training.checkpoint import (
     ExponentialMovingAverage,
     TrainingState,
@@ -57,7 +57,13 @@ from ehrsequencing.training.together import Together
 from ehrsequencing.training.transfer import Transfer, keep_adapters
 from ehrsequencing.training.tuning import mean_nll
 
-_MAY_CHANGE = {"epochs", "patience", "checkpoint_steps", "checkpoint_seconds"}  # settings that a resumed run may change
+# settings that a resumed run may change
+_MAY_CHANGE = {
+    "epochs",
+    "patience",
+    "checkpoint_steps",
+    "checkpoint_seconds",
+}
 
 
 class Trainer:
@@ -85,14 +91,23 @@ class Trainer:
         processes: Processes = ALONE,
     ) -> None:
         self.processes = processes
-        self.prepared, self.task, self.out, self.leave_out = prepared, prepared.task(task_name), out, leave_out
+        self.prepared, self.task, self.out, self.leave_out = (
+            prepared,
+            prepared.task(task_name),
+            out,
+            leave_out,
+        )
         self.settings = study.training.model_copy(update={"blend": False, "search": 1})
-        train, tuning = (prepared.outcome_records(task_name, split) for split in ("train", "tuning"))
+        train, tuning = (
+            prepared.outcome_records(task_name, split) for split in ("train", "tuning")
+        )
         self.train_rows, self.tuning_rows = train.rows, tuning.rows
         self._refuse_hopeless()
         self.init = None if init is None else Transfer(init, study.transfer, prepared)
         model = study.model if self.init is None else self.init.config(study.model)
-        self.config, hazards = resolve_model(model, prepared, self.task, self.train_rows, self.settings)
+        self.config, hazards = resolve_model(
+            model, prepared, self.task, self.train_rows, self.settings
+        )
         if leave_out is not None:
             kept = np.setdiff1d(np.arange(len(train.timelines)), leave_out)
             self.train_rows = train.rows.take(kept)
@@ -106,7 +121,8 @@ class Trainer:
         )
         types = prepared.vocabulary.code_types if self.config.code_types else None
         self.loader, self.tuning = (
-            SubjectLoader.of_model(self.config, records, code_types=types) for records in (train, tuning)
+            SubjectLoader.of_model(self.config, records, code_types=types)
+            for records in (train, tuning)
         )
         if leave_out is not None:
             self.loader.subjects = np.setdiff1d(self.loader.subjects, leave_out)
@@ -119,7 +135,9 @@ class Trainer:
         if self.settings.subjects_per_step is not None:
             of_all = min(of_all, self.settings.subjects_per_step / len(self.loader))
         self.rows_per_step = max(1.0, of_all * len(self.train_rows))
-        self.visits_per_step = max(1.0, of_all * int(self.loader.n_visits[self.loader.subjects].sum()))
+        self.visits_per_step = max(
+            1.0, of_all * int(self.loader.n_visits[self.loader.subjects].sum())
+        )
 
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config.model_copy(update={"members": 1}))
@@ -131,17 +149,31 @@ class Trainer:
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
         self.fabric = make_fabric(self.settings.precision, devices=processes.devices)
         depth = None if self.init is None else self.init.depth
-        optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth)
+        optimizer = make_optimizer(
+            self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth
+        )
         self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
         self.masked_codes: BesideHazards | None = None
         trains_codes = self.init is None or self.init.trains_codes
-        if self.settings.masked_codes > 0 and trains_codes and isinstance(self.model, HierarchicalBEHRTForSurvival):
+        if (
+            self.settings.masked_codes > 0
+            and trains_codes
+            and isinstance(self.model, HierarchicalBEHRTForSurvival)
+        ):
             self.masked_codes = BesideHazards(self.model, self.settings)
         self.together = Together(
-            processes, self.fabric, model=self.model, loader=self.loader, masked_codes=self.masked_codes,
-            visits_per_step=self.visits_per_step, settings=self.settings,
-        )  # fmt: skip
-        self.averaged, self.best = self.averaged.to(self.fabric.device), self.best.to(self.fabric.device)
+            processes,
+            self.fabric,
+            model=self.model,
+            loader=self.loader,
+            masked_codes=self.masked_codes,
+            visits_per_step=self.visits_per_step,
+            settings=self.settings,
+        )
+        self.averaged, self.best = (
+            self.averaged.to(self.fabric.device),
+            self.best.to(self.fabric.device),
+        )
         self.ema = ExponentialMovingAverage(
             self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
         )
@@ -153,11 +185,15 @@ class Trainer:
         where = f"task {self.task.name} in {self.prepared.folder}"
         if int(np.sum(np.diff(self.train_rows.row_offsets) > 0)) < 2:
             raise EhrseqError(
-                "fewer than two training subjects have a prediction time", where=where, fix="see ehrseq check"
+                "fewer than two training subjects have a prediction time",
+                where=where,
+                fix="see ehrseq check",
             )
         if not np.any(self.train_rows.cause == 1):
             what = f"no event of interest ({self.task.causes[0]}) in training"
-            raise EhrseqError(what, where=where, fix="check the task's outcome codes with ehrseq check")
+            raise EhrseqError(
+                what, where=where, fix="check the task's outcome codes with ehrseq check"
+            )
         if not self._landmark_rows().any():
             fix = "give the tuning split more subjects, or the task an earlier landmark"
             raise EhrseqError("no tuning subject is at risk at a landmark", where=where, fix=fix)
@@ -168,14 +204,21 @@ class Trainer:
     @property
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
-        settings = self.settings.model_dump(exclude={*_MAY_CHANGE, "members", "search", "blend", "blend_folds"})
-        members = [self.settings.members] if self.settings.members > 1 else []  # one model: as before there were more
+        settings = self.settings.model_dump(
+            exclude={*_MAY_CHANGE, "members", "search", "blend", "blend_folds"}
+        )
+        # one model: as before there were more
+        members = [self.settings.members] if self.settings.members > 1 else []
         config = self.config.model_dump(exclude={"members"})
         without = [] if self.leave_out is None else ["without", self.leave_out.tolist()]
         init = [] if self.init is None else ["init", self.init.fingerprint]
-        return digest([config, settings, self.prepared.identity(self.task.name), *members, *without, *init])
+        return digest(
+            [config, settings, self.prepared.identity(self.task.name), *members, *without, *init]
+        )
 
-    def fit(self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None) -> None:
+    def fit(
+        self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
         """Train to the early stop and write the run; with several processes, in all of them."""
         if self.processes.is_first:
             self._lead(resume=resume, on_progress=on_progress)
@@ -220,7 +263,10 @@ class Trainer:
         """Take over where process 0 stands, with all its tensors."""
         state = TrainingState(**told)
         if state.fingerprint != self.fingerprint:
-            what, fix = "this process sees other data or settings than process 0", "use one shared file system"
+            what, fix = (
+                "this process sees other data or settings than process 0",
+                "use one shared file system",
+            )
             raise EhrseqError(what, where=str(self.prepared.folder), fix=fix)
         tensors = self.processes.tell_tensors(pack_tensors(self._models, self._optimizers))
         if not self.processes.is_first:
@@ -228,7 +274,10 @@ class Trainer:
         return state
 
     def _train(
-        self, state: TrainingState, checkpoints: Path | None, on_progress: Callable[[Progress], None] | None
+        self,
+        state: TrainingState,
+        checkpoints: Path | None,
+        on_progress: Callable[[Progress], None] | None,
     ) -> None:
         """Train from a state to the early stop; only with a folder for checkpoints is anything written."""
         with saved_at_signals(lambda: self._save_and_leave(checkpoints, state)) as self._stop:
@@ -245,10 +294,16 @@ class Trainer:
     def _recalibrate(self) -> dict[str, Any]:
         """Recalibrate the best model; the fitted numbers, and the tuning NLL after it."""
         fitted = recalibrate_head(
-            self.best, self.tuning, prior_sd=self.settings.recalibration,
-            visit_budget=4 * self.settings.visit_budget, device=self.fabric.device,
-        )  # fmt: skip
-        return {"tuning_nll": self.tuning_nll(self.best), "recalibration": fitted.as_json(self.task.causes)}
+            self.best,
+            self.tuning,
+            prior_sd=self.settings.recalibration,
+            visit_budget=4 * self.settings.visit_budget,
+            device=self.fabric.device,
+        )
+        return {
+            "tuning_nll": self.tuning_nll(self.best),
+            "recalibration": fitted.as_json(self.task.causes),
+        }
 
     def _fit_members(self, on_progress: Callable[[Progress], None] | None) -> None:
         """One member after another, each a run of its own in `checkpoints/member-…`; then all of them as one run.
@@ -266,23 +321,33 @@ class Trainer:
 
             member.fit(resume=True, on_progress=show)
             model.load_state_dict(load_model(member.out).state_dict())
-            history += [{"member": number + 1, **row} for row in read_json_lines(member.out / HISTORY)]
+            history += [
+                {"member": number + 1, **row} for row in read_json_lines(member.out / HISTORY)
+            ]
             manifest = read_manifest(member.out, what=RUN.what)
             kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
             facts.append({key: manifest[key] for key in kept if key in manifest})
             adapters += keep_adapters(member.out, self.out, member=number + 1)
         nll = self.tuning_nll(ensemble.to(self.fabric.device))
-        self.write_run(ensemble.cpu(), history, {"members": facts, "tuning_nll": nll}, more=tuple(adapters))
+        self.write_run(
+            ensemble.cpu(), history, {"members": facts, "tuning_nll": nll}, more=tuple(adapters)
+        )
 
     def _member(self, number: int) -> "Trainer":
         """What trains one member of an ensemble, from 0 on."""
-        settings = self.settings.model_copy(update={"seed": self.settings.seed + number, "members": 1})
+        settings = self.settings.model_copy(
+            update={"seed": self.settings.seed + number, "members": 1}
+        )
         single = self.config.model_copy(update={"members": 1})
         return Trainer(
-            self.prepared, self.task.name, self.out / "checkpoints" / f"member-{number + 1:03d}",
-            study=self.study.model_copy(update={"training": settings, "model": single}), leave_out=self.leave_out,
-            init=None if self.init is None else self.init.source, processes=self.processes,
-        )  # fmt: skip
+            self.prepared,
+            self.task.name,
+            self.out / "checkpoints" / f"member-{number + 1:03d}",
+            study=self.study.model_copy(update={"training": settings, "model": single}),
+            leave_out=self.leave_out,
+            init=None if self.init is None else self.init.source,
+            processes=self.processes,
+        )
 
     def _start(self, checkpoints: Path, *, resume: bool) -> TrainingState:
         found = load_checkpoint(checkpoints, fingerprint=self.fingerprint) if resume else None
@@ -295,7 +360,10 @@ class Trainer:
 
     def _save_when_due(self, checkpoints: Path | None, state: TrainingState) -> None:
         """Save a checkpoint, unless the last one is recent or the run is about to be written."""
-        if not state.finished and time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds:
+        if (
+            not state.finished
+            and time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
+        ):
             self._save(checkpoints, state)
 
     def _save_and_leave(self, checkpoints: Path | None, state: TrainingState) -> None:
@@ -312,21 +380,39 @@ class Trainer:
 
     @property
     def _models(self) -> dict[str, nn.Module]:
-        models: dict[str, nn.Module] = {"model": self.model, "averaged": self.averaged, "best": self.best}
-        return models if self.masked_codes is None else {**models, "masked_codes": self.masked_codes.objective}
+        models: dict[str, nn.Module] = {
+            "model": self.model,
+            "averaged": self.averaged,
+            "best": self.best,
+        }
+        return (
+            models
+            if self.masked_codes is None
+            else {**models, "masked_codes": self.masked_codes.objective}
+        )
 
     @property
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         found: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
-        return found if self.masked_codes is None else {**found, "masked_codes_optimizer": self.masked_codes.optimizer}
+        return (
+            found
+            if self.masked_codes is None
+            else {**found, "masked_codes_optimizer": self.masked_codes.optimizer}
+        )
 
     def _epoch(
-        self, state: TrainingState, checkpoints: Path | None, on_progress: Callable[[Progress], None] | None
+        self,
+        state: TrainingState,
+        checkpoints: Path | None,
+        on_progress: Callable[[Progress], None] | None,
     ) -> int:
         """The rest of an epoch; returns the number of subjects seen."""
         settings = self.settings
         steps = self.loader.shuffled(
-            state.epoch, seed=settings.seed, visit_budget=self.budget, most_subjects=settings.subjects_per_step
+            state.epoch,
+            seed=settings.seed,
+            visit_budget=self.budget,
+            most_subjects=settings.subjects_per_step,
         )
         started, seen, rows = time.monotonic(), 0, 0
         parts: list[torch.Tensor] = []  # losses of the batches of one step
@@ -341,7 +427,9 @@ class Trainer:
                 continue
             summed, counted = torch.stack(parts).sum(), torch.tensor(rows)
             if self.processes.several:
-                summed, counted = self.together.add_up(state, summed, rows, steps[state.step], self._stop)
+                summed, counted = self.together.add_up(
+                    state, summed, rows, steps[state.step], self._stop
+                )
             self._update(state)
             losses.add(state, summed, counted)
             state.step, seen, parts, rows = state.step + 1, seen + len(steps[state.step]), [], 0
@@ -352,7 +440,15 @@ class Trainer:
                 rate = seen / max(time.monotonic() - started, 1e-9)
                 loss = state.loss_sum / max(state.row_count, 1)
                 on_progress(
-                    Progress(state.epoch + 1, self.settings.epochs, state.step, len(steps), loss, tuning_nll, rate)
+                    Progress(
+                        state.epoch + 1,
+                        self.settings.epochs,
+                        state.step,
+                        len(steps),
+                        loss,
+                        tuning_nll,
+                        rate,
+                    )
                 )
             if not self.processes.several or self.together.all_leave:
                 self._stop.leave_if_asked(partial(losses.read, state))
@@ -373,8 +469,12 @@ class Trainer:
         torch.manual_seed(hash_seed(self.settings.seed, state.global_step, self.processes.rank))
         rate = learning_rate(self.settings, state.global_step, total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * (1.0 if self.init is None else self.init.share(group["depth"], state.epoch))
-        self._codes_rate = rate * (1.0 if self.init is None else self.init.share(self.init.deepest, state.epoch))
+            group["lr"] = rate * (
+                1.0 if self.init is None else self.init.share(group["depth"], state.epoch)
+            )
+        self._codes_rate = rate * (
+            1.0 if self.init is None else self.init.share(self.init.deepest, state.epoch)
+        )
         self.optimizer.zero_grad(set_to_none=True)
 
     def _backward(self, step: Step) -> torch.Tensor:
@@ -409,18 +509,28 @@ class Trainer:
         if better:
             state.best_nll, state.best_epoch, state.stale_epochs = nll, state.epoch + 1, 0
             self.best.load_state_dict(self.averaged.state_dict())
-        elif state.global_step > self.settings.warmup_steps:  # before, the averaged weights are hardly trained
+        elif (
+            state.global_step > self.settings.warmup_steps
+        ):  # before, the averaged weights are hardly trained
             state.stale_epochs += 1
-        state.history.append({
-            "epoch": state.epoch + 1, "steps": state.step, "train_nll": state.loss_sum / max(state.row_count, 1),
-            "tuning_nll": nll, "best": better, "seconds": round(seconds, 2),
-            "subjects_per_second": round(seen / max(seconds, 1e-9), 1),
-        })  # fmt: skip
+        state.history.append(
+            {
+                "epoch": state.epoch + 1,
+                "steps": state.step,
+                "train_nll": state.loss_sum / max(state.row_count, 1),
+                "tuning_nll": nll,
+                "best": better,
+                "seconds": round(seconds, 2),
+                "subjects_per_second": round(seen / max(seconds, 1e-9), 1),
+            }
+        )
         state.epoch, state.step, state.loss_sum, state.row_count = state.epoch + 1, 0, 0.0, 0
         state.finished = self._is_over(state)
 
     def _is_over(self, state: TrainingState) -> bool:
-        return state.epoch >= self.settings.epochs or (state.stale_epochs >= self.settings.patience and state.step == 0)
+        return state.epoch >= self.settings.epochs or (
+            state.stale_epochs >= self.settings.patience and state.step == 0
+        )
 
     def tuning_nll(self, model: SurvivalModel, processes: Processes = ALONE) -> float:
         """Mean NLL at the tuning split's prediction times, or at its landmarks alone (`early_stop`; `horizon` head).
@@ -433,11 +543,22 @@ class Trainer:
         chosen = self._landmark_rows() if alone else np.ones(len(self.tuning_rows), dtype=bool)
         budget = 4 * self.settings.visit_budget
         return mean_nll(
-            model, self.tuning, chosen, visit_budget=budget, fabric=self.fabric, stop=self._stop, processes=processes
+            model,
+            self.tuning,
+            chosen,
+            visit_budget=budget,
+            fabric=self.fabric,
+            stop=self._stop,
+            processes=processes,
         )
 
     def write_run(
-        self, model: SurvivalModel, history: list[dict[str, Any]], facts: dict[str, Any], *, more: tuple[str, ...] = ()
+        self,
+        model: SurvivalModel,
+        history: list[dict[str, Any]],
+        facts: dict[str, Any],
+        *,
+        more: tuple[str, ...] = (),
     ) -> None:
         """Write everything that prediction needs; the manifest comes last.
 

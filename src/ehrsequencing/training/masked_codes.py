@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import ModelConfig, TrainingConfig
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.models.segments import to_device
 
-MOST_VISITS = 1024  # of one batch: the softmax compares each with all others, so the cost is quadratic
+# of one batch: the softmax compares each with all others, so the cost is quadratic
+MOST_VISITS = 1024
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,20 @@ class MaskedCodes(nn.Module):
     def forward(self, model: HierarchicalBEHRTForSurvival, batch: VisitBatch) -> Tensor:
         """Summed loss of the batch's masked visits; 0 where fewer than two visits can be masked."""
         masked = mask_codes(batch.host)
-        return batch.age_years.new_zeros(()) if masked is None else self.of(model, masked, batch.codes.device)
+        return (
+            batch.age_years.new_zeros(())
+            if masked is None
+            else self.of(model, masked, batch.codes.device)
+        )
 
-    def of(self, model: HierarchicalBEHRTForSurvival, masked: MaskedVisits, device: torch.device) -> Tensor:
+    def of(
+        self, model: HierarchicalBEHRTForSurvival, masked: MaskedVisits, device: torch.device
+    ) -> Tensor:
         """Summed loss of at least one masked visit, computed on a device."""
         visits = masked.batch
-        visits = (visits.pin_memory() if device.type == "cuda" else visits).to(device, non_blocking=True)
+        visits = (visits.pin_memory() if device.type == "cuda" else visits).to(
+            device, non_blocking=True
+        )
         targets = to_device(masked.targets, device)
         u = model.visit_encoder(model.code_embedding(visits), visits)
         z, k = self.W_q(self.norm(u)), self.W_k(model.code_embedding.table(targets))
@@ -66,7 +75,8 @@ class MaskedCodes(nn.Module):
             wide = torch.promote_types(z.dtype, torch.float32)
             scores = (z.to(wide) @ k.to(wide).T) * z.shape[1] ** -0.5
             mine = targets if masked.own is None else targets[to_device(masked.own, device)]
-            same = mine.unsqueeze(1) == targets  # its own code, taken from another visit, is not a wrong answer
+            # its own code, taken from another visit, is not a wrong answer
+            same = mine.unsqueeze(1) == targets
             rows = torch.arange(len(z), device=scores.device)
             own = rows if masked.own is None else to_device(masked.own, device)
             same[rows, own] = False
@@ -91,7 +101,9 @@ class BesideHazards:
         self.objective.to(next(model.parameters()).device)
         trained = (model.code_embedding, model.visit_encoder, self.objective)
         self.parameters = [p for part in trained for p in part.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=settings.learning_rate, weight_decay=0.0, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=settings.learning_rate, weight_decay=0.0, fused=True
+        )
         self.gradients: list[Tensor | None] = [None] * len(self.parameters)  # of this step so far
 
     def loss(self, batch: VisitBatch) -> Tensor:
@@ -99,7 +111,9 @@ class BesideHazards:
         loss: Tensor = self.objective(self.model, batch)
         return loss
 
-    def share_of_step(self, batches: Iterable[VisitBatch], *, seed: int, rank: int, count: int) -> list[MaskedVisits]:
+    def share_of_step(
+        self, batches: Iterable[VisitBatch], *, seed: int, rank: int, count: int
+    ) -> list[MaskedVisits]:
         """One process's masked visits of a whole step: the codes are those that one process alone would take.
 
         Args:
@@ -111,7 +125,11 @@ class BesideHazards:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             found = [mask_codes(batch) for batch in batches]
-        return [masked.share(rank, count) for masked in found if masked is not None and masked.batch.n_visits > rank]
+        return [
+            masked.share(rank, count)
+            for masked in found
+            if masked is not None and masked.batch.n_visits > rank
+        ]
 
     def loss_of(self, masked: MaskedVisits) -> Tensor:
         """Summed loss of visits that are masked already."""
@@ -123,7 +141,9 @@ class BesideHazards:
             return
         found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = zip(self.gradients, found, strict=True)
-        self.gradients = [old if new is None else new if old is None else old + new for old, new in pairs]
+        self.gradients = [
+            old if new is None else new if old is None else old + new for old, new in pairs
+        ]
 
     def step(self, learning_rate: float) -> None:
         """One step along the gradients of all batches since the last one.
@@ -165,7 +185,9 @@ def mask_codes(batch: VisitBatch) -> MaskedVisits | None:
     return MaskedVisits(_only(batch, chosen, n_left[chosen], left), target[chosen])
 
 
-def _only(batch: VisitBatch, chosen: Tensor, n_codes: Tensor, left: Tensor | None = None) -> VisitBatch:
+def _only(
+    batch: VisitBatch, chosen: Tensor, n_codes: Tensor, left: Tensor | None = None
+) -> VisitBatch:
     """Visits as those of one subject, without ages: (N,) which, (M,) how many codes they keep, (K,) which codes."""
     kept = chosen[batch.visit_of_code] if left is None else left & chosen[batch.visit_of_code]
     nothing = batch.age_years.new_zeros(len(n_codes))

@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from ehrsequencing.arrays import Bools, Floats, Ints
+from ehrsequencing.core.arrays import Bools, Floats, Ints
 from ehrsequencing.records.vocabulary import Vocabulary
 
 WIDTH = 1024  # hashed n-grams
@@ -122,11 +122,16 @@ def _other_wordings(
 
     Words count by their rarity on both sides, so that a word which one side adds to every description says little.
     """
-    left = [code for code in ours.codes if code not in found and normal(our_descriptions.get(code, ""))]
+    left = [
+        code for code in ours.codes if code not in found and normal(our_descriptions.get(code, ""))
+    ]
     known = [code for code in theirs.codes if normal(their_descriptions.get(code, ""))]
     if not left or not known:
         return
-    texts, asked = [their_descriptions[code] for code in known], [our_descriptions[code] for code in left]
+    texts, asked = (
+        [their_descriptions[code] for code in known],
+        [our_descriptions[code] for code in left],
+    )
     wording = Wording.of([*texts, *asked])
     rows = wording.rows(texts)
     for start in range(0, len(left), _AT_ONCE):

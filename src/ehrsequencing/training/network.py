@@ -14,7 +14,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 _ASK_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 
-def interface(store: Store, environment: Mapping[str, str], *, rank: int, local_rank: int) -> str | None:
+def interface(
+    store: Store, environment: Mapping[str, str], *, rank: int, local_rank: int
+) -> str | None:
     """The name for GLOO_SOCKET_IFNAME; None where Gloo may choose: on one machine, or where nothing was found.
 
     Processes of other machines look for the way to machine 0, and tell their own address there. Machine 0 knows its

@@ -31,14 +31,26 @@ def make_optimizer(
     """
     decay = settings.weight_decay * min(1.0, (settings.decay_steps or math.inf) / steps_per_epoch)
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.LSTM)]
-    linear = {id(p) for m in layers for name, p in m.named_parameters(recurse=False) if name.startswith("weight")}
-    learned = [(0 if depth is None else depth(name), p) for name, p in model.named_parameters() if p.requires_grad]
+    linear = {
+        id(p)
+        for m in layers
+        for name, p in m.named_parameters(recurse=False)
+        if name.startswith("weight")
+    }
+    learned = [
+        (0 if depth is None else depth(name), p)
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
     groups = [
-        {"params": [p for d, p in learned if d == here and (id(p) in linear) == decays], "depth": here,
-         "weight_decay": decay if decays else 0.0}
+        {
+            "params": [p for d, p in learned if d == here and (id(p) in linear) == decays],
+            "depth": here,
+            "weight_decay": decay if decays else 0.0,
+        }
         for here in sorted({d for d, _ in learned})
         for decays in (True, False)
-    ]  # fmt: skip
+    ]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
 
 
@@ -47,5 +59,7 @@ def learning_rate(settings: TrainingConfig, step: int, total_steps: int) -> floa
     warm = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
     if settings.schedule == "constant":
         return settings.learning_rate * warm
-    done = min(1.0, max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps))
+    done = min(
+        1.0, max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps)
+    )
     return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))

@@ -8,21 +8,32 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ehrsequencing.arrays import Floats, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import PRETRAINED, RUN, SHARED_RUN
+from ehrsequencing.core.storage import digest, read_json, read_manifest
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.build import load_model
-from ehrsequencing.output_kinds import PRETRAINED, RUN, SHARED_RUN
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.storage import digest, read_json, read_manifest
 
 DESCRIPTIONS_FILE = "descriptions.json"  # code → description, of the vocabulary's codes
-OBJECTIVES_FILE = "objectives.safetensors"  # weights of the objectives, and which tokens they predict
+# weights of the objectives, and which tokens they predict
+OBJECTIVES_FILE = "objectives.safetensors"
 PROJECTION = "description_projection"  # a tensor among them: what n-grams of descriptions add to a code's vector
 RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
 _OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
-    *("task", "prepared", "data", "data_path", "subjects", "objectives", "exclude", "excluded_targets", "vocabulary"),
+    *(
+        "task",
+        "prepared",
+        "data",
+        "data_path",
+        "subjects",
+        "objectives",
+        "exclude",
+        "excluded_targets",
+        "vocabulary",
+    ),
     *("codes", "fingerprint"),
 )
 
@@ -44,10 +55,16 @@ class Pretrained:
         self.config = read_config(folder)
         if self.config.members > 1:
             fix = "name a run of one model (training.members=1)"
-            raise EhrseqError("is an ensemble, which nothing can start from", where=str(folder), fix=fix)
+            raise EhrseqError(
+                "is an ensemble, which nothing can start from", where=str(folder), fix=fix
+            )
         self.vocabulary = Vocabulary.load(folder)
         if len(self.vocabulary) != self.config.vocab_size:
-            raise EhrseqError("model and vocabulary differ in size", where=str(folder), fix="copy the whole folder")
+            raise EhrseqError(
+                "model and vocabulary differ in size",
+                where=str(folder),
+                fix="copy the whole folder",
+            )
 
     @cached_property
     def model(self) -> SurvivalModel:
@@ -73,18 +90,30 @@ class Pretrained:
             return None
         try:
             with safe_open(self.folder / OBJECTIVES_FILE, "np") as file:
-                return file.get_tensor(PROJECTION).astype(np.float64) if PROJECTION in file.keys() else None  # noqa: SIM118
+                return (
+                    file.get_tensor(PROJECTION).astype(np.float64)
+                    if PROJECTION in file.keys()  # noqa: SIM118
+                    else None
+                )
         except SafetensorError as error:
             fix = "copy the whole folder"
-            raise EhrseqError("is not a safetensors file", where=str(self.folder / OBJECTIVES_FILE), fix=fix) from error
+            raise EhrseqError(
+                "is not a safetensors file", where=str(self.folder / OBJECTIVES_FILE), fix=fix
+            ) from error
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a run that starts from this model records of it."""
         kept = {key: self.manifest[key] for key in _OF_PRETRAINING if key in self.manifest}
         weights = self.manifest["files"].get("model.safetensors")
-        own = {"folder": str(self.folder.resolve()), "kind": self.manifest["kind"], "weights": weights, **kept}
-        before = self.manifest.get("init")  # what a run itself started from: the chain goes back to new weights
+        own = {
+            "folder": str(self.folder.resolve()),
+            "kind": self.manifest["kind"],
+            "weights": weights,
+            **kept,
+        }
+        # what a run itself started from: the chain goes back to new weights
+        before = self.manifest.get("init")
         return own if before is None else {**own, "init": before}
 
 

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ehrsequencing.arrays import Bools, Ints
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools, Ints
+from ehrsequencing.core.errors import EhrseqError
 
 DRIFT = 1e-4  # largest difference between the weights of two processes; rounding on unlike machines stays far below
 
@@ -75,7 +75,10 @@ class Processes:
         if not self.several or not len(subjects):
             return subjects
         done = np.cumsum(cost, dtype=np.float64)
-        mine: Bools = np.minimum((done - cost / 2) * self.count // max(done[-1], 1), self.count - 1) == self.rank
+        mine: Bools = (
+            np.minimum((done - cost / 2) * self.count // max(done[-1], 1), self.count - 1)
+            == self.rank
+        )
         return subjects[mine]
 
     # ---- adding up ---------------------------------------------------------------------------------------------------
@@ -116,7 +119,9 @@ class Processes:
         start = len(numbers) + len(known)
         parts = torch.split(message[start:], [parameter.numel() for parameter in parameters])
         pairs = zip(parameters, parts, strict=True)
-        summed: list[Tensor | None] = [part.view_as(parameter).to(parameter.dtype) for parameter, part in pairs]
+        summed: list[Tensor | None] = [
+            part.view_as(parameter).to(parameter.dtype) for parameter, part in pairs
+        ]
         if missing:  # a look at these numbers would wait for a GPU
             known = message[len(numbers) : start].cpu()
             for place in missing:
@@ -142,7 +147,10 @@ class Processes:
         """The tensors that process 0 has, in every process, on the CPU."""
         if not self.several:
             return dict(tensors)
-        shapes = {name: (list(one.shape), str(one.dtype).removeprefix("torch.")) for name, one in tensors.items()}
+        shapes = {
+            name: (list(one.shape), str(one.dtype).removeprefix("torch."))
+            for name, one in tensors.items()
+        }
         found = {}
         for name, (shape, kind) in self.tell(shapes).items():
             own = tensors[name] if self.is_first else torch.zeros(shape, dtype=getattr(torch, kind))
@@ -172,7 +180,9 @@ class Processes:
         found = list[NDArray[Any]]()
         for kind, shape in json.loads(content[:facts].tobytes()):
             size = np.dtype(kind).itemsize * int(np.prod(shape, dtype=np.int64))
-            found.append(np.frombuffer(content[place : place + size].tobytes(), dtype=kind).reshape(shape))
+            found.append(
+                np.frombuffer(content[place : place + size].tobytes(), dtype=kind).reshape(shape)
+            )
             place += size
         return found
 
@@ -192,14 +202,22 @@ class Processes:
         _call(dist.all_reduce, gap, op=dist.ReduceOp.MAX)
         if not float(gap) <= DRIFT:
             fix = "use the same versions of ehrsequencing and torch on all machines, and report it"
-            raise EhrseqError("the processes no longer hold the same weights", where="ehrseq train", fix=fix)
-        for tensor, part in zip(tensors, torch.split(first, [tensor.numel() for tensor in tensors]), strict=True):
+            raise EhrseqError(
+                "the processes no longer hold the same weights", where="ehrseq train", fix=fix
+            )
+        for tensor, part in zip(
+            tensors, torch.split(first, [tensor.numel() for tensor in tensors]), strict=True
+        ):
             tensor.copy_(part.view_as(tensor))
 
     @property
     def _device(self) -> torch.device:
         """Where messages lie: NCCL sends from GPUs only."""
-        return torch.device("cuda", self.local_rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+        return (
+            torch.device("cuda", self.local_rank)
+            if dist.get_backend() == "nccl"
+            else torch.device("cpu")
+        )
 
 
 @dataclass(frozen=True)
@@ -251,4 +269,6 @@ def _call(talk: Callable[..., Any], tensor: Tensor, **options: Any) -> Any:
         return talk(tensor, **options)
     except RuntimeError as error:
         fix = "find its message above or in its machine's log (memory?), then repeat the command; training: --resume"
-        raise LostContact("another process of this command has ended", where="ehrseq", fix=fix) from error
+        raise LostContact(
+            "another process of this command has ended", where="ehrseq", fix=fix
+        ) from error

@@ -26,6 +26,13 @@ class Progress:
 def of_epoch(row: dict[str, Any], epochs: int) -> Progress:
     """The progress at the end of an epoch, from its row of the history."""
     return Progress(
-        row["epoch"], epochs, row["steps"], row["steps"], row["train_nll"], row["tuning_nll"],
-        row["subjects_per_second"], ended=True, best=row["best"],
-    )  # fmt: skip
+        row["epoch"],
+        epochs,
+        row["steps"],
+        row["steps"],
+        row["train_nll"],
+        row["tuning_nll"],
+        row["subjects_per_second"],
+        ended=True,
+        best=row["best"],
+    )

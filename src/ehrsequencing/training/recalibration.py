@@ -16,10 +16,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ehrsequencing.arrays import Bools, Floats, Floats32, Ints
-from ehrsequencing.batch import VisitBatch
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.arrays import Bools, Floats, Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.segments import to_device
 from ehrsequencing.records.hazards import event_bin, exposure
@@ -28,7 +28,8 @@ from ehrsequencing.training.feed import feed
 FEWEST = 10  # subjects with the event, below which a cause is left as it is
 MOST_ROWS = 200_000  # prediction times: of a larger tuning split every second subject is taken, or every third …
 _STEPS = 100
-FEW_ROWS = 0.25  # share of a batch's rows up to which a model computes only those that are asked for
+# share of a batch's rows up to which a model computes only those that are asked for
+FEW_ROWS = 0.25
 _FLAT = 1e-9  # of the greatest curvature
 
 
@@ -54,7 +55,9 @@ class Recalibration:
                 "subjects_with_event": int(subjects),
                 "intercept": intercept.tolist(),
             }
-            for name, level, stretch, trend, subjects, intercept in zip(causes, *columns, strict=True)
+            for name, level, stretch, trend, subjects, intercept in zip(
+                causes, *columns, strict=True
+            )
         }
 
 
@@ -87,7 +90,9 @@ class Recalibrated(SurvivalModel):
         nn.Module.__init__(self)  # not the base's check: the model inside has passed it
         if model.config.head == "visit":
             fix = "use a model with head=horizon"
-            raise EhrseqError("the visit head has no hazards per day", where="ModelConfig.head=visit", fix=fix)
+            raise EhrseqError(
+                "the visit head has no hazards per day", where="ModelConfig.head=visit", fix=fix
+            )
         self.config, self.model = model.config, model
         for name, values in (("intercept", intercept), ("slope", slope)):
             columns = np.asarray(values, dtype=np.float32).reshape(model.config.causes, -1)
@@ -141,9 +146,12 @@ def fit_recalibration(
     n_causes, bins = log_hazard.shape[1:]
     days = exposure(edges_days, entry_days, duration_days)
     at = event_bin(edges_days, duration_days)
-    owner: Ints = np.unique(np.arange(len(cause)) if subject is None else subject, return_inverse=True)[1]
+    owner: Ints = np.unique(
+        np.arange(len(cause)) if subject is None else subject, return_inverse=True
+    )[1]
     place = np.linspace(-1.0, 1.0, bins)
-    stretches = np.stack([np.ones(bins)] if prior_sd is None else [np.ones(bins), place])  # what β and γ multiply
+    # what β and γ multiply
+    stretches = np.stack([np.ones(bins)] if prior_sd is None else [np.ones(bins), place])
     theta, intercept = np.zeros((n_causes, 3)), np.zeros((n_causes, bins))
     slope, subjects = np.ones((n_causes, bins)), np.zeros(n_causes, dtype=np.int64)
     for e in range(n_causes):
@@ -152,10 +160,18 @@ def fit_recalibration(
         if subjects[e] < FEWEST:
             continue
         eta = log_hazard[:, e].astype(np.float64)
-        centre = _centres(eta, days) if prior_sd is not None else np.full(bins, eta[events, at[events]].mean())
-        found, covariance = _fit_cause(eta, eta - centre, stretches, days, events, at[events], owner)
+        centre = (
+            _centres(eta, days)
+            if prior_sd is not None
+            else np.full(bins, eta[events, at[events]].mean())
+        )
+        found, covariance = _fit_cause(
+            eta, eta - centre, stretches, days, events, at[events], owner
+        )
         if prior_sd is not None:
-            found = np.asarray(prior_sd**2 * np.linalg.solve(prior_sd**2 * np.eye(3) + covariance, found))
+            found = np.asarray(
+                prior_sd**2 * np.linalg.solve(prior_sd**2 * np.eye(3) + covariance, found)
+            )
         theta[e, : len(found)] = found
         slope[e] = 1 + theta[e, 1] + theta[e, 2] * place
         intercept[e] = theta[e, 0] + (1 - slope[e]) * centre
@@ -184,9 +200,11 @@ def _fit_cause(
     expected = features * np.exp(offset + theta @ features)
     n = int(owner.max()) + 1
     score = np.stack(
-        [np.bincount(owner[row], seen, n) - np.bincount(owner[events], had, n)
-         for seen, had in zip(expected, own, strict=True)]
-    )  # fmt: skip
+        [
+            np.bincount(owner[row], seen, n) - np.bincount(owner[events], had, n)
+            for seen, had in zip(expected, own, strict=True)
+        ]
+    )
     bread = _inverse(hessian)
     return theta, bread @ (score @ score.T) @ bread
 
@@ -237,7 +255,12 @@ def _inverse(hessian: Floats) -> Floats:
 
 
 def recalibrate_head(
-    model: SurvivalModel, loader: SubjectLoader, *, prior_sd: float, visit_budget: int, device: torch.device
+    model: SurvivalModel,
+    loader: SubjectLoader,
+    *,
+    prior_sd: float,
+    visit_budget: int,
+    device: torch.device,
 ) -> Recalibration:
     """Fit on all prediction times of a split, and fold the result into the model's head.
 
@@ -251,11 +274,17 @@ def recalibrate_head(
     rows = loader.rows
     row, eta = labelled_log_hazards(model, loader, visit_budget=visit_budget, device=device)
     fitted = fit_recalibration(
-        eta, model.config.edges_days, duration_days=rows.duration_days[row],
-        cause=rows.cause[row], entry_days=rows.entry_days[row],
-        subject=rows.subject[row], prior_sd=prior_sd,
-    )  # fmt: skip
-    model.recalibrate(*(torch.from_numpy(values).to(device) for values in (fitted.intercept, fitted.slope)))
+        eta,
+        model.config.edges_days,
+        duration_days=rows.duration_days[row],
+        cause=rows.cause[row],
+        entry_days=rows.entry_days[row],
+        subject=rows.subject[row],
+        prior_sd=prior_sd,
+    )
+    model.recalibrate(
+        *(torch.from_numpy(values).to(device) for values in (fitted.intercept, fitted.slope))
+    )
     return fitted
 
 
@@ -275,13 +304,20 @@ def labelled_log_hazards(
     """
     chosen = loader.subjects[:: max(1, -(-len(loader.rows) // MOST_ROWS))]
     is_labelled: Bools = ~np.isnan(loader.rows.duration_days)
-    return log_hazards(model, loader, visit_budget=visit_budget, device=device, subjects=chosen, rows=is_labelled)
+    return log_hazards(
+        model, loader, visit_budget=visit_budget, device=device, subjects=chosen, rows=is_labelled
+    )
 
 
 def log_hazards(
-    model: SurvivalModel, loader: SubjectLoader, *, visit_budget: int, device: torch.device,
-    subjects: Ints | None = None, rows: Bools | None = None,
-) -> tuple[Ints, Floats32]:  # fmt: skip
+    model: SurvivalModel,
+    loader: SubjectLoader,
+    *,
+    visit_budget: int,
+    device: torch.device,
+    subjects: Ints | None = None,
+    rows: Bools | None = None,
+) -> tuple[Ints, Floats32]:
     """Rows of some subjects, or of all, as they come (r,), and their log-hazards per day (r, E, K).
 
     With `rows` (R,) only these.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ehrsequencing.config import ModelConfig, TaskConfig, TrainingConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.hazards import exposure
 from ehrsequencing.models.outcomes import starting_rates
 from ehrsequencing.records.grid import grid_edges
@@ -18,11 +18,17 @@ from ehrsequencing.records.timelines import TaskRecords, TaskRows
 
 
 def resolve_model(
-    model: ModelConfig, prepared: Prepared, task: TaskConfig, rows: TaskRows, settings: TrainingConfig
+    model: ModelConfig,
+    prepared: Prepared,
+    task: TaskConfig,
+    rows: TaskRows,
+    settings: TrainingConfig,
 ) -> tuple[ModelConfig, np.ndarray[Any, np.dtype[np.float64]]]:
     """Fill in what the data decides: vocabulary, causes, the hazard's grid and its starting level (E, K)."""
     if model.members not in (1, settings.members):
-        raise EhrseqError("is decided by training.members", where="model.members", fix="set training.members")
+        raise EhrseqError(
+            "is decided by training.members", where="model.members", fix="set training.members"
+        )
     filled = {**_of_inputs(model, prepared), "members": settings.members}
     if task.outcomes is not None:
         _refuse_with_outcomes(model, task)
@@ -30,7 +36,9 @@ def resolve_model(
         if len(task.causes) > 1 or task.index.which == "every" or task.recurrent:
             fix = "use model.head=horizon"
             raise EhrseqError(
-                "head=visit takes one cause and one index per subject", where=f"task {task.name}", fix=fix
+                "head=visit takes one cause and one index per subject",
+                where=f"task {task.name}",
+                fix=fix,
             )
         return _filled(model, filled, prepared), np.zeros((1, 1))
     duration, cause, subject = rows.duration_days, rows.cause, rows.subject
@@ -38,9 +46,18 @@ def resolve_model(
         duration, cause, subject = with_outcome_events(prepared.outcome_records(task.name, "train"))
     enough = prepared.study.vocabulary.min_subjects  # the edges go with the model
     edges = grid_edges(
-        duration, cause, horizons_days=task.horizons, bins=settings.grid_bins, subject=subject, enough=enough
+        duration,
+        cause,
+        horizons_days=task.horizons,
+        bins=settings.grid_bins,
+        subject=subject,
+        enough=enough,
     )
-    filled |= {"causes": len(task.causes), "edges_days": edges, "outcomes": len(prepared.outcomes(task.name))}
+    filled |= {
+        "causes": len(task.causes),
+        "edges_days": edges,
+        "outcomes": len(prepared.outcomes(task.name)),
+    }
     resolved = _filled(model, filled, prepared)
     return resolved, starting_hazards(resolved, rows)
 
@@ -51,21 +68,28 @@ def starting_hazards(config: ModelConfig, rows: TaskRows) -> np.ndarray[Any, np.
         return np.zeros((1, 1))
     return cohort_hazards(
         config.edges_days, rows.entry_days, rows.duration_days, rows.cause, n_causes=config.causes
-    )  # fmt: skip
+    )
 
 
 def _refuse_with_outcomes(model: ModelConfig, task: TaskConfig) -> None:
     """What a task with outcomes cannot be trained with."""
     where = f"task {task.name}, outcomes"
     if model.head == "visit":
-        raise EhrseqError("outcomes have hazards per day, and head=visit has none", where=where, fix="use head=horizon")
+        raise EhrseqError(
+            "outcomes have hazards per day, and head=visit has none",
+            where=where,
+            fix="use head=horizon",
+        )
 
 
 def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tensor:
     """Hazards (C, K) that the outcomes start at: the training rates of their codes."""
     assert records.outcomes is not None
     rows, shape = records.rows, (config.outcomes, config.bins)
-    events, exposed = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    events, exposed = (
+        torch.zeros(shape, dtype=torch.float64),
+        torch.zeros(shape, dtype=torch.float64),
+    )
     edges = torch.tensor(config.edges_days, dtype=torch.float64)
     for start in range(0, len(rows), ROWS_AT_ONCE):
         chosen = np.arange(start, min(start + ROWS_AT_ONCE, len(rows)))
@@ -75,7 +99,8 @@ def starting_outcome_hazards(config: ModelConfig, records: TaskRecords) -> Tenso
             for x in (rows.entry_days[chosen], rows.duration_days[chosen], listed.days)
         )
         row, code = torch.from_numpy(listed.row), torch.from_numpy(listed.code)
-        whole = exposure(config.edges_days, entry, stop)  # as if no outcome had happened; corrected pair by pair
+        # as if no outcome had happened; corrected pair by pair
+        whole = exposure(config.edges_days, entry, stop)
         exposed += whole.sum(0)
         exposed.index_add_(0, code, exposure(config.edges_days, entry[row], days) - whole[row])
         happened = days > 0
@@ -89,7 +114,9 @@ def _filled(model: ModelConfig, filled: dict[str, Any], prepared: Prepared) -> M
     for name, value in filled.items():
         if getattr(model, name) not in (ModelConfig.model_fields[name].default, value):
             fix = "leave it out; values.mode and values.bins are settings of ehrseq prepare"
-            raise EhrseqError("is decided by the prepared data", where=f"model.{name}, {prepared.folder}", fix=fix)
+            raise EhrseqError(
+                "is decided by the prepared data", where=f"model.{name}, {prepared.folder}", fix=fix
+            )
     return ModelConfig.model_validate(model.model_dump() | filled)
 
 
@@ -99,11 +126,18 @@ def resolve_inputs(model: ModelConfig, prepared: Prepared) -> ModelConfig:
 
 
 def _of_inputs(model: ModelConfig, prepared: Prepared) -> dict[str, Any]:
-    modes = {"polynomial": "polynomial", "interpolate": "interpolate", "bins": "none", "none": "none"}
+    modes = {
+        "polynomial": "polynomial",
+        "interpolate": "interpolate",
+        "bins": "none",
+        "none": "none",
+    }
     values = prepared.study.values
     filled: dict[str, Any] = {
-        "vocab_size": len(prepared.vocabulary), "values": modes[values.mode], "value_bins": values.bins,
-    }  # fmt: skip
+        "vocab_size": len(prepared.vocabulary),
+        "values": modes[values.mode],
+        "value_bins": values.bins,
+    }
     if model.code_types:
         filled["n_code_types"] = int(prepared.vocabulary.code_types.max()) + 1
     return filled

@@ -5,18 +5,25 @@ from typing import Any
 
 import torch
 
-from ehrsequencing import __version__
 from ehrsequencing.config import StudyConfig
+from ehrsequencing.core.output_kinds import RUN, RUN_NEEDS
+from ehrsequencing.core.storage import write_json, write_manifest, write_settings
+from ehrsequencing.core.temporaries import sweep_temporaries
+from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
-from ehrsequencing.output_kinds import RUN, RUN_NEEDS
 from ehrsequencing.records.outcome_files import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import write_json, write_manifest, write_settings
-from ehrsequencing.temporaries import sweep_temporaries
 from ehrsequencing.training.pretrained import subjects_digest
 from ehrsequencing.training.run_folder import write_history
 
-FILES = (CONFIG_FILE, WEIGHTS_FILE, "config.yaml", "history.jsonl", "vocabulary.json", "vocabulary.safetensors")
+FILES = (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    "config.yaml",
+    "history.jsonl",
+    "vocabulary.json",
+    "vocabulary.safetensors",
+)
 
 
 def write_run_files(
@@ -51,11 +58,24 @@ def write_run_files(
         more = (*more, OUTCOMES_FILE)
     write_settings(out / "config.yaml", study)
     manifest = prepared.manifest
-    write_manifest(out, {
-        **RUN.facts, "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
-        "task": task, "prepared": str(prepared.folder.resolve()), "data": manifest["data"],
-        "excluded": manifest["excluded"], **prepared.identity(task),
-        "data_path": manifest.get("data_path", ""),
-        "subjects": {split: subjects_digest(prepared.timelines(split).subject_id) for split in ("train", "tuning")},
-        "parameters": sum(p.numel() for p in model.parameters()), **facts,
-    }, files=[out / name for name in (*FILES, *more)], required=(*RUN_NEEDS, *more))  # fmt: skip
+    write_manifest(
+        out,
+        {
+            **RUN.facts,
+            "versions": {"ehrsequencing": __version__, "torch": torch.__version__},
+            "task": task,
+            "prepared": str(prepared.folder.resolve()),
+            "data": manifest["data"],
+            "excluded": manifest["excluded"],
+            **prepared.identity(task),
+            "data_path": manifest.get("data_path", ""),
+            "subjects": {
+                split: subjects_digest(prepared.timelines(split).subject_id)
+                for split in ("train", "tuning")
+            },
+            "parameters": sum(p.numel() for p in model.parameters()),
+            **facts,
+        },
+        files=[out / name for name in (*FILES, *more)],
+        required=(*RUN_NEEDS, *more),
+    )

@@ -7,12 +7,18 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.locks import locked
-from ehrsequencing.output_kinds import HISTORY, RUN, UNFINISHED_RUN, Kind, is_json_of
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.locks import locked
+from ehrsequencing.core.output_kinds import HISTORY, RUN, UNFINISHED_RUN, Kind, is_json_of
+from ehrsequencing.core.storage import (
+    read_json,
+    read_manifest,
+    require_name,
+    write_bytes,
+    write_json,
+)
+from ehrsequencing.core.temporaries import entries, is_temporary, remove_folder, sweep_temporaries
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import read_json, read_manifest, require_name, write_bytes, write_json
-from ehrsequencing.temporaries import entries, is_temporary, remove_folder, sweep_temporaries
 
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with
 Arguments = ParamSpec("Arguments")
@@ -79,7 +85,12 @@ class RunFolder:
         *,
         kinds: tuple[Kind, Kind] = (RUN, UNFINISHED_RUN),
     ) -> None:
-        self.out, self.prepared, self.task_name, self.fingerprint = out, prepared, task_name, fingerprint
+        self.out, self.prepared, self.task_name, self.fingerprint = (
+            out,
+            prepared,
+            task_name,
+            fingerprint,
+        )
         self.finished, self.unfinished = kinds
         self.checkpoints = out / "checkpoints"
 
@@ -88,7 +99,9 @@ class RunFolder:
         manifest = read_manifest(self.out, what=self.finished.what)
         if manifest.get("kind") != self.finished.name:
             raise EhrseqError(
-                f"holds something other than {self.finished.what}", where=str(self.out), fix="name another folder"
+                f"holds something other than {self.finished.what}",
+                where=str(self.out),
+                fix="name another folder",
             )
         fix = "name another folder for a run with other settings or data"
         self._require_own(manifest, was="holds a finished run made with", fix=fix)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.output_kinds import MANIFEST, RUN
+from ehrsequencing.core.output_kinds import MANIFEST, RUN
+from ehrsequencing.core.storage import digest, read_manifest, write_manifest
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import digest, read_manifest, write_manifest
 from ehrsequencing.training.adapt import Changes, adapted, with_defaults
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.progress import Progress
@@ -25,15 +25,39 @@ Show = Callable[[Progress], None]
 # In this order, so that a search of N trials contains every shorter one. The first is the default.
 CANDIDATES: tuple[Changes, ...] = (
     {},
-    {"model": {"size": "medium", "dropout": 0.0, "code_dropout": 0.0, "wide_head": True, "age_polynomial": True}},
-    {"model": {"size": "small", "dropout": 0.2, "code_dropout": 0.0, "wide_head": True, "age_polynomial": True,
-               "history_dropout": 0.0}},
-    {"model": {"size": "medium", "dropout": 0.3, "code_dropout": 0.3, "wide_head": True, "age_polynomial": True}},
+    {
+        "model": {
+            "size": "medium",
+            "dropout": 0.0,
+            "code_dropout": 0.0,
+            "wide_head": True,
+            "age_polynomial": True,
+        }
+    },
+    {
+        "model": {
+            "size": "small",
+            "dropout": 0.2,
+            "code_dropout": 0.0,
+            "wide_head": True,
+            "age_polynomial": True,
+            "history_dropout": 0.0,
+        }
+    },
+    {
+        "model": {
+            "size": "medium",
+            "dropout": 0.3,
+            "code_dropout": 0.3,
+            "wide_head": True,
+            "age_polynomial": True,
+        }
+    },
     {"training": {"masked_codes": 0.0}},
     {"model": {"rotary": False, "position": "sinusoidal", "history_dropout": 0.0}},
     {"training": {"weight_decay": 3.0}},
     {"training": {"learning_rate": 1e-3}},
-)  # fmt: skip
+)
 
 
 class Fits(Protocol):
@@ -51,11 +75,15 @@ class Fits(Protocol):
 class Makes(Protocol):
     """Makes what trains a study, in a folder."""
 
-    def __call__(self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig) -> Fits:
+    def __call__(
+        self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig
+    ) -> Fits:
         """What trains the study; the folder is made when it starts."""
 
 
-def trials_of(study: StudyConfig, prepared: Prepared, task_name: str) -> list[tuple[dict[str, Any], StudyConfig]]:
+def trials_of(
+    study: StudyConfig, prepared: Prepared, task_name: str
+) -> list[tuple[dict[str, Any], StudyConfig]]:
     """The settings that each trial changes, and its study; trials that change nothing new are left out.
 
     A setting that was given stays in every trial. What neither the user nor the trial sets follows from the cohort.
@@ -85,10 +113,21 @@ class Search:
     """
 
     def __init__(
-        self, prepared: Prepared, task_name: str, out: Path, *, study: StudyConfig,
+        self,
+        prepared: Prepared,
+        task_name: str,
+        out: Path,
+        *,
+        study: StudyConfig,
         make: Makes,
-    ) -> None:  # fmt: skip
-        self.prepared, self.task_name, self.out, self.study, self.make = prepared, task_name, out, study, make
+    ) -> None:
+        self.prepared, self.task_name, self.out, self.study, self.make = (
+            prepared,
+            task_name,
+            out,
+            study,
+            make,
+        )
         self.trials = trials_of(study, prepared, task_name)
         self.started_from = None  # every trial starts from new weights
 
@@ -117,11 +156,16 @@ class Search:
                 if on_progress is not None:
                     on_progress(replace(progress, trial=trial, trials=len(self.trials)))
 
-            Trainer(self.prepared, self.task_name, network, study=_alone(study, len(self.trials))).fit(
-                resume=True, on_progress=show
-            )
+            Trainer(
+                self.prepared, self.task_name, network, study=_alone(study, len(self.trials))
+            ).fit(resume=True, on_progress=show)
             manifest = read_manifest(network, what=RUN.what)
-            tried.append({"settings": changed, **{key: manifest[key] for key in ("tuning_nll", "best_epoch")}})
+            tried.append(
+                {
+                    "settings": changed,
+                    **{key: manifest[key] for key in ("tuning_nll", "best_epoch")},
+                }
+            )
             networks.append(network)
         best = min(range(len(tried)), key=lambda number: float(tried[number]["tuning_nll"]))
         chosen = self.trials[best][1]
@@ -129,7 +173,9 @@ class Search:
         if chosen.training.members > 1 or chosen.training.blend:
             made = folder.checkpoints / "chosen"
             final = _one_trial(chosen, len(self.trials))
-            self.make(self.prepared, self.task_name, made, study=final).fit(resume=True, on_progress=on_progress)
+            self.make(self.prepared, self.task_name, made, study=final).fit(
+                resume=True, on_progress=on_progress
+            )
         self._take(made, {"search": tried, "search_chose": best + 1})
         folder.remove_checkpoints()
 
@@ -142,7 +188,12 @@ class Search:
             os.link(made / name, self.out / name)
         own = {key: value for key, value in manifest.items() if key not in ("files", "required")}
         facts = own | {"fingerprint": self.fingerprint} | facts
-        write_manifest(self.out, facts, files=[self.out / name for name in names], required=manifest["required"])
+        write_manifest(
+            self.out,
+            facts,
+            files=[self.out / name for name in names],
+            required=manifest["required"],
+        )
 
 
 def _alone(study: StudyConfig, trials: int) -> StudyConfig:
@@ -152,7 +203,9 @@ def _alone(study: StudyConfig, trials: int) -> StudyConfig:
 
 def _one_trial(study: StudyConfig, trials: int, **training: Any) -> StudyConfig:
     told = study.evaluation.tuning_trials or trials  # the boosted baseline tries as many
-    return study.model_copy(update={
-        "training": study.training.model_copy(update={"search": 1, **training}),
-        "evaluation": study.evaluation.model_copy(update={"tuning_trials": told}),
-    })  # fmt: skip
+    return study.model_copy(
+        update={
+            "training": study.training.model_copy(update={"search": 1, **training}),
+            "evaluation": study.evaluation.model_copy(update={"tuning_trials": told}),
+        }
+    )

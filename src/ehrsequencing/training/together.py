@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import TrainingConfig
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.signals import Stop
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.draws import hash_seed
 from ehrsequencing.training.feed import READ_STEPS
@@ -45,7 +45,11 @@ class Together:
         settings: TrainingConfig,
     ) -> None:
         self.processes, self.fabric, self.model, self.loader = processes, fabric, model, loader
-        self.masked_codes, self.settings, self.visits_per_step = masked_codes, settings, visits_per_step
+        self.masked_codes, self.settings, self.visits_per_step = (
+            masked_codes,
+            settings,
+            visits_per_step,
+        )
         self.all_leave = False
 
     def add_up(
@@ -60,19 +64,25 @@ class Together:
             subjects: Of the whole step.
             stop: Whether this process was told to stop.
         """
-        learned: list[Tensor] = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        learned: list[Tensor] = [
+            parameter for parameter in self.model.parameters() if parameter.requires_grad
+        ]
         parameters, gradients = list(learned), [parameter.grad for parameter in learned]
         if self.masked_codes is not None:
             self._masked_codes(state, subjects)
             parameters += self.masked_codes.parameters
             gradients += self.masked_codes.gradients
-        numbers = torch.stack([loss.float(), loss.new_tensor(float(rows)), loss.new_tensor(float(stop.asked))])
+        numbers = torch.stack(
+            [loss.float(), loss.new_tensor(float(rows)), loss.new_tensor(float(stop.asked))]
+        )
         gradients, numbers = self.processes.add_up(parameters, gradients, numbers)
         for parameter, gradient in zip(learned, gradients, strict=False):
             parameter.grad = gradient
         if self.masked_codes is not None:
             self.masked_codes.gradients = gradients[len(learned) :]
-        if loss.device.type != "cuda" or state.global_step % READ_STEPS == 0:  # a look waits for the GPU
+        if (
+            loss.device.type != "cuda" or state.global_step % READ_STEPS == 0
+        ):  # a look waits for the GPU
             self.all_leave = float(numbers[2]) > 0
             stop.join(self.all_leave)
         return numbers[0], numbers[1]
@@ -81,7 +91,10 @@ class Together:
         """Gradients of this process's share of the masked codes of a whole step."""
         assert self.masked_codes is not None
         for masked in self.masked_codes.share_of_step(
-            (step.batch for step in self.loader.steps(subjects, visit_budget=self.settings.visit_budget)),
+            (
+                step.batch
+                for step in self.loader.steps(subjects, visit_budget=self.settings.visit_budget)
+            ),
             seed=hash_seed(self.settings.seed, state.global_step),
             rank=self.processes.rank,
             count=self.processes.count,

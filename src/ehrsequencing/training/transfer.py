@@ -17,22 +17,37 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ehrsequencing.arrays import Bools
 from ehrsequencing.config import ModelConfig, TransferConfig
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import digest, write_bytes
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.transformer import TransformerLayer
 from ehrsequencing.models.visit_encoder import VisitMLP
 from ehrsequencing.records.codes import read_descriptions, read_parents
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.storage import digest, write_bytes
-from ehrsequencing.training.matching import DescriptionMap, Match, Wording, match_vocabularies, normal
+from ehrsequencing.training.matching import (
+    DescriptionMap,
+    Match,
+    Wording,
+    match_vocabularies,
+    normal,
+)
 from ehrsequencing.training.pretrained import Pretrained
 
 ADAPTERS_FILE = "adapters.safetensors"  # of a run with transfer.mode=lora: its adapters alone; adapters-001 of member 1
 LEAST_SIMILAR = 0.5  # cosine of n-grams to the most similar known description, below which a description says nothing
-_DECIDED = ("vocab_size", "causes", "edges_days", "n_code_types", "values", "value_bins", "members", "frozen")
+_DECIDED = (
+    "vocab_size",
+    "causes",
+    "edges_days",
+    "n_code_types",
+    "values",
+    "value_bins",
+    "members",
+    "frozen",
+)
 _EMBEDDINGS = {  # of a hierarchical model → of a flat one
     "code_embedding.": "encoder.embedding.code.",
     "visit_time_embedding.age.": "encoder.embedding.age.",
@@ -47,7 +62,8 @@ class Copied:
 
     whole: set[str] = field(default_factory=set)  # parameters that were copied
     rows: dict[str, Bools] = field(default_factory=dict)  # code tables: which of their rows were
-    left_out: list[str] = field(default_factory=list)  # parameters of the other model that fit nowhere here
+    # parameters of the other model that fit nowhere here
+    left_out: list[str] = field(default_factory=list)
 
 
 class Transfer:
@@ -69,7 +85,9 @@ class Transfer:
     @property
     def fingerprint(self) -> str:
         """Digest of the other model's weights and of how they are used."""
-        return digest([self.source.manifest["files"].get("model.safetensors"), self.settings.model_dump()])
+        return digest(
+            [self.source.manifest["files"].get("model.safetensors"), self.settings.model_dump()]
+        )
 
     @property
     def trains_codes(self) -> bool:
@@ -85,9 +103,17 @@ class Transfer:
         theirs, given = self.source.config, model.model_fields_set - {"size"}
         if "dim" in given and model.dim != theirs.dim:
             fix = "leave out model.size and model.dim: they are those of the other model"
-            raise EhrseqError(f"is {theirs.dim} wide", where=f"{self.source.folder}, model.dim={model.dim}", fix=fix)
+            raise EhrseqError(
+                f"is {theirs.dim} wide",
+                where=f"{self.source.folder}, model.dim={model.dim}",
+                fix=fix,
+            )
         same = "architecture" not in given or model.architecture == theirs.architecture
-        names = set(ModelConfig.model_fields) if same else {"dim", "heads", "layers", "age_bin_years", "code_types"}
+        names = (
+            set(ModelConfig.model_fields)
+            if same
+            else {"dim", "heads", "layers", "age_bin_years", "code_types"}
+        )
         base = {name: getattr(theirs, name) for name in names - {*_DECIDED, "size"}}
         own = {name: getattr(model, name) for name in given}
         return ModelConfig.model_validate(base | own)
@@ -107,13 +133,18 @@ class Transfer:
         train = self.prepared.timelines("train")
         weight = np.bincount(train.codes, minlength=len(self.prepared.vocabulary))
         weight = weight + np.bincount(train.static_codes, minlength=len(weight))
-        learned = sum(p.numel() for p in model.parameters() if p.requires_grad) - self._fixed_weights(model)
+        learned = sum(
+            p.numel() for p in model.parameters() if p.requires_grad
+        ) - self._fixed_weights(model)
         return {
-            **self.source.facts, "transfer": self.settings.model_dump(),
+            **self.source.facts,
+            "transfer": self.settings.model_dump(),
             "overlap": self.match.overlap(self.prepared.vocabulary, weight),
-            "similar_descriptions": self.similar, "parameters_copied": len(self.copied.whole),
-            "left_out": self.copied.left_out, "trained_weights": learned,
-        }  # fmt: skip
+            "similar_descriptions": self.similar,
+            "parameters_copied": len(self.copied.whole),
+            "left_out": self.copied.left_out,
+            "trained_weights": learned,
+        }
 
     def _match(self) -> Match:
         """Our tokens among theirs."""
@@ -173,12 +204,19 @@ class Transfer:
         vocabulary, source = self.prepared.vocabulary, self.source
         rows = np.zeros(len(ours), dtype=np.bool_)
         described = read_descriptions(Path(self.prepared.manifest.get("data_path", "")))
-        unknown = [code for code in vocabulary.codes if not self.match.found[vocabulary.index[code]]]
+        unknown = [
+            code for code in vocabulary.codes if not self.match.found[vocabulary.index[code]]
+        ]
         unknown = [code for code in unknown if normal(described.get(code, ""))]
-        known = [code for code in source.vocabulary.codes if normal(source.descriptions.get(code, ""))]
+        known = [
+            code for code in source.vocabulary.codes if normal(source.descriptions.get(code, ""))
+        ]
         if not unknown or not known:
             return rows
-        texts, asked = [source.descriptions[code] for code in known], [described[code] for code in unknown]
+        texts, asked = (
+            [source.descriptions[code] for code in known],
+            [described[code] for code in unknown],
+        )
         facts: dict[str, Any] = {"learned": source.projection is not None}
         wording = Wording.of(texts)
         if source.projection is not None:
@@ -188,7 +226,10 @@ class Transfer:
             fitted = DescriptionMap.fit(texts, own)
             if fitted is None:
                 return rows
-            vectors, facts = fitted(asked), facts | {"explained": fitted.explained, "strength": fitted.strength}
+            vectors, facts = (
+                fitted(asked),
+                facts | {"explained": fitted.explained, "strength": fitted.strength},
+            )
         nearest = (wording.rows(asked) @ wording.rows(texts).T).max(1)
         similar = np.flatnonzero(nearest >= LEAST_SIMILAR)
         tokens = np.array([vocabulary.index[unknown[k]] for k in similar], dtype=np.int64)
@@ -225,13 +266,19 @@ class Transfer:
         targets: dict[str, int] = {}
         for block, module in model.named_modules():
             if isinstance(module, TransformerLayer | VisitMLP):
-                targets |= {f"{block}.{name}": parts for name, parts in lora.targets_of(module).items()}
-        targets = {name: parts for name, parts in targets.items() if f"{name}.weight" in self.copied.whole}
+                targets |= {
+                    f"{block}.{name}": parts for name, parts in lora.targets_of(module).items()
+                }
+        targets = {
+            name: parts for name, parts in targets.items() if f"{name}.weight" in self.copied.whole
+        }
         rank, asked = self.settings.lora_rank, f"transfer.mode=lora with {self.source.folder}"
         if not targets:
             what = "no layer was copied that could have adapters: between flat and hierarchical only embeddings are"
             raise EhrseqError(what, where=asked, fix="use transfer.mode=frozen or full")
-        if rank > (most := min(lora.most_rank(model, name, parts) for name, parts in targets.items())):
+        if rank > (
+            most := min(lora.most_rank(model, name, parts) for name, parts in targets.items())
+        ):
             what, fix = f"the adapted matrices have a rank of {most} at most", f"use {most} or less"
             raise EhrseqError(what, where=f"transfer.lora_rank={rank}", fix=fix)
         lora.add_adapters(model, targets, rank=rank, scale=self.settings.lora_scale)
@@ -245,7 +292,9 @@ class Transfer:
                 if parameter.requires_grad:
                     hook: Any = parameter.register_hook
                     hook(lambda gradient, free=free: gradient * free.to(gradient.device))
-            elif name.replace(".base.", ".") in self.copied.whole:  # .base: the matrix beside its adapters
+            elif (
+                name.replace(".base.", ".") in self.copied.whole
+            ):  # .base: the matrix beside its adapters
                 parameter.requires_grad_(False)
             else:  # adapters are new names
                 parameter.requires_grad_(name in trainable or name.endswith((".A", ".B")))
@@ -254,7 +303,11 @@ class Transfer:
         """How many weights stay as they are in tables of which other rows are learned."""
         if self.settings.mode == "full":
             return 0
-        tables = ((p, self.copied.rows.get(name)) for name, p in model.named_parameters() if p.requires_grad)
+        tables = (
+            (p, self.copied.rows.get(name))
+            for name, p in model.named_parameters()
+            if p.requires_grad
+        )
         return sum(int(rows.sum()) * p.shape[1] for p, rows in tables if rows is not None)
 
     # ---- while it trains ---------------------------------------------------------------------------------------------
@@ -288,7 +341,9 @@ class Transfer:
     def finish(self, model: SurvivalModel, out: Path) -> tuple[SurvivalModel, tuple[str, ...]]:
         """The model as it is saved, with its adapters merged, and the names of files that were written for it."""
         tensors = lora.adapter_tensors(model)
-        if not tensors:  # not LoRA, or members and a blend's network, which were merged before (`keep_adapters`)
+        if (
+            not tensors
+        ):  # not LoRA, or members and a blend's network, which were merged before (`keep_adapters`)
             return model, ()
         write_bytes(out / ADAPTERS_FILE, save(tensors, metadata={"format": "pt"}))
         merged = copy.deepcopy(model)
@@ -316,14 +371,18 @@ def keep_adapters(part: Path, out: Path, *, member: int | None = None) -> tuple[
 
 
 def _is_code_table(name: str) -> bool:
-    return name.startswith(("code_embedding.", "encoder.embedding.code.")) and name.endswith(_CODE_TABLES)
+    return name.startswith(("code_embedding.", "encoder.embedding.code.")) and name.endswith(
+        _CODE_TABLES
+    )
 
 
 def _names_between(theirs: str, ours: str) -> Any:
     """The name here of a parameter there; None where it has no counterpart."""
     if theirs == ours:
         return lambda name: name
-    pairs: Mapping[str, str] = _EMBEDDINGS if theirs == "hierarchical" else {b: a for a, b in _EMBEDDINGS.items()}
+    pairs: Mapping[str, str] = (
+        _EMBEDDINGS if theirs == "hierarchical" else {b: a for a, b in _EMBEDDINGS.items()}
+    )
 
     def renamed(name: str) -> str | None:
         for before, after in pairs.items():

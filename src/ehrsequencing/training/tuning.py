@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from ehrsequencing.arrays import Bools
-from ehrsequencing.loader import SubjectLoader
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.core.arrays import Bools
+from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.signals import Stop
 from ehrsequencing.training.feed import feed
 from ehrsequencing.training.processes import Processes
 

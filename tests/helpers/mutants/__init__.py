@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models import plans
 from ehrsequencing.models.attention import AttentionPlan, Block
 from helpers.attention_checks import (

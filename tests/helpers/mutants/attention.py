@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models import attention, plans, timeline
 from ehrsequencing.models.attention import AttentionPlan, Block
 from helpers.attention_checks import sightings

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models import embeddings, segments, visit_encoder
 from helpers.mutants import Mutants, Patch
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ehrsequencing import padded
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches import padded
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models import hazards
 from helpers.mutants import SAMPLE, Mutants, Patch
 from helpers.strategies import Padded, pad

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ehrsequencing.batch import VisitBatch
+from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.models import behrt, embeddings, rotary, timeline
 from ehrsequencing.models.base import SurvivalModel
 from helpers.mutants import Mutants, Patch

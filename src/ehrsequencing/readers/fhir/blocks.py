@@ -10,17 +10,31 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ehrsequencing.arrays import Bools, Ints
+from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.fhir.codes import Coded, Find
 from ehrsequencing.readers.fhir.elements import kind_of, referred, text
-from ehrsequencing.readers.fhir.mapping import BILLS, EVENTS, NAMED, Row, conditions_of, named_codes, rows_of
+from ehrsequencing.readers.fhir.mapping import (
+    BILLS,
+    EVENTS,
+    NAMED,
+    Row,
+    conditions_of,
+    named_codes,
+    rows_of,
+)
 from ehrsequencing.readers.fhir.table import rows_table
 from ehrsequencing.readers.import_report import ImportReport, TableCounts, among, distinct
 from ehrsequencing.readers.subject_ids import subject_ids
 
 UNTYPED = "unreadable"  # the table under which JSON without a resource type, and what is no JSON, is counted
-_ESSENTIAL = ("Patient", "Encounter", "Condition", "Observation")  # an import that loses all of these is refused
+# an import that loses all of these is refused
+_ESSENTIAL = (
+    "Patient",
+    "Encounter",
+    "Condition",
+    "Observation",
+)
 Named = Mapping[str, tuple[Coded, ...]]  # TYPE/ID of a Medication or Device → its codes
 
 
@@ -41,7 +55,10 @@ def finder(*named: Named) -> Find:
         if found is None:
             return ()
         kinds = NAMED if found[0] is None else (found[0],)
-        return next((known[k] for known in named for kind in kinds if (k := f"{kind}/{found[1]}") in known), ())
+        return next(
+            (known[k] for known in named for kind in kinds if (k := f"{kind}/{found[1]}") in known),
+            (),
+        )
 
     return find
 
@@ -58,7 +75,9 @@ class Blocks:
         self._file: str | None = None
         self._begun: set[str] = set()
         self._conditions: list[Ints] = []  # hashes of the ids of the Conditions, block by block
-        self._referred: list[tuple[Ints, Ints, Bools]] = []  # of each reference: bill, hash of the id, is there a row
+        self._referred: list[
+            tuple[Ints, Ints, Bools]
+        ] = []  # of each reference: bill, hash of the id, is there a row
 
     def begin(self, file: str | None) -> None:
         """Say that the resources that follow are of this file; None keeps its name out of the report."""
@@ -74,7 +93,11 @@ class Blocks:
             spec = EVENTS.get(kind)
             subject = spec.subject if spec is not None else "id" if kind == "Patient" else "subject"
             times = (*spec.times, *spec.recorded) if spec is not None else ("period.start",)
-            counts.columns |= {"no_person": subject, "unknown_person": subject, "no_time": " or ".join(times)}
+            counts.columns |= {
+                "no_person": subject,
+                "unknown_person": subject,
+                "no_time": " or ".join(times),
+            }
             counts.columns |= {"no_code": " or ".join(spec.concepts)} if spec is not None else {}
         return counts
 
@@ -88,11 +111,18 @@ class Blocks:
         for resource in resources:
             kind = kind_of(resource) or UNTYPED
             source = self.take(kind)
-            found = rows_of(resource, self.find, self.report.counts) if isinstance(resource, dict) else "no_type"
+            found = (
+                rows_of(resource, self.find, self.report.counts)
+                if isinstance(resource, dict)
+                else "no_type"
+            )
             if kind == "Condition" and (name := text(resource, "id")) is not None:
                 conditions.append(name)
             elsewhere = conditions_of(resource) if kind in BILLS and found != "not_done" else []
-            referred_ += [(source, _condition_id(reference), found != "no_diagnosis") for reference in elsewhere]
+            referred_ += [
+                (source, _condition_id(reference), found != "no_diagnosis")
+                for reference in elsewhere
+            ]
             if elsewhere and found == "no_diagnosis":
                 pass  # `finish` finds out whether these Conditions are there
             elif isinstance(found, str):
@@ -104,7 +134,9 @@ class Blocks:
             self.drop(reason, numbers)
         self._conditions.append(_hashes(conditions))
         bills, names, has_rows = zip(*referred_, strict=True) if referred_ else ((), (), ())
-        self._referred.append((np.array(bills, dtype=np.int64), _hashes(names), np.array(has_rows, dtype=bool)))
+        self._referred.append(
+            (np.array(bills, dtype=np.int64), _hashes(names), np.array(has_rows, dtype=bool))
+        )
         return rows_table(mapped, sources, self.report.counts, self.book)
 
     def take(self, kind: str) -> int:
@@ -121,7 +153,9 @@ class Blocks:
         """Count the bills without rows, after the last block: is each Condition that they refer to in the source?"""
         if not self._referred:
             return
-        bill, condition, has_rows = (np.concatenate(column) for column in zip(*self._referred, strict=True))
+        bill, condition, has_rows = (
+            np.concatenate(column) for column in zip(*self._referred, strict=True)
+        )
         is_lost = ~among(condition, distinct(np.concatenate(self._conditions)))
         self.report.counts["lost_diagnosis"] += int(is_lost.sum())
         lost, others = distinct(bill[~has_rows & is_lost]), distinct(bill[~has_rows])

@@ -56,7 +56,9 @@ def vocabulary(system: str | None) -> str:
     if system is None:
         return "FHIR"
     known = _SYSTEMS.get(system.lower().rstrip("/"))
-    return known or system.rstrip("/").rpartition("/")[2].removeprefix("urn:oid:").removeprefix("urn:")
+    return known or system.rstrip("/").rpartition("/")[2].removeprefix("urn:oid:").removeprefix(
+        "urn:"
+    )
 
 
 def codings(concept: Any) -> tuple[Coded, ...]:
@@ -70,7 +72,9 @@ def codings(concept: Any) -> tuple[Coded, ...]:
         code, system = text(coding, "code"), text(coding, "system")
         if code is None:
             continue
-        coded = Coded(f"{vocabulary(system)}//{code}", text(coding, "display") or text(concept, "text"))
+        coded = Coded(
+            f"{vocabulary(system)}//{code}", text(coding, "display") or text(concept, "text")
+        )
         found.setdefault(coded.code, coded)
         if system is not None and system.lower().rstrip("/") in _SYSTEMS:
             known.add(coded.code)

@@ -65,7 +65,13 @@ def referred(reference: str) -> tuple[str | None, str] | None:
         if reference.startswith(prefix):
             return None, reference.removeprefix(prefix)
     parts = reference.partition("/_history/")[0].split("/")
-    if len(parts) < 2 or not parts[-1] or not parts[-2] or "?" in reference or reference.startswith("#"):
+    if (
+        len(parts) < 2
+        or not parts[-1]
+        or not parts[-2]
+        or "?" in reference
+        or reference.startswith("#")
+    ):
         return None
     return parts[-2], parts[-1]
 
@@ -89,7 +95,11 @@ def resources_of(document: Any) -> Iterator[Any]:
         for item in document:
             yield from resources_of(item)
     elif kind_of(document) == "Bundle":
-        entries = [entry for entry in walk(document, "entry") if isinstance(entry, dict) and entry.get("resource")]
+        entries = [
+            entry
+            for entry in walk(document, "entry")
+            if isinstance(entry, dict) and entry.get("resource")
+        ]
         given = [_with_id(entry) for entry in entries]
         renamed = dict(filter(None, map(_renamed, entries, given)))
         for resource in given:
@@ -112,7 +122,11 @@ def _renamed(entry: Resource, resource: Any) -> tuple[str, str] | None:
     if url is None or kind is None or name is None:
         return None
     found = referred(url)
-    return None if found is not None and found[1] == name and found[0] in (None, kind) else (url, f"{kind}/{name}")
+    return (
+        None
+        if found is not None and found[1] == name and found[0] in (None, kind)
+        else (url, f"{kind}/{name}")
+    )
 
 
 def _resolved(value: Any, renamed: Mapping[str, str]) -> Any:
@@ -121,6 +135,8 @@ def _resolved(value: Any, renamed: Mapping[str, str]) -> Any:
     if not isinstance(value, dict):
         return value
     return {
-        name: renamed.get(item, item) if name == "reference" and isinstance(item, str) else _resolved(item, renamed)
+        name: renamed.get(item, item)
+        if name == "reference" and isinstance(item, str)
+        else _resolved(item, renamed)
         for name, item in value.items()
     }

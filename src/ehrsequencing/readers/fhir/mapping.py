@@ -45,29 +45,54 @@ class EventResource:
 
 
 _MEDICATION = ("medicationCodeableConcept", "medicationReference")
-_RESULT_TIMES = ("effectiveDateTime", "effectiveInstant", "effectivePeriod.end", "effectivePeriod.start", "issued")
+_RESULT_TIMES = (
+    "effectiveDateTime",
+    "effectiveInstant",
+    "effectivePeriod.end",
+    "effectivePeriod.start",
+    "issued",
+)
 _DIAGNOSES = EventResource(
     ("diagnosis.diagnosisCodeableConcept",),
-    ("billablePeriod.end", "billablePeriod.start", "created"),  # a diagnosis of a bill is known by the end of the stay
+    # a diagnosis of a bill is known by the end of the stay
+    (
+        "billablePeriod.end",
+        "billablePeriod.start",
+        "created",
+    ),
     subject="patient",
     encounter=("item.encounter",),
 )
 EVENTS = {
-    "Condition": EventResource(("code",), ("onsetDateTime", "onsetPeriod.start"), recorded=("recordedDate",)),
-    "Procedure": EventResource(("code", "focalDevice.manipulated"), ("performedDateTime", "performedPeriod.start")),
+    "Condition": EventResource(
+        ("code",), ("onsetDateTime", "onsetPeriod.start"), recorded=("recordedDate",)
+    ),
+    "Procedure": EventResource(
+        ("code", "focalDevice.manipulated"), ("performedDateTime", "performedPeriod.start")
+    ),
     "Observation": EventResource(("code",), _RESULT_TIMES),
     "DiagnosticReport": EventResource(("code", "conclusionCode"), _RESULT_TIMES),
     "MedicationRequest": EventResource(_MEDICATION, ("authoredOn",)),
     "MedicationStatement": EventResource(
-        _MEDICATION, ("effectiveDateTime", "effectivePeriod.start"), encounter=("context",), recorded=("dateAsserted",)
+        _MEDICATION,
+        ("effectiveDateTime", "effectivePeriod.start"),
+        encounter=("context",),
+        recorded=("dateAsserted",),
     ),
     "MedicationAdministration": EventResource(
         _MEDICATION, ("effectiveDateTime", "effectivePeriod.start"), encounter=("context",)
     ),
-    "MedicationDispense": EventResource(_MEDICATION, ("whenHandedOver", "whenPrepared"), encounter=("context",)),
-    "Immunization": EventResource(("vaccineCode",), ("occurrenceDateTime",), subject="patient", recorded=("recorded",)),
+    "MedicationDispense": EventResource(
+        _MEDICATION, ("whenHandedOver", "whenPrepared"), encounter=("context",)
+    ),
+    "Immunization": EventResource(
+        ("vaccineCode",), ("occurrenceDateTime",), subject="patient", recorded=("recorded",)
+    ),
     "AllergyIntolerance": EventResource(
-        ("code",), ("onsetDateTime", "onsetPeriod.start"), subject="patient", recorded=("recordedDate",)
+        ("code",),
+        ("onsetDateTime", "onsetPeriod.start"),
+        subject="patient",
+        recorded=("recordedDate",),
     ),
     "ImagingStudy": EventResource(("modality", "series.modality", "procedureCode"), ("started",)),
     "DeviceUseStatement": EventResource(
@@ -79,7 +104,16 @@ EVENTS = {
 BILLS = ("Claim", "ExplanationOfBenefit")
 NAMED = ("Medication", "Device")  # resources that others refer to; they have no time of their own
 READ = ("Patient", "Encounter", *EVENTS, *NAMED)
-_NOT_DONE = ("entered-in-error", "not-done", "not-taken", "cancelled", "planned", "preparation", "draft", "intended")
+_NOT_DONE = (
+    "entered-in-error",
+    "not-done",
+    "not-taken",
+    "cancelled",
+    "planned",
+    "preparation",
+    "draft",
+    "intended",
+)
 _NO_RESULT_YET = ("registered",)
 _DID_NOT_HAPPEN = {  # element → values of a resource that is wrong, or about something that did not happen
     "status": {*_NOT_DONE, *_NO_RESULT_YET},
@@ -139,7 +173,11 @@ def did_not_happen(resource: Resource) -> bool:
     """Whether a resource says of itself that it is wrong, or that nothing happened."""
     if resource.get("doNotPerform") is True:
         return True
-    told = [(path, values) for path, values in _DID_NOT_HAPPEN.items() if path.partition(".")[0] in resource]
+    told = [
+        (path, values)
+        for path, values in _DID_NOT_HAPPEN.items()
+        if path.partition(".")[0] in resource
+    ]
     return any(value in values for path, values in told for value in texts(resource, path))
 
 
@@ -153,7 +191,11 @@ def named_codes(resource: Resource) -> tuple[Coded, ...]:
 
 def _with_contained(resource: Resource, find: Find) -> Find:
     """`find` that also knows the resources inside this one."""
-    inside = {f"#{item['id']}": named_codes(item) for item in walk(resource, "contained") if text(item, "id")}
+    inside = {
+        f"#{item['id']}": named_codes(item)
+        for item in walk(resource, "contained")
+        if text(item, "id")
+    }
     return (lambda reference: inside.get(reference) or find(reference)) if inside else find
 
 
@@ -179,7 +221,13 @@ def _patient(resource: Resource) -> Iterator[Row]:
             for coding in walk(extension, "extension.valueCoding"):
                 name = url.removeprefix(_US_CORE).upper()
                 code = text(coding, "code")
-                yield Row(Role.STATIC, subject, None, f"{name}//{code}" if code else None, text(coding, "display"))
+                yield Row(
+                    Role.STATIC,
+                    subject,
+                    None,
+                    f"{name}//{code}" if code else None,
+                    text(coding, "display"),
+                )
 
 
 def _encounter(resource: Resource, find: Find) -> Iterator[Row]:
@@ -197,7 +245,9 @@ def _base(resource: Resource, kind: str) -> Row:
     """A row of a resource of `EVENTS`, without its code."""
     spec = EVENTS[kind]
     subject = referred_id(resource, spec.subject, "Patient")
-    encounter = next(filter(None, (referred_id(resource, path, "Encounter") for path in spec.encounter)), None)
+    encounter = next(
+        filter(None, (referred_id(resource, path, "Encounter") for path in spec.encounter)), None
+    )
     role = Role.REPORTED if spec.recorded else Role.EVENT
     began, recorded = day_first(resource, spec.times), day_first(resource, spec.recorded)
     return Row(role, subject, began, None, encounter=encounter, recorded=recorded)
@@ -206,35 +256,57 @@ def _base(resource: Resource, kind: str) -> Row:
 def _bill(resource: Resource, kind: str) -> Iterator[Row]:
     """The diagnoses of a bill: its own, and those of Conditions inside it."""
     inside = {f"#{item['id']}": item for item in walk(resource, "contained") if text(item, "id")}
-    found = [inside.get(reference) for reference in texts(resource, "diagnosis.diagnosisReference.reference")]
+    found = [
+        inside.get(reference)
+        for reference in texts(resource, "diagnosis.diagnosisReference.reference")
+    ]
     own = [item for item in found if item is not None and not did_not_happen(item)]
-    diagnoses = {"own": list(walk(resource, _DIAGNOSES.concepts[0])), "contained": [item.get("code") for item in own]}
+    diagnoses = {
+        "own": list(walk(resource, _DIAGNOSES.concepts[0])),
+        "contained": [item.get("code") for item in own],
+    }
     if any(diagnoses.values()):
         uncoded = UNCODED + kind.upper()
         base = _base(resource, kind)
-        for coded in coded_as(diagnoses, tuple(diagnoses), lambda reference: (), uncoded=uncoded) or [Coded("")]:
+        for coded in coded_as(
+            diagnoses, tuple(diagnoses), lambda reference: (), uncoded=uncoded
+        ) or [Coded("")]:
             yield base._replace(code=coded.code or None, description=coded.description)
 
 
 def conditions_of(resource: Resource) -> list[str]:
     """The references of a bill to Conditions; one that is inside the bill is left out, if it is there."""
     inside = {f"#{item['id']}" for item in walk(resource, "contained") if text(item, "id")}
-    return [found for found in texts(resource, "diagnosis.diagnosisReference.reference") if found not in inside]
+    return [
+        found
+        for found in texts(resource, "diagnosis.diagnosisReference.reference")
+        if found not in inside
+    ]
 
 
 def _events(resource: Resource, kind: str, find: Find, counts: RuleCounts) -> Iterator[Row]:
     """The rows of a resource of `EVENTS`; one without a code where it has none, so that it is counted."""
     spec, base, uncoded = EVENTS[kind], _base(resource, kind), UNCODED + kind.upper()
-    parts = [part for part in walk(resource, "component") if isinstance(part, dict)] if kind == "Observation" else []
+    parts = (
+        [part for part in walk(resource, "component") if isinstance(part, dict)]
+        if kind == "Observation"
+        else []
+    )
     whole = [resource] if not parts or has_value(resource) else []
     results = [part for part in parts if not _lacks_value(part)]
     counts["no_result"] += len(parts) - len(results)
     for part in [*whole, *results]:
         codes = coded_as(part, spec.concepts, find, uncoded=uncoded) or [Coded("")]
-        counts["bound"] += kind == "Observation" and text(part, "valueQuantity.comparator") is not None
+        counts["bound"] += (
+            kind == "Observation" and text(part, "valueQuantity.comparator") is not None
+        )
         for coded in codes:
             row = base._replace(code=coded.code or None, description=coded.description)
-            yield _valued(row, part) if kind == "Observation" and coded.code not in ("", uncoded) else row
+            yield (
+                _valued(row, part)
+                if kind == "Observation" and coded.code not in ("", uncoded)
+                else row
+            )
 
 
 def _is_without_result(observation: Resource) -> bool:
@@ -258,7 +330,11 @@ def has_value(part: Resource) -> bool:
 def _valued(row: Row, part: Resource) -> Row:
     """A row with its value: CODE//UNIT for a number with a unit, CODE//VALUE for a coded value; text stays text."""
     quantity, coded = part.get("valueQuantity"), codings(part.get("valueCodeableConcept"))
-    number = _number(quantity.get("value")) if isinstance(quantity, dict) else _number(part.get("valueInteger"))
+    number = (
+        _number(quantity.get("value"))
+        if isinstance(quantity, dict)
+        else _number(part.get("valueInteger"))
+    )
     suffix, meaning = None, None
     if number is not None:
         suffix = text(quantity, "code") or text(quantity, "unit")
@@ -266,7 +342,9 @@ def _valued(row: Row, part: Resource) -> Row:
         suffix, meaning = coded[0]
     elif isinstance(part.get("valueBoolean"), bool):
         suffix = meaning = str(part["valueBoolean"]).lower()
-    written = text(part, "valueString") or (None if coded else text(part, "valueCodeableConcept.text"))
+    written = text(part, "valueString") or (
+        None if coded else text(part, "valueCodeableConcept.text")
+    )
     row = row._replace(number=number, text=written)
     if suffix is None:
         return row

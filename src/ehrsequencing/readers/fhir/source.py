@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.expansion import refuse_expansion
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.expansion import refuse_expansion
 from ehrsequencing.readers.fhir.elements import kind_of, resources_of
 from ehrsequencing.readers.fhir.mapping import NAMED, READ
 
@@ -62,7 +62,9 @@ class FhirSource:
             yield from self._line_blocks(file, (*kinds, "Bundle"))
             return
         resources = list(resources_of(self._document(file)))
-        yield [r if kind_of(r) in kinds or kind_of(r) is None else Line(kind_of(r)) for r in resources]
+        yield [
+            r if kind_of(r) in kinds or kind_of(r) is None else Line(kind_of(r)) for r in resources
+        ]
 
     def named_blocks(self, file: FhirFile) -> Iterator[list[Any]]:
         """The Medications and Devices of a file; everything else as `Line`."""
@@ -82,7 +84,8 @@ class FhirSource:
             for lines in _blocks_of_lines(file.path):
                 self._connection.register("lines", pa.table({"line": pa.array(lines, pa.string())}))
                 kind, text = (
-                    column.to_pylist() for column in self._connection.execute(sql).fetch_arrow_table().columns
+                    column.to_pylist()
+                    for column in self._connection.execute(sql).fetch_arrow_table().columns
                 )
                 yield [item for pair in zip(kind, text, strict=True) for item in _parsed(*pair)]
         except (duckdb.Error, OSError, EOFError, zlib.error) as error:
@@ -91,7 +94,11 @@ class FhirSource:
 
     def _bytes(self, file: FhirFile) -> bytes:
         try:
-            return gzip.open(file.path).read() if file.path.suffix.lower() == ".gz" else file.path.read_bytes()
+            return (
+                gzip.open(file.path).read()
+                if file.path.suffix.lower() == ".gz"
+                else file.path.read_bytes()
+            )
         except (OSError, EOFError, zlib.error) as error:
             raise self._bad(file) from error
 
@@ -103,7 +110,9 @@ class FhirSource:
 
     def _bad(self, file: FhirFile) -> EhrseqError:
         """The error about a document; it does not repeat the name, which may be the patient's."""
-        what = f"{_unnamed(file, [other for other in self.files if not other.lines])}, cannot be read"
+        what = (
+            f"{_unnamed(file, [other for other in self.files if not other.lines])}, cannot be read"
+        )
         return EhrseqError(what, where=self.where, fix="check that the file is whole JSON in UTF-8")
 
 
@@ -171,10 +180,14 @@ def open_fhir(text: str) -> Iterator[FhirSource]:
         raise EhrseqError("holds no .ndjson and no .json file", where=text, fix=_FIX)
     documents = [file for file in files if not file.lines]
     for file in files:  # DuckDB would silently read the beginning of a gz file that is cut off
-        refuse_expansion(file.path, where=None if file.lines else f"{text}, {_unnamed(file, documents)}")
+        refuse_expansion(
+            file.path, where=None if file.lines else f"{text}, {_unnamed(file, documents)}"
+        )
     connection = duckdb.connect()
     try:
-        connection.execute(f"SET memory_limit='{MEMORY}'; SET threads=1; SET preserve_insertion_order=true")
+        connection.execute(
+            f"SET memory_limit='{MEMORY}'; SET threads=1; SET preserve_insertion_order=true"
+        )
         yield FhirSource(connection, text, files)
     finally:
         connection.close()

@@ -18,7 +18,9 @@ _YEAR = r"^(\d{4})$"
 _TYPES = {"role": pa.int8(), "number": pa.float64()}
 
 
-def rows_table(mapped: Sequence[Row], sources: Sequence[int], counts: RuleCounts, book: CodeBook) -> pa.Table:
+def rows_table(
+    mapped: Sequence[Row], sources: Sequence[int], counts: RuleCounts, book: CodeBook
+) -> pa.Table:
     """The rows as `rows_schema` wants them.
 
     Args:
@@ -28,7 +30,10 @@ def rows_table(mapped: Sequence[Row], sources: Sequence[int], counts: RuleCounts
         book: Where descriptions and parents of the codes are gathered.
     """
     columns = zip(*mapped, strict=True) if mapped else [() for _ in Row._fields]
-    rows = {name: pa.array(c, _TYPES.get(name, pa.string())) for name, c in zip(Row._fields, columns, strict=True)}
+    rows = {
+        name: pa.array(c, _TYPES.get(name, pa.string()))
+        for name, c in zip(Row._fields, columns, strict=True)
+    }
     role, code = rows["role"], rows["code"]
     visit = pc.equal(role, int(Role.VISIT))
     _describe(book, rows, visit)
@@ -60,7 +65,9 @@ def _describe(book: CodeBook, rows: dict[str, pa.Array], visit: pa.Array) -> Non
     book.add(ends, pa.nulls(len(ends), pa.string()), stays)
 
 
-def _known_times(rows: dict[str, pa.Array], counts: RuleCounts) -> tuple[pa.Array, pa.Array, pa.Array]:
+def _known_times(
+    rows: dict[str, pa.Array], counts: RuleCounts
+) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Role, time and end of each row. What was recorded later than it began has the time of its recording.
 
     Without that time it keeps its role `REPORTED`, since only its visit tells when it became known.
@@ -89,11 +96,15 @@ def _times(written: pa.Array, early: pa.Array | pa.Scalar) -> tuple[pa.Array, pa
     `early` become the first day.
     """
     written = pc.utf8_trim_whitespace(written)
-    month, year = (pc.fill_null(pc.match_substring_regex(written, p), False) for p in (_MONTH, _YEAR))
+    month, year = (
+        pc.fill_null(pc.match_substring_regex(written, p), False) for p in (_MONTH, _YEAR)
+    )
     partial = pc.or_(month, year)
     if not pc.any(partial).as_py():
         return parse_times(pa.chunked_array([written])), partial
-    first = pc.replace_substring_regex(pc.replace_substring_regex(written, _MONTH, r"\1-\2-01"), _YEAR, r"\1-01-01")
+    first = pc.replace_substring_regex(
+        pc.replace_substring_regex(written, _MONTH, r"\1-\2-01"), _YEAR, r"\1-01-01"
+    )
     last = pc.replace_substring_regex(written, _YEAR, r"\1-12-31")
     time = parse_times(pa.chunked_array([pc.if_else(early, first, pc.if_else(month, first, last))]))
     late_month = pc.and_(month, pc.invert(early))

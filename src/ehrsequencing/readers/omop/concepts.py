@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
 from ehrsequencing.readers.meds_writer import CodeFacts
 from ehrsequencing.readers.omop.source import Source
@@ -33,7 +33,9 @@ class Concepts:
         ids, codes = [np.zeros(0, np.int64)], [pa.array([], pa.string())]
         for part in source.tables.get("concept", []):
             for batch in source.stream(concept_rows(part.table).drop("concept_name"), part):
-                joined = pc.binary_join_element_wise(batch["vocabulary_id"], batch["concept_code"], "//")
+                joined = pc.binary_join_element_wise(
+                    batch["vocabulary_id"], batch["concept_code"], "//"
+                )
                 good = pc.and_(batch["concept_id"].is_valid(), joined.is_valid())
                 ids.append(batch["concept_id"].filter(good).to_numpy())
                 codes.extend(clean_codes(joined.filter(good)).chunks)
@@ -86,9 +88,13 @@ class Concepts:
         """Descriptions and parents of the codes in `seen` and of all their ancestors."""
         parents = self._parents()
         ids = np.unique(
-            np.r_[self._used, [n for child, ups in parents.items() for n in (child, *ups)]].astype(np.int64)
+            np.r_[self._used, [n for child, ups in parents.items() for n in (child, *ups)]].astype(
+                np.int64
+            )
         )
-        code_of = dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True)) if len(ids) else {}
+        code_of = (
+            dict(zip(ids.tolist(), self._names(ids).to_pylist(), strict=True)) if len(ids) else {}
+        )
         described = self._descriptions(ids)
         facts: dict[str, CodeFacts] = {}
         nothing = CodeFacts()
@@ -113,7 +119,9 @@ class Concepts:
             low, high = (np.searchsorted(children, frontier, side) for side in ("left", "right"))
             for child, a, b in zip(frontier.tolist(), low.tolist(), high.tolist(), strict=True):
                 out[child] = sorted(set(parents[a:b].tolist()))
-            frontier = np.array(sorted({up for c in frontier.tolist() for up in out[c]} - set(out)), dtype=np.int64)
+            frontier = np.array(
+                sorted({up for c in frontier.tolist() for up in out[c]} - set(out)), dtype=np.int64
+            )
         return {child: ups for child, ups in out.items() if ups}
 
     def _edges(self) -> tuple[Ints, Ints]:
@@ -135,8 +143,16 @@ class Concepts:
     def _descriptions(self, ids: Ints) -> dict[int, str]:
         out = {number: description for number, (_, description) in KNOWN.items()}
         for part in self._source.tables.get("concept", []):
-            for batch in self._source.stream(concept_rows(part.table).select("concept_id", "concept_name"), part):
+            for batch in self._source.stream(
+                concept_rows(part.table).select("concept_id", "concept_name"), part
+            ):
                 wanted = pc.is_in(batch["concept_id"], value_set=pa.array(ids))
                 rows = batch.filter(pc.and_(wanted, batch["concept_name"].is_valid()))
-                out |= dict(zip(rows["concept_id"].to_pylist(), rows["concept_name"].to_pylist(), strict=True))
+                out |= dict(
+                    zip(
+                        rows["concept_id"].to_pylist(),
+                        rows["concept_name"].to_pylist(),
+                        strict=True,
+                    )
+                )
         return out

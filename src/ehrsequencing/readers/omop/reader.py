@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ehrsequencing.arrays import Ints
+from ehrsequencing.core.arrays import Ints
 from ehrsequencing.readers.import_report import TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter
 from ehrsequencing.readers.omop.concepts import Concepts
@@ -47,7 +47,9 @@ def import_omop(source: str, job: Import) -> None:
                     survey_lines(found, report.row_counts.table(name), report)
             concepts = Concepts(found)
             writer.code_facts = concepts.facts
-            for counts in job.tables([n for n in TABLES if n in found.tables and n not in VOCABULARY_TABLES]):
+            for counts in job.tables(
+                [n for n in TABLES if n in found.tables and n not in VOCABULARY_TABLES]
+            ):
                 _read(found, counts, writer, concepts, job)
             if concepts.unnamed:
                 what = "concepts of the data are not in a table concept: their codes are OMOP//concept_id"
@@ -56,16 +58,24 @@ def import_omop(source: str, job: Import) -> None:
 
 def _renamed_columns(source: Source) -> list[str]:
     parts = [part for parts in source.tables.values() for part in parts]
-    return [f"{part.file or part.where}: column {old} was read as {new}" for part in parts for new, old in part.renamed]
+    return [
+        f"{part.file or part.where}: column {old} was read as {new}"
+        for part in parts
+        for new, old in part.renamed
+    ]
 
 
-def _read(source: Source, counts: TableCounts, writer: MedsWriter, concepts: Concepts, job: Import) -> None:
+def _read(
+    source: Source, counts: TableCounts, writer: MedsWriter, concepts: Concepts, job: Import
+) -> None:
     """Add the rows of one table to the writer."""
     name, parts = counts.name, source.tables[counts.name]
     dates = survey(source, counts, job)
     counts.columns |= _reason_columns(name, parts)
     if name == "person" and not any(set(_BIRTH) & set(part.table.columns) for part in parts):
-        job.report.cautions.append("person has neither birth_datetime nor year_of_birth: every age is unknown")
+        job.report.cautions.append(
+            "person has neither birth_datetime nor year_of_birth: every age is unknown"
+        )
     spec = EVENT_TABLES.get(name)
     for part in parts:
         counts.begin(part.file)
@@ -85,7 +95,9 @@ def _reason_columns(name: str, parts: list[Part]) -> dict[str, str]:
     there = {column for part in parts for column in part.table.columns}
     start = [f"{stem}_{kind}" for stem in date_stems(name)[:1] for kind in ("datetime", "date")]
     dates = " or ".join(column for column in start if column in there)
-    return {"no_person": "person_id", "unknown_person": "person_id"} | ({"no_time": dates} if dates else {})
+    return {"no_person": "person_id", "unknown_person": "person_id"} | (
+        {"no_time": dates} if dates else {}
+    )
 
 
 def _with_role(batch: pa.Table, role: Role, code: pa.Array | pa.ChunkedArray) -> pa.Table:
@@ -134,7 +146,9 @@ def _events(batch: pa.Table, spec: EventTable, concepts: Concepts, job: Import) 
         rows = rows.append_column("text_value", _without_blanks(batch["text_value"]))
     if spec.end:
         concepts.with_end(code)
-    return _with_role(rows, spec.role, pa.DictionaryArray.from_arrays(pa.array(place), code.combine_chunks()))
+    return _with_role(
+        rows, spec.role, pa.DictionaryArray.from_arrays(pa.array(place), code.combine_chunks())
+    )
 
 
 def _without_blanks(text: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -8,15 +8,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from ehrsequencing.errors import EhrseqError
-from ehrsequencing.readers.csv_files import CsvFile, check_content, check_one_file_each, read_csv_lines
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.readers.csv_files import (
+    CsvFile,
+    check_content,
+    check_one_file_each,
+    read_csv_lines,
+)
 from ehrsequencing.readers.omop.headers import renamed_columns
 from ehrsequencing.readers.omop.tables import TABLES
 from ehrsequencing.readers.omop.url import connect, looks_like_database, public_name
 
 BATCH_ROWS = 500_000
 MEMORY = "1GB"  # limit of embedded DuckDB, beyond which it uses the disk
-ALIASES = {"2b_concept": "concept", "2b_concept_relationship": "concept_relationship"}  # files of custom concepts
+# files of custom concepts
+ALIASES = {
+    "2b_concept": "concept",
+    "2b_concept_relationship": "concept_relationship",
+}
 _KNOWN_TABLES = {*TABLES, *ALIASES}
 _FIX = "check that this table is whole, in UTF-8, and has the columns and types of OMOP's CDM 5.3 or 5.4"
 
@@ -29,7 +38,9 @@ class Part:
     where: str  # its name for messages
     file: str | None = None  # None in a database, where rows have no order
     csv: CsvFile | None = None
-    renamed: tuple[tuple[str, str], ...] = ()  # pairs of column and the expression that the source calls it
+    renamed: tuple[
+        tuple[str, str], ...
+    ] = ()  # pairs of column and the expression that the source calls it
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,8 @@ class Source:
     """Tables of one source under their OMOP names."""
 
     connection: Any  # of Ibis
-    tables: dict[str, list[Part]]  # several parts for a folder of files, or with a file of custom concepts
+    # several parts for a folder of files, or with a file of custom concepts
+    tables: dict[str, list[Part]]
     public: bool  # whether `--debug` may show the engine's own error messages, which may hold a password
 
     def stream(self, expression: Any, part: Part) -> Iterator[pa.Table]:
@@ -127,7 +139,14 @@ def _expected_errors() -> tuple[type[Exception], ...]:
         from py4j.protocol import Py4JError
 
         drivers += [pyspark.errors.PySparkException, Py4JError]
-    return (ibis.common.exceptions.IbisError, *drivers, pa.ArrowException, OSError, ValueError, ImportError)
+    return (
+        ibis.common.exceptions.IbisError,
+        *drivers,
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        ImportError,
+    )
 
 
 def _open_database(url: str, where: str) -> Source:
@@ -157,7 +176,9 @@ def _database_tables(connection: Any, where: str) -> Source:
     check_one_file_each((name.lower(), Path(where, name)) for name in names)
     parts = []
     for name in names:
-        table, renamed = renamed_columns(connection.table(name), name.lower(), where=f"table {name.lower()}")
+        table, renamed = renamed_columns(
+            connection.table(name), name.lower(), where=f"table {name.lower()}"
+        )
         parts.append((name.lower(), Part(table, f"table {name.lower()}", renamed=renamed)))
     return Source(connection, _by_name(parts), public=False)
 
@@ -170,15 +191,21 @@ def _open_folder(text: str) -> Source:
         if looks_like_database(text):
             fix = "name a folder, or a database as postgres://USER:PASSWORD@HOST/DATABASE, duckdb://FILE or spark://HOST:PORT/SCHEMA"
             raise EhrseqError("SOURCE is neither a folder nor the URL of a database", fix=fix)
-        raise EhrseqError("is not a folder", where=text, fix="name a folder of OMOP tables, or a URL")
+        raise EhrseqError(
+            "is not a folder", where=text, fix="name a folder of OMOP tables, or a URL"
+        )
     files = list(_files(folder))
     check_one_file_each(files)
     connection = ibis.duckdb.connect()
-    connection.raw_sql(f"SET memory_limit='{MEMORY}'; SET preserve_insertion_order=true; SET TimeZone='UTC'")
+    connection.raw_sql(
+        f"SET memory_limit='{MEMORY}'; SET preserve_insertion_order=true; SET TimeZone='UTC'"
+    )
     parts = []
     for stem, path in files:
         for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
-            parts.append((stem, _open_file(connection, file, stem, name=file.relative_to(folder).as_posix())))
+            parts.append(
+                (stem, _open_file(connection, file, stem, name=file.relative_to(folder).as_posix()))
+            )
     return Source(connection, _by_name(parts), public=True)
 
 
@@ -186,7 +213,9 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Tables, each with its file, or with its folder of Parquet files as Spark writes them."""
     for path in sorted(folder.iterdir()):
         stem, _, kind = path.name.lower().partition(".")
-        held = any(path.glob("*.parquet")) if path.is_dir() else kind in ("parquet", "csv", "csv.gz")
+        held = (
+            any(path.glob("*.parquet")) if path.is_dir() else kind in ("parquet", "csv", "csv.gz")
+        )
         if stem in _KNOWN_TABLES and held:
             yield stem, path
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.spark import spark_session
 from ehrsequencing.readers.date_order import PATTERNS
-from ehrsequencing.spark import spark_session
 
 _WHERE = "the Spark database"
 _BLOCK_ROWS = 100_000  # come at once from a worker
@@ -40,14 +40,16 @@ class SparkTables:
                 self._session = stack.enter_context(spark_session(place))
                 import ibis
 
-                self._ibis = ibis.pyspark.connect(self._session)  # sets the time zone of the session to UTC
+                # sets the time zone of the session to UTC
+                self._ibis = ibis.pyspark.connect(self._session)
             except ImportError as error:
                 fix = "pip install 'ehrsequencing[omop,spark]'"
                 raise EhrseqError("needs pyspark", where=_WHERE, fix=fix) from error
             except ConnectionError:
                 fix = "check host and port, and that the master runs the same version of Spark"
                 raise EhrseqError("no master answers", where=_WHERE, fix=fix) from None
-            self._session.conf.set("spark.sql.ansi.enabled", "true")  # what cannot be cast is an error
+            # what cannot be cast is an error
+            self._session.conf.set("spark.sql.ansi.enabled", "true")
             self._session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_BLOCK_ROWS))
             catalog, _, database = schema.rpartition("/")
             if catalog:
@@ -83,7 +85,9 @@ class SparkTables:
     def to_pyarrow(self, expression: Any) -> pa.Table:
         """All rows of an expression."""
         schema = expression.schema().to_pyarrow()
-        return pa.Table.from_batches(self.to_pyarrow_batches(expression, chunk_size=_BLOCK_ROWS), schema)
+        return pa.Table.from_batches(
+            self.to_pyarrow_batches(expression, chunk_size=_BLOCK_ROWS), schema
+        )
 
 
 def _packing() -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -119,7 +123,9 @@ def _as_elsewhere(expression: Any) -> Any:
             return text.re_replace(_ENDS_AS_WHOLE, "").try_cast(kind)
         if kind.is_date():
             return text.re_extract(_DATE, 1).try_cast(kind)
-        reads = text.re_search(PATTERNS["ymd"]) if kind.is_timestamp() else ~text.re_search(_SUFFIXED)
+        reads = (
+            text.re_search(PATTERNS["ymd"]) if kind.is_timestamp() else ~text.re_search(_SUFFIXED)
+        )
         return reads.ifelse(text.try_cast(kind), ibis.null().cast(kind))
 
     def changed(node: Any, given: dict[str, Any] | None) -> Any:

@@ -63,5 +63,9 @@ def _expressions(source: Source, name: str, part: Part) -> Iterator[tuple[str, A
     check_columns(part.table, name, where=part.where)
     yield "how many rows there are, and how dates are written", survey_counts(part, name)
     texts = text_dates(part, name)
-    how = f", with {' and '.join(texts)} as if written yyyy-mm-dd: the counts above decide that" if texts else ""
+    how = (
+        f", with {' and '.join(texts)} as if written yyyy-mm-dd: the counts above decide that"
+        if texts
+        else ""
+    )
     yield f"rows{how}", rows_of(part.table, name, {})

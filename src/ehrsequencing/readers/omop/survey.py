@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.date_order import (
     ISO_LIKE,
     PATTERNS,
@@ -76,14 +76,22 @@ def survey_counts(part: Part, name: str) -> Any:
         text = (table[column].strip() == "").ifelse(None, table[column])
         iso = text.like(ISO_LIKE)
         other = iso.ifelse(None, text)  # the slow patterns see only the other cells
-        fits: dict[str, Any] = {order: other.re_search(pattern) for order, pattern in PATTERNS.items()}
-        cells: dict[str, Any] = {"filled": text.notnull(), "iso": iso, "either": fits["dmy"] & fits["mdy"]}
+        fits: dict[str, Any] = {
+            order: other.re_search(pattern) for order, pattern in PATTERNS.items()
+        }
+        cells: dict[str, Any] = {
+            "filled": text.notnull(),
+            "iso": iso,
+            "either": fits["dmy"] & fits["mdy"],
+        }
         cells |= {**fits, "zoned": text.re_search(ZONED)}
         found |= {f"{column} {key}": mask.sum() for key, mask in cells.items()}
     return table.aggregate(**found)
 
 
-def _count_lines(source: Source, part: Part, parsed: int, counts: TableCounts, report: ImportReport) -> None:
+def _count_lines(
+    source: Source, part: Part, parsed: int, counts: TableCounts, report: ImportReport
+) -> None:
     """Count the rows of a CSV file that were not parsed."""
     if part.csv is None or part.file is None:
         return
@@ -96,7 +104,9 @@ def _refuse_names(source: Source, part: Part, names: int) -> None:
     """Refuse person ids that are not whole numbers; the message has the row of the first."""
     first, before = None, 0
     if part.file is not None:
-        for batch in source.stream(part.table.select(bad=~part.table["person_id"].re_search(_WHOLE)), part):
+        for batch in source.stream(
+            part.table.select(bad=~part.table["person_id"].re_search(_WHOLE)), part
+        ):
             bad = batch["bad"].to_pylist()
             if True in bad:
                 first = before + bad.index(True) + 1
@@ -114,7 +124,11 @@ def _refuse_unreadable(
     """Refuse a table in which the columns of a time are filled but hold no date."""
     for stem in date_stems(name):
         columns = [f"{stem}_{kind}" for kind in ("datetime", "date")]
-        typed = any(column in part.table.columns and column not in dates for part in parts for column in columns)
+        typed = any(
+            column in part.table.columns and column not in dates
+            for part in parts
+            for column in columns
+        )
         written = [column for column in columns if column in totals and totals[column].filled]
         if written and not typed and all(dates[column].order is None for column in written):
             raise unreadable_dates(f"{parts[0].where}, column {' or '.join(written)}")

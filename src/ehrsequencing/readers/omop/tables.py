@@ -22,7 +22,9 @@ class EventTable:
 
 EVENT_TABLES = {
     "visit_occurrence": EventTable("VISIT", "visit", "visit_start", "visit_end", Role.VISIT),
-    "visit_detail": EventTable("VISIT_DETAIL", "visit_detail", "visit_detail_start", "visit_detail_end", Role.SPAN),
+    "visit_detail": EventTable(
+        "VISIT_DETAIL", "visit_detail", "visit_detail_start", "visit_detail_end", Role.SPAN
+    ),
     "condition_occurrence": EventTable("CONDITION", "condition", "condition_start"),
     "drug_exposure": EventTable("DRUG", "drug", "drug_exposure_start"),
     "procedure_occurrence": EventTable("PROCEDURE", "procedure", "procedure"),
@@ -38,10 +40,20 @@ _PERSON = ("gender", "race", "ethnicity")
 _OWN_COLUMNS = {
     "person": ("year_of_birth", "month_of_birth", "day_of_birth", "birth_datetime"),
     "concept": ("concept_id", "concept_name", "vocabulary_id", "concept_code"),
-    "concept_ancestor": ("ancestor_concept_id", "descendant_concept_id", "min_levels_of_separation"),
+    "concept_ancestor": (
+        "ancestor_concept_id",
+        "descendant_concept_id",
+        "min_levels_of_separation",
+    ),
     "concept_relationship": ("concept_id_1", "concept_id_2", "relationship_id", "invalid_reason"),
 }
-_VALUED = ("value_as_number", "value_as_string", "value_as_concept_id", "unit_concept_id", "unit_source_value")
+_VALUED = (
+    "value_as_number",
+    "value_as_string",
+    "value_as_concept_id",
+    "unit_concept_id",
+    "unit_source_value",
+)
 
 _NO_SUCH = ("birth", "date")  # person has birth_datetime only
 _MOMENT = (("datetime", "timestamp"), ("date", "date"))
@@ -61,7 +73,12 @@ def date_stems(name: str) -> tuple[str, ...]:
 def date_columns(name: str) -> tuple[str, ...]:
     """Columns of a table that hold dates."""
     stems = date_stems(name)
-    return tuple(f"{stem}_{kind}" for stem in stems for kind in ("datetime", "date") if (stem, kind) != _NO_SUCH)
+    return tuple(
+        f"{stem}_{kind}"
+        for stem in stems
+        for kind in ("datetime", "date")
+        if (stem, kind) != _NO_SUCH
+    )
 
 
 def _concept_columns(name: str) -> list[tuple[str, str]]:
@@ -112,7 +129,11 @@ def date_of(table: Any, name: str, kind: str, dates: Dates) -> Any:
         return ibis.null().cast(kind)
     column = table[name]
     if not column.type().is_string():
-        return column.cast("timestamp").cast(kind) if column.type().is_timestamp() else column.cast(kind)
+        return (
+            column.cast("timestamp").cast(kind)
+            if column.type().is_timestamp()
+            else column.cast(kind)
+        )
     for pattern, iso in () if how.plain else TO_ISO[how.order]:
         column = column.re_replace(pattern, iso)
     if not how.zoned:
@@ -166,7 +187,9 @@ def person_rows(table: Any, dates: Dates) -> Any:
     parts = {part: typed(table, f"{part}_of_birth", "int64") for part in ("year", "month", "day")}
     concepts = {name: concept_of(table, name) for name in _PERSON}
     birth = date_of(table, "birth_datetime", "timestamp", dates)
-    return table.select(subject_id=typed(table, "person_id", "int64"), birth=birth, **parts, **concepts)
+    return table.select(
+        subject_id=typed(table, "person_id", "int64"), birth=birth, **parts, **concepts
+    )
 
 
 def period_rows(table: Any, dates: Dates) -> Any:
@@ -177,7 +200,9 @@ def period_rows(table: Any, dates: Dates) -> Any:
 
 def death_rows(table: Any, dates: Dates) -> Any:
     """Deaths."""
-    return table.select(subject_id=typed(table, "person_id", "int64"), time=moment(table, "death", dates))
+    return table.select(
+        subject_id=typed(table, "person_id", "int64"), time=moment(table, "death", dates)
+    )
 
 
 def rows_of(table: Any, name: str, dates: Dates) -> Any:
@@ -190,7 +215,10 @@ def rows_of(table: Any, name: str, dates: Dates) -> Any:
 
 def concept_rows(table: Any) -> Any:
     """Concepts with the columns of their codes and names."""
-    text = {name: typed(table, name, "string") for name in ("vocabulary_id", "concept_code", "concept_name")}
+    text = {
+        name: typed(table, name, "string")
+        for name in ("vocabulary_id", "concept_code", "concept_name")
+    }
     return table.select(concept_id=typed(table, "concept_id", "int64"), **text)
 
 

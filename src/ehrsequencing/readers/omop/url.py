@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
-from ehrsequencing.errors import EhrseqError
+from ehrsequencing.core.errors import EhrseqError
 
 _URL = re.compile(
     # A password may hold any character: it ends at the last @ that a valid host, database and query can follow.
@@ -18,7 +18,9 @@ _HOW = "write it as postgres://USER:PASSWORD@HOST/DATABASE?schema=SCHEMA, duckdb
 
 def looks_like_database(text: str) -> bool:
     """Whether a text may be the URL of a database, and so may hold a password."""
-    return any(mark in text for mark in ("://", ":/", "=", "@")) or text.lower().startswith(("postgres", "mysql"))
+    return any(mark in text for mark in ("://", ":/", "=", "@")) or text.lower().startswith(
+        ("postgres", "mysql")
+    )
 
 
 def public_name(text: str) -> str:
@@ -26,7 +28,12 @@ def public_name(text: str) -> str:
     if "://" not in text and (Path(text).exists() or not looks_like_database(text)):
         return text
     scheme = text.partition("://")[0].lower()
-    known = {"postgres": "PostgreSQL", "postgresql": "PostgreSQL", "duckdb": "DuckDB", "spark": "Spark"}
+    known = {
+        "postgres": "PostgreSQL",
+        "postgresql": "PostgreSQL",
+        "duckdb": "DuckDB",
+        "spark": "Spark",
+    }
     return f"the {known[scheme]} database" if "://" in text and scheme in known else "the database"
 
 
@@ -49,7 +56,11 @@ def connect(url: str) -> Any:
     if url.lower().startswith("duckdb://"):
         path = local_path(url)
         if path is None or not path.is_file():  # DuckDB would make an empty database
-            raise EhrseqError("the file does not exist", where="the DuckDB database", fix="name it as duckdb://FILE")
+            raise EhrseqError(
+                "the file does not exist",
+                where="the DuckDB database",
+                fix="name it as duckdb://FILE",
+            )
         return ibis.duckdb.connect(path, read_only=True)
     parts = _URL.fullmatch(url)
     if parts is None:
@@ -62,13 +73,17 @@ def connect(url: str) -> Any:
         import psycopg  # noqa: F401  # Ibis would import it, too, but its error does not name our extra
     except ImportError as error:
         what = "reading PostgreSQL needs its driver, which is not installed"
-        raise EhrseqError(what, where="the database", fix='pip install "ehrsequencing[postgres]"') from error
+        raise EhrseqError(
+            what, where="the database", fix='pip install "ehrsequencing[postgres]"'
+        ) from error
     database, _, schema = (parts["path"] or "").partition("/")
     named = {key: parts[key] for key in ("user", "password", "port")}
     named |= {"host": (parts["host"] or "").strip("[]"), "database": database, "schema": schema}
     given: dict[str, Any] = {key: unquote(value) for key, value in named.items() if value}
     given |= dict(parse_qsl(parts["query"] or ""))
-    return ibis.postgres.connect(**(given | ({"port": int(given["port"])} if "port" in given else {})))
+    return ibis.postgres.connect(
+        **(given | ({"port": int(given["port"])} if "port" in given else {}))
+    )
 
 
 def _spark(parts: re.Match[str]) -> Any:
@@ -76,7 +91,9 @@ def _spark(parts: re.Match[str]) -> Any:
 
     if parts["user"] is not None or parts["query"] is not None:
         fix = "write spark://HOST:PORT/SCHEMA, and settings into SPARK_CONF_DIR/spark-defaults.conf"
-        raise EhrseqError("takes neither a user nor settings in its URL", where="the Spark database", fix=fix)
+        raise EhrseqError(
+            "takes neither a user nor settings in its URL", where="the Spark database", fix=fix
+        )
     place = f"{parts['host']}:{parts['port']}" if parts["port"] else parts["host"]
     return SparkTables(place, unquote(parts["path"] or ""))
 

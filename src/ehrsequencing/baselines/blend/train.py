@@ -1,0 +1,344 @@
+"""Training a blend: every part once for each fold of subjects, the weights out of fold, then every part on all.
+
+A finished fold is kept in the run's `checkpoints`, and an interrupted one goes on where its network stopped, so that a
+run that was killed ends with the same bytes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from ehrsequencing.baselines.base import FittingData, HazardPart
+from ehrsequencing.baselines.blend.blend import (
+    ARRAYS_FILE,
+    BLEND_FILE,
+    PARTS,
+    Blend,
+    in_parts,
+    network_hazards,
+)
+from ehrsequencing.baselines.blend.weights import (
+    BlendRows,
+    Points,
+    blended_hazards,
+    fit_weights,
+    joined_rows,
+)
+from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.config import StudyConfig, TransferConfig
+from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import HISTORY, MANIFEST, RUN
+from ehrsequencing.core.storage import digest, read_json_lines, read_manifest, write_bytes
+from ehrsequencing.core.temporaries import remove_folder
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.build import load_model
+from ehrsequencing.records.hazards import horizon_nll
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.adapt import adapted
+from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.processes import ALONE, Processes
+from ehrsequencing.training.progress import Progress
+from ehrsequencing.training.run_folder import RunFolder, alone
+from ehrsequencing.training.search import Fits, Search
+from ehrsequencing.training.transfer import keep_adapters
+
+MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
+Show = Callable[[Progress], None]
+
+
+def trainer_of(
+    prepared: Prepared,
+    task_name: str,
+    out: Path,
+    *,
+    study: StudyConfig,
+    init: Pretrained | None = None,
+    processes: Processes = ALONE,
+) -> Fits:
+    """What trains a study: a network, with `training.blend` a blend, with `training.search` after a search.
+
+    What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
+
+    Raises:
+        EhrseqError: A search is to start from another model, several processes are to search or blend, or a setting
+            of the transfer is given without a model to start from.
+    """
+    if init is None and study.transfer != (nothing := TransferConfig()):
+        name = next(
+            n
+            for n in TransferConfig.model_fields
+            if getattr(study.transfer, n) != getattr(nothing, n)
+        )
+        fix = "name the model with --init, or leave the setting out"
+        raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
+    alone = (
+        "training.search"
+        if study.training.search > 1
+        else "training.blend"
+        if study.training.blend
+        else ""
+    )
+    if alone and processes.several:
+        fix = "leave out --devices and --nodes, or train the network alone"
+        raise EhrseqError("runs in one process only", where=alone, fix=fix)
+    if study.training.search > 1:
+        if init is not None:
+            what, fix = (
+                "a search trains networks from new weights",
+                "leave out training.search or --init",
+            )
+            raise EhrseqError(what, where="training.search", fix=fix)
+        return Search(prepared, task_name, out, study=study, make=trainer_of)
+    study = adapted(study, prepared, task_name) if init is None else study
+    if study.training.blend:
+        return BlendTrainer(prepared, task_name, out, study=study, init=init)
+    return Trainer(prepared, task_name, out, study=study, init=init, processes=processes)
+
+
+def folds_of(rows_of_subject: Ints, *, folds: int, seed: int) -> list[Ints]:
+    """Subjects with prediction times, in so many folds of about equal size, at random.
+
+    >>> [len(fold) for fold in folds_of(np.array([1, 0, 2, 1, 1, 3]), folds=2, seed=0)]
+    [3, 2]
+    """
+    subjects = np.flatnonzero(rows_of_subject)
+    order = np.random.default_rng([seed, folds, len(subjects)]).permutation(subjects)
+    return [np.sort(order[number::folds]) for number in range(folds)]
+
+
+class BlendTrainer:
+    """Trains a network, boosted visits and a landmark Cox model, and the weights of their blend.
+
+    Args:
+        prepared: The data.
+        task_name: Which of its tasks.
+        out: Folder of the run.
+        study: Settings; `training.blend_folds`, and of `evaluation` the seed and the trials of the boosting.
+        init: A model that each network starts from.
+
+    Raises:
+        EhrseqError: The head is `visit`, or a fold leaves too little to train on.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        task_name: str,
+        out: Path,
+        *,
+        study: StudyConfig,
+        init: Pretrained | None = None,
+    ) -> None:
+        if study.model.head == "visit":
+            fix = "use model.head=horizon, or leave out training.blend"
+            raise EhrseqError(
+                "the visit head has no hazards per day to blend", where="training.blend", fix=fix
+            )
+        if prepared.task(task_name).outcomes is not None:
+            what, fix = "a blend answers for the task's causes only", "leave out training.blend"
+            raise EhrseqError(what, where=f"task {task_name}, outcomes", fix=fix)
+        self.prepared, self.out, self.given = prepared, out, study
+        self.init = init
+        self.network = Trainer(prepared, task_name, out, study=study, init=init)
+        self.task, self.settings = self.network.task, study.training
+        self.study = self.network.study.model_copy(update={"training": study.training})
+        self.network.study = self.study
+        self.records = {split: prepared.records(task_name, split) for split in ("train", "tuning")}
+        self.edges = self.network.config.edges_days
+        counts = np.diff(self.records["train"].rows.row_offsets)
+        self.folds = folds_of(counts, folds=self.settings.blend_folds, seed=self.settings.seed)
+
+    @property
+    def started_from(self) -> dict[str, Any] | None:
+        """What the networks took from another model."""
+        return self.network.started_from
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of what a resumed run must share with its start."""
+        asked = self.study.evaluation
+        return digest(
+            [self.network.fingerprint, "blend", len(self.folds), asked.seed, asked.tuning_trials]
+        )
+
+    @alone
+    def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
+        """Train everything and write the run."""
+        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+        if resume and (self.out / MANIFEST).is_file():
+            folder.check_finished()
+            folder.remove_checkpoints()
+            return
+        folder.begin(resume=resume)
+        rows = joined_rows(
+            [
+                self._out_of_fold(folder.checkpoints, number, fold, on_progress)
+                for number, fold in enumerate(self.folds)
+            ]
+        )
+        weights = fit_weights(rows, n_causes=len(self.task.causes), seed=self.settings.seed)
+        whole = folder.checkpoints / "network"
+        model = self._train_network(whole, len(self.folds), None, on_progress)
+        boosted, cox = self._fit_others(self.records["train"])
+        blend = Blend(boosted.kept, cox.kept, weights, self.edges)
+        self.out.mkdir(parents=True, exist_ok=True)
+        blend.save(self.out)
+        manifest = read_manifest(whole, what=RUN.what)
+        facts = {key: manifest[key] for key in _OF_NETWORK if key in manifest}
+        told = {
+            "parts": list(PARTS),
+            "folds": len(self.folds),
+            "tuning_nll": self._tuning_nll(model, blend),
+        }
+        facts |= {"fingerprint": self.fingerprint, "blend": told}
+        history = read_json_lines(whole / HISTORY)
+        self.network.write_run(
+            model, history, facts, more=(BLEND_FILE, ARRAYS_FILE, *keep_adapters(whole, self.out))
+        )
+        folder.remove_checkpoints()
+
+    def _out_of_fold(
+        self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None
+    ) -> BlendRows:
+        """What parts that never saw a fold say of its subjects: from its file, or fitted now."""
+        path = checkpoints / f"fold-{number + 1}.safetensors"
+        mark = digest([self.fingerprint, number])
+        found = _read(path, mark)
+        if found is None:
+            network = checkpoints / f"fold-{number + 1}"
+            model = self._train_network(network, number, fold, on_progress)
+            train = self.records["train"]
+            others = self._fit_others(
+                train.take(np.setdiff1d(np.arange(len(train.timelines)), fold))
+            )
+            step = max(1, -(-len(train) // MOST_ROWS))
+            found = self._points(model, [part.kept for part in others], train.take(fold[::step]))
+            write_bytes(path, save({**found, "mark": np.frombuffer(mark.encode(), dtype=np.uint8)}))
+            remove_folder(network)
+        of_points = {
+            name: Points(*(found[f"{name}.{c}"] for c in ("lower", "upper", "rate")))
+            for name in _TIMES
+        }
+        subject = found["subject"] * len(self.folds) + number  # no two folds share one
+        return BlendRows(
+            found["duration_days"],
+            found["entry_days"],
+            found["cause"],
+            subject,
+            **of_points,
+            edges_days=self.edges,
+        )
+
+    def _points(
+        self, model: SurvivalModel, others: Sequence[HazardPart], asked: TaskRecords
+    ) -> dict[str, NDArray[Any]]:
+        """What the likelihood needs of the parts' hazards at the prediction times of some subjects."""
+        points: dict[str, list[Points]] = {name: [] for name in _TIMES}
+        for part, hazards in self._hazards(model, others, asked):
+            for name, days in zip(
+                _TIMES, (part.rows.duration_days, part.rows.entry_days), strict=True
+            ):
+                points[name].append(Points.of(hazards, self.edges, np.asarray(days)))
+        rows = asked.rows
+        out = {"subject": rows.subject, "cause": rows.cause.astype(np.int64)}
+        out |= {
+            "duration_days": np.array(rows.duration_days),
+            "entry_days": np.array(rows.entry_days),
+        }
+        return out | {
+            f"{name}.{column}": np.concatenate([getattr(one, column) for one in found])
+            for name, found in points.items()
+            for column in ("lower", "upper", "rate")
+        }
+
+    def _hazards(
+        self, model: SurvivalModel, others: Sequence[HazardPart], asked: TaskRecords
+    ) -> Iterator[tuple[TaskRecords, list[Floats]]]:
+        """Some subjects at a time, and the hazards (r, causes, bins) per day of each part at their prediction times."""
+        types = self.prepared.vocabulary.code_types if self.network.config.code_types else None
+        for _, part in in_parts(asked):
+            every = np.arange(len(part))
+            yield (
+                part,
+                [
+                    network_hazards(model, part, code_types=types),
+                    *(p.hazards(part, every) for p in others),
+                ],
+            )
+
+    def _tuning_nll(self, model: SurvivalModel, blend: Blend) -> dict[str, float]:
+        """Mean NLL of all tuning prediction times: of the blend, then of each part alone."""
+        total = np.zeros(1 + len(PARTS))
+        for part, each in self._hazards(model, (blend.boosted, blend.cox), self.records["tuning"]):
+            rows = part.rows
+            for k, hazards in enumerate(
+                [blended_hazards(each, blend.weights.value, self.edges), *each]
+            ):
+                total[k] += horizon_nll(
+                    hazards,
+                    self.edges,
+                    duration_days=np.asarray(rows.duration_days),
+                    cause=rows.cause,
+                    entry_days=rows.entry_days,
+                ).sum()
+        mean = total / max(len(self.records["tuning"]), 1)
+        return dict(zip(("blend", *PARTS), mean.tolist(), strict=True))
+
+    def _train_network(
+        self, folder: Path, number: int, fold: Ints | None, on_progress: Show | None
+    ) -> SurvivalModel:
+        trainer = Trainer(
+            self.prepared, self.task.name, folder, study=self.given, leave_out=fold, init=self.init
+        )
+        members = self.settings.members
+
+        def show(progress: Progress) -> None:
+            if on_progress is not None:
+                done = number * members + progress.member
+                on_progress(replace(progress, member=done, members=members * (len(self.folds) + 1)))
+
+        trainer.fit(resume=True, on_progress=show)
+        return load_model(folder)
+
+    def _fit_others(self, train: TaskRecords) -> tuple[BoostedVisits, LandmarkCox]:
+        asked, tuning = self.study.evaluation, self.records["tuning"]
+        enough = self.prepared.study.vocabulary.min_subjects
+        data = FittingData(
+            self.task,
+            self.prepared.vocabulary,
+            train,
+            tuning,
+            self.edges,
+            asked.seed,
+            enough=enough,
+        )
+        return BoostedVisits(data, trials=asked.tuning_trials or 1), LandmarkCox(data)
+
+
+_TIMES = ("at_duration", "at_entry")
+# facts of its manifest that the run keeps
+_OF_NETWORK = (
+    "best_epoch",
+    "tuning_nll",
+    "recalibration",
+    "members",
+)
+
+
+def _read(path: Path, mark: str) -> dict[str, NDArray[Any]] | None:
+    """The arrays of a finished fold; None where there are none of this very run."""
+    try:
+        found: dict[str, NDArray[Any]] = load_file(path)
+    except (OSError, SafetensorError):
+        return None
+    return found if found.pop("mark", np.zeros(0, np.uint8)).tobytes() == mark.encode() else None

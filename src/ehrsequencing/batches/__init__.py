@@ -1,0 +1,1 @@
+"""Packed batches of visits, their padded edge, and the loader."""

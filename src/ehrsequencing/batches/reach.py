@@ -1,0 +1,70 @@
+"""How far back an answer depends on its record, and the parts into which a long record is cut by it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ehrsequencing.config import ModelConfig
+from ehrsequencing.config.parts import timeline
+from ehrsequencing.core.arrays import Ints
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far back in a record an answer can depend on.
+
+    One layer of attention looks at `window` visits, the visit's own included; L layers at the `L · (window − 1)` visits
+    before. Flat BEHRT counts tokens: whole visits, up to `window` tokens a layer.
+    """
+
+    layers: int  # L
+    window: int  # visits, or tokens, that one layer sees
+    in_tokens: bool = False  # whether the window counts tokens
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Reach | None":
+        """A model's reach; None where it has none, and a record is never cut.
+
+        An LSTM's state depends on the whole record, and bidirectional attention looks ahead: memory then grows with
+        the longest record.
+        """
+        if config.attention == "bidirectional" or not timeline.parts[config.timeline].has_window:
+            return None
+        is_flat = config.architecture == "flat"
+        return cls(
+            config.layers, config.max_tokens if is_flat else config.max_visits, in_tokens=is_flat
+        )
+
+    @property
+    def most(self) -> int:
+        """The most visits (tokens) before an answer's own visit that it can depend on."""
+        return self.layers * (self.window if self.in_tokens else self.window - 1)
+
+    def first_visit(self, start: Ints, visit: int) -> int:
+        """The first visit on which an answer at `visit` can depend.
+
+        Args:
+            start: (n+1,) visits (tokens) of the record before each visit.
+            visit: The answer's own visit; for a query, the last one that it sees.
+        """
+        if not self.in_tokens:
+            return max(0, visit - self.most)
+        for _ in range(self.layers):
+            visit = min(visit, int(np.searchsorted(start, start[visit + 1] - self.window)))
+        return visit
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some consecutive prediction times of one subject, and the visits that they need."""
+
+    subject: int  # row of the subject
+    visits: tuple[int, int]  # from which of the subject's visits to which (exclusive)
+    rows: tuple[int, int]  # from which row of the task to which (exclusive)
+    # whether it is a query that lies in the last of these visits, by itself; queries that lie in a visit are left out
+    # of other parts
+    unfinished: bool = False
+    tokens_skipped: int = 0  # codes of the visits before, an empty visit counting as one
+    # for the `visit` head, the subject's next visit at risk, after which this part's last one is no last one; None at
+    # the end of a record
+    next_row: int | None = None

@@ -1,0 +1,98 @@
+"""Array types, arithmetic of ragged arrays, and a writer for arrays whose length is not known in advance.
+
+A ragged array has flat values and offsets (n + 1,): row i is `values[offsets[i]:offsets[i + 1]]`.
+"""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+
+def offsets(owner: Ints, n_owners: int) -> Ints:
+    """Offsets (n_owners + 1,) of items sorted by owner.
+
+    >>> import numpy as np
+    >>> offsets(np.array([0, 0, 2]), 3).tolist()
+    [0, 2, 2, 3]
+    """
+    out = np.zeros(n_owners + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owner, minlength=n_owners), out=out[1:])
+    return out
+
+
+def ragged(offsets: Ints, chosen: Ints) -> tuple[Ints, Ints]:
+    """Items of the chosen owners, one after another, and their new offsets.
+
+    >>> import numpy as np
+    >>> ragged(np.array([0, 2, 5]), np.array([1, 0]))
+    (array([2, 3, 4, 0, 1]), array([0, 3, 5]))
+    """
+    return spans(offsets[chosen], np.diff(offsets)[chosen])
+
+
+def spans(start: Ints, length: Ints) -> tuple[Ints, Ints]:
+    """Items of several spans, one after another, and the spans' offsets.
+
+    >>> import numpy as np
+    >>> spans(np.array([2, 0]), np.array([3, 1]))
+    (array([2, 3, 4, 0]), array([0, 3, 4]))
+    """
+    new = np.r_[0, np.cumsum(length)].astype(np.int64)
+    return np.arange(new[-1]) + np.repeat(start - new[:-1], length), new
+
+
+class ArrayWriter:
+    """Append rows to a `.npy` file. NumPy leaves room in the header for the first axis, which is written on close.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "x.npy"
+    >>> with ArrayWriter(path, np.int32) as writer:
+    ...     writer.append(np.arange(3)); writer.append(np.arange(2))
+    >>> np.load(path).tolist()
+    [0, 1, 2, 0, 1]
+    """
+
+    def __init__(self, path: Path, dtype: DTypeLike, columns: tuple[int, ...] = ()) -> None:
+        self.dtype, self.columns, self.rows = np.dtype(dtype), columns, 0
+        self.last: Any = None  # the last row written
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 (closed by __exit__)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(
+            self._file, {**header, "shape": (self.rows, *self.columns)}
+        )
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Append rows along the first axis."""
+        self._file.write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+        self.rows += len(rows)
+        self.last = rows[-1] if len(rows) else self.last
+
+    def __enter__(self) -> "ArrayWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._file.seek(0)
+            self._write_header()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()

@@ -1,0 +1,140 @@
+"""SIGINT, SIGTERM and SIGHUP as exceptions, so that a command that is told to stop cleans up or saves first.
+
+A batch system sends SIGTERM before it kills, and a terminal that closes sends SIGHUP. Both raise `Stopped` where the
+program stands. A training loop notes them instead, finishes its step, saves a checkpoint and then leaves.
+
+One request may come twice to a process that works together with others: Slurm signals every process of a job, and
+the process that started the others passes on what it gets. The second one must not count as "now, at once".
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+ECHO_SECONDS = 5.0  # in which one of several processes takes the same signal for the same request
+_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal told the program to stop.
+
+    Args:
+        number: Of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
+def number_of(error: BaseException) -> int:
+    """The signal that an interruption comes from."""
+    return error.number if isinstance(error, Stopped) else int(signal.SIGINT)
+
+
+def raise_at_signals() -> None:
+    """Make SIGTERM and SIGHUP raise `Stopped` where they would end the process at once; call it in the main thread."""
+    for number in _SIGNALS:
+        if (
+            signal.getsignal(number) is signal.SIG_DFL
+        ):  # not where somebody ignores it, as nohup does
+            signal.signal(number, _raise)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    if not _is_echo(number):
+        raise Stopped(number)
+
+
+_came: dict[int, float] = {}  # when each signal was last taken for a request
+
+
+def _is_echo(number: int) -> bool:
+    """Whether this process is one of several, and has got the same signal a moment ago."""
+    now = time.monotonic()
+    if (
+        os.environ.get("WORLD_SIZE", "1") != "1"
+        and number in _came
+        and now - _came[number] < ECHO_SECONDS
+    ):
+        return True
+    _came[number] = now
+    return False
+
+
+class Stop:
+    """Whether somebody has asked to stop.
+
+    Attributes:
+        is_safe: Whether the program leaves at a moment at which it has asked itself, and not in the middle of a step.
+        is_joint: Whether all processes that work together have agreed to leave at this moment.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self.is_safe = self.is_joint = False
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal; a second one stops at once."""
+        if _is_echo(number):
+            return
+        if self._number is not None:
+            raise Stopped(number)
+        self._number = number
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self._number is not None
+
+    def join(self, others: bool) -> None:
+        """Stop as well, where this process or another one that works together with it was told to."""
+        self.is_joint |= others
+        if others and self._number is None:
+            self._number = int(signal.SIGTERM)
+
+    def leave_if_asked(self, before: Callable[[], Any] = lambda: None) -> None:
+        """Raise `Stopped` if a signal has come: a moment at which everything can be saved.
+
+        Args:
+            before: Called first.
+        """
+        if self._number is not None:
+            before()
+            self.is_safe = True
+            raise Stopped(self._number)
+
+
+@contextmanager
+def noted_signals() -> Iterator[Stop]:
+    """Only note signals, until `leave_if_asked` or the end of the block; in another thread than the main one, nothing.
+
+    Raises:
+        Stopped: At the end of the block, for a signal that came after the last question.
+    """
+    stop = Stop()
+    _came.clear()  # what came before has had its effect
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    noted = {
+        number: handler
+        for number, handler in before.items()
+        if handler not in (signal.SIG_IGN, None)
+    }
+    for number in noted:
+        signal.signal(number, stop.note)
+    try:
+        yield stop
+    finally:
+        for number, handler in noted.items():
+            signal.signal(number, handler)
+    stop.leave_if_asked()

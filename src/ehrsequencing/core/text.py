@@ -1,0 +1,163 @@
+"""Parse YAML and JSON strictly: duplicate keys are errors, dates stay text, and size and depth are bounded."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+LONGEST_YAML = 1_000_000  # characters: PyYAML takes some seconds for as many
+_MOST_NODES = 100_000  # of a YAML text with its aliases written out; a study file has a few hundred
+_LONGEST_NUMBER = 3_000  # characters; Python writes no number of more than 4,300 digits
+# PyYAML raises any of them for bad tags
+_INVALID = (
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+)
+
+
+class BadText(ValueError):
+    """Text that is not valid YAML or JSON; `line` counts from 1."""
+
+    def __init__(self, what: str, line: int | None = None) -> None:
+        self.what, self.line = what, line
+        super().__init__(what)
+
+
+def parse_yaml(text: str) -> Any:
+    """Read YAML without tags that run code; `2015-01-01` stays text.
+
+    Raises:
+        BadText: It is not valid, has a key twice, is too long or too deep, or too large once its aliases are written
+            out.
+
+    >>> parse_yaml("{from: 2015-01-01, seed: 3}")
+    {'from': '2015-01-01', 'seed': 3}
+    """
+    if len(text) > LONGEST_YAML:
+        raise BadText(f"is longer than {LONGEST_YAML:,} characters")
+    with _bad_text("YAML"):
+        return yaml.load(text, Loader=_Strict)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Read JSON.
+
+    Raises:
+        BadText: It is not valid, has a key twice, or is nested too deeply.
+
+    >>> parse_json('{"seed": 3}')
+    {'seed': 3}
+    """
+    with _bad_text("JSON"):
+        return json.loads(text, object_pairs_hook=_distinct)
+
+
+@contextmanager
+def _bad_text(language: str) -> Iterator[None]:
+    """Turn what a parser raises into `BadText`, with the line where the parser names it."""
+    try:
+        yield
+    except BadText:
+        raise
+    except RecursionError as error:
+        raise BadText("is nested too deeply") from error
+    except _INVALID as error:
+        mark = getattr(error, "problem_mark", None)  # of YAML, counted from 0
+        line = getattr(error, "lineno", None) if mark is None else mark.line + 1
+        raise BadText(f"is not valid {language}", line) from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise BadText(
+            f"has the key {next(name for name in names if names.count(name) > 1)!r} twice"
+        )
+    return found
+
+
+class _Strict(yaml.SafeLoader):
+    """Safe YAML with text dates, distinct keys and a bounded size. `12:30` is text, not a number of base 60."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._composed = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """One node; refused where too many came before it."""
+        self._composed += 1
+        if self._composed > _MOST_NODES:
+            raise BadText("is too large")
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """A number of decent length, also where a tag says that it is one."""
+        if len(node.value) > _LONGEST_NUMBER or ":" in node.value:
+            raise BadText("has a number that is none, or too long", node.start_mark.line + 1)
+        read = self.construct_yaml_int if node.tag == _INT else self.construct_yaml_float
+        number: int | float = read(node)
+        return number
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping with distinct keys; of two equal keys PyYAML would silently take the last."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise BadText(f"has the key {key.value!r} twice", key.start_mark.line + 1)
+                seen.add((key.tag, key.value))
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document; refused where its aliases would make it too large."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _size(node, {}) > _MOST_NODES:
+            raise BadText("is too large with its aliases written out")
+        return node
+
+
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_NUMBERS = {  # as PyYAML's own, without base 60, of which 600 kB take a minute
+    _INT: re.compile(r"[-+]?(?:0b[0-1_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+    _FLOAT: re.compile(
+        r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+}
+for _tag in _NUMBERS:
+    _Strict.add_constructor(_tag, _Strict.construct_number)
+_Strict.yaml_implicit_resolvers = {
+    first: [
+        (tag, _NUMBERS.get(tag, pattern))
+        for tag, pattern in resolvers
+        if tag != "tag:yaml.org,2002:timestamp"
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Number of nodes below and including one; an alias counts as often as it is used."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in known:
+        if not known[id(node)]:
+            raise BadText("holds an alias to itself", node.start_mark.line + 1)
+        return known[id(node)]
+    known[id(node)] = 0  # being counted
+    parts = (
+        node.value
+        if isinstance(node, yaml.SequenceNode)
+        else [part for pair in node.value for part in pair]
+    )
+    known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]

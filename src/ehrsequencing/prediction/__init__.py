@@ -1,0 +1,1 @@
+"""A run and records in, hazards, risks and files out."""

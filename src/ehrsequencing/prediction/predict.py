@@ -1,0 +1,442 @@
+"""A run and records → risk curves.
+
+A `RUN` folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task. New records go
+the way that training records went, shard by shard, but nothing about the end of follow-up is assumed to be known: only
+where the data ends, after which there is no answer.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from ehrsequencing.config import DataConfig, format_days
+from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import refuse_foreign_file, refuse_overlap
+from ehrsequencing.models.ensemble import member_band
+from ehrsequencing.prediction.divided import Block, in_order
+from ehrsequencing.prediction.prediction_file import (
+    Risks,
+    is_predictions,
+    prediction_file,
+    require_suffix,
+)
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRows
+from ehrsequencing.records.encoding import encode_rows, encode_timelines
+from ehrsequencing.records.events import DAY_US, Events, parse_date_us
+from ehrsequencing.records.meds import MedsReader
+from ehrsequencing.records.record import Record, make_record
+from ehrsequencing.records.survey import Progress, Steps, TokenRows, survey
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.processes import ALONE, Processes
+
+GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
+# shares of rows with a code that training did not know: warned of, refused
+MUCH_UNKNOWN, MOST_UNKNOWN = (
+    0.5,
+    0.9,
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Which prediction times to use: every one (`all`), each subject's newest (`last`), or a date."""
+
+    at: str = "all"
+
+    def __post_init__(self) -> None:
+        if self.at not in ("all", "last") and not re.match(r"\d{4}-\d{2}-\d{2}", self.at):
+            raise EhrseqError(
+                f"{self.at!r} is not a date",
+                where="--at",
+                fix="use all, last or a date: 2026-03-01",
+            )
+
+    @property
+    def as_of_us(self) -> int | None:
+        """The date, at midnight unless it has a time of day."""
+        return None if self.at in ("all", "last") else parse_date_us(self.at)
+
+    def choose(self, rows: CohortRows) -> CohortRows:
+        """Keep the chosen rows."""
+        if self.at != "last" or not len(rows):
+            return rows
+        return rows.take(np.r_[rows.subject[1:] != rows.subject[:-1], True])
+
+
+@dataclass(frozen=True)
+class PredictionTimes:
+    """Events with their visits and prediction times, before they are encoded."""
+
+    record: Record  # the events with their visits
+    cohort: Cohort  # every prediction time, and which step of the cohort each subject reached
+    rows: CohortRows  # the prediction times that are asked about and have an answer
+    late: int  # prediction times after the data's end
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Events → visits and prediction times, encoded the way the run's training data was.
+
+    Attributes:
+        run: The run.
+        excluded: Codes that make no token.
+        builder: Applies the run's task.
+    """
+
+    run: Run
+    excluded: CodeMatcher
+    builder: CohortBuilder
+
+    @classmethod
+    def of(cls, run: Run, parents: Mapping[str, list[str]]) -> "Encoder":
+        """An encoder for data whose codes have these parents."""
+        excluded = CodeMatcher(run.manifest["excluded"], parents=parents)
+        return cls(run, excluded, CohortBuilder(run.task, parents=parents))
+
+    def prediction_times(self, events: Events, moment: Moment, *, end_us: int) -> PredictionTimes:
+        """Visits and prediction times of sorted events; none after `end_us`, unless a date is asked for."""
+        record = make_record(events, excluded=self.excluded, settings=self.run.study.visits)
+        cohort = self.builder.build(
+            record, dataset_end_us=int(NEVER), labelled=False, as_of_us=moment.as_of_us
+        )
+        rows = cohort.rows
+        known = (
+            np.ones(len(rows), dtype=bool)
+            if moment.as_of_us is not None
+            else rows.prediction_us <= end_us
+        )
+        return PredictionTimes(
+            record, cohort, moment.choose(rows.take(known)), late=int((~known).sum())
+        )
+
+    def encode(self, record: Record, rows: CohortRows) -> TaskRecords:
+        """Encode visits and prediction times."""
+        finder = self.builder.outcomes
+        timelines, _ = encode_timelines(record, self.run.vocabulary)
+        asked = encode_rows(record, rows, self.run.vocabulary)
+        found = None if finder is None else finder.find_known(record, self.run.outcomes)
+        return TaskRecords(timelines, asked, found, finder is not None and finder.recur)
+
+
+@dataclass
+class NewRecords:
+    """Records to predict for: surveyed in one pass, encoded in another.
+
+    Attributes:
+        only: The subjects to answer for; None: all.
+        subjects: How many there are in the shards encoded so far.
+        moments: How many prediction times they have, late ones included.
+        late: Moments after the data's end, which have no answer.
+    """
+
+    run: Run
+    data: Path
+    facts: DataConfig | None = None
+    progress: Progress | None = None
+    only: frozenset[int] | None = None
+    subjects: int = field(default=0, init=False)
+    moments: int = field(default=0, init=False)
+    late: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = MedsReader(self.data, self.facts, self.run.study.visits)
+        self.encoder = Encoder.of(self.run, read_parents(self.data))
+        self.excluded, self.builder = self.encoder.excluded, self.encoder.builder
+        self._tick = Steps(self.reader, len(self.reader.shards), self.progress)
+        found = survey(
+            self.reader, lambda: TokenRows(self.run.vocabulary, self.excluded), self._tick
+        )
+        self.rows = found.part
+        if self.reader.declared_us is not None:  # all of that day
+            self.end_us = self.reader.declared_us + DAY_US - 1
+        else:
+            self.end_us = found.days.last_us
+
+    def prediction_times(self, moment: Moment) -> Iterator[tuple[Record, CohortRows]]:
+        """Visits and prediction times that have an answer, shard by shard."""
+        for shard in self.reader:
+            found = self._of_shard(shard, moment)
+            self.count(_counts(found))
+            yield found.record, found.rows
+            self._tick()
+
+    def _of_shard(self, events: Events, moment: Moment) -> PredictionTimes:
+        if self.only is not None:
+            wanted = np.fromiter(self.only, np.int64, len(self.only))
+            events = events.take(np.isin(events.subject_id, wanted))
+        return self.encoder.prediction_times(events, moment, end_us=self.end_us)
+
+    def count(self, counts: Ints) -> None:
+        """Add the subjects, moments and late moments of a shard."""
+        subjects, moments, late = counts.tolist()
+        self.subjects, self.moments, self.late = (
+            self.subjects + subjects,
+            self.moments + moments,
+            self.late + late,
+        )
+
+    def encoded(self, moment: Moment) -> Iterator[TaskRecords]:
+        """Visits and prediction times, shard by shard, encoded the way the run's training data was."""
+        for record, rows in self.prediction_times(moment):
+            yield self.encoder.encode(record, rows)
+
+    def divided(
+        self,
+        moment: Moment,
+        answer: Callable[[TaskRecords], Iterable[Block]],
+        *,
+        batches: Callable[[TaskRecords], tuple[Ints, Ints]],
+        processes: Processes,
+    ) -> Iterator[Iterable[Block]]:
+        """Answers shard by shard, by several processes; process 0 gets them all. Arguments as of `divided.in_order`."""
+
+        def read(number: int) -> tuple[TaskRecords, Ints]:
+            found = self._of_shard(self.reader.read(self.reader.shards[number]), moment)
+            return self.encoder.encode(found.record, found.rows), _counts(found)
+
+        sizes = [pq.read_metadata(path).num_rows for path in self.reader.shards]
+        for counts, blocks in in_order(processes, sizes, read=read, batches=batches, answer=answer):
+            self.count(counts)
+            yield blocks
+            self._tick()
+
+    def require_until_end(self, moment: Moment) -> None:
+        """Refuse a day after the data's end: whoever has no row by then may be silent, or not be recorded any more."""
+        declared = self.reader.declared_us is not None
+        if moment.as_of_us is None or moment.as_of_us <= self.end_us + (
+            0 if declared else GRACE_DAYS * DAY_US
+        ):
+            return
+        what, fix = (
+            "lies after data.extracted",
+            "ask for a day until then, or correct data.extracted",
+        )
+        if not declared:
+            what = f"lies more than {GRACE_DAYS} days after the data's last row"
+            fix = "state when the records were extracted, as in data.extracted=2026-03-01, or ask for an earlier day"
+        raise EhrseqError(what, where=f"--at {moment.at}", fix=fix)
+
+    def require_known(self, *, force: bool) -> str:
+        """Refuse records of which the run knows hardly anything, unless `force`; else say how much it does not know."""
+        if not self.rows.tokens:
+            return "no row has a code that makes a token"
+        share = self.rows.unknown / self.rows.tokens
+        what = f"{share:.1%} of the rows have a code that the run does not know"
+        if min(share, self.rows.unknown_of_subject) > MOST_UNKNOWN and not force:
+            fix = "map its codes to those of the run's training data; --force predicts anyway"
+            raise EhrseqError(what, where=str(self.data), fix=fix)
+        return f"warning: {what}: it cannot use them" if share > MUCH_UNKNOWN else what
+
+
+def _counts(found: PredictionTimes) -> Ints:
+    """Subjects, moments and late moments of a shard."""
+    return np.array([len(found.record.subject_id), len(found.cohort.rows), found.late])
+
+
+def predict(
+    run_folder: Path,
+    data: Path,
+    out: Path,
+    *,
+    at: str = "all",
+    horizons_days: Sequence[float] | None = None,
+    facts: DataConfig | None = None,
+    recalibrated: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    processes: Processes = ALONE,
+) -> int:
+    """Write the risks for any MEDS data, seen or not: those that `evaluate` evaluates.
+
+    Args:
+        run_folder: A trained run.
+        data: A MEDS data set.
+        out: The file to write: `.parquet`, `.csv` or `.csv.gz`; of what is there, only earlier predictions are
+            overwritten.
+        at: `all` prediction times, each subject's `last`, or a date ("as of that day").
+        horizons_days: Default: the task's horizons.
+        facts: What the data set's own files do not tell.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+        force: Whether to answer even if hardly any code of the data is known to the run.
+        progress: Called with (shards done, shards to do).
+        say: Called with what a reader of the risks should know.
+        processes: Who shares the work; each calls this function, and process 0 writes.
+
+    Returns:
+        The number of prediction times; 0 in other processes than process 0.
+
+    Raises:
+        EhrseqError: Run or data cannot be used, or nobody has a prediction time.
+    """
+    refuse_foreign_file(out, is_predictions)
+    refuse_overlap(out, data)
+    run, moment = Run(run_folder), Moment(at)
+    asked = Asked(run, horizons_days, recalibrated=recalibrated)
+    require_suffix(out)
+    records = NewRecords(run, data, facts, progress)
+    records.require_until_end(moment)
+    say(records.require_known(force=force))
+    answers = asked.answers(records, moment, say=say, processes=processes)
+    if not processes.is_first:
+        return sum(map(len, answers))
+    with prediction_file(
+        out,
+        causes=asked.causes,
+        horizons_days=asked.horizons_days,
+        start_days=asked.start_days,
+        banded=bool(asked.of_run.members),
+    ) as file:
+        count = 0
+        for risks in answers:
+            file.write(risks)
+            count += len(risks)
+    return count
+
+
+class Asked:
+    """What a run is asked: which of its models answer, and by which horizons.
+
+    Args:
+        run: The run.
+        horizons_days: Default: the task's horizons.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+
+    Attributes:
+        of_run: What answers: the network or the blend, and its members, whose risks make the band.
+        causes: Names of the causes that it answers for.
+        horizons_days: One None for the `visit` head.
+        start_days: Risks are given no event for so long after the prediction time.
+
+    Raises:
+        EhrseqError: A horizon that the run cannot answer for, or nothing has been recalibrated.
+    """
+
+    def __init__(
+        self, run: Run, horizons_days: Sequence[float] | None = None, *, recalibrated: bool = False
+    ) -> None:
+        self.run = run
+        self.horizons_days = horizons_of(run, horizons_days)
+        self.of_run = run.recalibrated if recalibrated else run.answers
+        self.causes = run.task.causes[: run.model.config.causes]
+        self.start_days = start_days_of(run)
+
+    def answer(self, records: TaskRecords) -> Risks:
+        """The risks of the rows that have an answer, and the band of the members."""
+        days = [float(horizon) for horizon in self.horizons_days if horizon is not None]
+        risk, of_members = self.of_run.with_members(
+            records, horizons_days=days, start_days=self.start_days
+        )
+        chosen = np.flatnonzero(~np.isnan(risk[:, 0, 0]))
+        low = high = None
+        if len(of_members):
+            low, high = (band[chosen] for band in member_band(of_members))
+            # Hazards were averaged, not risks.
+            low, high = np.minimum(low, risk[chosen]), np.maximum(high, risk[chosen])
+        return Risks(
+            records.subject_id[chosen], records.rows.prediction_us[chosen], risk[chosen], low, high
+        )
+
+    def answers(
+        self,
+        records: NewRecords,
+        moment: Moment,
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        processes: Processes = ALONE,
+    ) -> Iterator[Risks]:
+        """The risks at the prediction times of new records, shard by shard; in process 0 alone, if there are several.
+
+        Raises:
+            EhrseqError: Nobody has a prediction time, or a process has ended.
+        """
+
+        def answer(part: TaskRecords) -> Iterator[Block]:
+            yield self.answer(part).arrays
+
+        count = answered = 0
+        for blocks in records.divided(
+            moment, answer, batches=self.of_run.batches, processes=processes
+        ):
+            risks = Risks.joined(list(blocks))
+            count, answered = count + len(risks), answered + len(np.unique(risks.subject_id))
+            yield risks
+        if not processes.is_first:
+            return
+        if not count:
+            raise nobody(records)
+        for text in left_out(records, answered=answered):
+            say(text)
+
+
+def start_days_of(run: Run) -> float:
+    """Risks are given no event for so long after the prediction time; the `visit` head has no days."""
+    return 0.0 if run.is_visit_head else run.task.blanking
+
+
+def horizons_of(run: Run, asked: Sequence[float] | None) -> tuple[float | None, ...]:
+    """The horizons to predict for, one of None for the `visit` head.
+
+    Raises:
+        EhrseqError: A horizon that the run cannot predict for.
+    """
+    where = "--horizons" if asked else f"the horizons of task {run.task.name}"
+    if run.is_visit_head:
+        if asked is not None:
+            fix = "leave it out: the risk is that before the next visit"
+            raise EhrseqError("the visit head has no horizons in days", where=where, fix=fix)
+        return (None,)
+    horizons, start, end = (
+        tuple(asked or run.task.horizons),
+        run.task.blanking,
+        run.model.config.edges_days[-1],
+    )
+    if min(horizons) <= 0:
+        raise EhrseqError("horizons must be positive", where=where, fix="write them as 90d,2y")
+    if min(horizons) <= start:
+        what = f"a horizon lies within the task's blanking of {format_days(start)}"
+        raise EhrseqError(
+            what, where=where, fix="name later ones: risks are those after the blanking"
+        )
+    if max(horizons) > end:
+        what = (
+            f"a horizon lies beyond {format_days(end)}, the last that the model has learned about"
+        )
+        raise EhrseqError(
+            what, where=where, fix="name earlier ones, or train with that horizon in the task"
+        )
+    return horizons
+
+
+def nobody(records: NewRecords) -> EhrseqError:
+    """The error of records in which nobody can be asked about."""
+    if records.late and records.late == records.moments:
+        what = f"all {records.late:,} prediction times lie after the data's end"
+        fix = "state when the records were extracted, as in data.extracted=2026-03-01, if they reach further"
+        return EhrseqError(what, where=str(records.data), fix=fix)
+    fix = "check the index codes of the task against the data with ehrseq check"
+    return EhrseqError("nobody has a prediction time", where=str(records.data), fix=fix)
+
+
+def left_out(records: NewRecords, *, answered: int) -> Iterator[str]:
+    """What was not answered, and why."""
+    if records.reader.late is not None:
+        yield f"left out: {records.reader.late.text}; they do not move the data's end"
+    if records.late:
+        what = f"{records.late:,} of {records.moments:,} prediction times lie after the data's end and are left out"
+        told = (
+            ""
+            if records.reader.declared_us is not None
+            else "; data.extracted=DATE sets an end after the last row"
+        )
+        yield what + told
+    if answered < records.subjects:
+        without = records.subjects - answered
+        yield f"{without:,} of {records.subjects:,} subjects have no prediction: see ehrseq check with the run's task"

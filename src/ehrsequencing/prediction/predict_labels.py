@@ -1,0 +1,145 @@
+"""A run's risks at the moments of a MEDS label file, in the formats of MEDS-DEV and of `meds-evaluation`.
+
+    subject_id, prediction_time, boolean_value        of the labels
+    predicted_boolean_probability                     risk of one cause by one horizon after prediction_time
+    predicted_boolean_value                           whether that is at least one half
+
+The two formats differ in the type of the probability. MEDS-DEV 0.0.14 pins meds-evaluation 0.0.3, which reads 64-bit
+numbers only; meds-evaluation 0.0.6 reads 32-bit numbers only.
+
+The labels say who is asked and when; the records alone decide the risk. So the run's task is applied with these moments
+as its index times, and without its rule of who may enter. Each moment is asked about as an index or a landmark is, also
+where a visit ends at it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ehrsequencing.config import DataConfig, TaskConfig
+from ehrsequencing.config.task import IndexConfig
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.output_kinds import PREDICTIONS, parquet_mark
+from ehrsequencing.core.storage import atomic_path, refuse_foreign_file, refuse_overlap
+from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
+from ehrsequencing.prediction.prediction_file import is_predictions
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.labels import read_boolean_labels
+from ehrsequencing.records.survey import Progress
+from ehrsequencing.training.processes import ALONE, Processes
+
+FORMATS = {"meds-dev": pa.float64(), "meds-evaluation": pa.float32()}  # type of the probability
+
+
+def schema_of(style: str) -> pa.Schema:
+    """The columns of a file in one of the `FORMATS`."""
+    columns = [
+        ("subject_id", pa.int64()),
+        ("prediction_time", pa.timestamp("us")),
+        ("boolean_value", pa.bool_()),
+        ("predicted_boolean_value", pa.bool_()),
+        ("predicted_boolean_probability", FORMATS[style]),
+    ]
+    return pa.schema(columns, metadata=parquet_mark(PREDICTIONS))
+
+
+def predict_labels(
+    run_folder: Path,
+    data: Path,
+    out: Path,
+    *,
+    labels: Path,
+    style: str = "meds-dev",
+    cause: str | None = None,
+    horizons_days: list[float] | None = None,
+    facts: DataConfig | None = None,
+    recalibrated: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    processes: Processes = ALONE,
+) -> int:
+    """Write the risk of one cause by one horizon at the moments of a label file.
+
+    Args:
+        run_folder: A trained run.
+        data: A MEDS data set.
+        out: The Parquet file to write.
+        labels: MEDS labels, a file or a folder: `subject_id`, `prediction_time`, `boolean_value`.
+        style: One of `FORMATS`.
+        cause: Default: the run's cause of interest.
+        horizons_days: One horizon; may be left out where the run's task has one.
+        facts: What the data set's own files do not tell.
+        recalibrated: Whether to use what `ehrseq evaluate --recalibrate` fitted.
+        force: Whether to answer even if hardly any code of the data is known to the run.
+        progress: Called with (shards done, shards to do).
+        say: Called with what a reader of the file should know.
+        processes: As of `predict`.
+
+    Returns:
+        The number of labels that have a risk; 0 in other processes than process 0.
+
+    Raises:
+        EhrseqError: Labels, run or data cannot be used, or no label has a risk.
+    """
+    if not out.name.endswith(".parquet"):
+        raise EhrseqError("does not end in .parquet", where=str(out), fix="write Parquet")
+    refuse_foreign_file(out, is_predictions)
+    refuse_overlap(out, data)
+    refuse_overlap(out, labels)
+    run, wanted = Run(run_folder), read_boolean_labels(labels)
+    asked = Asked(run, horizons_days, recalibrated=recalibrated)
+    if len(asked.horizons_days) != 1 or asked.horizons_days[0] is None:
+        fix = "name one with --horizons; the visit head has none"
+        raise EhrseqError(
+            "a prediction in this format needs one horizon in days", where="--horizons", fix=fix
+        )
+    if cause is not None and cause not in asked.causes:
+        raise EhrseqError(
+            f"{cause!r} is no cause of the run",
+            where="--cause",
+            fix=f"use {', '.join(asked.causes)}",
+        )
+    column = 0 if cause is None else asked.causes.index(cause)
+    run.task = at_labels(run.task, labels)  # the file of the run's own index may be gone
+    records = NewRecords(run, data, facts, progress)
+    say(records.require_known(force=force))
+    answers = asked.answers(records, Moment("all"), say=lambda _: None, processes=processes)
+    if not processes.is_first:
+        return sum(map(len, answers))
+    count, schema = 0, schema_of(style)
+    with atomic_path(out, follow=True) as temporary, pq.ParquetWriter(temporary, schema) as file:
+        for risks in answers:
+            place, found = wanted.find(risks.subject_id, risks.prediction_us)
+            risk = risks.risk[found, column, 0]
+            file.write_table(
+                pa.Table.from_arrays(
+                    [
+                        pa.array(risks.subject_id[found]),
+                        pa.array(risks.prediction_us[found]).cast(pa.timestamp("us")),
+                        pa.array(wanted.value[place[found]]),
+                        pa.array(risk >= 0.5),
+                        pa.array(risk.astype(np.float32)).cast(FORMATS[style]),
+                    ],
+                    schema=schema,
+                )
+            )
+            count += len(risk)
+        if not count:
+            fix = "check that the labels are of these records, and lie before the outcome"
+            raise EhrseqError("no label has a risk", where=str(labels), fix=fix)
+    if missing := len(wanted.value) - count:
+        why = (
+            "their subjects have no records there, had the outcome before, or the data ends before"
+        )
+        say(f"warning: {missing:,} of {len(wanted.value):,} labels have no prediction: {why}")
+    return count
+
+
+def at_labels(task: TaskConfig, labels: Path) -> TaskConfig:
+    """The task with the moments of a label file as its index times, for everybody in it."""
+    index = IndexConfig(file=str(labels), which="every")
+    return task.model_copy(update={"index": index, "eligibility": None, "landmarks": (0.0,)})

@@ -1,0 +1,185 @@
+"""A run with many outcomes and records → the risks of some outcomes, or of each moment's most likely ones."""
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from ehrsequencing.config import DataConfig
+from ehrsequencing.core.arrays import Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import refuse_foreign_file, refuse_overlap
+from ehrsequencing.prediction.divided import Block
+from ehrsequencing.prediction.predict import (
+    Moment,
+    NewRecords,
+    horizons_of,
+    left_out,
+    nobody,
+    start_days_of,
+)
+from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file, require_suffix
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.outcomes import already_had
+from ehrsequencing.records.survey import Progress
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.inference import batches, outcome_risks
+from ehrsequencing.training.processes import ALONE, Processes
+
+
+def predict_outcomes(
+    run_folder: Path,
+    data: Path,
+    out: Path,
+    *,
+    outcomes: Sequence[str] = (),
+    top: int | None = None,
+    at: str = "all",
+    horizons_days: Sequence[float] | None = None,
+    facts: DataConfig | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    processes: Processes = ALONE,
+) -> int:
+    """Write the risks of outcomes in the format of `predict`, with a code as the cause.
+
+    The risk is the cumulative incidence of the code, with the task's causes (death) as competing ones. With
+    `kind: first`, a code that the subject already has gets no row.
+
+    Args:
+        run_folder: A run of a task with `outcomes`.
+        data: A MEDS data set.
+        out: As of `predict`.
+        outcomes: Codes or patterns, as in a task file; none: all outcomes of the run.
+        top: Only so many for each prediction time, those with the highest risks at the last horizon, highest first.
+        at: As of `predict`.
+        horizons_days: Default: the task's horizons.
+        facts: As of `predict`.
+        force: As of `predict`.
+        progress: As of `predict`.
+        say: As of `predict`.
+        processes: As of `predict`.
+
+    Returns:
+        The number of prediction times; 0 in other processes than process 0.
+
+    Raises:
+        EhrseqError: The run has no such outcomes, or as of `predict`.
+    """
+    refuse_foreign_file(out, is_predictions)
+    refuse_overlap(out, data)
+    run, moment = Run(run_folder), Moment(at)
+    codes = chosen_outcomes(run, data, outcomes)
+    if top is not None and top < 1:
+        raise EhrseqError("leaves no outcome", where=f"--top {top}", fix="use 1 or more")
+    horizons = [float(days) for days in horizons_of(run, horizons_days) if days is not None]
+    require_suffix(out)
+    records = NewRecords(run, data, facts, progress)
+    records.require_until_end(moment)
+    say(records.require_known(force=force))
+    names, start = [run.outcomes[k] for k in codes], start_days_of(run)
+
+    def answer(part: TaskRecords) -> Iterator[Block]:
+        return _answers(run, part, codes, horizons, top)
+
+    own = partial(batches, run.model, code_types=run.code_types)
+    answers = records.divided(moment, answer, batches=own, processes=processes)
+    if not processes.is_first:
+        return len(list(answers))
+    count = answered = 0
+    with prediction_file(
+        out, causes=names, horizons_days=horizons, start_days=start, banded=False
+    ) as file:
+        for blocks in answers:
+            subjects = np.zeros(0, np.int64)
+            for asked, *risks in blocks:
+                file.write_rows(*risks)
+                count, subjects = count + len(asked), np.union1d(subjects, asked)
+            answered += len(subjects)
+        if not count:
+            raise nobody(records)
+    for text in left_out(records, answered=answered):
+        say(text)
+    return count
+
+
+def chosen_outcomes(run: Run, data: Path, patterns: Sequence[str]) -> Ints:
+    """Numbers of a run's outcomes that match any pattern; all of them without a pattern.
+
+    Raises:
+        EhrseqError: The run has no outcomes, or a pattern matches none; codes that come close are named.
+    """
+    if not run.outcomes:
+        fix = "train on a task with outcomes: (docs/outcomes.md)"
+        raise EhrseqError(
+            "predicts no outcomes beside its task's causes", where=str(run.folder), fix=fix
+        )
+    if not patterns:
+        return np.arange(len(run.outcomes))
+    parents = read_parents(data)
+    for pattern in patterns:
+        one = CodeMatcher([pattern], parents=parents)
+        if not any(one(code) for code in run.outcomes):
+            close = difflib.get_close_matches(pattern, run.outcomes, n=3, cutoff=0.5)
+            fix = (
+                f"outcomes that come close: {', '.join(close)}"
+                if close
+                else "outcomes.json in the run's folder has all"
+            )
+            raise EhrseqError("is no outcome of the run", where=f"--outcome {pattern}", fix=fix)
+    matcher = CodeMatcher(patterns, parents=parents)
+    return np.flatnonzero([matcher(code) for code in run.outcomes])
+
+
+def _answers(
+    run: Run, records: TaskRecords, codes: Ints, horizons: Sequence[float], top: int | None
+) -> Iterator[Block]:
+    """Some prediction times after others: the subjects asked about, and the arguments of `write_rows`."""
+    had = np.zeros((0, 2), np.int64)
+    if records.outcomes is not None and not records.outcomes_recur:
+        row, code = already_had(records.outcomes, records.rows)
+        place = np.full(len(run.outcomes), -1)
+        place[codes] = np.arange(len(codes))
+        had = np.stack([row, place[code]], axis=1)
+        had = had[had[:, 1] >= 0]
+    subject_id, moment_us = records.subject_id, records.rows.prediction_us
+    asked = {
+        "codes": codes,
+        "horizons_days": horizons,
+        "code_types": run.code_types,
+        "start_days": start_days_of(run),
+    }
+    for rows, risk in outcome_risks(run.model, records, **asked):  # type: ignore[arg-type]
+        inside = np.flatnonzero(np.isin(had[:, 0], rows))
+        order = np.argsort(rows)
+        risk[order[np.searchsorted(rows[order], had[inside, 0])], had[inside, 1]] = np.nan
+        row, cause, horizon = _kept(risk, top)
+        known = rows[row]
+        yield (
+            subject_id[rows],
+            subject_id[known],
+            moment_us[known],
+            cause,
+            horizon,
+            risk[row, cause, horizon],
+        )
+
+
+def _kept(risk: Floats32, top: int | None) -> tuple[Ints, Ints, Ints]:
+    """Which (row, outcome, horizon) are written, in order; NaN are not."""
+    last = np.nan_to_num(risk[:, :, -1], nan=-1.0)
+    order = (
+        np.argsort(-last, axis=1, kind="stable")[:, :top]
+        if top
+        else np.tile(np.arange(risk.shape[1]), (len(risk), 1))
+    )
+    row = np.repeat(np.arange(len(risk)), order.shape[1])
+    cause = order.reshape(-1)
+    known = ~np.isnan(risk[row, cause, -1])
+    row, cause = row[known], cause[known]
+    n = risk.shape[2]
+    return np.repeat(row, n), np.repeat(cause, n), np.tile(np.arange(n), len(row))

@@ -1,0 +1,290 @@
+"""The file of predictions: one row per prediction time, cause and horizon, as Parquet or CSV. Written and read here."""
+
+import gzip
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.expansion import refuse_expansion
+from ehrsequencing.core.output_kinds import PREDICTIONS, is_parquet_of, parquet_mark
+from ehrsequencing.core.storage import atomic_path
+
+SUFFIXES = (".parquet", ".csv", ".csv.gz")
+_COLUMNS = pa.schema(
+    [
+        ("subject_id", pa.int64()),
+        ("prediction_time", pa.timestamp("us")),
+        ("cause", pa.string()),
+        ("horizon_days", pa.float64()),
+        ("risk", pa.float32()),
+        ("start_days", pa.float64()),
+    ],
+    metadata=parquet_mark(PREDICTIONS),
+)
+BANDS = [("low", pa.float32()), ("high", pa.float32())]  # additional columns for an ensemble
+
+
+@dataclass(frozen=True)
+class Risks:
+    """Predictions at n prediction times."""
+
+    subject_id: Ints  # (n,)
+    prediction_us: Ints  # (n,)
+    risk: Floats32  # (n, causes, horizons)
+    # as `risk`: lower end of the band over an ensemble's members; None for one model
+    low: Floats32 | None = None
+    high: Floats32 | None = None  # the upper end
+
+    def __len__(self) -> int:
+        return len(self.subject_id)
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """Its arrays; a band only where there is one."""
+        bands = [band for band in (self.low, self.high) if band is not None]
+        return (self.subject_id, self.prediction_us, self.risk, *bands)
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[NDArray[Any], ...]]) -> "Risks":
+        """Predictions of several groups, as their `arrays`, one group after another."""
+        return cls(
+            *(one[0] if len(one) == 1 else np.concatenate(one) for one in zip(*parts, strict=True))
+        )
+
+
+def require_suffix(out: Path) -> None:
+    """Refuse a file name whose ending is not that of a format for predictions."""
+    if not out.name.endswith(SUFFIXES):
+        fix = f"end its name with {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+        raise EhrseqError("does not end in a format for predictions", where=str(out), fix=fix)
+
+
+def is_predictions(path: Path) -> bool:
+    """Whether `ehrseq predict` wrote a file: it is Parquet of that kind, or CSV with the same header."""
+    if path.name.endswith(".parquet"):
+        return is_parquet_of(path, PREDICTIONS)
+    try:
+        with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
+            header = file.readline(1000).decode().strip().replace('"', "").split(",")
+    except (OSError, EOFError, UnicodeDecodeError):
+        return False
+    return header in (_COLUMNS.names, [*_COLUMNS.names, *(name for name, _ in BANDS)])
+
+
+class PredictionWriter:
+    """Appends predictions to an open file of Parquet or CSV; arguments as of `prediction_file`."""
+
+    def __init__(
+        self,
+        file: Any,
+        schema: pa.Schema,
+        *,
+        causes: Sequence[str],
+        horizons_days: Sequence[float | None],
+        start_days: float,
+    ) -> None:
+        self._file, self.schema = file, schema
+        self.causes, self.horizons_days, self.start_days = (
+            list(causes),
+            list(horizons_days),
+            start_days,
+        )
+
+    def write(self, risks: Risks) -> None:
+        """Append predictions."""
+        n, n_horizons = len(risks), len(self.horizons_days)
+        repeat = len(self.causes) * n_horizons
+        columns = [
+            pa.array(np.repeat(risks.subject_id, repeat)),
+            pa.array(np.repeat(risks.prediction_us, repeat)).cast(pa.timestamp("us")),
+            pa.array(
+                np.tile(np.repeat(np.array(self.causes, dtype=object), n_horizons), n).tolist(),
+                pa.string(),
+            ),
+            pa.array(self.horizons_days * (len(self.causes) * n), pa.float64()),
+            pa.array(risks.risk.reshape(-1)),
+            pa.array(np.full(n * repeat, self.start_days)),
+        ]
+        columns += [
+            pa.array(band.reshape(-1)) for band in (risks.low, risks.high) if band is not None
+        ]
+        self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+
+    def write_rows(
+        self, subject_id: Ints, prediction_us: Ints, cause: Ints, horizon: Ints, risk: Floats32
+    ) -> None:
+        """Append single risks; `cause` and `horizon` are places in `causes` and `horizons_days`."""
+        columns = [
+            pa.array(subject_id),
+            pa.array(prediction_us).cast(pa.timestamp("us")),
+            pa.array([self.causes[k] for k in cause.tolist()], pa.string()),
+            pa.array([self.horizons_days[k] for k in horizon.tolist()], pa.float64()),
+            pa.array(risk.astype(np.float32)),
+            pa.array(np.full(len(risk), self.start_days)),
+        ]
+        self._file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+
+
+@contextmanager
+def prediction_file(
+    out: Path,
+    *,
+    causes: Sequence[str],
+    horizons_days: Sequence[float | None],
+    start_days: float,
+    banded: bool,
+) -> Iterator[PredictionWriter]:
+    """Open a file of predictions for writing. It appears when it is complete, and not at all after an error.
+
+    Args:
+        out: Ends with `.parquet`, `.csv` or `.csv.gz`.
+        causes: Names of the causes.
+        horizons_days: None for a horizon that is not a number of days (the `visit` head).
+        start_days: Risks are conditional on no event for this long after the prediction time.
+        banded: Whether the file has the columns `low` and `high`.
+    """
+    require_suffix(out)
+    schema = pa.schema([*_COLUMNS, *BANDS], metadata=_COLUMNS.metadata) if banded else _COLUMNS
+    with atomic_path(out, follow=True) as temporary, _open(temporary, schema, out.name) as file:
+        yield PredictionWriter(
+            file, schema, causes=causes, horizons_days=horizons_days, start_days=start_days
+        )
+
+
+@contextmanager
+def _open(path: Path, schema: pa.Schema, name: str) -> Iterator[Any]:
+    if name.endswith(".parquet"):
+        with pq.ParquetWriter(path, schema) as file:
+            yield file
+        return
+    compression = "gzip" if name.endswith(".gz") else None
+    with (
+        pa.output_stream(path, compression=compression) as stream,
+        pc.CSVWriter(stream, schema) as file,
+    ):
+        yield file
+
+
+@dataclass(frozen=True)
+class RiskTable:
+    """A file of predictions, as it was read: n rows in the file's order.
+
+    Attributes:
+        subject_id: (n,).
+        prediction_us: (n,) microseconds since 1970.
+        causes: Names of the causes, once each.
+        cause: (n,) position in `causes`.
+        horizon_days: (n,).
+        risk: (n,) as in the file, whatever it says.
+        start_days: Risks are given no event for so long; None where the file does not tell.
+    """
+
+    subject_id: Ints
+    prediction_us: Ints
+    causes: list[str]
+    cause: Ints
+    horizon_days: Floats
+    risk: Floats
+    start_days: float | None
+
+    def __len__(self) -> int:
+        return len(self.risk)
+
+
+def read_predictions(path: Path) -> RiskTable:
+    """Read a file of predictions that any model may have made.
+
+    Args:
+        path: Parquet, CSV or CSV.gz with the columns `subject_id`, `prediction_time`, `cause`, `horizon_days`, `risk`
+            and, if it has it, `start_days`. Other columns are left alone.
+
+    Raises:
+        EhrseqError: It cannot be read, lacks a column, or a column has another type or empty cells.
+    """
+    require_suffix(path)
+    table = _read(path)
+    columns = {
+        name: _column(
+            table, name, _COLUMNS.field(name).type if name != "risk" else pa.float64(), path
+        )
+        for name in ("subject_id", "prediction_time", "cause", "horizon_days", "risk")
+    }
+    start = None
+    if "start_days" in table.column_names:
+        starts = pa.compute.unique(_column(table, "start_days", pa.float64(), path)).to_pylist()
+        if len(starts) > 1:
+            what = f"has {len(starts)} different start_days"
+            raise EhrseqError(
+                what, where=str(path), fix="all risks must be given no event for the same time"
+            )
+        start = float(starts[0]) if starts else None
+    cause = columns["cause"].combine_chunks().dictionary_encode()
+    return RiskTable(
+        columns["subject_id"].to_numpy(),
+        columns["prediction_time"].cast(pa.int64()).to_numpy(),
+        cause.dictionary.to_pylist(),
+        cause.indices.to_numpy().astype(np.int64),
+        columns["horizon_days"].to_numpy(),
+        columns["risk"].to_numpy(),
+        start,
+    )
+
+
+def _read(path: Path) -> pa.Table:
+    """The whole table; of CSV, columns of text that must be numbers are refused later, not by Arrow with the value."""
+    try:
+        if path.name.endswith(".parquet"):
+            return pq.read_table(path)
+        refuse_expansion(path)
+        return pc.read_csv(path)
+    except OSError as error:
+        raise EhrseqError(
+            "cannot be read", where=str(path), fix=error.strerror or "check the path"
+        ) from error
+    except pa.ArrowException as error:
+        kind = "Parquet" if path.name.endswith(".parquet") else "CSV"
+        raise EhrseqError(
+            f"cannot be read as {kind}", where=str(path), fix="write the file again"
+        ) from error
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType, path: Path) -> pa.ChunkedArray:
+    """A column as one type. No message repeats a value."""
+    if table.column_names.count(name) != 1:
+        what = (
+            f"has no column {name!r}"
+            if name not in table.column_names
+            else f"has two columns {name!r}"
+        )
+        needed = "subject_id, prediction_time, cause, horizon_days and risk"
+        raise EhrseqError(what, where=str(path), fix=f"it needs {needed}, once each")
+    column = table[name]
+    if column.null_count:
+        why = "; the visit head predicts no risk in days" if name == "horizon_days" else ""
+        what = f"{column.null_count:,} rows have no {name}{why}"
+        raise EhrseqError(what, where=str(path), fix="fill them in, or leave these rows out")
+    if (
+        pa.types.is_timestamp(kind)
+        and pa.types.is_timestamp(column.type)
+        and column.type.tz is not None
+    ):
+        what = "prediction_time has a time zone, and the times of MEDS have none"
+        raise EhrseqError(
+            what, where=str(path), fix="convert it to the clock of the records, and drop the zone"
+        )
+    try:
+        return column.cast(kind, safe=not pa.types.is_timestamp(kind))
+    except pa.ArrowException as error:
+        what = f"column {name!r} has type {column.type}, not {kind}"
+        raise EhrseqError(what, where=str(path), fix="convert it") from error

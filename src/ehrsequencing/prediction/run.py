@@ -1,0 +1,282 @@
+"""What a run is: its folder, its model, the prepared set that it was trained on, and its files.
+
+A run folder is all that prediction needs: the model, the vocabulary, how visits are cut, and the task.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, Blend
+from ehrsequencing.baselines.blend.run_answers import RunAnswers
+from ehrsequencing.config import StudyConfig, TaskConfig, load_study
+from ehrsequencing.core.arrays import Floats, Floats32, Ints
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.locks import locked
+from ehrsequencing.core.output_kinds import MANIFEST, RUN, SHARED_RUN
+from ehrsequencing.core.storage import (
+    altered,
+    digest,
+    read_json,
+    read_manifest,
+    refuse_foreign_file,
+    require_facts,
+    save_manifest,
+    sha256,
+)
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.models.build import load_model
+from ehrsequencing.records.codes import CodeMatcher, read_parents
+from ehrsequencing.records.outcome_files import OUTCOMES_FILE, read_outcomes
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.vocabulary import Vocabulary
+
+AUDIT = "audit.json"  # what `ehrseq audit` found
+RECALIBRATION = "recalibration.json"  # what `ehrseq evaluate --recalibrate` fitted
+_PATIENCE = 60.0  # seconds to wait for another command that adds a file to the run
+_FACTS: dict[str, type] = {
+    "excluded": list,
+    "fingerprint": str,
+    "labels": str,
+    "prepared": str,
+    "vocabulary": str,
+}
+
+
+class Run:
+    """A trained run, read from its folder.
+
+    Args:
+        folder: Its path.
+
+    Raises:
+        EhrseqError: The folder is not a complete run, or its files do not belong together.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        folder = Path(folder)
+        self.folder = folder
+        self.manifest = read_manifest(folder, what="a finished run")
+        if self.manifest.get("kind") not in (RUN.name, SHARED_RUN.name):
+            raise EhrseqError(
+                "is not a run", where=str(folder), fix="name a folder that ehrseq train made"
+            )
+        require_facts(folder, self.manifest, _FACTS)
+        required = set(self.manifest.get("required", self.manifest["files"]))
+        self.study: StudyConfig = load_study(folder / "config.yaml")
+        if self.study.training.blend and not {BLEND_FILE, ARRAYS_FILE} <= required:
+            raise EhrseqError(
+                "its manifest lacks files of the blend", where=str(folder), fix="train again"
+            )
+        if self.study.model.outcomes and OUTCOMES_FILE not in required:
+            raise EhrseqError(
+                "its manifest lacks the names of the outcomes", where=str(folder), fix="train again"
+            )
+        self.vocabulary = Vocabulary.load(folder)
+        if self.study.task is None or self.vocabulary.digest != self.manifest.get("vocabulary"):
+            fix = "train again, or copy the whole run folder"
+            raise EhrseqError(
+                "the vocabulary is not the one that the model was trained with",
+                where=str(folder),
+                fix=fix,
+            )
+        self.task: TaskConfig = self.study.task
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is what `ehrseq export --format share` made of a run."""
+        return bool(self.manifest["kind"] == SHARED_RUN.name)
+
+    @property
+    def fingerprint(self) -> str:
+        """What makes this very run: settings, data, labels (the run's own digest), and the bytes of its weights."""
+        files = (BLEND_FILE, ARRAYS_FILE) if self.study.training.blend else ()
+        of_blend = [self.manifest["files"].get(name) for name in files]
+        return digest(
+            [
+                self.manifest.get("fingerprint"),
+                self.manifest["files"].get("model.safetensors"),
+                *of_blend,
+            ]
+        )
+
+    def prepared(self, folder: Path | None = None) -> Prepared:
+        """The prepared set that the run was trained on.
+
+        Args:
+            folder: Where it is; default: where training found it.
+
+        Raises:
+            EhrseqError: It has moved, or is another one.
+        """
+        folder = folder or Path(self.manifest["prepared"])
+        if not folder.is_dir():
+            raise EhrseqError(
+                "the prepared set has moved", where=str(folder), fix="name it with --prepared"
+            )
+        prepared = Prepared(folder)
+        self.require_own(prepared)
+        return prepared
+
+    def require_own(self, prepared: Prepared) -> None:
+        """Refuse a prepared set that is not the one the run was trained on.
+
+        Raises:
+            EhrseqError: Its vocabulary, labels, codes, values or visits differ.
+        """
+        if other := prepared.unlike(self.task.name, self.manifest):
+            fix = f"name the set that {self.folder} was trained on with --prepared"
+            what = f"is not what this run was trained on (what differs: {', '.join(other)})"
+            raise EhrseqError(what, where=str(prepared.folder), fix=fix)
+
+    @cached_property
+    def altered(self) -> dict[str, str]:
+        """Files that prediction does not need and that are missing or changed since they were written, and which."""
+        return altered(self.folder, self.manifest)
+
+    @cached_property
+    def model(self) -> SurvivalModel:
+        """The network, in evaluation mode; in a blend it is one of the parts."""
+        model = load_model(self.folder)
+        if model.config.vocab_size != len(self.vocabulary):
+            fix = "copy the whole run folder"
+            raise EhrseqError(
+                "model and vocabulary differ in size", where=str(self.folder), fix=fix
+            )
+        return model
+
+    @cached_property
+    def outcomes(self) -> list[str]:
+        """The codes of the outcomes that the model predicts beside the task's causes; a code's place is its number."""
+        if not self.model.config.outcomes:
+            return []
+        codes = read_outcomes(self.folder)
+        if len(codes) != self.model.config.outcomes:
+            fix = "copy the whole run folder"
+            raise EhrseqError(
+                "the model and its outcomes differ in number", where=str(self.folder), fix=fix
+            )
+        return codes
+
+    @cached_property
+    def blend(self) -> Blend | None:
+        """The other parts and the weights, where the run is a blend."""
+        if not self.study.training.blend:
+            return None
+        return Blend.load(self.folder, self.vocabulary, edges_days=self.model.config.edges_days)
+
+    @property
+    def answers(self) -> RunAnswers:
+        """What the run says of records, by the blend where it is one."""
+        return RunAnswers.of(self.model, self.blend, self.code_types)
+
+    def risk(
+        self,
+        records: TaskRecords,
+        *,
+        horizons_days: Sequence[float] | Floats,
+        start_days: float = 0.0,
+    ) -> Floats32:
+        """Risk at every prediction time; see `answers.risk_of_rows`."""
+        return self.answers.risk(records, horizons_days=horizons_days, start_days=start_days)
+
+    def nll(self, records: TaskRecords) -> Floats:
+        """Negative log-likelihood (R,) of every labelled prediction time."""
+        return self.answers.nll(records)
+
+    @property
+    def recalibrated(self) -> RunAnswers:
+        """The answers with what `ehrseq evaluate --recalibrate` fitted.
+
+        Raises:
+            EhrseqError: Nothing has been fitted.
+        """
+        if RECALIBRATION not in self.manifest["files"]:
+            fix = f"run ehrseq evaluate {self.folder} --recalibrate first"
+            raise EhrseqError("has not been recalibrated", where=str(self.folder), fix=fix)
+        if RECALIBRATION in self.altered:
+            fix = f"run ehrseq evaluate {self.folder} --recalibrate again"
+            raise EhrseqError(
+                self.altered[RECALIBRATION], where=str(self.folder / RECALIBRATION), fix=fix
+            )
+        fitted = read_json(self.folder / RECALIBRATION)["fitted"]
+        a, b = (
+            np.array([fitted[name][key] for name in self.task.causes])
+            for key in ("intercept", "slope")
+        )
+        return self.answers.recalibrated(a, b)
+
+    @property
+    def code_types(self) -> Ints | None:
+        """Type of each token, where the model has an embedding for it."""
+        return self.vocabulary.code_types if self.model.config.code_types else None
+
+    @property
+    def is_visit_head(self) -> bool:
+        """Whether the model gives hazards per visit, which have no calendar."""
+        return self.study.model.head == "visit"
+
+    def excluded(self, data: Path) -> CodeMatcher:
+        """Codes that made no token when this run's data was prepared."""
+        return CodeMatcher(self.manifest["excluded"], parents=read_parents(data))
+
+
+def saved_audit(folder: Path) -> dict[str, Any] | None:
+    """The audit of this very run, None where it has not been made, was made of another run, or has been edited."""
+    run = Run(folder)
+    if AUDIT not in run.manifest["files"] or AUDIT in run.altered:
+        return None
+    result: dict[str, Any] = read_json(folder / AUDIT)
+    return result if result.get("fingerprint") == run.fingerprint else None
+
+
+def add_to_run(folder: Path, name: str, write: Callable[[Path], None]) -> None:
+    """Write a file into a finished run, so that the run is valid at every moment: unlist, write, list.
+
+    What the manifest says of the other files stays as it is: a file that somebody has edited does not become ours.
+    """
+    with locked(folder, wait_seconds=_PATIENCE):
+        require_room(folder, name)
+        manifest = read_json(folder / MANIFEST)
+        others = {
+            listed: known for listed, known in manifest.pop("files").items() if listed != name
+        }
+        # of a killed command: it may have written them, so they are ours
+        unsure = {
+            *manifest.pop("writing", []),
+            name,
+        }
+        save_manifest(folder, {**manifest, "writing": sorted(unsure), "files": others})
+        write(folder / name)
+        left = {"writing": sorted(unsure - {name})} if unsure > {name} else {}
+        save_manifest(folder, {**manifest, **left, "files": others | {name: sha256(folder / name)}})
+
+
+def refuse_shared(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse to add a file to what `ehrseq export --format share` made: it would go out with it.
+
+    Raises:
+        EhrseqError: The folder is such a copy.
+    """
+    if manifest.get("kind") == SHARED_RUN.name:
+        fix = "use the run that it was made of; ehrseq evaluate --data also takes --out"
+        raise EhrseqError(
+            "is a shared copy of a run, to which nothing is added", where=str(folder), fix=fix
+        )
+
+
+def require_room(folder: Path, *names: str) -> None:
+    """Refuse where a finished run holds a file by one of these names that ehrseq did not write.
+
+    Raises:
+        EhrseqError: There is one.
+    """
+    manifest = read_json(folder / MANIFEST)
+    refuse_shared(folder, manifest)
+    ours = {*manifest["files"], *manifest.get("writing", [])}
+    for name in names:
+        refuse_foreign_file(folder / name, lambda path: path.name in ours)

@@ -1,0 +1,43 @@
+"""The public names: shown, documented with an example, and imported on first use only."""
+
+import doctest
+import subprocess
+import sys
+
+import pytest
+
+import ehrsequencing as eh
+from ehrsequencing.api.evaluated import EvaluationResult
+from ehrsequencing.api.loaded import TrainedRun
+
+NAMES = {"EHRSurvival", "evaluate", "fit", "load", "metrics", "prepare", "read_meds", "score", "visit_encoder"}
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    assert set(eh.__all__) >= NAMES
+    assert dir(eh) == sorted(eh.__all__)
+    assert all(hasattr(eh, name) for name in dir(eh))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = eh.nothing
+
+
+def test_each_has_an_example_that_the_doctests_run() -> None:
+    finder = doctest.DocTestFinder(recurse=False)
+    documented = [getattr(eh, name) for name in NAMES - {"metrics", "visit_encoder"}]
+    documented += [getattr(eh.metrics, name) for name in dir(eh.metrics)]
+    documented += [vars(TrainedRun)[name] for name in ("predict", "explain", "attention", "plot_risk", "plot_history")]
+    documented += [vars(EvaluationResult)[n] for n in ("outcomes", "plot_calibration", "plot_incidence", "to_latex")]
+    documented += [type(eh.visit_encoder)]
+    for one in documented:
+        assert any(test.examples for test in finder.find(one, name="x")), one
+
+
+def test_nothing_heavy_is_imported_before_it_is_used() -> None:
+    heavy = "('torch', 'numpy', 'pandas', 'pyarrow', 'sklearn', 'scipy', 'matplotlib', 'pydantic')"
+    code = (
+        "import sys, time; start = time.process_time(); import ehrsequencing as eh; dir(eh)\n"
+        f"spent = time.process_time() - start; loaded = [m for m in {heavy} if m in sys.modules]\n"
+        "assert not loaded, loaded\nassert spent < .3, spent\n"
+        "eh.metrics.concordance; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

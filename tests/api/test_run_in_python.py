@@ -1,0 +1,146 @@
+"""A run in Python: predictions equal those of the command, frames go in and out, and errors say how to go on."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ehrsequencing as eh
+from ehrsequencing.api import frames
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.prediction.predict import predict
+
+
+class Stream:
+    """A frame of a library that is known by the Arrow protocol alone, as polars is."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_predictions_are_those_of_the_command(here: Path, tmp_path: Path) -> None:
+    predict(here / "runs" / "hf", here / "meds", tmp_path / "p.parquet", at="last", horizons_days=[90.0, 365.25])
+    long = pq.read_table(tmp_path / "p.parquet").to_pandas()
+    wide = eh.load(str(here / "runs" / "hf")).predict(here / "meds", horizons=["90d", 365.25], progress=False)
+    assert list(wide) == ["subject_id", "prediction_time", "hf_90d", "hf_1y", "death_90d", "death_1y"]
+    assert wide.subject_id.is_unique
+    for column in list(wide)[2:]:
+        cause, horizon = column.split("_")
+        own = long[(long.cause == cause) & (long.horizon_days == {"90d": 90.0, "1y": 365.25}[horizon])]
+        assert own.subject_id.tolist() == wide.subject_id.tolist()
+        np.testing.assert_array_equal(own.risk.to_numpy(), wide[column].to_numpy().astype(np.float32))
+
+
+def test_a_frame_in_gives_a_frame_of_its_library_out(here: Path) -> None:
+    run = eh.load("runs/hf", frames="arrow")
+    rows = eh.read_meds("meds/")
+    assert isinstance(rows, pd.DataFrame)
+    from_folder = run.predict("meds/", horizons="1y", progress=False)
+    assert isinstance(from_folder, pa.Table)
+    of_pandas = run.predict(rows.sample(frac=1, random_state=0), horizons="1y", progress=False)
+    assert isinstance(of_pandas, pd.DataFrame)
+    pd.testing.assert_frame_equal(
+        of_pandas.sort_values("subject_id", ignore_index=True),
+        from_folder.to_pandas().sort_values("subject_id", ignore_index=True),
+    )
+    of_stream = run.predict(Stream(pa.Table.from_pandas(rows)), horizons="1y", progress=False)
+    assert isinstance(of_stream, pa.Table)
+    assert of_stream.num_rows == len(of_pandas)
+
+
+def test_attention_is_the_softmax_of_each_visit(here: Path) -> None:
+    run, rows = eh.load("runs/hf"), eh.read_meds("meds/")
+    table = run.attention("meds/")
+    sums = table.groupby(["subject_id", "time"])["weight"].sum()
+    np.testing.assert_allclose(sums, 1.0, atol=1e-5)
+    assert (table.weight > 0).all()
+    known = rows.groupby("subject_id").code.agg(set)
+    for subject, own in table.groupby("subject_id"):
+        assert {code for code in own.code if not code.startswith("[UNK")} <= known[subject]
+    one = int(table.subject_id.iloc[-1])
+    pd.testing.assert_frame_equal(
+        run.attention("meds/", subject=one), table[table.subject_id == one].reset_index(drop=True)
+    )
+
+
+def test_a_plot_takes_axes_and_gives_them_back(here: Path) -> None:
+    from matplotlib import pyplot
+
+    run = eh.load("runs/hf")
+    outcomes = run.evaluation.outcomes()
+    had = int(outcomes[outcomes.event == "hf"].subject_id.iloc[0])
+    ax = pyplot.subplots()[1]
+    assert run.plot_risk("meds/", subject=had, ax=ax) is ax
+    told = [text.get_text() for text in ax.texts]
+    assert "hf happened" in told
+    assert "today" in told
+    assert run.plot_history(ax=pyplot.subplots()[1]) is not ax
+
+
+def test_the_card_tells_what_the_run_is(here: Path) -> None:
+    run = eh.load("runs/hf")
+    card = run._repr_html_()
+    for part in ("hf, death by 1y, 2y", "144 train", "visit encoder attention", "ehrseq audit", "<table"):
+        assert part in card
+    assert "33 held-out subjects" in repr(run)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda run: run.predict(3), "int is no frame .give a path, or a frame"),
+        (lambda run: run.predict(pd.DataFrame({"subject_id": [1]})), "no column 'time'"),
+        (lambda run: run.predict("meds/", horizons="soon"), "'soon' is not a duration"),
+        (lambda run: run.attention("meds/", subject=-1), "no such subject"),
+        (lambda run: run.plot_risk("meds/", subject=-1), "no such subject"),
+        (lambda run: run.evaluation.plot_calibration("3y"), "3y was not evaluated .use one of 1y, 2y"),
+        (lambda run: run.evaluation.plot_decision(cause="hff"), "no cause 'hff' .use one of hf, death"),
+        (lambda run: run.evaluation.to_latex("t.tex", metrics=["cc"]), "no metric 'cc'"),
+        (lambda run: run.evaluation.figures("f", format="bmp"), "use one of pdf, png, svg"),
+        (lambda run: eh.load("runs/hf", frames="dask"), "'dask' is no kind of frame"),
+    ],
+)  # fmt: skip
+def test_an_error_says_how_to_go_on(here: Path, call: Any, says: str) -> None:
+    with pytest.raises(EhrseqError, match=says):
+        call(eh.load("runs/hf"))
+
+
+def test_a_missing_library_is_named_with_its_extra(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(frames, "import_module", gone)
+    with pytest.raises(EhrseqError, match=r"tables need pandas, which is not installed .pip install 'ehrseq.*notebook"):
+        _ = eh.load("runs/hf").history
+    with pytest.raises(EhrseqError, match="plots need matplotlib"):
+        eh.load("runs/hf").plot_history()
+
+
+def test_files_of_others_are_not_overwritten(here: Path, tmp_path: Path) -> None:
+    ev = eh.load("runs/hf").evaluation
+    (tmp_path / "t.tex").write_text("mine")
+    with pytest.raises(EhrseqError, match="ehrseq did not write it"):
+        ev.to_latex(tmp_path / "t.tex")
+    ev.to_latex(tmp_path / "u.tex")
+    ev.to_latex(tmp_path / "u.tex", metrics=["c"])
+    assert "IPA" not in (tmp_path / "u.tex").read_text()
+
+
+def test_prepare_is_cached_by_content(here: Path, tmp_path: Path) -> None:
+    first = eh.prepare("meds/", "task.yaml", out=tmp_path / "p", progress=False)
+    tokens, made = len(first.vocabulary), (first.folder / "manifest.json").stat().st_mtime_ns
+    again = eh.prepare(str(here / "meds"), "task.yaml", out=tmp_path / "p", progress=False)
+    assert (again.folder / "manifest.json").stat().st_mtime_ns == made
+    other = eh.prepare("meds/", "task.yaml", out=tmp_path / "p", progress=False, vocabulary={"min_subjects": 12})
+    assert other.manifest["content"] != first.manifest["content"]
+    assert len(other.vocabulary) < tokens
+    (other.folder / "vocabulary.json").write_text("{}")  # damaged: made again, not believed
+    again = eh.prepare("meds/", "task.yaml", out=tmp_path / "p", progress=False, vocabulary={"min_subjects": 12})
+    assert again.vocabulary.digest == other.manifest["vocabulary"]

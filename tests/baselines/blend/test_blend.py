@@ -1,0 +1,459 @@
+"""A blend is a run: out of fold, saved and read again, resumed to the byte, and blind to the future."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from ehrsequencing.audit import copies, model_checks
+from ehrsequencing.audit.data import AuditData
+from ehrsequencing.audit.stored_features import of_few_people
+from ehrsequencing.baselines import boosted, history
+from ehrsequencing.baselines.base import FittingData
+from ehrsequencing.baselines.blend import blend as blending
+from ehrsequencing.baselines.blend import train as training
+from ehrsequencing.baselines.blend.blend import ARRAYS_FILE, BLEND_FILE, PARTS, Blend, in_parts, network_hazards
+from ehrsequencing.baselines.blend.train import BlendTrainer, folds_of, trainer_of
+from ehrsequencing.baselines.blend.weights import BlendWeights, blended_hazards
+from ehrsequencing.baselines.boosted import BoostedVisits
+from ehrsequencing.baselines.history import FeatureSpec, history_features
+from ehrsequencing.baselines.landmark_cox import LandmarkCox
+from ehrsequencing.cli.results import kept_epochs
+from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import read_json, write_json, write_manifest
+from ehrsequencing.disclosure.shared import _rounded
+from ehrsequencing.evaluation.comparison import NETWORK, OURS
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.instability import instability
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.evaluation.score import score
+from ehrsequencing.evaluation.tables import blend as blend_table
+from ehrsequencing.prediction.divided import part_of
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.hazards import cumulative_incidence, horizon_nll
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.reporting.report import render
+from ehrsequencing.reporting.tables import blend as reported
+from ehrsequencing.reporting.terminal import metric_lines
+from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
+from ehrsequencing.training.loop import Trainer
+from helpers.blends import quick_parts
+from helpers.settings import TINY
+
+SETTINGS = (*TINY, "training.epochs=1", "training.blend=true", "training.blend_folds=2", "evaluation.bootstrap=0")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    with quick_parts():
+        yield
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyConfig:
+    return load_study(None, SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def store(sim_prepared: Path) -> Prepared:
+    return Prepared(sim_prepared)
+
+
+@pytest.fixture(scope="module")
+def run(store: Prepared, study: StudyConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("blend") / "run"
+    trainer_of(store, "simulated", out, study=study).fit()
+    assert not (out / "checkpoints").exists()
+    return out
+
+
+def test_out_of_fold_means_out_of_fold(store: Prepared, study: StudyConfig, tmp_path: Path) -> None:
+    """A fold's answers are those of parts fitted by hand without its subjects, and not of parts fitted to them too."""
+    trainer = BlendTrainer(store, "simulated", tmp_path / "run", study=study)
+    train, tuning = trainer.records["train"], trainer.records["tuning"]
+    everybody = np.sort(np.concatenate(trainer.folds))
+    np.testing.assert_array_equal(everybody, np.flatnonzero(np.diff(train.rows.row_offsets)))  # each in one fold
+    fold = trainer.folds[0]
+    found = trainer._out_of_fold(tmp_path, 0, fold, None)
+    asked = train.take(fold)
+    np.testing.assert_array_equal(found.duration_days, asked.rows.duration_days)
+
+    def of_others(records: Any) -> list[np.ndarray]:
+        data = FittingData(trainer.task, store.vocabulary, records, tuning, trainer.edges)
+        return [part.hazards(asked, np.arange(len(asked))) for part in (BoostedVisits(data), LandmarkCox(data))]
+
+    def distance(parts: list[np.ndarray]) -> list[float]:
+        made = training.Points.of(parts, trainer.edges, asked.rows.duration_days)
+        return [float(np.abs(made.upper[..., m] - found.at_duration.upper[..., m + 1]).max()) for m in range(2)]
+
+    rest = np.setdiff1d(np.arange(len(train.timelines)), fold)
+    assert max(distance(of_others(train.take(rest)))) < 1e-9
+    assert min(distance(of_others(train))) > 1e-2  # the mutant: parts that saw the fold
+    network = Trainer(store, "simulated", tmp_path / "by-hand", study=study, leave_out=fold)
+    assert not np.isin(network.loader.subjects, fold).any()
+    assert len(network.train_rows) == len(train) - len(asked)
+    drawn = np.concatenate(network.loader.shuffled(0, seed=0, visit_budget=500))
+    np.testing.assert_array_equal(np.sort(drawn), np.setdiff1d(everybody, fold))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_with_the_same_bytes(
+    run: Path, store: Prepared, study: StudyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[str] = []
+    fit = Trainer.fit
+
+    def spy(self: Trainer, **given: Any) -> None:
+        trained.append(self.out.name)
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        fit(self, **given)
+
+    monkeypatch.setattr(Trainer, "fit", spy)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(store, "simulated", out, study=study).fit()
+    with pytest.raises(EhrseqError, match="interrupted"):
+        Run(out)
+    other = study.model_copy(update={"training": study.training.model_copy(update={"blend_folds": 3})})
+    with pytest.raises(EhrseqError, match="other settings"):
+        trainer_of(store, "simulated", out, study=other).fit(resume=True)
+    trainer_of(store, "simulated", out, study=study).fit(resume=True)
+    assert trained == ["fold-1", "fold-2", "fold-2", "network"]  # the first fold was kept
+    for name in (BLEND_FILE, ARRAYS_FILE, "model.safetensors", "config.yaml"):
+        assert (out / name).read_bytes() == (run / name).read_bytes(), name
+    trainer_of(store, "simulated", out, study=study).fit(resume=True)  # finished: nothing is done
+    assert len(trained) == 4
+
+
+def test_parts_of_the_records_get_the_answers_of_the_whole(
+    run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blending, "_CHUNK_ROWS", 40)
+    answers, records = Run(run).answers, store.records("simulated", "held_out")
+    cut, whole = answers.batches(records), [part.subject_id.tolist() for _, part in in_parts(records)]
+    parts = [part_of(records, cut, 3, number) for number in range(3)]
+    assert [found.subject_id.tolist() for part in parts for _, found in in_parts(part)] == whole
+    assert len(whole) > 4
+    risks = [answers.risk(one, horizons_days=[365.25]) for one in (records, *parts)]
+    assert all(map(len, risks))
+    np.testing.assert_array_equal(np.concatenate(risks[1:]), risks[0])
+
+
+def test_a_saved_blend_answers_as_it_was_fitted(run: Path, store: Prepared, tmp_path: Path) -> None:
+    made, records = Run(run), store.records("simulated", "held_out")
+    data = FittingData(
+        made.task, made.vocabulary, store.records("simulated", "train"), store.records("simulated", "tuning"),
+        made.model.config.edges_days,
+    )  # fmt: skip
+    weights = BlendWeights(*(np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]]) for _ in range(3)))
+    fitted = Blend(BoostedVisits(data).kept, LandmarkCox(data).kept, weights, data.edges_days)
+    fitted.save(tmp_path)
+    again = Blend.load(tmp_path, made.vocabulary, edges_days=data.edges_days)
+    before, after = (
+        np.concatenate([found[0] for _, found in blend.hazards([made.model], records)]) for blend in (fitted, again)
+    )
+    np.testing.assert_array_equal(before, after)
+    every = np.arange(len(records))
+    others = [part.hazards(records, every) for part in (fitted.boosted, fitted.cox)]
+    parts = [network_hazards(made.model, records), *others]
+    assert all(np.abs(np.log(part) - np.log(before)).max() > 0.01 for part in parts)  # each part counts
+    assert made.blend is not None
+    np.testing.assert_array_equal(
+        made.blend.boosted.hazards(records, np.arange(9)), again.boosted.hazards(records, np.arange(9))
+    )
+    assert not [path for path in run.iterdir() if path.suffix in (".pkl", ".pickle", ".joblib")]
+
+
+RANGES = tuple(f"cox.{name}" for name in ("design.fill", "design.low", "design.high", "mean", "scale"))
+
+
+def told_of_few(folder: Path, store: Prepared, columns: list[FeatureSpec], *names: str) -> int:
+    """The adversary: numbers in the files of a blend that are feature values of 1 to 4 training subjects."""
+    train = store.records("simulated", "train")
+    every, subject = np.arange(len(train)), np.asarray(train.rows.subject)
+    holders: dict[float, set[int]] = {}
+    for spec in columns:
+        history = history_features(train, store.vocabulary, chosen=every, columns=spec).astype(np.float64)
+        for values in (history, np.log1p(np.maximum(history, 0.0))):
+            for who, row in zip(subject.tolist(), values.tolist(), strict=True):
+                for value in row:
+                    holders.setdefault(value, set()).add(who)
+    arrays = load_file(folder / ARRAYS_FILE)
+    own = np.concatenate([arrays[name].ravel() for name in names])
+    return sum(0 < len(holders.get(float(value), ())) < 5 for value in np.unique(own[np.isfinite(own)]))
+
+
+def test_no_stored_number_is_that_of_few_people(
+    run: Path, store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, train = Run(run), store.records("simulated", "train")
+    assert made.blend is not None
+    columns = [made.blend.boosted.columns, made.blend.cox.design.columns]
+    assert told_of_few(run, store, columns, "boosted.cuts", *RANGES) == 0
+    few, stored = of_few_people(made.blend, train, 5)
+    assert (few, stored > 300) == (0, True)
+
+    def again(**broken: Any) -> tuple[Blend, Path]:
+        data = FittingData(
+            made.task, made.vocabulary, train, store.records("simulated", "tuning"), made.blend.edges_days, **broken
+        )
+        other = replace(made.blend, boosted=BoostedVisits(data).kept, cox=LandmarkCox(data).kept)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        other.save(folder)
+        return other, folder
+
+    assert of_few_people(again(enough=1)[0], train, 5)[0] > 50  # bins and names of single people
+
+    def plain_cuts(values: Any, owner: Any, **given: Any) -> Any:
+        known = np.unique(values[~np.isnan(values)])
+        return np.unique(np.quantile(known, np.linspace(0, 1, 64)[1:-1], method="nearest")) if len(known) else known
+
+    def extremes(values: Any, owner: Any, **given: Any) -> Any:
+        known = values[~np.isnan(values)]
+        return (float(known.min()), float(np.median(known)), float(known.max())) if len(known) else None
+
+    monkeypatch.setattr(boosted, "feature_cuts", plain_cuts)
+    monkeypatch.setattr(history, "feature_range", extremes)
+    broken, folder = again()
+    assert told_of_few(folder, store, columns, "boosted.cuts") > 20
+    assert told_of_few(folder, store, columns, *RANGES) > 5
+    assert of_few_people(replace(broken, cox=made.blend.cox), train, 5)[0] > 20
+    assert of_few_people(replace(broken, boosted=made.blend.boosted), train, 5)[0] > 5
+
+
+@pytest.mark.slow
+def test_answers_do_not_depend_on_how_rows_are_cut(run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, records = Run(run), store.records("simulated", "held_out")
+    whole = made.nll(records)
+    monkeypatch.setattr("ehrsequencing.baselines.blend.blend._CHUNK_ROWS", 7)
+    spans = [rows for rows, _ in in_parts(records)]
+    assert len(spans) > 5
+    assert [spans[0].start, spans[-1].stop] == [0, len(records)]
+    np.testing.assert_allclose(made.nll(records), whole, rtol=1e-5)
+
+
+def test_predict_writes_what_evaluate_judges_and_the_network_has_a_row_of_its_own(
+    run: Path, sim_data: Path, store: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, records = Run(run), store.records("simulated", "held_out")
+    monkeypatch.setattr(BoostedVisits, "_fit", lambda *given: pytest.fail("the trees of the blend were not taken"))
+    population = Population.of_split(store, made.task, "held_out")
+    evaluation = Evaluation(made, population, prepared=store, settings=made.study.evaluation)
+    risks, likelihoods = evaluation._risks(lambda _: None), evaluation._likelihoods()
+    assert list(risks) == [*likelihoods]
+    assert {"boosted visits", "landmark Cox", "network alone"} < set(risks)
+    assert list(risks).index("network alone") > list(risks).index("landmark Cox")
+    np.testing.assert_allclose(likelihoods["ehrsequencing"], made.nll(records))
+    np.testing.assert_allclose(likelihoods["network alone"], nll_of_rows(made.model, records))
+    assert np.abs(likelihoods["network alone"] - likelihoods["ehrsequencing"]).max() > 0.01
+    # predict writes the risks that evaluate judged
+    predict(run, sim_data, tmp_path / "risks.parquet")
+    table = pq.read_table(tmp_path / "risks.parquet").to_pandas()
+    ours, alone = (evaluation._at_horizons(risks[name])[:, 0, -1] for name in ("ehrsequencing", "network alone"))
+    held = table[table.subject_id.isin(records.timelines.subject_id) & (table.cause == made.task.causes[0])]
+    held = held[held.horizon_days == made.task.horizons[-1]]
+    stamps = held.prediction_time.to_numpy().astype("datetime64[us]").astype(np.int64)
+    known = dict(zip(zip(held.subject_id, stamps, strict=True), held.risk, strict=True))
+    written = [known[key] for key in zip(records.subject_id, records.rows.prediction_us, strict=True)]
+    np.testing.assert_allclose(written, ours, atol=1e-5)
+    assert np.abs(alone - ours).max() > 1e-3
+
+
+def test_members_and_recalibration_reach_the_risks_through_the_blend(
+    run: Path, sim_data: Path, store: Prepared, tmp_path: Path
+) -> None:
+    pair, records = Run(run), store.records("simulated", "held_out")
+    one, twin = Run(run).model, Run(run).model
+    with torch.no_grad():
+        for weights in twin.parameters():
+            weights.mul_(1.3)
+    pair.model.members = nn.ModuleList([one, twin])
+    days, blend = list(pair.task.horizons), pair.blend
+    assert blend is not None
+    risk, of_members = pair.answers.with_members(records, horizons_days=days)
+    np.testing.assert_array_equal(risk, Run(run).risk(records, horizons_days=days))
+    every = np.arange(len(records))
+    others = [part.hazards(records, every) for part in (blend.boosted, blend.cox)]
+
+    def by_hand(model: Any, a: Any = 0.0, b: Any = 1.0) -> np.ndarray:
+        blended = blended_hazards([network_hazards(model, records), *others], blend.weights.value, blend.edges_days)
+        corrected = np.exp(np.reshape(a, (-1, 1)) + np.reshape(b, (-1, 1)) * np.log(blended))
+        return cumulative_incidence(corrected, blend.edges_days, np.array(days))
+
+    for of_member, model in zip(of_members, (one, twin), strict=True):
+        np.testing.assert_allclose(of_member, by_hand(model), atol=1e-6)
+    found = instability(pair, records, chosen=every, horizon_days=days[-1])
+    assert found is not None
+    gap = np.abs(of_members[0] - of_members[1])[:, 0, -1].mean() / 2
+    assert found["mape"] == pytest.approx(gap, rel=1e-4)
+    alone = np.abs(np.subtract(*(risk_of_rows(m, records, horizons_days=days[-1:])[:, 0, 0] for m in (one, twin))))
+    assert abs(alone.mean() / 2 - gap) > 1e-3 * gap  # the mutant: the network's spread
+
+    folder = shutil.copytree(run, tmp_path / "run")
+    told = evaluate(
+        folder, settings=EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, recalibrate=True)
+    )["recalibration"]
+    a, b = ([told["fitted"][name][key] for name in pair.task.causes] for key in ("intercept", "slope"))
+    assert abs(a[0]) + abs(b[0] - 1) > 1e-3
+    corrected = Run(folder).recalibrated.risk(records, horizons_days=days)
+    np.testing.assert_allclose(corrected, by_hand(one, a, b), atol=1e-6)
+    assert np.abs(corrected - risk).max() > 1e-3
+    tuning = store.records("simulated", "tuning")
+    at = np.any([tuning.rows.at_landmark(moment) for moment in pair.task.landmarks], axis=0)
+    nll = [answers.nll(tuning)[at].mean() for answers in (Run(folder).answers, Run(folder).recalibrated)]
+    assert nll[1] < nll[0]  # where it was fitted
+    predict(folder, sim_data, tmp_path / "risks.csv", recalibrated=True)
+    assert "low" not in (tmp_path / "risks.csv").read_text().split("\n")[0]  # no members, no band
+
+
+def test_evaluate_judges_the_blend_and_not_its_network(
+    run: Path, sim_data: Path, sim_prepared: Path, tmp_path: Path
+) -> None:
+    """Every row of `evaluate` is that of the risks which `predict` writes, and none that of the network alone."""
+    shutil.copytree(run, tmp_path / "run")
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+    result = evaluate(tmp_path / "run", settings=settings)
+    assert result["models"] == [OURS, NETWORK, "boosted visits", "landmark Cox"]  # each part has a row, fitted or not
+    assert set(result["blend"]["tuning_nll"]) == set(result["models"][1:])
+    gaps = {(row["model"], row["metric"]) for row in result["differences"]}
+    assert {(result["blend"]["best_part"], metric) for metric in ("c", "ipa", "nll")} <= gaps
+    assert result["strongest"] is None
+    predict(run, sim_data, tmp_path / "blend.parquet")
+    task, asked = Run(run).task, StudyConfig(evaluation=settings)
+    scored, _ = score(tmp_path / "blend.parquet", sim_data, task, study=asked, prepared=sim_prepared)
+
+    def values(found: dict[str, Any], model: str, metrics: tuple[str, ...]) -> dict[tuple[Any, ...], float]:
+        return {
+            tuple(row[name] for name in ("landmark_days", "cause", "horizon_days", "metric")): row["value"]
+            for row in found["metrics"]
+            if row["model"] == model and row["metric"] in metrics and row["value"] is not None
+        }
+
+    kinds = ("c", "auc", "brier", "oe")
+    ours, theirs, alone = values(result, OURS, kinds), values(scored, "blend", kinds), values(result, NETWORK, kinds)
+    assert set(ours) == set(theirs) == set(alone)
+    assert {key[3] for key in ours} == set(kinds)
+    np.testing.assert_allclose([*ours.values()], [theirs[key] for key in ours], rtol=1e-5)
+    for kind in kinds:
+        assert max(abs(ours[key] - alone[key]) for key in ours if key[3] == kind) > 1e-4, kind
+    nll, nll_alone = (values(result, model, ("nll",)) for model in (OURS, NETWORK))
+    assert set(nll) == set(nll_alone) != set()
+    assert all(abs(nll[key] - nll_alone[key]) > 1e-3 for key in nll)
+
+
+def test_the_weights_are_told(run: Path) -> None:
+    found = blend_table(Run(run), {"network alone": 1.25, "landmark Cox": 1.5})
+    assert found is not None
+    assert found["best_part"] == "network alone"
+    assert [row["part"] for row in found["weights"]] == [*PARTS, *PARTS]
+    told = reported({"blend": _rounded(found, 2)})
+    assert told is not None
+    assert [len(weights) for _, weights in told["rows"]] == [3, 3]
+    first = found["weights"][0]
+    assert told["rows"][0][1][0] == f"{first['value']:.2f} ({first['low']:.2f}–{first['high']:.2f})"
+    assert reported({}) is None
+    gap = {"model": "network alone", "cause": "death", "landmark_days": 0.0, "horizon_days": None, "metric": "nll"}
+    gap |= {"value": -0.02, "low": -0.03, "high": -0.01}
+    differences = [gap, gap | {"model": "landmark Cox"}, gap | {"cause": "transplant"}, gap | {"metric": "brier"}]
+    with_gaps = reported({"blend": found, "causes": ["death"], "differences": differences})
+    assert with_gaps is not None
+    assert with_gaps["gaps"] == [((0.0, None), ["NLL -0.0200 (-0.0300 to -0.0100) better"])]
+
+
+def test_its_tuning_likelihood_is_told_beside_that_of_its_parts(run: Path, store: Prepared) -> None:
+    tuning, told = store.records("simulated", "tuning"), read_json(run / "manifest.json")["blend"]["tuning_nll"]
+    answers, every = Run(run).answers, np.arange(len(tuning))
+    assert answers.blend is not None
+    by_hand = [answers.nll(tuning).mean(), nll_of_rows(answers.model, tuning).mean()]
+    for part in (answers.blend.boosted, answers.blend.cox):
+        rows = tuning.rows
+        by_hand.append(horizon_nll(
+            part.hazards(tuning, every), answers.blend.edges_days, duration_days=np.asarray(rows.duration_days),
+            cause=rows.cause, entry_days=rows.entry_days,
+        ).mean())  # fmt: skip
+    assert list(told) == ["blend", *PARTS]
+    assert list(told.values()) == pytest.approx(by_hand, rel=1e-6)
+    assert len({f"{nll:.4f}" for nll in by_hand}) == len(by_hand)  # so that no two can be mixed up
+    lines, facts = kept_epochs(run)
+    line = "tuning NLL of the blend: {:.4f} (network {:.4f}, boosted visits {:.4f}, landmark Cox {:.4f})"
+    assert lines[-1] == line.format(*by_hand)
+    assert facts["blend_tuning_nll"] == told
+
+
+@pytest.mark.slow
+def test_the_report_has_a_section_on_the_blend(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    result = evaluate(tmp_path / "run")
+    assert result["strongest"] != "network alone"
+    assert "The blend" in render(result)
+    assert "weights of the blend" in "\n".join(metric_lines(result))
+    assert read_json(tmp_path / "run" / "metrics.json")["blend"]["folds"] == 2
+
+
+def test_a_planted_leak_of_the_history_features_is_found(
+    run: Path, store: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network sees no future in both; only the features of trees and regressions do in the second."""
+    data = AuditData(Run(run), store, split="held_out", subjects=30, seed=0)
+    assert model_checks.future_perturbation(data).verdict == "passed"
+    plain = history._records_until
+
+    def leaking(records: Any, chosen: Any) -> Any:
+        part, subject, visits = plain(records, chosen)
+        return part, subject, np.minimum(visits + 1, np.diff(part.subject_offsets)[subject])
+
+    monkeypatch.setattr(history, "_records_until", leaking)
+    assert model_checks.future_perturbation(data).verdict == "leak"
+    assert copies.answers(data, data.asked).shape[1] == 2 * len(data.task.causes) * (len(Run(run).blend.edges_days) + 1)
+
+
+def test_a_damaged_blend_is_refused(run: Path, tmp_path: Path) -> None:
+    def changed(name: str, value: Any) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(run, folder)
+        arrays = load_file(folder / ARRAYS_FILE)
+        save_file(arrays | {name: value(arrays[name])}, folder / ARRAYS_FILE)
+        return folder
+
+    with pytest.raises(EhrseqError, match="has changed since"):
+        Run(changed("boosted.part_of", lambda a: a[::-1].copy()))
+    blend = Run(run)
+    for name, value in {
+        "edges_days": lambda a: a + 1, "cox.base": lambda a: a[:, 1:].copy(), "boosted.trees.0.left": lambda a: a * 0,
+    }.items():  # fmt: skip
+        folder = changed(name, value)
+        with pytest.raises(EhrseqError, match=r"train again"):
+            Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
+    for number, weights in enumerate(([[0.5, 0.5, 0.5]] * 2, [[1.0, 0.0]] * 2, [["x", 0, 1]] * 2)):
+        folder = shutil.copytree(run, tmp_path / f"weights-{number}")
+        text = read_json(folder / BLEND_FILE)
+        write_json(folder / BLEND_FILE, text | {"weights": text["weights"] | {"value": weights}})
+        with pytest.raises(EhrseqError, match=r"damaged|not convex|not that of"):
+            Blend.load(folder, blend.vocabulary, edges_days=blend.model.config.edges_days)
+    incomplete = changed("boosted.base", lambda a: a)
+    (incomplete / BLEND_FILE).unlink()
+    facts = {key: value for key, value in blend.manifest.items() if key not in ("files", "required")}
+    needed = [name for name in blend.manifest["required"] if name != BLEND_FILE]
+    write_manifest(incomplete, facts, required=needed)
+    with pytest.raises(EhrseqError, match="files of the blend"):
+        Run(incomplete)
+
+
+def test_what_a_blend_cannot_do_is_refused(run: Path, store: Prepared, tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="visit head"):
+        trainer_of(store, "simulated", tmp_path / "x", study=load_study(None, [*SETTINGS, "model.head=visit"]))
+    with pytest.raises(EhrseqError, match="has not been recalibrated"):
+        _ = Run(run).recalibrated
+    assert folds_of(np.array([1, 0, 2, 1]), folds=2, seed=1)[0].tolist() != []

@@ -1,0 +1,115 @@
+"""Weights of the blend: the likelihood's own optimum, its formulas, and hazards that never turn negative."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from ehrsequencing.baselines.blend.weights import BlendRows, Points, blended_hazards, fit_weights
+from ehrsequencing.records.hazards import exposure, horizon_nll
+
+EDGES = (10.0, 30.0, 60.0, 100.0, 200.0)
+
+
+def drawn(entry: float = 0.0, n: int = 1500, seed: int = 0) -> tuple[list[np.ndarray], BlendRows]:
+    """Three models of two causes, each the truth with noise of its own; durations up to after the last edge."""
+    rng = np.random.default_rng(seed)
+    truth = np.exp(rng.normal(-5, 0.7, (n, 2, 1)) + rng.normal(0, 0.3, (1, 2, 6)))
+    parts = [truth * np.exp(rng.normal(0, sd, (n, 2, 1)) + rng.normal(0, 0.1, (1, 2, 6))) for sd in (0.5, 0.4, 0.9)]
+    time, censored = rng.exponential(1 / truth[:, :, 0]), rng.uniform(20, 400, n)
+    duration = np.minimum(time.min(axis=1), censored)
+    cause = np.where(time.min(axis=1) < censored, time.argmin(axis=1) + 1, 0)
+    keep = duration > entry
+    parts, duration, cause = [part[keep] for part in parts], duration[keep], cause[keep]
+    enters = np.full(len(duration), entry)
+    at_duration, at_entry = Points.of(parts, EDGES, duration), Points.of(parts, EDGES, enters)
+    subject = np.arange(len(duration)) // 2
+    return parts, BlendRows(duration, enters, cause, subject, at_duration, at_entry, EDGES)
+
+
+def nll(parts: list[np.ndarray], rows: BlendRows, weights: np.ndarray) -> float:
+    """The mean likelihood of blended hazards, by the package's own formula."""
+    labels = {"duration_days": rows.duration_days, "cause": rows.cause, "entry_days": rows.entry_days}
+    return float(horizon_nll(blended_hazards(parts, weights, EDGES), EDGES, **labels).mean())
+
+
+@pytest.mark.parametrize("entry", [0.0, 15.0])
+def test_weights_are_those_of_an_independent_optimiser(entry: float) -> None:
+    parts, rows = drawn(entry)
+    found = fit_weights(rows, n_causes=2, resamples=0)
+    np.testing.assert_allclose(found.value.sum(axis=1), 1.0, rtol=1e-12)
+    assert (found.value >= 0).all()
+    own = sum(rows.nll(e + 1, found.value[e]).mean() for e in range(2))
+    assert own == pytest.approx(nll(parts, rows, found.value), rel=1e-10)
+    sums = [{"type": "eq", "fun": lambda v, e=e: v[3 * e : 3 * e + 3].sum() - 1} for e in range(2)]
+    theirs = minimize(
+        lambda v: nll(parts, rows, v.reshape(2, 3)), np.full(6, 1 / 3), bounds=[(0, 1)] * 6, constraints=sums,
+        method="SLSQP", options={"ftol": 1e-14, "maxiter": 300},
+    )  # fmt: skip
+    np.testing.assert_allclose(found.value.ravel(), theirs.x, atol=1e-4)
+
+
+def test_a_useless_model_gets_no_weight_and_a_cause_without_events_equal_ones() -> None:
+    parts, rows = drawn()
+    shuffled = parts[2][np.random.default_rng(1).permutation(len(rows))] * 30
+    parts = [parts[0], parts[1], shuffled]
+    rows = replace(
+        rows, at_duration=Points.of(parts, EDGES, rows.duration_days),
+        at_entry=Points.of(parts, EDGES, rows.entry_days), cause=np.where(rows.cause == 2, 0, rows.cause),
+    )  # fmt: skip
+    found = fit_weights(rows, n_causes=2, resamples=0)
+    assert found.value[0, 2] == pytest.approx(0.0, abs=1e-9)
+    assert found.value[0, 0] > 0.2
+    np.testing.assert_allclose(found.value[1], 1 / 3)
+
+
+def test_chance_draws_weights_towards_equal_ones_and_many_subjects_do_not() -> None:
+    shares = []
+    for n in (120, 1500):
+        rows = drawn(n=n)[1]
+        best, found = (fit_weights(rows, n_causes=1, resamples=count) for count in (0, 40))
+        np.testing.assert_allclose(found.value.sum(axis=1), 1.0, rtol=1e-12)
+        assert (found.low <= found.value).all()
+        assert (found.value <= found.high).all()
+        assert ((found.high - found.low) > 0.02).all()
+        way = (found.value[0] - 1 / 3) / (best.value[0] - 1 / 3)  # the same part of the way for each weight
+        np.testing.assert_allclose(way, way[0], rtol=1e-9)
+        shares.append(way[0])
+    assert 0.2 < shares[0] < shares[1] < 1.0
+    assert shares[1] > 0.8
+
+
+@pytest.mark.slow
+def test_intervals_are_near_those_of_rows_drawn_by_hand() -> None:
+    _, rows = drawn(n=600)
+    found = fit_weights(rows, n_causes=1, resamples=300)
+    rng, n = np.random.default_rng(3), int(rows.subject.max()) + 1
+    refits = []
+    for _ in range(60):
+        chosen = np.concatenate([np.flatnonzero(rows.subject == s) for s in rng.integers(0, n, n)])
+        again = BlendRows(
+            rows.duration_days[chosen], rows.entry_days[chosen], rows.cause[chosen], rows.subject[chosen],
+            rows.at_duration.take(chosen), rows.at_entry.take(chosen), EDGES,
+        )  # fmt: skip
+        refits.append(fit_weights(again, n_causes=1, resamples=0).value[0])
+    spread = np.percentile(refits, 97.5, axis=0) - np.percentile(refits, 2.5, axis=0)
+    np.testing.assert_allclose(found.high[0] - found.low[0], spread, rtol=0.45)
+
+
+def test_blended_hazards_lie_between_and_are_those_of_a_single_part() -> None:
+    parts, rows = drawn(n=200)
+    for m in range(3):
+        alone = np.tile(np.eye(3)[m], (2, 1))
+        np.testing.assert_allclose(blended_hazards(parts, alone, EDGES), parts[m], rtol=1e-10)
+    weights = np.array([[0.2, 0.3, 0.5], [0.0, 0.9, 0.1]])
+    blended = blended_hazards(parts, weights, EDGES)
+    assert (blended > 0).all()
+    days = np.array([5.0, 10.0, 77.0, 200.0])
+    until = exposure(EDGES, np.zeros(4), days)  # (days, bins)
+    every = np.stack([np.einsum("rek,dk->red", part, until) for part in parts])
+    mine = np.einsum("rek,dk->red", blended, until)
+    assert (mine <= every.max(axis=0) * (1 + 1e-9)).all()
+    at_edges = np.exp(np.einsum("em,mred->red", weights, np.log(every[..., [1, 3]])))
+    np.testing.assert_allclose(mine[..., [1, 3]], at_edges, rtol=1e-10)
+    assert len(rows)

@@ -1,0 +1,279 @@
+"""The packed batch: what it accepts, what it refuses, and its padded edge."""
+
+import random
+from dataclasses import FrozenInstanceError, fields, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ehrsequencing.batches.visit_batch import VisitBatch
+from ehrsequencing.core.errors import EhrseqError
+from helpers.strategies import NAN, Records, Subject, Visit, pack, pad, records, sample_records
+
+
+def small(**changes: object) -> VisitBatch:
+    """Two subjects, four visits (one empty), seven codes."""
+    base: dict[str, object] = {
+        "codes": torch.tensor([3, 8, 5, 2, 4, 4, 9]),
+        "visit_offsets": torch.tensor([0, 3, 4, 4, 7]),
+        "subject_offsets": torch.tensor([0, 2, 4]),
+        "age_years": torch.tensor([61.0, 61.5, NAN, NAN]),
+        "delta_days": torch.tensor([0.0, 182.0, 0.0, 30.0]),
+    }
+    return VisitBatch(**{**base, **changes})
+
+
+# ---- derived indices -------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(records())
+def test_indices_are_those_of_the_records(subjects: Records) -> None:
+    batch = pack(subjects)
+    rows = [(s, visit) for s, subject in enumerate(subjects) for visit in subject.visits]
+    assert (batch.n_subjects, batch.n_visits) == (len(subjects), len(rows))
+    assert batch.n_codes == sum(len(visit.codes) for _, visit in rows)
+    assert batch.subject_of_visit.tolist() == [s for s, _ in rows]
+    assert batch.visit_of_code.tolist() == [n for n, (_, visit) in enumerate(rows) for _ in visit.codes]
+    assert batch.codes_per_visit.tolist() == [len(visit.codes) for _, visit in rows]
+    assert batch.visits_per_subject.tolist() == [len(subject.visits) for subject in subjects]
+    expected = [
+        sum(not earlier.is_query for earlier in subject.visits[:i])
+        for subject in subjects
+        for i in range(len(subject.visits))
+    ]
+    assert batch.visit_index.tolist() == expected
+    assert batch.visit_index is batch.visit_index  # made once
+
+
+def test_defaults() -> None:
+    batch = small()
+    assert batch.is_query.tolist() == [False] * 4
+    assert batch.static_codes.tolist() == []
+    assert batch.static_offsets.tolist() == [0, 0, 0]
+    assert batch.values is None
+    assert batch.at_risk is None
+    with pytest.raises(FrozenInstanceError):
+        batch.codes = batch.codes  # type: ignore[misc]
+
+
+def test_an_empty_batch() -> None:
+    batch = pack([])
+    assert (batch.n_subjects, batch.n_visits, batch.n_codes) == (0, 0, 0)
+    assert batch.to_padded(torch.zeros(0, 3)).shape == (0, 0, 3)
+
+
+def test_repr_tells_sizes_and_no_patient_value() -> None:
+    text = repr(pack(sample_records()))
+    assert text.startswith("VisitBatch(subjects=5, visits=17, queries=9, codes=")
+    assert text.endswith("labels=at_risk+duration_days+cause+entry_days)")
+    assert repr(small(age_years=torch.full((4,), 91.25))) == repr(small())
+    assert repr(small()).endswith("labels=none)")
+
+
+def test_to_moves_every_tensor() -> None:
+    batch = pack(sample_records())
+    assert batch.to("cpu") is batch
+    meta = batch.to("meta")
+    for field in fields(VisitBatch):
+        value = getattr(meta, field.name)
+        assert not isinstance(value, Tensor) or value.device.type == "meta"
+    assert meta.n_codes == batch.n_codes
+
+
+# ---- the self-check --------------------------------------------------------------------------------------------------
+
+SECRET = 7777  # stands for a patient's value: no message may hold it
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "expected"),
+    [
+        ("codes", torch.tensor([1.0] * 7), "expected int64, got float32 of shape (7,)"),
+        ("codes", torch.zeros(7, dtype=torch.int32), "expected int64, got int32"),
+        ("codes", [1, 2], "expected a tensor, got list"),
+        ("codes", torch.full((7,), -SECRET), "nothing below 0"),
+        ("codes", torch.zeros(1, 7, dtype=torch.int64), "one dimension"),
+        ("visit_offsets", torch.tensor([0, 3, 2, 4, 7]), "offsets that start at 0, never fall and end at 7"),
+        ("visit_offsets", torch.tensor([1, 3, 4, 4, 7]), "start at 0"),
+        ("visit_offsets", torch.tensor([0, 3, 4, 4, 6]), "end at 7"),
+        ("visit_offsets", torch.zeros(0, dtype=torch.int64), "one more entry than rows"),
+        ("subject_offsets", torch.tensor([0, 2, 3]), "end at 4"),
+        ("age_years", torch.zeros(3), "shape (4,), got float32 of shape (3,)"),
+        ("age_years", torch.tensor([1.0, float("inf"), 0.0, 0.0]), "NaN where unknown"),
+        ("age_years", torch.zeros(4, dtype=torch.float16), "float32 or float64"),
+        ("delta_days", torch.tensor([0.0, -SECRET, 0.0, 0.0]), "finite gaps"),
+        ("delta_days", torch.tensor([0.0, NAN, 0.0, 0.0]), "finite gaps"),
+        ("is_query", torch.zeros(4), "expected bool"),
+        ("values", torch.zeros(7, 3), "shape (7, 2)"),
+        ("values", torch.zeros(7), "(K, 2)"),
+        ("values", torch.tensor([[NAN, SECRET]] * 7), "both finite or both NaN"),
+        ("static_codes", torch.tensor([1]), "static_codes, static_offsets: expected come together"),
+        ("at_risk", torch.ones(4), "expected bool"),
+        ("cause", torch.full((4,), -SECRET), "nothing below 0"),
+        ("duration_days", torch.zeros(5), "shape (4,)"),
+        ("code_types", torch.zeros(4, dtype=torch.int64), "shape (7,)"),
+        ("slots", torch.arange(4), "come together"),
+        ("age_years", torch.zeros(4, device="meta"), "expected device cpu, as codes, got meta"),
+    ],
+)
+def test_refuses(field: str, wrong: object, expected: str) -> None:
+    with pytest.raises(EhrseqError) as caught:
+        small(**{field: wrong})
+    assert expected in str(caught.value)
+    assert field in str(caught.value)
+    assert str(SECRET) not in str(caught.value)
+
+
+def test_refuses_slots_outside_the_padded_shape() -> None:
+    for slots in ([0, 1, 2, 4], [0, 2, 1, 3], [-1, 0, 1, 2]):
+        with pytest.raises(EhrseqError, match="rising positions"):
+            small(padded_shape=(2, 2), slots=torch.tensor(slots))
+
+
+# ---- from_padded and to_padded ---------------------------------------------------------------------------------------
+
+
+def unpadded(subjects: Records) -> Records:
+    """What the padded contract can say: no queries, numbers or static codes."""
+    return [
+        Subject(tuple(replace(v, numbers=(None,) * len(v.codes)) for v in s.visits if not v.is_query)) for s in subjects
+    ]
+
+
+@settings(deadline=None)
+@given(records(), st.sampled_from([0.0, NAN, 1e30]), st.integers(0, 5))
+def test_from_padded_reads_the_real_slots_in_row_major_order(subjects: Records, junk: float, seed: int) -> None:
+    subjects = unpadded(subjects)
+    expected, x = pack(subjects), pad(subjects, junk=junk, seed=seed)
+    batch = VisitBatch.from_padded(
+        x.codes, x.code_mask, x.ages, x.deltas, x.visit_mask,
+        at_risk=x.at_risk, duration_days=x.duration_days, cause=x.cause,
+    )  # fmt: skip
+    for name in (
+        "codes", "visit_offsets", "subject_offsets", "age_years", "delta_days", "at_risk", "duration_days", "cause",
+    ):  # fmt: skip
+        torch.testing.assert_close(getattr(batch, name), getattr(expected, name), rtol=0, atol=0, equal_nan=True)
+    assert batch.padded_shape == x.visit_mask.shape
+    per_visit = torch.randn(batch.n_visits, 2, requires_grad=True)
+    padded = batch.to_padded(per_visit)
+    assert torch.equal(padded[x.visit_mask], per_visit)
+    assert (padded[~x.visit_mask] == 0).all()
+    (gradient,) = torch.autograd.grad(padded.square().sum(), per_visit)
+    assert torch.equal(gradient, 2 * per_visit)
+    again = VisitBatch.from_padded(x.codes.int(), x.code_mask.long(), x.ages, x.deltas, x.visit_mask.double())
+    assert torch.equal(again.codes, batch.codes)
+
+
+def test_from_padded_by_hand() -> None:
+    codes = torch.tensor([[[11, 99], [99, 12], [99, 99]], [[99, 99], [99, 99], [13, 14]]])
+    code_mask = torch.tensor([[[1, 0], [0, 1], [0, 0]], [[1, 1], [1, 1], [1, 1]]]).bool()
+    visit_mask = torch.tensor([[True, False, True], [False, False, True]])
+    ages = torch.tensor([[50.0, NAN, 51.0], [1e30, 1e30, NAN]])
+    batch = VisitBatch.from_padded(codes, code_mask, ages, torch.zeros(2, 3), visit_mask)
+    assert batch.codes.tolist() == [11, 13, 14]  # the second visit is a pad, the third is empty
+    assert batch.visit_offsets.tolist() == [0, 1, 1, 3]
+    assert batch.subject_offsets.tolist() == [0, 2, 3]
+    assert batch.to_padded(torch.tensor([1, 2, 3])).tolist() == [[1, 0, 2], [0, 0, 3]]
+    assert batch.to_padded(torch.tensor([True, True, True])).tolist() == visit_mask.tolist()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 0, 2), (2, 3, 0)])
+def test_from_padded_without_slots(shape: tuple[int, int, int]) -> None:
+    real = torch.ones(shape[:2], dtype=torch.bool)
+    none = torch.zeros(shape, dtype=torch.int64)
+    batch = VisitBatch.from_padded(none, none, torch.zeros(shape[:2]), torch.zeros(shape[:2]), real)
+    assert (batch.n_subjects, batch.n_visits) == (shape[0], shape[0] * shape[1])
+    assert batch.to_padded(torch.ones(batch.n_visits)).shape == shape[:2]
+
+
+def test_from_padded_refuses() -> None:
+    codes, mask, flat = torch.ones(2, 3, 4, dtype=torch.int64), torch.ones(2, 3, 4), torch.ones(2, 3)
+    with pytest.raises(EhrseqError, match=r"codes.*\(B, V, C\)"):
+        VisitBatch.from_padded(codes[0], mask, flat, flat, flat)
+    with pytest.raises(EhrseqError, match=r"codes.*\(B, V, C\)"):
+        VisitBatch.from_padded(codes.float(), mask, flat, flat, flat)
+    with pytest.raises(EhrseqError, match=r"code_mask.*\(2, 3, 4\)"):
+        VisitBatch.from_padded(codes, flat, flat, flat, flat)
+    with pytest.raises(EhrseqError, match=r"time_deltas.*\(2, 3\)"):
+        VisitBatch.from_padded(codes, mask, flat, flat.T, flat)
+    with pytest.raises(EhrseqError, match=r"cause.*\(2, 3\)"):
+        VisitBatch.from_padded(codes, mask, flat, flat, flat, cause=codes)
+    with pytest.raises(EhrseqError, match=r"visit_mask.*a mask"):
+        VisitBatch.from_padded(codes, mask, flat, flat, flat * 2)
+    with pytest.raises(EhrseqError, match=r"delta_days.*finite gaps"):
+        VisitBatch.from_padded(codes, mask, flat, -flat, flat)
+
+
+def test_to_padded_of_a_packed_batch_stands_on_the_left() -> None:
+    batch = pack([Subject((Visit(),)), Subject(), Subject((Visit(), Visit(is_query=True), Visit()))])
+    assert batch.to_padded(torch.tensor([1, 2, 3, 4])).tolist() == [[1, 0, 0], [0, 0, 0], [2, 3, 4]]
+    with pytest.raises(EhrseqError, match="4 rows"):
+        batch.to_padded(torch.zeros(3))
+    with pytest.raises(EhrseqError, match="4 rows"):
+        batch.to_padded(torch.tensor(1.0))
+
+
+# ---- from_flat -------------------------------------------------------------------------------------------------------
+
+
+def test_from_flat_by_hand() -> None:
+    codes = torch.tensor([[5, 6, 7, 8, 99], [99, 1, 2, 3, 99]])
+    ages = torch.tensor([[30.0, 31.0, 32.0, 33.0, NAN], [NAN, 60.0, 61.0, 62.0, 1e30]])
+    ids = torch.tensor([[0, 2, 0, 2, -9], [50, 1, 0, 1, 50]])
+    mask = torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 0]]).bool()
+    batch = VisitBatch.from_flat(codes, ages, ids, mask)
+    assert batch.codes.tolist() == [5, 7, 6, 8, 2, 1, 3]
+    assert batch.visit_offsets.tolist() == [0, 2, 4, 5, 7]
+    assert batch.subject_offsets.tolist() == [0, 2, 4]
+    assert batch.age_years.tolist() == [30.0, 31.0, 61.0, 60.0]  # of each visit's first token
+    assert batch.delta_days.tolist() == [0.0] * 4
+    assert batch.padded_shape == (2, 3)
+    assert batch.to_padded(torch.tensor([1, 2, 3, 4])).tolist() == [[1, 0, 2], [3, 4, 0]]
+
+
+@settings(deadline=None)
+@given(records(), st.randoms(use_true_random=False))
+def test_from_flat_is_the_record_again(subjects: Records, rng: random.Random) -> None:
+    """Tokens of the visits, interleaved at random and padded anywhere, give back the visits that have codes."""
+    tokens = [
+        [(v, code, visit.age_years) for v, visit in enumerate(subject.visits) for code in visit.codes]
+        for subject in subjects
+    ]
+    length = max(map(len, tokens)) + 2
+    codes, ids = torch.full((len(tokens), length), 999), torch.full((len(tokens), length), 999)
+    ages, mask = torch.full((len(tokens), length), NAN), torch.zeros(len(tokens), length, dtype=torch.bool)
+    for b, row in enumerate(tokens):
+        turns = [v for v, _, _ in row]
+        rng.shuffle(turns)  # visits take turns, but each visit's own tokens keep their order
+        queues = {v: [t for t in row if t[0] == v] for v in set(turns)}
+        for place, v in zip(sorted(rng.sample(range(length), len(turns))), turns, strict=True):
+            ids[b, place], codes[b, place], ages[b, place] = torch.tensor(queues[v].pop(0))
+            mask[b, place] = True
+    batch = VisitBatch.from_flat(codes, ages, ids, mask)
+    visits = [(b, v, visit) for b, s in enumerate(subjects) for v, visit in enumerate(s.visits) if visit.codes]
+    assert batch.codes.tolist() == [code for _, _, visit in visits for code in visit.codes]
+    assert batch.subject_of_visit.tolist() == [b for b, _, _ in visits]
+    expected = torch.tensor([visit.age_years for _, _, visit in visits])
+    torch.testing.assert_close(batch.age_years, expected.view(-1), equal_nan=True)
+    width = max((v + 1 for _, v, _ in visits), default=0)
+    assert batch.padded_shape == (len(subjects), width)
+    assert batch.slots is not None
+    assert batch.slots.tolist() == [b * width + v for b, v, _ in visits]
+
+
+def test_from_flat_refuses() -> None:
+    codes, ones = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3)
+    with pytest.raises(EhrseqError, match=r"codes.*\(B, L\)"):
+        VisitBatch.from_flat(ones, ones, codes, ones)
+    with pytest.raises(EhrseqError, match=r"visit_ids.*\(2, 3\)"):
+        VisitBatch.from_flat(codes, ones, codes.T, ones)
+    with pytest.raises(EhrseqError, match=r"visit_ids.*integers"):
+        VisitBatch.from_flat(codes, ones, ones, ones)
+    with pytest.raises(EhrseqError, match=r"visit_ids.*from 0"):
+        VisitBatch.from_flat(codes, ones, -codes, ones)
+    with pytest.raises(EhrseqError, match=r"mask.*a mask"):
+        VisitBatch.from_flat(codes, ones, codes, ones / 2)

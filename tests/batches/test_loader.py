@@ -1,0 +1,169 @@
+"""Collating against plain loops, and who shares a step."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ehrsequencing.batches.loader import Step, SubjectLoader
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRecords
+
+
+@pytest.fixture(scope="module")
+def arrays(sim_prepared: Path) -> TaskRecords:
+    prepared = Prepared(sim_prepared)
+    return prepared.records("simulated", "train")
+
+
+def visible(step: Step, position: int) -> list[list[tuple[int, float]]]:
+    """Codes and ranks of every element that a position of the batch may see, itself last."""
+    batch = step.batch
+    subject = int(batch.subject_of_visit[position])
+    first = int(batch.subject_offsets[subject])
+    seen = [n for n in range(first, position) if not batch.is_query[n]] + [position]
+    spans = [slice(int(batch.visit_offsets[n]), int(batch.visit_offsets[n + 1])) for n in seen]
+    return [list(zip(batch.codes[s].tolist(), batch.values[s, 0].tolist(), strict=True)) for s in spans]
+
+
+def expected(records: TaskRecords, row: int) -> list[list[tuple[int, float]]]:
+    """The same, straight from the store."""
+    timelines, rows = records.timelines, records.rows
+    subject = int(np.searchsorted(rows.row_offsets, row, side="right")) - 1
+    first = int(timelines.subject_offsets[subject])
+    visits = range(first, first + int(rows.visits_before[row]))
+    spans = [slice(*timelines.visit_offsets[v : v + 2].tolist()) for v in visits]
+    out = [list(zip(timelines.codes[s].tolist(), timelines.values[s, 0].tolist(), strict=True)) for s in spans]
+    if rows.is_query[row]:
+        s = slice(*rows.carry_offsets[row : row + 2].tolist())
+        out.append(list(zip(rows.carry_codes[s].tolist(), rows.carry_values[s, 0].tolist(), strict=True)))
+    return out
+
+
+def same(a: list[list[tuple[int, float]]], b: list[list[tuple[int, float]]]) -> bool:
+    return repr(a) == repr(b)  # NaN equals NaN in print
+
+
+def test_every_prediction_time_sees_exactly_its_past(arrays: TaskRecords) -> None:
+    rows = arrays.rows
+    loader = SubjectLoader(arrays)
+    answered = 0
+    for step in loader.in_order(visit_budget=300):
+        for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
+            assert same(visible(step, position), expected(arrays, row))
+            assert bool(step.batch.is_query[position]) == bool(rows.is_query[row])
+            assert step.batch.duration_days[position] == pytest.approx(float(rows.duration_days[row]))
+            assert int(step.batch.cause[position]) == int(rows.cause[row])
+            answered += 1
+        assert int(step.batch.at_risk.sum()) == len(step.rows)
+    assert answered == len(rows)
+
+
+def test_a_row_that_sees_one_visit_more_is_noticed(arrays: TaskRecords) -> None:
+    rows = arrays.rows
+    step = SubjectLoader(arrays).collate(np.flatnonzero(np.diff(rows.row_offsets) > 2)[:5])
+    shifted = [
+        same(visible(step, p), expected(arrays, r + 1))
+        for r, p in zip(step.rows[:-1].tolist(), step.positions[:-1].tolist(), strict=True)
+    ]
+    assert not all(shifted)
+
+
+def test_nothing_after_the_last_prediction_time_is_loaded(arrays: TaskRecords) -> None:
+    timelines, rows = arrays.timelines, arrays.rows
+    step = SubjectLoader(arrays).collate(np.arange(len(timelines)))
+    last = np.asarray(rows.visits_before)[np.asarray(rows.row_offsets)[1:] - 1]
+    with_rows = np.diff(rows.row_offsets) > 0
+    assert step.batch.n_visits - int(step.batch.is_query.sum()) == int(last[with_rows].sum())
+
+
+def test_visit_head_takes_visits_only_and_one_cause_a_subject(arrays: TaskRecords) -> None:
+    timelines, rows = arrays.timelines, arrays.rows
+    loader = SubjectLoader(arrays, queries=False)
+    step = loader.collate(loader.subjects)
+    assert not step.batch.is_query.any()
+    events = np.bincount(step.batch.subject_of_visit[step.batch.cause > 0].numpy(), minlength=len(loader))
+    with_event = np.array([rows.cause[rows.row_offsets[s + 1] - 1] > 0 for s in loader.subjects])
+    at_risk = np.bincount(step.batch.subject_of_visit[step.batch.at_risk].numpy(), minlength=len(loader)) > 0
+    np.testing.assert_array_equal(events, (with_event & at_risk).astype(int))
+    ends = np.asarray(timelines.end_us)
+    subject = rows.subject
+    own = [
+        r for r in range(len(rows))
+        if rows.visits_before[r] > 0
+        and ends[timelines.subject_offsets[subject[r]] + rows.visits_before[r] - 1] == rows.prediction_us[r]
+    ]  # fmt: skip
+    assert int(step.batch.at_risk.sum()) == len(own) == len(step.rows)
+
+
+def test_an_epoch_holds_every_subject_once_within_the_budget(arrays: TaskRecords) -> None:
+    loader = SubjectLoader(arrays)
+    steps = loader.shuffled(3, seed=1, visit_budget=200)
+    np.testing.assert_array_equal(np.sort(np.concatenate(steps)), loader.subjects)
+    assert all(loader.cost[s].sum() <= 200 or len(s) == 1 for s in steps)
+    again, other = loader.shuffled(3, seed=1, visit_budget=200), loader.shuffled(4, seed=1, visit_budget=200)
+    assert all(np.array_equal(a, b) for a, b in zip(steps, again, strict=True))
+    assert not np.array_equal(np.concatenate(steps), np.concatenate(other))
+
+
+def test_a_step_holds_so_many_subjects_at_most(arrays: TaskRecords) -> None:
+    loader = SubjectLoader(arrays)
+    steps = loader.shuffled(0, seed=0, visit_budget=10**9, most_subjects=7)
+    assert [len(step) for step in steps[:-1]] == [7] * (len(steps) - 1)
+    assert len(steps[-1]) == (len(loader) % 7 or 7)
+    tight = loader.shuffled(0, seed=0, visit_budget=200, most_subjects=7)  # the budget still holds
+    assert all(len(s) <= 7 and (loader.cost[s].sum() <= 200 or len(s) == 1) for s in tight)
+    np.testing.assert_array_equal(np.sort(np.concatenate(tight)), loader.subjects)
+
+
+def within_step_share(loader: SubjectLoader, epochs: list[list[np.ndarray]]) -> float:
+    """Share of the variance of the length that lies within steps; 1 where length does not decide who shares one."""
+    within, total = 0.0, 0.0
+    for steps in epochs:
+        cost = loader.cost[np.concatenate(steps)]
+        for step in steps:
+            part = loader.cost[step]
+            within += float(part.var(ddof=1)) * len(part) if len(part) > 1 else 0.0
+        total += float(cost.var(ddof=1)) * len(cost)
+    return within / total
+
+
+def test_length_does_not_decide_who_shares_a_step(arrays: TaskRecords) -> None:
+    loader = SubjectLoader(arrays)
+    drawn = [loader.shuffled(e, seed=0, visit_budget=250) for e in range(40)]
+    assert within_step_share(loader, drawn) > 0.9
+    by_length = loader.subjects[np.argsort(loader.cost[loader.subjects], kind="stable")]
+    assert within_step_share(loader, [loader._pack(by_length, 250)]) < 0.3  # the broken rule is seen
+
+
+def test_one_subject_beyond_the_budget_is_a_step_of_its_own(arrays: TaskRecords) -> None:
+    loader = SubjectLoader(arrays)
+    assert all(len(step) == 1 for step in loader.shuffled(0, seed=0, visit_budget=1))
+
+
+def check_types(step: Step, code_types: np.ndarray) -> None:
+    """Every code of every visit and query has its own token's type, also where queries stand between visits."""
+    assert step.batch.code_types is not None
+    expected = [int(code_types[code]) for code in step.batch.codes.tolist()]
+    assert step.batch.code_types.tolist() == expected
+
+
+@pytest.mark.parametrize("queries", [True, False])
+def test_codes_carry_the_type_of_their_token(arrays: TaskRecords, sim_prepared: Path, queries: bool) -> None:
+    code_types = Prepared(sim_prepared).vocabulary.code_types
+    loader = SubjectLoader(arrays, queries=queries, code_types=code_types)
+    for step in loader.in_order(visit_budget=300):
+        check_types(step, code_types)
+    assert step.batch.code_types is not None
+    assert len(set(step.batch.code_types.tolist())) > 2
+    assert SubjectLoader(arrays, queries=queries).collate(loader.subjects[:3]).batch.code_types is None
+
+
+def test_types_one_code_off_are_noticed(arrays: TaskRecords, sim_prepared: Path) -> None:
+    code_types = Prepared(sim_prepared).vocabulary.code_types
+    step = SubjectLoader(arrays, code_types=code_types).collate(np.arange(20))
+    assert step.batch.code_types is not None
+    shifted = replace(step, batch=replace(step.batch, code_types=step.batch.code_types.roll(1)))
+    with pytest.raises(AssertionError):
+        check_types(shifted, code_types)

@@ -1,0 +1,339 @@
+"""Prediction in use: the same answers as on prepared data, whatever comes later in the record."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.config import DataConfig
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.storage import read_json, refuse_foreign_file, write_json
+from ehrsequencing.prediction.predict import Moment, NewRecords, predict
+from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.events import parse_date_us
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
+from helpers.meds import DAY_US, us
+
+Key = tuple[int, int, str, float]
+
+
+def read(path: Path) -> dict[Key, float]:
+    table = pq.read_table(path)
+    assert table.schema.names == ["subject_id", "prediction_time", "cause", "horizon_days", "risk", "start_days"]
+    times = table["prediction_time"].cast(pa.int64()).to_pylist()
+    keys = zip(
+        table["subject_id"].to_pylist(),
+        times,
+        table["cause"].to_pylist(),
+        table["horizon_days"].to_pylist(),
+        strict=True,
+    )
+    return dict(zip(keys, table["risk"].to_pylist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def answers(sim_run: Path, sim_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Key, float]:
+    out = tmp_path_factory.mktemp("predictions") / "deep" / "p.parquet"
+    count = predict(sim_run, sim_data, out)
+    found = read(out)
+    run = Run(sim_run)
+    assert len(found) == count * len(run.task.causes) * len(run.task.horizons)
+    return found
+
+
+def test_predictions_hold_every_prepared_prediction_time_with_the_same_risk(
+    sim_run: Path, sim_prepared: Path, answers: dict[Key, float]
+) -> None:
+    run, prepared = Run(sim_run), Prepared(sim_prepared)
+    for split in ("train", "tuning", "held_out"):
+        records = prepared.records("simulated", split)
+        rows = records.rows
+        risk = risk_of_rows(run.model, records, horizons_days=run.task.horizons)
+        for r in range(0, len(rows), 7):
+            key = (int(records.subject_id[r]), int(rows.prediction_us[r]))
+            for e, cause in enumerate(run.task.causes):
+                for h, horizon in enumerate(run.task.horizons):
+                    assert answers[(*key, cause, horizon)] == pytest.approx(float(risk[r, e, h]), abs=1e-5)
+
+
+def test_use_knows_no_censoring(sim_prepared: Path, answers: dict[Key, float]) -> None:
+    """Someone who was censored is still asked about at later visits; nobody is after an outcome."""
+    cohort = pq.read_table(sim_prepared / "tasks" / "simulated" / "cohort.parquet")
+    assert len({key[:2] for key in answers}) >= len(cohort)
+
+
+def truncated(data: Path, out: Path, until_us: int) -> Path:
+    """The data set as it stood at a moment."""
+    for path in (data / "data").rglob("*.parquet"):
+        table = pq.read_table(path)
+        keep = pc.or_kleene(pc.is_null(table["time"]), pc.less_equal(table["time"].cast(pa.int64()), until_us))
+        target = out / path.relative_to(data)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.filter(keep), target)
+    return out
+
+
+def test_later_records_change_no_earlier_answer(
+    sim_run: Path, sim_data: Path, answers: dict[Key, float], tmp_path: Path
+) -> None:
+    moments = sorted({key[1] for key in answers})
+    until = moments[len(moments) // 2]
+    predict(sim_run, truncated(sim_data, tmp_path / "then", until), tmp_path / "p.parquet")
+    then = read(tmp_path / "p.parquet")
+    # A visit of the last day may go on after the cut: its end, and so its row, is then another one.
+    known = {key for key in then if key in answers and key[1] <= until}
+    assert len(known) > 0.9 * sum(key[1] <= until - DAY_US for key in answers)
+    assert max(abs(then[key] - answers[key]) for key in known) < 1e-5
+
+
+def test_last_is_each_subjects_newest(sim_run: Path, sim_data: Path, answers: dict[Key, float], tmp_path: Path) -> None:
+    predict(sim_run, sim_data, tmp_path / "p.parquet", at="last")
+    newest: dict[int, int] = {}
+    for subject, time, *_ in answers:
+        newest[subject] = max(newest.get(subject, time), time)
+    last = read(tmp_path / "p.parquet")
+    assert {key[:2] for key in last} == set(newest.items())
+    assert all(risk == pytest.approx(answers[key], abs=1e-5) for key, risk in last.items())
+
+
+def test_as_of_a_day_asks_everybody_then_at_risk_and_uses_nothing_later(
+    sim_run: Path, sim_data: Path, tmp_path: Path
+) -> None:
+    times = pa.concat_tables([pq.read_table(p) for p in (sim_data / "data").rglob("*.parquet")])["time"]
+    late = int(pc.quantile(times.cast(pa.int64()), 0.7)[0].as_py())
+    date = str(np.datetime64(late, "us"))[:10]
+    predict(sim_run, sim_data, tmp_path / "now.parquet", at=date, horizons_days=[90.0, 700.0])
+    predict(sim_run, truncated(sim_data, tmp_path / "then", parse_date_us(date)), tmp_path / "then.parquet", at=date,
+            horizons_days=[90.0, 700.0])  # fmt: skip
+    now, then = read(tmp_path / "now.parquet"), read(tmp_path / "then.parquet")
+    assert now.keys() == then.keys()
+    assert {key[1] for key in now} == {parse_date_us(date)}
+    assert {key[3] for key in now} == {90.0, 700.0}
+    assert max(abs(now[key] - then[key]) for key in now) < 1e-5
+
+
+def test_risk_rises_with_the_horizon_and_sums_below_one(answers: dict[Key, float]) -> None:
+    curves: dict[tuple[int, int], dict[str, list[float]]] = {}
+    for (subject, time, cause, _), risk in answers.items():
+        curves.setdefault((subject, time), {}).setdefault(cause, []).append(risk)
+    for causes in curves.values():
+        assert all(np.all(np.diff(curve) >= -1e-7) for curve in causes.values())
+        assert sum(curve[-1] for curve in causes.values()) <= 1 + 1e-6
+
+
+def test_nll_of_rows_is_the_mean_that_training_saw(sim_run: Path, sim_prepared: Path) -> None:
+    run, prepared = Run(sim_run), Prepared(sim_prepared)
+    nll = nll_of_rows(run.model, prepared.records("simulated", "tuning"))
+    assert nll.mean() == pytest.approx(run.manifest["tuning_nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize("at", ["yesterday", "2026", "2026-13-45"])
+def test_an_impossible_moment_is_refused(sim_run: Path, sim_data: Path, tmp_path: Path, at: str) -> None:
+    with pytest.raises(EhrseqError):
+        predict(sim_run, sim_data, tmp_path / "p.parquet", at=at)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_parts_do_not_belong_together_is_refused(sim_run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "run"
+    shutil.copytree(sim_run, copy)
+    vocabulary = read_json(copy / "vocabulary.json")
+    vocabulary["tokens"][-1] = "OTHER//CODE"
+    write_json(copy / "vocabulary.json", vocabulary)
+    with pytest.raises(EhrseqError, match="has changed"):
+        Run(copy)
+    (copy / "manifest.json").unlink()
+    with pytest.raises(EhrseqError, match="finished run"):
+        Run(copy)
+
+
+# ---- where the data ends ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(sim_data: Path, tmp_path: Path) -> Path:
+    """The held-out subjects, as data of their own."""
+    (tmp_path / "few" / "data").mkdir(parents=True)
+    shards = [pq.read_table(path, partitioning=None) for path in (sim_data / "data" / "held_out").glob("*.parquet")]
+    pq.write_table(pa.concat_tables(shards), tmp_path / "few" / "data" / "0.parquet")
+    return tmp_path / "few"
+
+
+def table_of(data: Path) -> pa.Table:
+    return pq.read_table(data / "data" / "0.parquet", partitioning=None)
+
+
+def last_us(data: Path) -> int:
+    return int(pc.max(table_of(data)["time"].cast(pa.int64())).as_py())
+
+
+def with_rows(data: Path, *rows: tuple[int, int, str]) -> Path:
+    """Add rows (subject, time, code)."""
+    old = table_of(data)
+    columns = dict(zip(("subject_id", "time", "code"), map(list, zip(*rows, strict=True)), strict=True))
+    new = {f.name: pa.array(columns.get(f.name, [None] * len(rows))).cast(f.type) for f in old.schema}
+    pq.write_table(pa.concat_tables([old, pa.table(new)]), data / "data" / "0.parquet")
+    return data
+
+
+def asked_by_age(run: Run, years: int) -> Run:
+    """The run, asked from an age on."""
+    run.task = run.task.model_copy(update={"index": type(run.task.index).model_validate({"age": f"{years}y"})})
+    return run
+
+
+def test_moments_after_the_datas_end_have_no_answer_and_are_counted(sim_run: Path, few: Path) -> None:
+    """An index by age that half of the people reach only in the future."""
+    birth = table_of(few).filter(pc.field("code") == "MEDS_BIRTH")["time"].cast(pa.int64()).to_numpy()
+    years = int(np.median((last_us(few) - birth) / (365.25 * DAY_US)))
+    records = NewRecords(asked_by_age(Run(sim_run), years), few)
+    found = [encoded.rows for encoded in records.encoded(Moment())]
+    assert max(int(rows.prediction_us.max()) for rows in found) <= last_us(few)
+    assert records.subjects == len(birth)
+    assert 5 < records.late == records.moments - sum(map(len, found))
+    newest = [encoded.rows for encoded in records.encoded(Moment("last"))]
+    assert max(int(rows.prediction_us.max()) for rows in newest) <= last_us(few)
+
+
+def test_the_terminal_tells_what_has_no_answer(
+    sim_run: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, said = Run.__init__, list[str]()
+
+    def born_later(run: Run, folder: Path) -> None:
+        real(run, folder)
+        asked_by_age(run, 70)
+
+    monkeypatch.setattr(Run, "__init__", born_later)
+    predict(sim_run, few, tmp_path / "p.parquet", say=said.append)
+    assert any("prediction times lie after the data's end and are left out; data.extracted=" in text for text in said)
+    assert any("subjects have no prediction" in text for text in said)
+    monkeypatch.setattr(Run, "__init__", lambda run, folder: (real(run, folder), asked_by_age(run, 119))[0])
+    with pytest.raises(EhrseqError, match=r"all \d+ prediction times lie after the data's end"):
+        predict(sim_run, few, tmp_path / "none.parquet")
+    assert not (tmp_path / "none.parquet").exists()
+
+
+def test_a_lone_late_row_moves_nothing(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    predict(sim_run, few, tmp_path / "clean.parquet")
+    codes, said = table_of(few).select(["subject_id", "code"]).to_pylist(), list[str]()
+    dead = {row["subject_id"] for row in codes if row["code"] == "MEDS_DEATH"}
+    who = next(row["subject_id"] for row in codes if row["subject_id"] not in dead)
+    predict(sim_run, with_rows(few, (who, us("2099-12-31"), "NEW")), tmp_path / "late.parquet", say=said.append)
+    assert read(tmp_path / "late.parquet") == read(tmp_path / "clean.parquet")
+    assert any(text.startswith("left out: 1 rows of 1 subjects, in 2099, after ") for text in said)
+
+
+def test_a_day_after_the_datas_end_needs_a_declared_end(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    out, end = tmp_path / "p.parquet", last_us(few)
+    soon, later = (str(np.datetime64(end + days * DAY_US, "us"))[:10] for days in (20, 400))
+    assert predict(sim_run, few, out, at=soon) > 0, "today, a little after the last row"
+    with pytest.raises(EhrseqError, match="more than 31 days after the data's last row") as error:
+        predict(sim_run, few, out, at=later)
+    assert "data.extracted=" in error.value.fix
+    assert predict(sim_run, few, out, at=later, facts=DataConfig(extracted=later)) > 0
+    assert {key[1] for key in read(out)} == {parse_date_us(later)}
+    with pytest.raises(EhrseqError, match=r"lies after data\.extracted"):
+        predict(sim_run, few, out, at="2200-01-01", facts=DataConfig(extracted=later))
+
+
+def test_a_declared_end_lets_moments_up_to_its_day_be_answered(sim_run: Path, few: Path) -> None:
+    later = str(np.datetime64(last_us(few) + 4000 * DAY_US, "us"))[:10]
+    late = []
+    for facts in (None, DataConfig(extracted=later)):
+        records = NewRecords(asked_by_age(Run(sim_run), 70), few, facts)
+        assert sum(map(len, records.encoded(Moment()))) == records.moments - records.late
+        late.append(records.late)
+    assert late[0] > late[1]
+
+
+# ---- horizons, foreign codes, files ----------------------------------------------------------------------------------
+
+
+def test_a_horizon_that_the_model_never_learned_about_is_refused(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    last = Run(sim_run).model.config.edges_days[-1]
+    predict(sim_run, few, tmp_path / "p.parquet", horizons_days=[last])
+    with pytest.raises(EhrseqError, match="beyond"):
+        predict(sim_run, few, tmp_path / "q.parquet", horizons_days=[30.0, last + 1.0])
+    assert not (tmp_path / "q.parquet").exists()
+
+
+def renamed(data: Path, share: float) -> Path:
+    """So large a share of the rows that make tokens gets codes that nobody knows."""
+    table = table_of(data)
+    codes, n = table["code"].to_pylist(), 0
+    tokens = [k for k, code in enumerate(codes) if code not in ("MEDS_BIRTH", "MEDS_DEATH", "END_OF_FOLLOWUP")]
+    for n in tokens[: round(share * len(tokens))]:
+        codes[n] = f"ELSEWHERE//{n}"
+    place = table.column_names.index("code")
+    pq.write_table(table.set_column(place, "code", pa.array(codes)), data / "data" / "0.parquet")
+    return data
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.0, False), (0.3, False), (0.7, True)])
+def test_the_unknown_share_is_told(sim_run: Path, few: Path, tmp_path: Path, share: float, warned: bool) -> None:
+    said: list[str] = []
+    predict(sim_run, renamed(few, share), tmp_path / "p.parquet", say=said.append)
+    (told,) = [text for text in said if "code that the run does not know" in text]
+    assert told.startswith("warning") == warned
+    rate = float(told.removeprefix("warning: ").split("%")[0]) / 100
+    assert share <= rate <= share + 0.05
+
+
+def test_records_of_which_nearly_nothing_is_known_are_refused(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    table = renamed(few, 0.98)
+    with pytest.raises(EhrseqError, match=r"of the rows have a code that the run does not know") as error:
+        predict(sim_run, table, tmp_path / "p.parquet")
+    assert "--force" in error.value.fix
+    assert not (tmp_path / "p.parquet").exists()
+
+
+def test_one_persons_many_new_codes_refuse_nothing(sim_run: Path, few: Path, tmp_path: Path) -> None:
+    table, said = table_of(few), list[str]()
+    who, when = int(table["subject_id"][9].as_py()), int(table["time"].cast(pa.int64())[9].as_py())
+    many = [(who, when, f"ELSEWHERE//{n}") for n in range(20 * len(table))]
+    assert predict(sim_run, with_rows(few, *many), tmp_path / "p.parquet", at="last", say=said.append) > 0
+    (told,) = [text for text in said if "code that the run does not know" in text]
+    assert told.startswith("warning: 9")
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz"])
+def test_csv_holds_what_parquet_holds(sim_run: Path, few: Path, tmp_path: Path, name: str) -> None:
+    for out in (tmp_path / name, tmp_path / "p.parquet"):
+        predict(sim_run, few, out, at="last")
+    table, text = pq.read_table(tmp_path / "p.parquet"), pyarrow.csv.read_csv(tmp_path / name)
+    assert text.column_names == table.column_names
+    assert text["subject_id"].to_pylist() == table["subject_id"].to_pylist()
+    assert text["prediction_time"].cast(pa.timestamp("us")).to_pylist() == table["prediction_time"].to_pylist()
+    assert text["risk"].to_numpy() == pytest.approx(table["risk"].to_numpy(), rel=1e-6)
+    assert set(text["start_days"].to_pylist()) == {0.0}
+    assert not list(tmp_path.glob(".tmp*"))
+
+
+@pytest.mark.parametrize("name", ["p.xlsx", "p", "p.gz", "p.parquet.txt"])
+def test_a_file_of_another_kind_is_refused(sim_run: Path, sim_data: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(EhrseqError, match="does not end in a format") as error:
+        predict(sim_run, sim_data, tmp_path / name)
+    assert ".csv" in error.value.fix
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.csv.gz", "p.parquet"])
+def test_only_our_own_predictions_are_overwritten(name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    facts = {"causes": ["a"], "horizons_days": [30.0], "start_days": 0.0, "banded": False}
+    with prediction_file(out, **facts):  # type: ignore[arg-type]
+        pass
+    refuse_foreign_file(out, is_predictions)
+    out.write_text("subject_id,prediction_time,note\n1,2020-01-01,mine\n")
+    with pytest.raises(EhrseqError, match="ehrseq did not write it"):
+        refuse_foreign_file(out, is_predictions)
+    assert "mine" in out.read_text()

@@ -1,0 +1,187 @@
+"""The file of `predict` holds the very risks that `evaluate` judges, for every kind of task and model."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ehrsequencing.config import EvaluationConfig, StudyConfig, TaskConfig, load_study
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.evaluation.comparison import OURS
+from ehrsequencing.evaluation.evaluate import Evaluation, evaluate
+from ehrsequencing.evaluation.population import Population
+from ehrsequencing.metrics.accuracy import observed_over_expected
+from ehrsequencing.metrics.outcomes import ScoredRows
+from ehrsequencing.models.base import SurvivalModel
+from ehrsequencing.prediction.predict import predict
+from ehrsequencing.prediction.run import Run
+from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.training.inference import risk_of_rows
+from ehrsequencing.training.loop import Trainer
+
+TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=2")
+Array = npt.NDArray[Any]
+
+
+def changed(task: TaskConfig, **settings: Any) -> TaskConfig:
+    return TaskConfig.model_validate({**task.model_dump(exclude_none=True), **settings})
+
+
+TASKS: dict[str, Callable[[TaskConfig], TaskConfig]] = {
+    "plain": lambda t: changed(t, name="plain", outcome={**t.outcome, **t.competing}, competing={}),
+    "blanking": lambda t: changed(t, name="blanking", blanking="90d", horizons=["120d", "1y"]),
+    "landmarks": lambda t: changed(t, name="landmarks", landmarks=["0d", "1y"], blanking="30d"),
+    "recurrent": lambda t: changed(t, name="recurrent", recurrent=True, blanking="10d"),
+    "visit": lambda t: changed(t, name="visit", competing={}),
+}
+SETTINGS = {"visit": ("model.head=visit",), "landmarks": ("training.members=3", "training.bootstrap=true")}
+
+
+@pytest.fixture(scope="module")
+def store(sim_data: Path, sim_task: TaskConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("judged") / "set"
+    prepare(sim_data, out, study=load_study(None, TINY), tasks=[make(sim_task) for make in TASKS.values()])
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def run(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("runs") / name
+            study: StudyConfig = load_study(None, [*TINY, *SETTINGS.get(name, ())])
+            Trainer(Prepared(store), name, made[name], study=study).fit()
+        return made[name]
+
+    return run
+
+
+def in_file(path: Path, judged: Population, task: TaskConfig, column: str = "risk") -> Array:
+    """(R, causes, horizons) of a column of the file, at the prediction times that are judged."""
+    table = pq.read_table(path)
+    keys = zip(
+        table["subject_id"].to_pylist(), table["prediction_time"].cast(pa.int64()).to_pylist(),
+        table["cause"].to_pylist(), table["horizon_days"].to_pylist(), strict=True,
+    )  # fmt: skip
+    found = dict(zip(keys, table[column].to_pylist(), strict=True))
+    who = judged.records.subject_id.tolist()
+    places = list(zip(who, np.asarray(judged.records.rows.prediction_us).tolist(), strict=True))
+    return np.array([[[found[(*p, c, h)] for h in task.horizons] for c in task.causes] for p in places])
+
+
+def judged_risks(run: Run, judged: Population) -> Array:
+    """What every metric of `evaluate` is computed from."""
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0)
+    evaluation = Evaluation(run, judged, prepared=None, settings=settings)
+    return evaluation._at_horizons(evaluation._risks(lambda _: None)[OURS])
+
+
+def member_risks(run: Run, judged: Population, *members: SurvivalModel) -> Array:
+    """(members, R, causes, horizons)."""
+    given: dict[str, Any] = {"horizons_days": run.task.horizons, "start_days": run.task.blanking}
+    return np.stack([risk_of_rows(member, judged.records, **given) for member in members])
+
+
+@pytest.mark.parametrize("name", ["plain", "blanking", "landmarks", "recurrent"])
+def test_the_file_holds_the_risks_that_are_judged(
+    runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path, name: str
+) -> None:
+    run = Run(runs(name))
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
+    predict(run.folder, sim_data, tmp_path / "p.parquet")
+    risk = in_file(tmp_path / "p.parquet", judged, run.task)
+    assert len(risk) == len(judged.records) > 100
+    np.testing.assert_allclose(risk, judged_risks(run, judged), atol=2e-6)
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert set(table["start_days"].to_pylist()) == {run.task.blanking}
+    assert table.schema.names[6:] == (["low", "high"] if name == "landmarks" else [])
+
+
+def test_blanking_moves_the_risks(runs: Callable[[str], Path], store: Path) -> None:
+    """Without it the test above would hold of risks that nobody judges."""
+    run = Run(runs("blanking"))
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
+    free = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons)
+    assert np.abs(free - judged_risks(run, judged)).max() > 0.01
+
+
+def test_members_give_a_band_of_the_same_risks(
+    runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
+) -> None:
+    run = Run(runs("landmarks"))
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
+    predict(run.folder, sim_data, tmp_path / "p.parquet")
+    low, risk, high = (in_file(tmp_path / "p.parquet", judged, run.task, name) for name in ("low", "risk", "high"))
+    of_members = member_risks(run, judged, *run.answers.members)
+    assert len(of_members) == 3
+    np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
+    np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
+    assert np.all((low <= risk) & (risk <= high))
+    assert np.mean(high - low) > 1e-4
+
+
+def test_the_visit_heads_hazard_has_no_days(
+    runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path
+) -> None:
+    run, out = Run(runs("visit")), tmp_path / "p.csv"
+    with pytest.raises(EhrseqError, match="has no horizons in days"):
+        predict(run.folder, sim_data, out, horizons_days=[90.0])
+    predict(run.folder, sim_data, tmp_path / "p.parquet")
+    table = pq.read_table(tmp_path / "p.parquet")
+    assert set(table["horizon_days"].to_pylist()) == {None}
+    assert set(table["start_days"].to_pylist()) == {0.0}
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
+    hazard = risk_of_rows(run.model, judged.records, horizons_days=[])[:, 0, 0]
+    keys = zip(table["subject_id"].to_pylist(), table["prediction_time"].cast(pa.int64()).to_pylist(), strict=True)
+    found = dict(zip(keys, table["risk"].to_pylist(), strict=True))
+    who = judged.records.subject_id
+    for r in np.flatnonzero(~np.isnan(hazard))[::5]:
+        assert found[(int(who[r]), int(judged.records.rows.prediction_us[r]))] == pytest.approx(
+            float(hazard[r]), abs=2e-6
+        )
+
+
+@pytest.mark.parametrize("name", ["blanking", "landmarks"])
+def test_recalibrated_risks_are_those_that_evaluate_reports(
+    runs: Callable[[str], Path], store: Path, sim_data: Path, tmp_path: Path, name: str
+) -> None:
+    """Their observed/expected at the first landmark is the report's; members are recalibrated as well."""
+    folder = shutil.copytree(runs(name), tmp_path / "run")
+    settings = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=0, recalibrate=True)
+    told = evaluate(folder, prepared=store, settings=settings)["recalibration"]["after"]
+    run, out = Run(folder), tmp_path / "p.parquet"
+    predict(folder, sim_data, out, recalibrated=True)
+    judged = Population.of_split(Prepared(store), run.task, "held_out")
+    at = judged.records.rows.at_landmark(0.0)
+    rows = (
+        np.asarray(judged.records.rows.duration_days)[at],
+        np.asarray(judged.records.rows.cause)[at].astype(np.int64),
+    )
+    risk = in_file(out, judged, run.task)
+    oe = observed_over_expected(ScoredRows.of(*rows, risk[at], np.array(run.task.horizons)))
+    for e, cause in enumerate(run.task.causes):
+        np.testing.assert_allclose(oe[e], told[cause]["oe"], rtol=1e-4)
+    plain = risk_of_rows(run.model, judged.records, horizons_days=run.task.horizons, start_days=run.task.blanking)
+    assert np.abs(plain - risk).max() > 1e-4
+    if name == "landmarks":
+        low, high = (in_file(out, judged, run.task, column) for column in ("low", "high"))
+        of_members = member_risks(run, judged, *run.recalibrated.members)
+        np.testing.assert_allclose(low, np.minimum(of_members.min(axis=0), risk), atol=2e-6)
+        np.testing.assert_allclose(high, np.maximum(of_members.max(axis=0), risk), atol=2e-6)
+
+
+@pytest.mark.parametrize("days", [45.0, 90.0])
+def test_a_horizon_within_the_blanking_is_refused(
+    runs: Callable[[str], Path], sim_data: Path, tmp_path: Path, days: float
+) -> None:
+    with pytest.raises(EhrseqError, match="within the task's blanking of 90d"):
+        predict(runs("blanking"), sim_data, tmp_path / "p.parquet", horizons_days=[days, 300.0])
+    assert not (tmp_path / "p.parquet").exists()

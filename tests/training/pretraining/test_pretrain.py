@@ -1,0 +1,182 @@
+"""`ehrseq pretrain` and `ehrseq train --init` from end to end, on a small simulation."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from ehrsequencing.cli.app import app
+from ehrsequencing.config import load_study
+from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.timelines import TaskRows, Timelines
+from ehrsequencing.reporting.pretraining_verdict import verdict_of
+from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.pretrained import Pretrained, subjects_digest
+from ehrsequencing.training.pretraining.loop import Pretrainer
+from helpers.training import Interrupted, raise_at
+
+TINY = (
+    *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=1", "training.min_steps=4"),
+    *("training.checkpoint_steps=1", "training.checkpoint_seconds=0"),
+)
+
+
+@pytest.fixture(scope="module")
+def pretrained(sim_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pretrained") / "model"
+    found = CliRunner().invoke(app, ["pretrain", str(sim_prepared), "--out", str(out), "--task", "simulated", *TINY])
+    assert found.exit_code == 0, found.output
+    assert "recall@1, @5, @10 of codes new to the subject" in found.output
+    return out
+
+
+def test_the_page_shows_the_numbers_and_the_known_pairs(pretrained: Path, sim_prepared: Path) -> None:
+    page = (pretrained / "report.html").read_text()
+    results = json.loads((pretrained / "pretraining.json").read_text())
+    pairs, codes = results["neighbours"]["pairs"], Prepared(sim_prepared).vocabulary.codes
+    assert pairs["codes"] == sum(code.startswith("DX//A") for code in codes)
+    assert 0 <= pairs["beside"] <= pairs["codes"]
+    assert f"There are {pairs['codes']} such pairs" in page
+    assert "DX//OUTCOME" not in page  # no target
+    for found in results["objectives"].values():
+        assert f"{found['measures']['loss']:.3f}" in page
+        assert f"most frequent first: {found['measures']['frequency recall@1']:.3f}" in page
+    verdict = verdict_of(results)
+    assert f"<h1>{verdict.headline}</h1>" in page
+    assert page.index(verdict.headline) < page.index("<svg")
+    assert "slightly optimistic" in page
+    assert ('<th scope="col">Alike</th>' in page) == verdict.learned
+    assert "<script" not in page
+
+
+def pretrain(prepared: Path, out: Path, *settings: str, task: str | None = "simulated", **given: Any) -> None:
+    study = load_study(None, [*TINY, *settings])
+    Pretrainer(Prepared(prepared), out, study=study, task_name=task).fit(**given)
+
+
+def start(prepared: Path, source: Path, *settings: str) -> Trainer:
+    """A training that starts from the model, before its first step."""
+    study = load_study(None, [*TINY[3:], *settings])
+    return Trainer(Prepared(prepared), "simulated", prepared / "nowhere", study=study, init=Pretrained(source))
+
+
+def test_the_manifest_says_who_was_seen_and_what_was_excluded(pretrained: Path, sim_prepared: Path) -> None:
+    manifest = json.loads((pretrained / "manifest.json").read_text())
+    prepared = Prepared(sim_prepared)
+    assert manifest["subjects"]["train"] == subjects_digest(np.flip(prepared.timelines("train").subject_id))
+    assert "DX//OUTCOME" in manifest["excluded_targets"]["outcome"]
+    targets = load_file(pretrained / "objectives.safetensors")["target_tokens"].tolist()
+    assert prepared.vocabulary.index["DX//OUTCOME"] not in targets
+    assert prepared.vocabulary.index["DX//A00"] in targets
+
+
+class WithoutHeldOut(Prepared):
+    """A prepared set whose held-out subjects nobody can look at."""
+
+    def timelines(self, split: str) -> Timelines:
+        assert split != "held_out"
+        return super().timelines(split)
+
+    def rows(self, task: str, split: str) -> TaskRows:
+        assert split != "held_out"
+        return super().rows(task, split)
+
+
+def test_no_held_out_subject_is_read(pretrained: Path, sim_prepared: Path, tmp_path: Path) -> None:
+    study = load_study(None, TINY)
+    Pretrainer(WithoutHeldOut(sim_prepared), tmp_path / "model", study=study, task_name="simulated").fit()
+    for name in ("model.safetensors", "objectives.safetensors"):
+        assert (tmp_path / "model" / name).read_bytes() == (pretrained / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_an_interrupted_pretraining_ends_with_the_same_bytes(
+    pretrained: Path, sim_prepared: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "model"
+    with pytest.raises(Interrupted):
+        pretrain(sim_prepared, out, on_progress=raise_at(3))
+    pretrain(sim_prepared, out, resume=True)
+    assert (out / "model.safetensors").read_bytes() == (pretrained / "model.safetensors").read_bytes()
+    pretrain(sim_prepared, out, resume=True)  # finished: nothing happens
+    with pytest.raises(EhrseqError, match="other settings"):
+        pretrain(sim_prepared, out, "pretraining.masked_share=0.3", resume=True)
+
+
+def test_a_training_starts_with_the_weights_and_settings_of_the_model(pretrained: Path, sim_prepared: Path) -> None:
+    theirs = load_file(pretrained / "model.safetensors")
+    trainer = start(sim_prepared, pretrained, "training.seed=1")  # what is not copied is drawn anew
+    ours = dict(trainer.model.named_parameters())
+    assert trainer.config.dim == 16
+    never = {name for name in theirs if name.startswith("head.") or name.endswith("query")}
+    tables = {"code_embedding.table.weight", "code_embedding.value_table.weight"}
+    assert all(torch.equal(ours[name], theirs[name]) for name in set(theirs) - never - tables)
+    summaries = torch.tensor([summary >= 0 for _, summary, _ in trainer.prepared.vocabulary.made_of])
+    rows = ours["code_embedding.table.weight"]
+    codes = len(rows) - len(summaries)
+    assert torch.equal(rows[:codes], theirs["code_embedding.table.weight"][:codes])
+    assert not torch.equal(rows[codes:][summaries], theirs["code_embedding.table.weight"][codes:][summaries])
+    with pytest.raises(EhrseqError, match="16 wide"):
+        start(sim_prepared, pretrained, "model.dim=32")
+
+
+@pytest.mark.parametrize("mode", ["frozen", "lora"])
+def test_frozen_weights_stay_and_the_rest_learns(
+    mode: str, pretrained: Path, sim_prepared: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["train", str(sim_prepared), "--init", str(pretrained), "--transfer", mode, "--out", str(out)]
+    found = CliRunner().invoke(app, [*arguments, *TINY[3:], "training.recalibration=0"])
+    assert found.exit_code == 0, found.output
+    assert "starts from" in found.output
+    theirs, ours = load_file(pretrained / "model.safetensors"), load_file(out / "model.safetensors")
+    moved = {name for name in ours if not torch.equal(ours[name], theirs[name])}
+    assert "head.W2.weight" in moved
+    assert ("timeline.layers.0.qkv.weight" in moved) == (mode == "lora")
+    assert ("visit_encoder.mlp.W1.weight" in moved) == (mode == "lora")
+    assert not {"timeline.layers.0.attention_norm.weight", "visit_encoder.pooling.q"} & moved
+    codes = Pretrained(pretrained).vocabulary.n_unknown
+    assert torch.equal(ours["code_embedding.table.weight"][:codes], theirs["code_embedding.table.weight"][:codes])
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["init"]["overlap"]["name"]["share"] == 1.0
+    assert manifest["init"]["transfer"]["mode"] == mode
+    assert (out / "adapters.safetensors").is_file() == (mode == "lora")
+
+
+def test_layers_begin_to_learn_one_after_another(pretrained: Path, sim_prepared: Path) -> None:
+    trainer = start(sim_prepared, pretrained, "transfer.layer_decay=0.5", "transfer.unfreeze_epochs=2")
+    assert trainer.init is not None
+    depths = {name: trainer.init.depth(name) for name, _ in trainer.model.named_parameters()}
+    assert depths["head.W2.weight"] == depths["visit_time_embedding.query"] == 0
+    assert depths["timeline.layers.0.qkv.weight"] == depths["timeline.norm.weight"] == 1
+    assert depths["code_embedding.table.weight"] == depths["visit_encoder.mlp.W1.weight"] == 2
+    shares = [[trainer.init.share(depth, epoch) for depth in range(3)] for epoch in (0, 2, 4)]
+    assert shares == [[1.0, 0.0, 0.0], [1.0, 0.5, 0.0], [1.0, 0.5, 0.25]]
+
+
+def test_code_embeddings_move_between_architectures(pretrained: Path, sim_prepared: Path) -> None:
+    trainer = start(sim_prepared, pretrained, "model.architecture=flat")
+    theirs = load_file(pretrained / "model.safetensors")
+    ours = dict(trainer.model.named_parameters())
+    known = trainer.prepared.vocabulary.n_unknown + len(trainer.prepared.vocabulary.codes)
+    rows = ours["encoder.embedding.code.table.weight"]
+    assert torch.equal(rows[:known], theirs["code_embedding.table.weight"][:known])
+    assert torch.equal(ours["encoder.embedding.age.table.weight"], theirs["visit_time_embedding.age.table.weight"])
+    assert trainer.started_from is not None
+    assert trainer.started_from["parameters_copied"] == 2  # ages and the index of the visit
+
+
+def test_what_cannot_be_pretrained_is_refused(sim_prepared: Path, sim_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(EhrseqError, match="would see what it should guess"):
+        pretrain(sim_prepared, tmp_path / "a", "model.attention=bidirectional")
+    with pytest.raises(EhrseqError, match="is not one of"):
+        load_study(None, ["pretraining.objectives=[guessing]"])
+    with pytest.raises(EhrseqError, match="no model to start from"):
+        Pretrained(sim_prepared)
+    assert Pretrained(sim_run).is_run

@@ -1,0 +1,128 @@
+"""What follows each visit, beside a slow reference in plain Python; and batches of whole records."""
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ehrsequencing.batches.loader import SubjectLoader
+from ehrsequencing.batches.reach import Reach
+from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, coming_codes, next_visits, visit_rows
+from helpers.visits import Record, timelines_of
+
+NUMBER = np.array([-1, -1, 0, 1, 2, -1, 1])  # of tokens 0 … 6: 5 is excluded, 6 is a joint token of 3's code
+CODES = TargetCodes(np.array([2, 3, 4]), NUMBER, np.zeros(3, dtype=np.int64))
+RANKS = st.sampled_from([math.nan, -1.5, 0.25, 1.0])
+VISITS = st.lists(st.tuples(st.integers(1, 6), RANKS), max_size=4).map(tuple)
+
+
+@st.composite
+def some_records(draw: st.DrawFn) -> list[Record]:
+    found: list[Record] = []
+    for _ in range(draw(st.integers(1, 4))):
+        gaps = draw(st.lists(st.sampled_from([0.5, 3.0, 400.0]), max_size=5))
+        found.append(tuple((float(day), draw(VISITS)) for day in np.cumsum(gaps)))
+    return found
+
+
+def targets_of(codes: tuple[tuple[int, float], ...]) -> dict[int, float]:
+    """Target code → its last number in a visit."""
+    out: dict[int, float] = {}
+    for token, rank in codes:
+        code = int(NUMBER[token])
+        if code >= 0 and (not math.isnan(rank) or code not in out):
+            out[code] = rank
+    return out
+
+
+@settings(max_examples=40)
+@given(some_records())
+def test_what_follows_is_what_a_slow_reader_finds(records: list[Record]) -> None:
+    timelines = timelines_of(records)
+    found = next_visits(timelines, np.arange(len(timelines.end_us)), CODES)
+    had: set[tuple[int, int, bool]] = set()
+    coming: set[tuple[int, int, bool]] = set()
+    last: set[tuple[int, int]] = set()
+    ranks: dict[tuple[int, int], tuple[float, float]] = {}
+    gaps, row, visit = [], 0, -1
+    for record in records:
+        past: set[int] = set()
+        carried: dict[int, float] = {}
+        for place, (day, codes) in enumerate(record):
+            visit += 1
+            own = targets_of(codes)
+            past |= set(own)
+            carried |= {code: rank for code, rank in own.items() if not math.isnan(rank)}
+            if place + 1 == len(record):
+                continue
+            then = targets_of(record[place + 1][1])
+            assert int(found.chosen[row]) == visit
+            gaps.append(record[place + 1][0] - day)
+            had |= {(row, code, code in then) for code in past}
+            coming |= {(row, code, code in past) for code in then}
+            last |= {(row, code) for code in own}
+            ranks |= {(row, code): (rank, carried.get(code, math.nan)) for code, rank in then.items()}
+            row += 1
+    np.testing.assert_allclose(found.gap_days, gaps, rtol=1e-6)
+    triples = zip(found.had_row.tolist(), found.had_code.tolist(), found.had_next.tolist(), strict=True)
+    assert sorted(triples) == sorted(had)
+    pairs = list(zip(found.next_row.tolist(), found.next_code.tolist(), strict=True))
+    repeats = found.is_repeat.tolist()
+    assert sorted((*pair, again) for pair, again in zip(pairs, repeats, strict=True)) == sorted(coming)
+    assert sorted(zip(found.last_row.tolist(), found.last_code.tolist(), strict=True)) == sorted(last)
+    expected = np.array([ranks[pair] for pair in pairs]).reshape(-1, 2)
+    np.testing.assert_allclose(np.stack([found.next_rank, found.carried_rank], 1), expected)
+
+
+@settings(max_examples=40)
+@given(some_records())
+def test_what_comes_is_what_a_slow_reader_finds(records: list[Record]) -> None:
+    timelines = timelines_of(records)
+    found = coming_codes(timelines, np.arange(len(timelines.end_us)), CODES)
+    expected: dict[tuple[int, int], float] = {}
+    stops: list[float] = []
+    for record in records:
+        for place, (day, _) in enumerate(record[:-1]):
+            for later, codes in reversed(record[place + 1 :]):  # the first one is written last
+                expected |= {(len(stops), code): later - day for code in targets_of(codes)}
+            stops.append(record[-1][0] - day)
+    pairs = list(zip(found.row.tolist(), found.code.tolist(), strict=True))
+    assert pairs == sorted(expected)
+    np.testing.assert_allclose(found.days, [expected[pair] for pair in pairs], rtol=1e-6)
+    np.testing.assert_allclose(found.stop_days, stops, rtol=1e-6)
+
+
+def test_a_cut_of_the_record_changes_no_target() -> None:
+    """The parts of a long record ask about some visits at a time."""
+    rng = np.random.default_rng(0)
+    record: Record = tuple(
+        (float(day), tuple((int(t), float(r)) for t, r in zip(rng.integers(1, 7, 3), rng.normal(size=3), strict=True)))
+        for day in range(40)
+    )
+    timelines = timelines_of([record])
+    loader = SubjectLoader(TaskRecords(timelines, visit_rows(timelines)), reach=Reach(layers=1, window=4))
+    whole = next_visits(timelines, np.arange(40), CODES)
+    rows: list[int] = []
+    for step in loader.steps(np.array([0]), visit_budget=8):
+        part = next_visits(timelines, step.rows, CODES)
+        mine = np.isin(whole.chosen, step.rows)
+        assert np.array_equal(step.rows[part.chosen], whole.chosen[mine])
+        assert len(part.had_code) == int(mine[whole.had_row].sum())
+        assert step.batch.codes_per_visit[step.positions].tolist() == [3] * len(step.rows)
+        rows += step.rows.tolist()
+    assert rows == list(range(40))
+
+
+def test_rates_are_counts_with_half_an_occurrence_more() -> None:
+    nan = math.nan
+    records: list[Record] = [
+        ((0.0, ((2, nan),)), (1.0, ((2, nan), (3, nan)))),
+        ((0.0, ((3, nan),)), (5.0, ((3, nan),))),
+    ]
+    rates = Rates.of(timelines_of(records), CODES, seed=0)
+    np.testing.assert_allclose(rates.share, np.array([2.5, 3.5, 0.5]) / 6.5)
+    np.testing.assert_allclose(rates.onset, [0.5 / 2, 1.5 / 2, 0.5 / 3])  # of 2 visits with a next one, had: 1, 1, 0
+    np.testing.assert_allclose(rates.repeat, [1.5 / 2, 1.5 / 2, 0.5])
+    assert sorted(rates.gap_days.tolist()) == [1.0, 5.0]
