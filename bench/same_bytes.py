@@ -165,12 +165,11 @@ def risks(path: Path) -> dict[str, np.ndarray]:
 def metric_values(value: Any, place: str = "") -> dict[str, float]:
     """Every number of a JSON value under a metric's name, by its place; counts are left out."""
     if isinstance(value, dict):
-        named = {
+        return {
             name: found
             for key, entry in value.items()
             for name, found in metric_values(entry, f"{place}/{key}").items()
         }
-        return named
     if isinstance(value, list):
         return {
             name: found
