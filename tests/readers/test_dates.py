@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ehrsequencing.config import ImportConfig, load_import
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.readers.date_order import count_dates, date_column
-from ehrsequencing.readers.parsing import parse_times
+from ehrsequencing.readers.cells import parse_times
 from ehrsequencing.readers.synthea import import_synthea
 from helpers import omop
 from helpers.command_line import ehrseq

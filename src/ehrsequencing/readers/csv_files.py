@@ -17,7 +17,7 @@ import pyarrow.csv as pacsv
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.expansion import expands_too_much, most_bytes
-from ehrsequencing.readers.parsing import open_text
+from ehrsequencing.readers.cells import open_text
 
 BLOCK_BYTES = 1 << 23  # also the longest line
 _MAGIC = {

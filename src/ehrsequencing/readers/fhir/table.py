@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ehrsequencing.readers.cells import parse_times
 from ehrsequencing.readers.cleaning_rules import END_SUFFIX
 from ehrsequencing.readers.code_book import CodeBook
 from ehrsequencing.readers.fhir.mapping import UNCODED, Row
 from ehrsequencing.readers.import_report import RuleCounts
-from ehrsequencing.readers.parsing import parse_times
 from ehrsequencing.readers.rows import Role
 from ehrsequencing.readers.subject_ids import subject_ids
 
