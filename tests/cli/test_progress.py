@@ -25,7 +25,7 @@ say = {say}
 with progress.training_bar() as show:
     time.sleep(0.3)
     for epoch in (1, 2, 3):
-        facts = dict(epoch=epoch, epochs=3, steps=2, subjects_per_second=9.0, member=1, members=1, trials=0)
+        facts = dict(epoch=epoch, epochs=3, steps=2, subjects_per_second=9.0, member=1, members=1)
         for step in (1, 2):
             show(SimpleNamespace(**facts, step=step, loss=1.0, tuning_nll=None, ended=False, best=False))
             time.sleep(0.05)

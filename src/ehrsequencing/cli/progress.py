@@ -151,10 +151,8 @@ def training_bar(
     with Work(label) as work:
 
         def show(p: "Progress") -> None:
-            who = f"trial {p.trial} of {p.trials}, " if p.trials else ""
-            who += f"model {p.member} of {p.members}, " if p.members > 1 else ""
-            before = p.trial - 1 if p.trials else p.member - 1
-            epochs = before * p.epochs + p.epoch
+            who = f"model {p.member} of {p.members}, " if p.members > 1 else ""
+            epochs = (p.member - 1) * p.epochs + p.epoch
             text = f"{who}epoch {p.epoch:>{len(str(p.epochs))}} of {p.epochs}: loss {p.loss:.4f}"
             speed = f"{p.subjects_per_second:.0f} subjects/s"
             if p.ended:
@@ -163,7 +161,7 @@ def training_bar(
                     say(told, err=True)
             work.tick(
                 (epochs - 1) * p.steps + p.step,
-                max(p.trials, p.members) * p.epochs * p.steps,
+                p.members * p.epochs * p.steps,
                 f"{text}, {speed}",
             )
 
