@@ -9,15 +9,14 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import PRETRAINED, RUN, SHARED_RUN
-from ehrsequencing.core.storage import digest, read_manifest
+from ehrsequencing.core.files import digest
+from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.build import load_model
 from ehrsequencing.records.vocabulary import Vocabulary
 
-OBJECTIVES_FILE = (
-    "objectives.safetensors"  # weights of the objectives, and which tokens they predict
-)
+# weights of the objectives, and which tokens they predict
+OBJECTIVES_FILE = "objectives.safetensors"
 RESULTS_FILE = "pretraining.json"  # measures on the tuning split, beside the baselines
 _OF_PRETRAINING = (  # facts that a run which starts from it repeats, for its audit
     "task",
