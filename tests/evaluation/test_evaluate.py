@@ -121,9 +121,7 @@ def test_a_run_is_valid_at_every_moment_of_an_evaluation(sim_run: Path) -> None:
     add_to_run(sim_run, "metrics.json", lambda path: path.write_bytes(b"{}\n") and None)
 
 
-def test_the_visit_head_is_refused_in_one_line(
-    sim_data: Path, tiny_study: StudyConfig, tmp_path: Path
-) -> None:
+def test_the_visit_head_is_refused_in_one_line(sim_data: Path, tiny_study: StudyConfig, tmp_path: Path) -> None:
     task = load_task(sim_data / "task.yaml").model_copy(update={"competing": {}, "name": "visits"})
     prepare(sim_data, tmp_path / "set", study=tiny_study, tasks=[task])
     study = load_study(
