@@ -4,8 +4,8 @@ Pretrains on the training subjects of a panel without their labels, and then fit
 of them, in several arms: from scratch with the defaults of `ehrseq train` (`scratch`), from scratch with as many steps
 as pretraining and fine-tuning together (`scratch_long`), boosted trees (`trees`), and from a pretrained model in each
 mode (`masked_codes/full`, `masked_codes+time_to_code/lora`). `scratch` and `trees` are fitted with all labels, too.
-Every arm of one n stops early on the same tuning subjects, as many as the labels are worth, and is compared on all held-out
-prediction times by mean negative log-likelihood.
+Every arm of one n stops early on the same tuning subjects, as many as the labels are worth, and is compared on all
+held-out prediction times by mean negative log-likelihood.
 
 Null controls, whose gain must vanish: `masked_codes-shuffled/full` (pretrained on codes shuffled over all visits) and,
 in simulated panels, `masked_codes-other_pairs/full` (each A_k goes with another B in the records of the pretraining).
