@@ -84,12 +84,12 @@ def report_audit(run: Path, audit: dict[str, Any]) -> str:
     return f"report: {run / ANSWER}"
 
 
-def redraw(run: Path, *, tripod: Path | None = None) -> Path:
+def redraw(run: Path, *, tripod: str | None = None) -> Path:
     """Draw the report of a run again from what its evaluation and its audit found.
 
     Args:
         run: A run that has been evaluated.
-        tripod: Answers of people (`evaluation.tripod`) instead of those that the evaluation knew.
+        tripod: File with the answers of people (`evaluation.tripod`), instead of what the evaluation knew.
 
     Returns:
         The file of the answer.
@@ -104,7 +104,7 @@ def redraw(run: Path, *, tripod: Path | None = None) -> Path:
             "has no results of an evaluation, or they have been edited", where=str(run), fix=fix
         )
     if tripod is not None:
-        metrics = metrics | {"tripod": read_tripod(tripod)}
+        metrics = metrics | {"tripod": read_tripod(Path(tripod))}
     audit = saved_audit(run)
     _add_pages(run, metrics if audit is None else _with_audit(run, metrics, audit))
     return run / ANSWER
