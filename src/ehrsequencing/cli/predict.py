@@ -84,7 +84,9 @@ def predict(
                 )
             else:
                 write_to = partial(write, run, records, out, recalibrated=recalibrate)
-            write_to = partial(write_to, at=at, horizons_days=days, force=force, processes=processes)
+            write_to = partial(
+                write_to, at=at, horizons_days=days, force=force, processes=processes
+            )
             count = write_to(facts=study.data, progress=tick, say=notes.append)
         if not processes.is_first:
             return
