@@ -52,8 +52,8 @@ def export(
 
     torch: a program for one subject at a time, with an example that needs torch and NumPy only. It is checked against
     the run on made-up records. share: a folder for ehrseq predict elsewhere, with a model card and without ids,
-    dates, codes of fewer than 11 people, exact counts and paths. meds-dev: the risk of one cause by one horizon for each
-    label, as MEDS-DEV reads it.
+    dates, codes of fewer than 11 people, exact counts and paths. meds-dev: the risk of one cause by one horizon for
+    each label, as MEDS-DEV reads it.
     """
     given = {
         "--network-only": network_only,
