@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ehrsequencing.api.report import report_evaluation
+from ehrsequencing.api.evaluate import report_evaluation
 from ehrsequencing.audit.audit import CHECKS, audit
 from ehrsequencing.audit.data import AuditData, Finding
 from ehrsequencing.audit.shuffled import _deal, shuffled_labels

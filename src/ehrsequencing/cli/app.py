@@ -313,8 +313,8 @@ def evaluate(
         if (out is not None and not external) or (external and split != "held_out"):
             what = "--out needs --data" if not external else "--split and --data exclude each other"
             raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-        from ehrsequencing.api.report import redraw as redraw_report
-        from ehrsequencing.api.report import report_evaluation, report_external, report_outcomes
+        from ehrsequencing.api.evaluate import redraw as redraw_report
+        from ehrsequencing.api.evaluate import report_evaluation, report_external, report_outcomes
         from ehrsequencing.cli.results import main_results
         from ehrsequencing.config import load_study, refuse_changes
         from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
@@ -406,7 +406,7 @@ def audit(
     Exits with 1 if a leak is found, else with 0. Exit code 0 is not a proof, since checks may only warn or may not be
     possible. The report of the run, if it has one, is updated.
     """
-    from ehrsequencing.api.report import report_audit
+    from ehrsequencing.api.evaluate import report_audit
     from ehrsequencing.audit.audit import audit as audit_run
     from ehrsequencing.reporting.terminal import audit_lines
 
