@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.cli import progress
-from ehrsequencing.cli.output import output_of
+from ehrsequencing.api import progress
+from ehrsequencing.cli.console import bar, output_of
 from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.core.files import read_json_lines
 
 # Training of three epochs by a loop that does nothing; SAY prints a line while the bar is there.
 TRAINS = """
 import sys, time
-from ehrsequencing.cli import output, progress
+from ehrsequencing.api import progress
+from ehrsequencing.cli import console
 from types import SimpleNamespace
 progress.BAR_AFTER = 0.0
 say = {say}
@@ -32,9 +33,9 @@ with progress.training_bar() as show:
         show(SimpleNamespace(**facts, step=2, loss=1.0, tuning_nll=2.0, ended=True, best=epoch == 1))
         say(f"note {{epoch}}")
         time.sleep(0.05)
-output.say("done")
+console.say("done")
 """
-THROUGH_THE_BAR, PAST_IT = "output.note", "lambda text: (sys.__stderr__.write(text), sys.__stderr__.flush())"
+THROUGH_THE_BAR, PAST_IT = "console.note", "lambda text: (sys.__stderr__.write(text), sys.__stderr__.flush())"
 
 
 def in_a_terminal(script: str, **environment: str) -> str:
@@ -109,7 +110,7 @@ def test_a_pipe_gets_a_plain_line_in_time_even_in_a_long_step(
         stage("risk curves")
         time.sleep(0.15)
     assert capsys.readouterr().err.startswith("risk curves: ")
-    with output_of("x", as_json=False, quiet=True), progress.bar("fitting") as tick:
+    with output_of("x", as_json=False, quiet=True), bar("fitting") as tick:
         time.sleep(0.15)
     assert capsys.readouterr() == ("", "")
 
