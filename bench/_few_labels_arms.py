@@ -22,9 +22,9 @@ from ehrsequencing.evaluation.few_labels import FewLabels
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.train import Trainer
 
 PANELS = TASKS | FIRST_DIAGNOSES
 CONTROLS = ("shuffled", "other_pairs", "everything")

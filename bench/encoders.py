@@ -31,7 +31,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 # Few codes, strong effects that last until the next visit or two, many outcomes; no age, sex, stays, frailty or
 # informative visits. A visit holds a pair, a code whose order counts, and two of 30 codes that mean nothing.

@@ -28,7 +28,7 @@ from ehrsequencing.config import load_study, load_task
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from serving import bodies
 
 TINY = (

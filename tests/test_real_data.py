@@ -19,7 +19,7 @@ from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import render
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.meds import Row
 from reference.records import Records
 

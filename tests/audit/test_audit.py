@@ -26,7 +26,7 @@ from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.report import PAGES, render
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.audit import (
     FIRST_ID,
     TINY,

@@ -36,7 +36,7 @@ from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.evaluation import split
 from helpers.metric_table import metric_table
 

@@ -20,7 +20,7 @@ from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import joined
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq, refused
 
 QUICK = EvaluationConfig(explained_subjects=0, baselines="none", bootstrap=20)

@@ -26,7 +26,7 @@ from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.report import render
 from ehrsequencing.simulate import SimulationConfig, simulate
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 
 EDGES = np.array([0.0, 30.0, 90.0, 365.25, 1000.0])
 CAUSES = ("outcome", "death")

@@ -16,7 +16,8 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.signals import Stopped, noted_signals, raise_at_signals
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import load_checkpoint, saved_at_signals
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.train import Trainer
 from helpers.faults.driver import TINY
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]

@@ -14,7 +14,7 @@ from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import TaskConfig, load_study, validated
 from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
 
 FIRST_ID = 7_310_500  # ids that nothing else in a report would look like

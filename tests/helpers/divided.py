@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ehrsequencing.training.group import joined
+from ehrsequencing.training.processes import Processes, Sending
 from numpy.typing import NDArray
 
 from ehrsequencing.config import EvaluationConfig
@@ -24,8 +26,6 @@ from ehrsequencing.prediction import divided
 from ehrsequencing.prediction.predict import Asked, predict
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training import inference as answers
-from ehrsequencing.training.group import joined
-from ehrsequencing.training.processes import Processes, Sending
 
 BUDGET = 150  # visits in a batch, so that small data has many
 QUICK = EvaluationConfig(baselines="none", bootstrap=5, explained_subjects=0, trajectories=0, subjects=60)

@@ -11,7 +11,8 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import offsets
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.train import Trainer
 from helpers.strategies import VOCAB
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from ehrsequencing.training.group import joined
+from ehrsequencing.training.processes import ALONE, Processes
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,11 +28,9 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.signals import Stopped
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage, TrainingState
-from ehrsequencing.training.group import joined
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.progress import Progress
+from ehrsequencing.training.train import Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ehrsequencing.training.draws import resampled
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,9 +19,9 @@ from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.training.draws import resampled
 from ehrsequencing.training.inference import risk_of_rows
-from ehrsequencing.training.loop import Progress, Trainer
+from ehrsequencing.training.loop import Progress
+from ehrsequencing.training.train import Trainer
 from helpers.models import make_model
 from helpers.strategies import VOCAB, pack, sample_records
 from helpers.training import Interrupted, kill_and_resume, losses, train, weights

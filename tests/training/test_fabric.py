@@ -4,9 +4,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from lightning_fabric import Fabric
-
 from ehrsequencing.training.fabric import make_fabric
+from lightning_fabric import Fabric
 
 
 @pytest.fixture

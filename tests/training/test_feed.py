@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
 
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
 from helpers.long_records import history, random_records, train, weights
 
 

@@ -19,9 +19,9 @@ from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.optimizer import learning_rate, make_optimizer
 from ehrsequencing.training.run_folder import BEGUN
+from ehrsequencing.training.train import Trainer
 from helpers.audit import broken_set, load, save
 from helpers.simulate import busy_world
 from helpers.training import TINY, Interrupted, kill_and_resume, losses, raise_at, train, weights

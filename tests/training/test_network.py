@@ -5,9 +5,9 @@ import sys
 from typing import Any
 
 import pytest
+from ehrsequencing.training.network import interface, name_of, own_address
 
 from ehrsequencing.training import network
-from ehrsequencing.training.network import interface, name_of, own_address
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
 TWO = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}

@@ -27,7 +27,7 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training import inference as answers
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.divided import one_after_another
 from helpers.outcomes import control_rows, loops
 from helpers.training import Interrupted, raise_at, weights

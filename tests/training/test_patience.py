@@ -11,7 +11,7 @@ from ehrsequencing.config import load_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import nll_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.training import TINY
 
 

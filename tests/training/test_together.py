@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ehrsequencing.training.processes import ALONE, Processes, balanced
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
 from ehrsequencing.core.outputs import read_manifest
-from ehrsequencing.training.processes import ALONE, Processes, balanced
 from helpers.together import VARIANTS, run_two, step_sums, steps, trainer
 
 TO = 1e-6

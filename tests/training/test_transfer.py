@@ -14,9 +14,9 @@ from ehrsequencing.core.files import read_json
 from ehrsequencing.models import lora
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pretraining import transfer_advice
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.train import Trainer
 
 SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")
 

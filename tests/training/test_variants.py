@@ -13,7 +13,7 @@ from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_stud
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.build import build_model
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.command_line import ehrseq
 
 Answer = tuple[ModelConfig, NDArray[np.float32]]  # the model that was written, and its risks

@@ -14,7 +14,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.memory import keep_freed_memory
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
 from ehrsequencing.training.run_folder import alone_in
 
 

@@ -47,7 +47,7 @@ from ehrsequencing.reporting.report import render
 from ehrsequencing.reporting.tables import blend as reported
 from ehrsequencing.reporting.terminal import metric_lines
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.train import Trainer
 from helpers.blends import quick_parts
 from helpers.settings import TINY
 

@@ -20,7 +20,7 @@ from ehrsequencing.records.events import DAY_US
 from ehrsequencing.records.timelines import TaskRecords, Timelines
 from ehrsequencing.training.pretraining import masked
 from ehrsequencing.training.pretraining.masked import mask
-from ehrsequencing.training.pretraining.neighbours import lifts
+from ehrsequencing.training.pretraining.nearest_codes import lifts
 from ehrsequencing.training.pretraining.objective import Glance, Objective, Tally, World, code_embedding
 from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, times_to_codes, visit_rows
 from helpers.strategies import VOCAB, Records, pack, records

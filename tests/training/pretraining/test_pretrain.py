@@ -16,9 +16,9 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows, Timelines
 from ehrsequencing.reporting.pretraining_verdict import verdict_of
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained, subjects_digest
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.train import Trainer
 from helpers.training import Interrupted, raise_at
 
 TINY = (

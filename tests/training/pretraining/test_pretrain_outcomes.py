@@ -14,11 +14,11 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.repeated_splits import repeated_splits
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare
-from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.pretraining import loop
-from ehrsequencing.training.pretraining.exclusion import excluded_targets
-from ehrsequencing.training.pretraining.loop import Pretrainer
+from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.pretraining.targets import excluded_targets
+from ehrsequencing.training.train import Trainer
 
 TINY = (
     *("model.dim=16", "model.heads=2", "model.layers=1", "model.outcome_rank=4", "training.grid_bins=4"),

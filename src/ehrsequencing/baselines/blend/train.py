@@ -43,11 +43,11 @@ from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.adapt import adapted
-from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.run_folder import RunFolder, alone
+from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import keep_adapters
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all

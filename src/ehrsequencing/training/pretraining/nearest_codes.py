@@ -63,7 +63,7 @@ def lifts(model: SurvivalModel, objective: MaskedCodes, codes: TargetCodes, aske
     return found
 
 
-def code_neighbours(
+def nearest_codes(
     model: SurvivalModel,
     objective: MaskedCodes | None,
     codes: TargetCodes,
