@@ -19,6 +19,7 @@ from ehrsequencing.config.parts import objective
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.checkpoint import TrainingState
 from ehrsequencing.training.loop import Trainer
+from ehrsequencing.training.optimizer import clip_gradients
 from ehrsequencing.training.pretraining.loop import Pretrainer
 
 
@@ -47,7 +48,7 @@ def pretraining(prepared: Prepared, out: Path, settings: list[str]) -> list[Call
     def run(number: int) -> None:
         trainer._begin_step(state, total_steps=100)
         trainer._backward(steps[number])
-        trainer.fabric.clip_gradients(trainer.module, trainer.optimizer, max_norm=1.0)
+        clip_gradients(trainer.optimizer, 1.0)
         trainer.optimizer.step()
         state.global_step += 1
         trainer.ema.update(state.global_step)

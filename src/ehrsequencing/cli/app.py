@@ -21,11 +21,9 @@ from ehrsequencing.cli.inputs import open_run as _run
 from ehrsequencing.cli.inputs import read_study as _study
 from ehrsequencing.cli.inputs import read_tasks as _tasks
 from ehrsequencing.cli.inputs import trusted
-from ehrsequencing.cli.launch import launch, launches, one_of_several
 from ehrsequencing.cli.options import (
     Config,
     DataFolder,
-    Devices,
     MovedSet,
     NewFolder,
     Overrides,
@@ -290,74 +288,61 @@ def evaluate(
     split_seed: Annotated[
         int, typer.Option("--split-seed", help="Seed of the first of the --splits")
     ] = 1234,
-    devices: Devices = 1,
     config: Config = None,
 ) -> None:
     """Evaluate a run: write metrics.json and report.html, with baselines on the same subjects.
 
     Uses a split of the run's own data or, with --data, data that the model has never seen.
     """
-    if launches(devices, 1):
-        raise SystemExit(launch("evaluate", devices))
-    with one_of_several(gpus=False) as group:
-        keep_freed_memory()
-        given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
-        given += ["evaluation.recalibrate=true"] if recalibrate else []
-        external = data is not None and splits is None
-        command = "evaluate --data" if external else "evaluate"
-        study = _study(config, given, command)
-        if (out is not None and not external) or (external and split != "held_out"):
-            what = "--out needs --data" if not external else "--split and --data exclude each other"
-            raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
-        from ehrsequencing.api.report import report_evaluation, report_external, report_outcomes
-        from ehrsequencing.cli.results import main_results
-        from ehrsequencing.config import load_study, refuse_changes
-        from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
-        from ehrsequencing.evaluation.external import validate
-        from ehrsequencing.evaluation.repeated_splits import repeated_splits
-        from ehrsequencing.prediction.run import AUDIT
-        from ehrsequencing.reporting.terminal import metric_lines
-        from ehrsequencing.training.processes import ALONE
+    keep_freed_memory()
+    given = [*(overrides or ()), *([f"evaluation.baselines={baselines}"] if baselines else ())]
+    given += ["evaluation.recalibrate=true"] if recalibrate else []
+    external = data is not None and splits is None
+    command = "evaluate --data" if external else "evaluate"
+    study = _study(config, given, command)
+    if (out is not None and not external) or (external and split != "held_out"):
+        what = "--out needs --data" if not external else "--split and --data exclude each other"
+        raise EhrseqError(what, where="ehrseq evaluate", fix="leave one of them out")
+    from ehrsequencing.api.report import report_evaluation, report_external, report_outcomes
+    from ehrsequencing.cli.results import main_results
+    from ehrsequencing.config import load_study, refuse_changes
+    from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
+    from ehrsequencing.evaluation.external import validate
+    from ehrsequencing.evaluation.repeated_splits import repeated_splits
+    from ehrsequencing.prediction.run import AUDIT
+    from ehrsequencing.reporting.terminal import metric_lines
 
-        made = _run(run).study
-        refuse_changes(study, made, command, file=config, by=run)
-        settings = load_study(config, given, evaluation=made.evaluation).evaluation
-        asked: dict[str, Any] = {
-            "prepared": prepared,
-            "settings": settings,
-            "processes": group or ALONE,
-        }
-        with stages("evaluating") as stage:
-            if data is not None and external:
-                external_run = partial(validate, run, data, out=out, **asked)
-                draw = partial(report_external, run)
-                result, folder = external_run(facts=study.data, draw=draw, progress=stage)
-            else:
-                result, folder = evaluate_run(run, split=split, progress=stage, **asked), run
-        if group is not None and not group.is_first:
-            return
-        if splits is not None:
-            with bar("splits") as tick:
-                repeat = partial(
-                    repeated_splits, run, data=data, prepared=prepared, settings=settings
-                )
-                repeat(splits=splits, first_seed=split_seed, progress=tick)
-        if not external:
-            report_evaluation(run, result)
-        say("\n".join(metric_lines(result)))
-        if not external:
-            with bar("evaluating every outcome") as tick:
-                lines = report_outcomes(
-                    run, split=split, prepared=prepared, settings=settings, progress=tick
-                )
-            say("\n".join(lines)) if lines else None
-        finish(
-            wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
-            then=["audit", run]
-            if not external and not (run / AUDIT).is_file()
-            else ["predict", run, data or "DATA"],
-            result=main_results(folder),
-        )
+    made = _run(run).study
+    refuse_changes(study, made, command, file=config, by=run)
+    settings = load_study(config, given, evaluation=made.evaluation).evaluation
+    asked: dict[str, Any] = {"prepared": prepared, "settings": settings}
+    with stages("evaluating") as stage:
+        if data is not None and external:
+            external_run = partial(validate, run, data, out=out, **asked)
+            draw = partial(report_external, run)
+            result, folder = external_run(facts=study.data, draw=draw, progress=stage)
+        else:
+            result, folder = evaluate_run(run, split=split, progress=stage, **asked), run
+    if splits is not None:
+        with bar("splits") as tick:
+            repeat = partial(repeated_splits, run, data=data, prepared=prepared, settings=settings)
+            repeat(splits=splits, first_seed=split_seed, progress=tick)
+    if not external:
+        report_evaluation(run, result)
+    say("\n".join(metric_lines(result)))
+    if not external:
+        with bar("evaluating every outcome") as tick:
+            lines = report_outcomes(
+                run, split=split, prepared=prepared, settings=settings, progress=tick
+            )
+        say("\n".join(lines)) if lines else None
+    finish(
+        wrote={"report": folder / "report.html", "metrics": folder / "metrics.json"},
+        then=["audit", run]
+        if not external and not (run / AUDIT).is_file()
+        else ["predict", run, data or "DATA"],
+        result=main_results(folder),
+    )
 
 
 app.command(example="ehrseq predict run meds --at last --horizons 90d,1y --out risks.csv")(predict)

@@ -63,3 +63,9 @@ def learning_rate(settings: TrainingConfig, step: int, total_steps: int) -> floa
         1.0, max(0, step - settings.warmup_steps) / max(1, total_steps - settings.warmup_steps)
     )
     return settings.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, clip_norm: float) -> None:
+    """Scale the gradients down to a norm of at most `clip_norm`."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    nn.utils.clip_grad_norm_(parameters, clip_norm)

@@ -44,9 +44,9 @@ from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.adapt import adapted
+from ehrsequencing.training.distributed import ALONE, Processes
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.run_folder import RunFolder, alone
 from ehrsequencing.training.search import Fits, Search
@@ -89,7 +89,7 @@ def trainer_of(
         else ""
     )
     if alone and processes.several:
-        fix = "leave out --devices and --nodes, or train the network alone"
+        fix = "start it without torchrun, or train the network alone"
         raise EhrseqError("runs in one process only", where=alone, fix=fix)
     if study.training.search > 1:
         if init is not None:

@@ -49,10 +49,9 @@ from ehrsequencing.training.checkpoint import (
     saved_at_signals,
     unpack_tensors,
 )
+from ehrsequencing.training.device import Losses, autocast, on_device, training_device
 from ehrsequencing.training.draws import hash_seed
-from ehrsequencing.training.fabric import make_fabric
-from ehrsequencing.training.feed import Losses, feed
-from ehrsequencing.training.optimizer import learning_rate, make_optimizer
+from ehrsequencing.training.optimizer import clip_gradients, learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import (
     DESCRIPTIONS_FILE,
     OBJECTIVES_FILE,
@@ -166,15 +165,11 @@ class Pretrainer:
         self.codes = codes
         bundle = nn.ModuleDict({"model": self.model, "objectives": self.objectives})
         self.averaged, self.best = copy.deepcopy(bundle), copy.deepcopy(bundle)
-        self.fabric = make_fabric(self.settings.precision)
+        self.device = training_device()
         steps = len(self._steps(0))
-        optimizer = make_optimizer(bundle, self.settings, steps_per_epoch=steps)
-        self.bundle = bundle
-        self.module, self.optimizer = self.fabric.setup(bundle, optimizer)
-        self.averaged, self.best = (
-            self.averaged.to(self.fabric.device),
-            self.best.to(self.fabric.device),
-        )
+        self.optimizer = make_optimizer(bundle, self.settings, steps_per_epoch=steps)
+        self.bundle = bundle.to(self.device)
+        self.averaged, self.best = self.averaged.to(self.device), self.best.to(self.device)
         self.ema = ExponentialMovingAverage(
             bundle, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
         )
@@ -279,21 +274,16 @@ class Pretrainer:
     ) -> None:
         """The rest of an epoch, and the look at the tuning split that ends it."""
         steps, started, seen = self._steps(state.epoch), time.monotonic(), 0
-        losses = Losses(self.fabric.device, scale=1.0, where=str(self.out))
+        losses = Losses(self.device, scale=1.0, where=str(self.out))
         last = state.history[-1]["tuning_loss"] if state.history else None
         parts: list[Tensor] = []
-        for step in feed(self._batches(steps[state.step :]), self.fabric.device):
+        for step in on_device(self._batches(steps[state.step :]), self.device):
             if not parts:
                 self._begin_step(state, total_steps=self.settings.epochs * len(steps))
             parts.append(self._backward(step))
             if not step.is_last:
                 continue
-            self.fabric.clip_gradients(
-                self.module,
-                self.optimizer,
-                max_norm=self.settings.clip_norm,
-                error_if_nonfinite=False,
-            )
+            clip_gradients(self.optimizer, self.settings.clip_norm)
             self.optimizer.step()
             state.global_step += 1
             self.ema.update(state.global_step)
@@ -351,11 +341,11 @@ class Pretrainer:
 
     def _backward(self, step: Step) -> Tensor:
         """Add the gradient of one batch, objective by objective; returns its weighted loss."""
-        with self.fabric.autocast():
+        with autocast(self.device, self.settings.precision):
             losses = self._losses(self.bundle, step, self.train)
             loss = sum((self.weights[name] * one for name, one in losses.items()), torch.zeros(()))
         if loss.requires_grad:
-            self.fabric.backward(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _losses(
@@ -414,10 +404,14 @@ class Pretrainer:
         tallies = {name: Tally() for name in self.weights}
         bundle.eval()
         assert isinstance(bundle, nn.ModuleDict)
-        with torch.no_grad(), self.fabric.autocast(), torch.random.fork_rng(devices=[]):
+        with (
+            torch.no_grad(),
+            autocast(self.device, self.settings.precision),
+            torch.random.fork_rng(devices=[]),
+        ):
             torch.manual_seed(hash_seed(self.settings.seed, 2**32))
             steps = self.tuning_loader.in_order(visit_budget=self.tuning_budget)
-            for step in feed(steps, self.fabric.device):
+            for step in on_device(steps, self.device):
                 self._losses(bundle, step, self.tuning, tallies)
                 self._stop.leave_if_asked()
         return tallies
