@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from ehrsequencing.api.report import report_outcomes
+from ehrsequencing.api.evaluate import report_outcomes
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import evaluate_outcomes
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble

@@ -9,13 +9,23 @@ from typing import Any, Protocol
 import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig
-from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.scratch import parts, scratch
+from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch
+from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary
+
+
+def refuse_visit_head(run: Run) -> None:
+    """Refuse a run with the `visit` head, whose risks have no horizons in days."""
+    if run.is_visit_head:
+        raise EhrseqError(
+            "the visit head has no risks at horizons to evaluate",
+            where=str(run.folder),
+            fix="train with model.head=horizon",
+        )
 
 
 class RiskSource(Protocol):
@@ -130,7 +140,7 @@ class RunRisks:
     def _answers(self, records: TaskRecords, days: Floats, *, start_days: float) -> Floats:
         """Risks given no event until `start_days`, for some subjects at a time, in the batches of all together."""
         out = scratch(len(records), len(self.task.causes), len(days))
-        count, done = sum(1 for _ in parts(len(records))), 0
+        count, done = sum(1 for _ in row_blocks(len(records))), 0
         for some in cut_at_batches(records, *self.run.answers.batches(records), count=count):
             out[done : done + len(some)] = conditional_risk(
                 partial(self._now, some), days, start_days=start_days

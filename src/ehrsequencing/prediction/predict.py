@@ -14,7 +14,7 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.prediction_file import (
     Risks,

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from ehrsequencing.config import DataConfig, TaskConfig
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import PREDICTIONS, parquet_mark
-from ehrsequencing.core.storage import atomic_path, refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import atomic_path, refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, parquet_mark
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction.prediction_file import is_predictions
 from ehrsequencing.prediction.run import Run
@@ -90,9 +90,9 @@ def predict_labels(
     run, wanted = Run(run_folder), read_boolean_labels(labels)
     asked = Asked(run, horizons_days, recalibrated=recalibrated)
     if len(asked.horizons_days) != 1 or asked.horizons_days[0] is None:
-        fix = "name one with --horizons; the visit head has none"
+        fix = "name one with --horizon; the visit head has none"
         raise EhrseqError(
-            "a prediction in this format needs one horizon in days", where="--horizons", fix=fix
+            "a prediction in this format needs one horizon in days", where="--horizon", fix=fix
         )
     if cause is not None and cause not in asked.causes:
         raise EhrseqError(

@@ -13,7 +13,7 @@ import torch
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.output_kinds import MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.training.pretraining.masked import MaskedCodes
 from ehrsequencing.training.pretraining.objective import code_embedding
@@ -57,7 +57,7 @@ def lifts(model: SurvivalModel, objective: MaskedCodes, codes: TargetCodes, aske
         code_types=torch.zeros(n, dtype=torch.int64) if model.config.code_types else None,
     )
     with torch.no_grad():
-        scores = objective.scores.all(model.states(batch)[1], code_embedding(model).table(tokens))
+        scores = objective.scores(model.states(batch)[1], code_embedding(model).table(tokens))
         found: Floats = (scores.log_softmax(1) - objective.start.log_softmax(0)).double().numpy()
     found[np.arange(n), asked] = -np.inf
     return found
