@@ -20,7 +20,8 @@ from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.output_kinds import MANIFEST
 from ehrsequencing.evaluation.few_labels import FewLabels
 from ehrsequencing.records.codes import read_descriptions
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.simulate import SimulationConfig, simulate

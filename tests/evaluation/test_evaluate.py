@@ -14,7 +14,8 @@ from ehrsequencing.evaluation.context import question
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.oracle import Truth, oracle_gap
 from ehrsequencing.prediction.run import Run, add_to_run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.loop import Trainer
 from helpers.metric_table import metric_table

@@ -11,7 +11,8 @@ from pathlib import Path
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.core.storage import read_json, save_manifest
 from ehrsequencing.prediction.predict import predict
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training.loop import Trainer
 from helpers.simulate import busy_world

@@ -19,7 +19,7 @@ from ehrsequencing.core.output_kinds import MANIFEST
 from ehrsequencing.core.storage import read_json
 from ehrsequencing.records.check import TaskCheck, _Spread, check_data
 from ehrsequencing.records.check_text import format_check
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.command_line import ehrseq
 from helpers.meds import DAY_US, Row, record, us, write_meds
 

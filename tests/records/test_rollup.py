@@ -13,7 +13,8 @@ from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.encoding import encode_timelines
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.record import make_record
 from ehrsequencing.records.rollup import Carriers, Parents, ancestors, fit_rollup, hashed
 from ehrsequencing.records.vocabulary import UNK, Vocabulary

@@ -16,7 +16,8 @@ from ehrsequencing.records.codes import excluded_codes
 from ehrsequencing.records.cohort import CohortBuilder
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.record import make_record
 from ehrsequencing.records.timelines import TaskRecords, TaskRows
 from ehrsequencing.training.inference import risk_of_rows

@@ -23,8 +23,8 @@ from ehrsequencing.core.output_kinds import MANIFEST, PREPARED, is_json_of
 from ehrsequencing.core.storage import digest, read_json, sha256
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.meds import MedsReader, find_shards
+from ehrsequencing.records.prepare import prepare as write_prepared
 from ehrsequencing.records.prepared import SECTIONS, Prepared
-from ehrsequencing.records.prepared import prepare as write_prepared
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.run_folder import alone_in

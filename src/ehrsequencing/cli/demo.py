@@ -19,7 +19,8 @@ from ehrsequencing.core.temporaries import is_temporary, sweep_temporaries
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.run import saved_audit
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.report import PAGES
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.simulate.dataset import simulation_facts

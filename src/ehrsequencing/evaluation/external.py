@@ -33,7 +33,8 @@ from ehrsequencing.records.data_end import LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Prepared, data_name
+from ehrsequencing.records.prepare import data_name
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.store import ArrayAppender, open_arrays
 from ehrsequencing.records.survey import CodeSubjects, survey

@@ -31,7 +31,8 @@ from ehrsequencing.evaluation.results import add_result
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 ROWS_FORMAT = 3  # of a split's rows: 3 has the likelihood of tuning subjects; others are made anew
