@@ -14,7 +14,7 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.output_kinds import SIMULATION
 from ehrsequencing.core.storage import save_manifest, sha256
 from ehrsequencing.records import code_search
-from ehrsequencing.records.code_search import find_codes
+from ehrsequencing.records.codes import find_codes
 from helpers.command_line import ehrseq, refused
 from helpers.meds import DAY_US, Row, write_meds
 

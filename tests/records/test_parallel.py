@@ -24,7 +24,7 @@ from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records import parallel
 from ehrsequencing.records import prepare as prepare_room
-from ehrsequencing.records import samples as samples_room
+from ehrsequencing.records import scales as samples_room
 from ehrsequencing.records.events import STATIC, Events, group_order, last_time, may_repeat, pieces
 from ehrsequencing.records.fixes import FixLog, _same_code_at_once
 from ehrsequencing.records.meds import MedsReader, find_shards
@@ -32,7 +32,7 @@ from ehrsequencing.records.parallel import call_in_order, count_processes
 from ehrsequencing.records.parquet_rows import _check_codes
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.row_store import keep, ranges, read_kept
-from ehrsequencing.records.samples import Sample
+from ehrsequencing.records.scales import Sample
 from ehrsequencing.records.visits import count_at_or_before
 from ehrsequencing.records.vocabulary import _Ranks
 from ehrsequencing.records.vocabulary_fit import VocabularyFit

@@ -161,8 +161,7 @@ def check(
     """
     from ehrsequencing.core.output_kinds import CHECK, is_json_of
     from ehrsequencing.core.storage import refuse_foreign_file, write_json
-    from ehrsequencing.records.check import check_data
-    from ehrsequencing.records.check_text import format_check
+    from ehrsequencing.records.check import check_data, format_check
 
     study = _study(config, overrides, "check")
     if out is not None:
@@ -202,8 +201,7 @@ def prepare(
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
     from ehrsequencing.records.attrition import attrition_lines, task_warnings
-    from ehrsequencing.records.check import vocabulary_warnings
-    from ehrsequencing.records.check_text import fix_lines
+    from ehrsequencing.records.check import fix_lines, vocabulary_warnings
     from ehrsequencing.records.prepare import prepare as make
     from ehrsequencing.records.prepared import Prepared
 

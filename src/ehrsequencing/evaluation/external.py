@@ -35,10 +35,16 @@ from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.prepare import data_name
 from ehrsequencing.records.prepared import Prepared
-from ehrsequencing.records.record import Record, make_record
-from ehrsequencing.records.store import ArrayAppender, open_arrays
 from ehrsequencing.records.survey import CodeSubjects, survey
-from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, joined
+from ehrsequencing.records.timelines import (
+    ArrayAppender,
+    TaskRecords,
+    TaskRows,
+    Timelines,
+    joined,
+    open_arrays,
+)
+from ehrsequencing.records.visits import Record, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.training.processes import ALONE, Processes
 

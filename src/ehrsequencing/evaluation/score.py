@@ -31,10 +31,10 @@ from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.results import write_result
 from ehrsequencing.evaluation.trained_baselines import FLAT, LSTM
 from ehrsequencing.prediction.prediction_file import SUFFIXES, read_predictions
-from ehrsequencing.records.grid import grid_edges
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.prepare import data_name, prepare
 from ehrsequencing.records.prepared import Prepared
+from ehrsequencing.records.scales import grid_edges
 from ehrsequencing.records.timelines import TaskRecords
 
 _PREPARED = "prepared"  # the set that is made inside the output, and removed again

@@ -25,8 +25,7 @@ from ehrsequencing.core.storage import (
     write_manifest,
 )
 from ehrsequencing.core.temporaries import private_folder
-from ehrsequencing.records.files import listed
-from ehrsequencing.records.meds import find_shards
+from ehrsequencing.records.meds import find_shards, listed
 from ehrsequencing.records.parquet_rows import damaged
 
 _METADATA = {

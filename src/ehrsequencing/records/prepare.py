@@ -39,16 +39,16 @@ from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.fixes import FixLog
+from ehrsequencing.records.labels import write_cohort
 from ehrsequencing.records.meds import SPLITS, MedsReader
-from ehrsequencing.records.outcome_files import OutcomeChoice, choose_outcomes
+from ehrsequencing.records.outcomes import OutcomeChoice, choose_outcomes
 from ehrsequencing.records.parallel import PROCESSES, call_in_order, count_rows, joblib_backend
 from ehrsequencing.records.prepared import SECTIONS
-from ehrsequencing.records.record import make_record
 from ehrsequencing.records.row_store import KeptRows, keep, ranges, read_kept
 from ehrsequencing.records.splits import SplitLookup, split_lookup, split_source
-from ehrsequencing.records.store import ArrayAppender, write_cohort
 from ehrsequencing.records.survey import Part, Progress, Steps, TrainingFit, survey
-from ehrsequencing.records.timelines import OutcomeEvents, TaskRows, Timelines
+from ehrsequencing.records.timelines import ArrayAppender, OutcomeEvents, TaskRows, Timelines
+from ehrsequencing.records.visits import make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 from ehrsequencing.records.vocabulary_fit import FitPart, VocabularyFit
 

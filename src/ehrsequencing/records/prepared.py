@@ -17,9 +17,14 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.output_kinds import PREPARED
 from ehrsequencing.core.storage import digest, read_json, read_manifest, require_facts
 from ehrsequencing.records.meds import SPLITS
-from ehrsequencing.records.outcome_files import read_outcomes
-from ehrsequencing.records.store import open_arrays
-from ehrsequencing.records.timelines import OutcomeEvents, TaskRecords, TaskRows, Timelines
+from ehrsequencing.records.outcomes import read_outcomes
+from ehrsequencing.records.timelines import (
+    OutcomeEvents,
+    TaskRecords,
+    TaskRows,
+    Timelines,
+    open_arrays,
+)
 from ehrsequencing.records.vocabulary import Vocabulary
 
 SECTIONS = {"data", "visits", "values", "vocabulary", "splits"}  # the settings of `prepare`

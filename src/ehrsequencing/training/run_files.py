@@ -11,7 +11,7 @@ from ehrsequencing.core.storage import write_json, write_manifest, write_setting
 from ehrsequencing.core.temporaries import sweep_temporaries
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE
+from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretrained import subjects_digest
 from ehrsequencing.training.run_folder import write_history
