@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 import torch
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.core.storage import read_json, write_manifest
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.oracle import Truth
 from ehrsequencing.evaluation.oracle_table import oracle_table
 from ehrsequencing.evaluation.population import Population
@@ -66,7 +67,6 @@ ENCODERS: dict[str, tuple[str, ...]] = {
     "attention (query)": (),
     "attention (bottleneck)": ("model.scorer=bottleneck",),
     "mini-transformer": ("model.visit_encoder=transformer",),
-    "LSTM timeline": ("model.timeline=lstm",),
     "flat": ("model.architecture=flat",),
 }
 FLAT_UP_TO = 4_000
@@ -276,7 +276,6 @@ CORNERS = {  # of each encoder's mark, around (0, 0); none: a circle
     "attention (query)": (),
     "attention (bottleneck)": ((0, -6), (6, 0), (0, 6), (-6, 0)),
     "mini-transformer": ((0, -6), (5, 4), (-5, 4)),
-    "LSTM timeline": ((0, 6), (5, -4), (-5, -4)),
     "flat": ((-6, -2), (6, -2), (6, 2), (-6, 2)),
 }
 PANEL_WIDE, PANEL_HIGH, LOW_SHARE, TOP_SHARE = 152, 150, -0.25, 1.4

@@ -14,8 +14,8 @@ import yaml
 import ehrsequencing as eh
 from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS
-from ehrsequencing.core.storage import read_json, save_manifest, sha256
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import MANIFEST, RUN_NEEDS, save_manifest
 from ehrsequencing.export.anonymous import count_carriers, forget_rare, rare_parts, without
 from ehrsequencing.export.model_card import rounded
 from ehrsequencing.export.samples import own_risk, sample_questions

@@ -12,8 +12,7 @@ import torch
 
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import TaskConfig, load_study, validated
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import write_manifest
+from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Trainer

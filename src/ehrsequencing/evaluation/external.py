@@ -16,15 +16,16 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig, EvaluationConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import refuse_overlap
 from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.core.output_kinds import EXTERNAL
-from ehrsequencing.core.storage import complete_folder, refuse_overlap, write_manifest
+from ehrsequencing.core.outputs import EXTERNAL, complete_folder, write_manifest
 from ehrsequencing.evaluation.divided_risks import answer_for, asked_of_all
 from ehrsequencing.evaluation.drift import input_rates
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.population import Population, drawn_subjects
 from ehrsequencing.evaluation.recalibration import before_and_after, recalibrate
 from ehrsequencing.evaluation.results import write_result
+from ehrsequencing.evaluation.risk_source import refuse_visit_head
 from ehrsequencing.prediction.run import Run, refuse_shared
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, read_parents
@@ -223,6 +224,7 @@ def validate(
         EhrseqError: Run or data cannot be used, or nobody there has a prediction time.
     """
     run = Run(run_folder)
+    refuse_visit_head(run)
     settings = settings or run.study.evaluation
     own = prepared or Path(run.manifest["prepared"])
     if prepared is not None and not prepared.is_dir():

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from ehrsequencing.config import DataConfig, StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.events import BIRTH, DEATH, Events, OfCodes
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import is_text, read_table

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Floats, Ints, Ints32, offsets, spans
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json, write_json
+from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DAY_US, DEATH, STATIC, opens_run
 from ehrsequencing.records.meds import SPLITS

@@ -21,16 +21,8 @@ import numpy as np
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import PREPARED
-from ehrsequencing.core.storage import (
-    complete_folder,
-    digest,
-    read_json,
-    refuse_overlap,
-    write_json,
-    write_manifest,
-    write_settings,
-)
+from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
+from ehrsequencing.core.outputs import PREPARED, complete_folder, write_manifest
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher, excluded_codes, read_parents

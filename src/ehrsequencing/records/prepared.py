@@ -14,8 +14,8 @@ from typing import Any
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import PREPARED
-from ehrsequencing.core.storage import digest, read_json, read_manifest, require_facts
+from ehrsequencing.core.files import digest, read_json
+from ehrsequencing.core.outputs import PREPARED, read_manifest, require_facts
 from ehrsequencing.records.meds import SPLITS
 from ehrsequencing.records.outcomes import read_outcomes
 from ehrsequencing.records.timelines import (
