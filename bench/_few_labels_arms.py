@@ -19,7 +19,6 @@ from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.few_labels import FewLabels
-from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.prepare import prepare
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
