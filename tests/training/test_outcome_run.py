@@ -23,7 +23,8 @@ from ehrsequencing.models.outcomes import onset_risk
 from ehrsequencing.prediction.predict_outcomes import predict_outcomes
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.events import DAY_US
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training import inference as answers
 from ehrsequencing.training.loop import Trainer

@@ -159,8 +159,7 @@ def check(
     """
     from ehrsequencing.core.files import refuse_foreign_file, write_json
     from ehrsequencing.core.outputs import CHECK, is_json_of
-    from ehrsequencing.records.check import check_data
-    from ehrsequencing.records.check_text import format_check
+    from ehrsequencing.records.check import check_data, format_check
 
     study = _study(config, overrides, "check")
     if out is not None:
@@ -192,43 +191,22 @@ def prepare(
     task: TaskFiles = None,
     engine: Annotated[
         str,
-        typer.Option("--engine", help="Where shards are worked on: dask, ray or spark://HOST:PORT"),
-    ] = "processes",
-    worker: Annotated[
-        str | None,
         typer.Option(
-            "--worker", help="Be worker i of n, as 1/8: many processes make one set together"
+            "--engine", help="Where shards are worked on: a Dask cluster, dask://HOST:PORT"
         ),
-    ] = None,
+    ] = "processes",
     config: Config = None,
 ) -> None:
     """Turn MEDS records into packed arrays and labels."""
     from ehrsequencing.records.attrition import attrition_lines, task_warnings
-    from ehrsequencing.records.check import vocabulary_warnings
-    from ehrsequencing.records.check_text import fix_lines
+    from ehrsequencing.records.check import fix_lines, vocabulary_warnings
+    from ehrsequencing.records.prepare import prepare as make
     from ehrsequencing.records.prepared import Prepared
-    from ehrsequencing.records.prepared import prepare as make
-    from ehrsequencing.records.worker import prepare_as_worker as work
-    from ehrsequencing.records.worker import share_of
 
     study = _study(config, overrides, "prepare")
     tasks = _tasks(task, study)
     with bar("preparing") as tick:
-        if worker is not None:
-            finished = work(
-                data, out, share_of(worker, engine), study=study, tasks=tasks, progress=tick
-            )
-        else:
-            make(data, out, study=study, tasks=tasks, progress=tick, engine=engine)
-    if worker is not None and not finished:
-        say(
-            f"worker {worker}: no work is left; {out} is complete, or another worker puts it together"
-        )
-        finish(
-            wrote={},
-            then="when all workers have ended, see OUT; if it is missing, start a worker again",
-        )
-        return
+        make(data, out, study=study, tasks=tasks, progress=tick, engine=engine)
     prepared = Prepared(out, verify=False)
     for line in fix_lines(prepared.manifest["fixes"]):
         say(line)

@@ -33,11 +33,18 @@ from ehrsequencing.records.data_end import LateRows
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.prepared import Prepared, data_name
-from ehrsequencing.records.record import Record, make_record
-from ehrsequencing.records.store import ArrayAppender, open_arrays
+from ehrsequencing.records.prepare import data_name
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.survey import CodeSubjects, survey
-from ehrsequencing.records.timelines import TaskRecords, TaskRows, Timelines, joined
+from ehrsequencing.records.timelines import (
+    ArrayAppender,
+    TaskRecords,
+    TaskRows,
+    Timelines,
+    joined,
+    open_arrays,
+)
+from ehrsequencing.records.visits import Record, make_record
 from ehrsequencing.records.vocabulary import Vocabulary
 
 SPLIT = "external"

@@ -28,9 +28,9 @@ from ehrsequencing.records.cohort import NEVER, Cohort, CohortBuilder, CohortRow
 from ehrsequencing.records.encoding import encode_rows, encode_timelines
 from ehrsequencing.records.events import DAY_US, Events, parse_date_us
 from ehrsequencing.records.meds import MedsReader
-from ehrsequencing.records.record import Record, make_record
 from ehrsequencing.records.survey import Progress, Steps, TokenRows, survey
 from ehrsequencing.records.timelines import TaskRecords
+from ehrsequencing.records.visits import Record, make_record
 
 GRACE_DAYS = 31  # a day asked for may lie so long after the last row, where nobody tells when the records were taken
 # shares of rows with a code that training did not know: warned of, refused
