@@ -19,7 +19,8 @@ from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.few_labels import FewLabels
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import Timelines
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.pretrained import Pretrained
@@ -234,10 +235,8 @@ class Site:
             trainer = Pretrainer(self.prepared, folder, study=study, task_name=self.task)
             for loader in (trainer.loader, trainer.tuning_loader):
                 loader.timelines = self._changed(loader.timelines, arm.control)
-            trainer.train, trainer.tuning = (
-                trainer.loader.timelines,
-                trainer.tuning_loader.timelines,
-            )
+            trainer.train = trainer.loader.timelines
+            trainer.tuning = trainer.tuning_loader.timelines
             trainer.fit(resume=folder.is_dir())
         return Pretrained(folder)
 

@@ -246,7 +246,7 @@ def shuffled_network(run: Run) -> SurvivalModel:
             shuffled, run.task.name, Path(folder) / "run", study=load_study(None, SMALL)
         )
         trainer.fit()
-        return trainer.averaged.cpu().eval()
+        return trainer.training.averaged.cpu().eval()
 
 
 def cost(question: Question, people: Sequence[SubjectRecord]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -207,7 +207,7 @@ class Training:
                     # before, the averaged weights are hardly trained
                     state.stale_epochs += 1
                 seconds = time.monotonic() - started
-                row = {
+                row: dict[str, Any] = {
                     "epoch": state.epoch + 1,
                     "steps": state.step,
                     f"train_{word}": state.loss_sum / max(state.row_count, 1),
@@ -217,20 +217,16 @@ class Training:
                     "subjects_per_second": round(subjects_seen / max(seconds, 1e-9), 1),
                 }
                 state.history.append(row)
-                state.epoch, state.step, state.loss_sum, state.row_count = (
-                    state.epoch + 1,
-                    0,
-                    0.0,
-                    0,
-                )
+                state.epoch, state.step = state.epoch + 1, 0
+                state.loss_sum, state.row_count = 0.0, 0
                 state.finished = self.is_over(state)
                 self.save_when_due(state)
                 if self.processes.is_first:
                     write_history(out, state.history)
                 if on_progress is not None:
                     counts = state.epoch, settings.epochs, row["steps"], row["steps"]
-                    results = row[f"train_{word}"], decisive, row["subjects_per_second"]
-                    on_progress(Progress(*counts, *results, ended=True, best=is_best))
+                    mean, rate = row[f"train_{word}"], row["subjects_per_second"]
+                    on_progress(Progress(*counts, mean, decisive, rate, ended=True, best=is_best))
         return state
 
     # ---- one step ----------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from ehrsequencing.core.outputs import (
 )
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE
+from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretrained import subjects_digest
 

@@ -227,16 +227,20 @@ class Trainer:
         best: Any = self.training.best
         facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
         if self.settings.recalibration > 0 and self.config.head == "horizon":
-            fitted = recalibrate_head(
-                best,
-                self.tuning,
-                prior_sd=self.settings.recalibration,
-                visit_budget=4 * self.settings.visit_budget,
-                device=self.training.device,
-            )
-            facts["tuning_nll"] = self.tuning_nll(best)
-            facts["recalibration"] = fitted.as_json(self.task.causes)
+            facts |= self.recalibrate(best)
         self.write_run(best.cpu(), state.history, facts)
+
+    def recalibrate(self, model: SurvivalModel) -> dict[str, Any]:
+        """Recalibrate a model on the tuning split; the fitted numbers, and the tuning NLL after it."""
+        fitted = recalibrate_head(
+            model,
+            self.tuning,
+            prior_sd=self.settings.recalibration,
+            visit_budget=4 * self.settings.visit_budget,
+            device=self.training.device,
+        )
+        nll = self.tuning_nll(model)
+        return {"tuning_nll": nll, "recalibration": fitted.as_json(self.task.causes)}
 
     def tuning_nll(self, model: SurvivalModel) -> float:
         """Mean NLL of a model at the tuning split's prediction times that decide the early stop, in this process."""

@@ -43,10 +43,10 @@ from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.training.adapt import adapted
+from ehrsequencing.training.distributed import ALONE, Processes
 from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.processes import ALONE, Processes
-from ehrsequencing.training.run_folder import RunFolder, alone
+from ehrsequencing.training.run_folder import RunFolder, alone_in
 from ehrsequencing.training.train import Trainer
 from ehrsequencing.training.transfer import keep_adapters
 
@@ -80,7 +80,7 @@ def trainer_of(
         fix = "name the model with --init, or leave the setting out"
         raise EhrseqError("needs a model to start from", where=f"transfer.{name}", fix=fix)
     if study.training.blend and processes.several:
-        fix = "leave out --devices and --nodes, or train the network alone"
+        fix = "start it without torchrun, or train the network alone"
         raise EhrseqError("runs in one process only", where="training.blend", fix=fix)
     study = adapted(study, prepared, task_name) if init is None else study
     if study.training.blend:
@@ -154,23 +154,26 @@ class BlendTrainer:
             [self.network.fingerprint, "blend", len(self.folds), asked.seed, asked.tuning_trials]
         )
 
-    @alone
     def fit(self, *, resume: bool = False, on_progress: Show | None = None) -> None:
         """Train everything and write the run."""
-        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
-        if resume and (self.out / MANIFEST).is_file():
-            folder.check_finished()
+        with alone_in(self.out):
+            folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+            if resume and (self.out / MANIFEST).is_file():
+                folder.check_finished()
+            else:
+                folder.begin(resume=resume)
+                self._fit(folder.checkpoints, on_progress)
             folder.remove_checkpoints()
-            return
-        folder.begin(resume=resume)
+
+    def _fit(self, checkpoints: Path, on_progress: Show | None) -> None:
         rows = joined_rows(
             [
-                self._out_of_fold(folder.checkpoints, number, fold, on_progress)
+                self._out_of_fold(checkpoints, number, fold, on_progress)
                 for number, fold in enumerate(self.folds)
             ]
         )
         weights = fit_weights(rows, n_causes=len(self.task.causes), seed=self.settings.seed)
-        whole = folder.checkpoints / "network"
+        whole = checkpoints / "network"
         model = self._train_network(whole, len(self.folds), None, on_progress)
         boosted, cox = self._fit_others(self.records["train"])
         blend = Blend(boosted.kept, cox.kept, weights, self.edges)
@@ -188,7 +191,6 @@ class BlendTrainer:
         self.network.write_run(
             model, history, facts, more=(BLEND_FILE, ARRAYS_FILE, *keep_adapters(whole, self.out))
         )
-        folder.remove_checkpoints()
 
     def _out_of_fold(
         self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None
