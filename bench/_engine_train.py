@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
 
 from _measure import Clock, child, own_mib, peak_mib, quartiles
 from ehrsequencing.batches.loader import SubjectLoader
@@ -130,9 +131,9 @@ def clocked(folder: Path, out: Path, *, size: str, epochs: int) -> dict[str, flo
     trainer, clock = trainer_of(folder, out, size=size, epochs=epochs), Clock()
     places = [
         (SurvivalModel, "loss", "forward"), (SurvivalModel, "nll", "forward"), (MaskedCodes, "forward", "forward"),
-        (trainer.fabric, "backward", "backward"), (BesideHazards, "backward", "backward"),
+        (torch.Tensor, "backward", "backward"), (BesideHazards, "backward", "backward"),
         (BesideHazards, "step", "optimiser"),
-        (trainer.fabric, "clip_gradients", "optimiser"), (trainer.optimizer, "step", "optimiser"),
+        (loop, "clip_gradients", "optimiser"), (trainer.optimizer, "step", "optimiser"),
         (trainer.optimizer, "zero_grad", "optimiser"), (trainer.ema, "update", "averaged weights"),
         (SubjectLoader, "collate", "collate"), (SubjectLoader, "shuffled", "shuffle"),
         (loop, "save_checkpoint", "checkpoint"), (trainer, "write_run", "write the run"),

@@ -28,7 +28,8 @@ from ehrsequencing.evaluation.oracle_table import oracle_table
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.inference import nll_of_rows, risk_of_rows
 from ehrsequencing.training.loop import Trainer

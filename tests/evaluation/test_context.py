@@ -34,7 +34,8 @@ from ehrsequencing.evaluation.instability import instability, spread
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run, add_to_run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.inference import risk_of_rows
 from ehrsequencing.training.loop import Trainer
 from helpers.evaluation import split

@@ -22,7 +22,8 @@ from ehrsequencing.evaluation.oracle import (
 )
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.reporting.report import render
 from ehrsequencing.simulate import SimulationConfig, simulate

@@ -27,7 +27,8 @@ from ehrsequencing.evaluation.oracle import (
 from ehrsequencing.evaluation.oracle_table import oracle_warnings
 from ehrsequencing.evaluation.through_risks import hazards_through
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows
 from ehrsequencing.reporting.terminal import _oracle_lines
 from ehrsequencing.simulate import SimulationConfig, simulate

@@ -6,7 +6,8 @@ import pytest
 
 from ehrsequencing.config import load_study, load_task
 from ehrsequencing.evaluation.evaluate import evaluate
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import SimulationConfig, simulate
 from ehrsequencing.training.loop import Trainer
 

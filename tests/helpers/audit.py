@@ -13,7 +13,8 @@ import torch
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import TaskConfig, load_study, validated
 from ehrsequencing.core.outputs import MANIFEST, write_manifest
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Trainer
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds
 

@@ -15,7 +15,8 @@ from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage

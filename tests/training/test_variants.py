@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from ehrsequencing.config import ModelConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.models.build import build_model
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Trainer
 from helpers.command_line import ehrseq
 

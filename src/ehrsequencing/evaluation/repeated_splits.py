@@ -31,7 +31,8 @@ from ehrsequencing.evaluation.risk_source import refuse_visit_head
 from ehrsequencing.evaluation.tables import number
 from ehrsequencing.metrics.registry import METRICS
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 
 FOLDER, SUMMARY, ROWS = "splits", "repeated_splits.json", "rows.json"
 FIRST_SEED = 1234

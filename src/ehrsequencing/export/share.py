@@ -49,7 +49,7 @@ from ehrsequencing.export.anonymous import (
 from ehrsequencing.export.model_card import Facts, model_card
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE
+from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 

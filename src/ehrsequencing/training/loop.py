@@ -9,7 +9,8 @@ order of subjects, so that an interrupted run continues to the same bits. The pa
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,21 +41,19 @@ from ehrsequencing.training.checkpoint import (
     saved_at_signals,
     unpack_tensors,
 )
+from ehrsequencing.training.device import Losses, autocast, on_device, training_device
+from ehrsequencing.training.distributed import ALONE, Processes
 from ehrsequencing.training.draws import hash_seed, resampled
-from ehrsequencing.training.fabric import make_fabric
-from ehrsequencing.training.feed import Losses, feed
 from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.optimizer import learning_rate, make_optimizer
+from ehrsequencing.training.optimizer import clip_gradients, learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.processes import ALONE, Processes
 from ehrsequencing.training.progress import Progress as Progress
 from ehrsequencing.training.progress import of_epoch
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
 from ehrsequencing.training.run_files import write_run_files
-from ehrsequencing.training.run_folder import RunFolder, alone, write_history
-from ehrsequencing.training.together import Together
-from ehrsequencing.training.transfer import Transfer, keep_adapters
+from ehrsequencing.training.run_folder import RunFolder, alone_in, write_history
+from ehrsequencing.training.transfer import Transfer, keep_adapters, merge_adapters
 from ehrsequencing.training.tuning import mean_nll
 
 # settings that a resumed run may change
@@ -97,7 +96,7 @@ class Trainer:
             out,
             leave_out,
         )
-        self.settings = study.training.model_copy(update={"blend": False, "search": 1})
+        self.settings = study.training.model_copy(update={"blend": False})
         train, tuning = (
             prepared.outcome_records(task_name, split) for split in ("train", "tuning")
         )
@@ -147,12 +146,9 @@ class Trainer:
         if isinstance(self.model.outcomes, OutcomeHead):
             self.model.outcomes.set_bias(starting_outcome_hazards(self.config, train))
         self.averaged, self.best = copy.deepcopy(self.model), copy.deepcopy(self.model)
-        self.fabric = make_fabric(self.settings.precision, devices=processes.devices)
-        depth = None if self.init is None else self.init.depth
-        optimizer = make_optimizer(
-            self.model, self.settings, steps_per_epoch=1 / of_all, depth=depth
-        )
-        self.module, self.optimizer = self.fabric.setup(self.model, optimizer)
+        self.device = training_device()
+        self.optimizer = make_optimizer(self.model, self.settings, steps_per_epoch=1 / of_all)
+        self.model.to(self.device)
         self.masked_codes: BesideHazards | None = None
         trains_codes = self.init is None or self.init.trains_codes
         if (
@@ -161,19 +157,7 @@ class Trainer:
             and isinstance(self.model, HierarchicalBEHRTForSurvival)
         ):
             self.masked_codes = BesideHazards(self.model, self.settings)
-        self.together = Together(
-            processes,
-            self.fabric,
-            model=self.model,
-            loader=self.loader,
-            masked_codes=self.masked_codes,
-            visits_per_step=self.visits_per_step,
-            settings=self.settings,
-        )
-        self.averaged, self.best = (
-            self.averaged.to(self.fabric.device),
-            self.best.to(self.fabric.device),
-        )
+        self.averaged, self.best = self.averaged.to(self.device), self.best.to(self.device)
         self.ema = ExponentialMovingAverage(
             self.model, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
         )
@@ -205,7 +189,7 @@ class Trainer:
     def fingerprint(self) -> str:
         """Digest of what a resumed run must share with its start."""
         settings = self.settings.model_dump(
-            exclude={*_MAY_CHANGE, "members", "search", "blend", "blend_folds"}
+            exclude={*_MAY_CHANGE, "members", "blend", "blend_folds"}
         )
         # one model: as before there were more
         members = [self.settings.members] if self.settings.members > 1 else []
@@ -219,59 +203,48 @@ class Trainer:
     def fit(
         self, *, resume: bool = False, on_progress: Callable[[Progress], None] | None = None
     ) -> None:
-        """Train to the early stop and write the run; with several processes, in all of them."""
+        """Train to the early stop and write the run; with several processes, in all of them, and process 0 writes."""
+        with alone_in(self.out) if self.processes.is_first else nullcontext():
+            folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
+            if self._is_finished(folder, resume=resume):
+                return
+            if self.settings.members > 1:
+                self._fit_members(on_progress)
+            else:
+                self._fit_one(folder.checkpoints, resume=resume, on_progress=on_progress)
+            if self.processes.is_first:
+                folder.remove_checkpoints()
+
+    def _is_finished(self, folder: RunFolder, *, resume: bool) -> bool:
+        """Whether nothing is left to do; else process 0 has begun the folder, and all processes know it."""
+        finished = False
         if self.processes.is_first:
-            self._lead(resume=resume, on_progress=on_progress)
-        else:
-            self._follow()
+            finished = resume and (self.out / MANIFEST).is_file()
+            if finished:
+                folder.check_finished()
+                folder.remove_checkpoints()
+            else:
+                folder.begin(resume=resume)
+        return self.processes.totals(float(finished)) != [0.0]
 
-    def _follow(self) -> None:
-        """What the processes do that write nothing."""
-        if self.settings.members > 1:
-            for number in range(self.settings.members if self.processes.tell() else 0):
-                self._member(number).fit()
-        elif (told := self.processes.tell()) is not None:
-            self._train(self._begin_together(told), None, None)
-
-    @alone
-    def _lead(self, *, resume: bool, on_progress: Callable[[Progress], None] | None) -> None:
-        """What process 0 does."""
-        folder = RunFolder(self.out, self.prepared, self.task.name, self.fingerprint)
-        checkpoints = folder.checkpoints
-        if resume and (self.out / MANIFEST).is_file():
-            folder.check_finished()
-            folder.remove_checkpoints()
-            self.processes.tell(None)
-            return
-        folder.begin(resume=resume)
-        if self.settings.members > 1:
-            self.processes.tell(True)
-            self._fit_members(on_progress)
-            folder.remove_checkpoints()
-            return
+    def _fit_one(
+        self,
+        checkpoints: Path,
+        *,
+        resume: bool,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
         state = self._start(checkpoints, resume=resume)
-        if self.processes.several:
-            self._begin_together(self.processes.tell(asdict(state)))
-        self._train(state, checkpoints, on_progress)
+        self.processes.totals(
+            0.0
+        )  # all have read the checkpoint before process 0 writes the next one
+        self._train(state, checkpoints if self.processes.is_first else None, on_progress)
+        if not self.processes.is_first:
+            return
         facts: dict[str, Any] = {"best_epoch": state.best_epoch, "tuning_nll": state.best_nll}
         if self.settings.recalibration > 0 and self.config.head == "horizon":
             facts |= self._recalibrate()
         self.write_run(self.best.cpu(), state.history, facts)
-        folder.remove_checkpoints()
-
-    def _begin_together(self, told: dict[str, Any]) -> TrainingState:
-        """Take over where process 0 stands, with all its tensors."""
-        state = TrainingState(**told)
-        if state.fingerprint != self.fingerprint:
-            what, fix = (
-                "this process sees other data or settings than process 0",
-                "use one shared file system",
-            )
-            raise EhrseqError(what, where=str(self.prepared.folder), fix=fix)
-        tensors = self.processes.tell_tensors(pack_tensors(self._models, self._optimizers))
-        if not self.processes.is_first:
-            unpack_tensors(tensors, self._models, self._optimizers)
-        return state
 
     def _train(
         self,
@@ -280,7 +253,9 @@ class Trainer:
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         """Train from a state to the early stop; only with a folder for checkpoints is anything written."""
-        with saved_at_signals(lambda: self._save_and_leave(checkpoints, state)) as self._stop:
+        # Several processes end at once at a signal: one of them would wait for the others' gradients.
+        signals = saved_at_signals(lambda: self._save(checkpoints, state))
+        with nullcontext(Stop()) if self.processes.several else signals as self._stop:
             while not state.finished:
                 started = time.monotonic()
                 seen = self._epoch(state, checkpoints, on_progress)
@@ -298,7 +273,7 @@ class Trainer:
             self.tuning,
             prior_sd=self.settings.recalibration,
             visit_budget=4 * self.settings.visit_budget,
-            device=self.fabric.device,
+            device=self.device,
         )
         return {
             "tuning_nll": self.tuning_nll(self.best),
@@ -320,6 +295,8 @@ class Trainer:
                     on_progress(replace(progress, member=member, members=count))
 
             member.fit(resume=True, on_progress=show)
+            if not self.processes.is_first:
+                continue
             model.load_state_dict(load_model(member.out).state_dict())
             history += [
                 {"member": number + 1, **row} for row in read_json_lines(member.out / HISTORY)
@@ -328,7 +305,9 @@ class Trainer:
             kept = ("seed", "best_epoch", "tuning_nll", "recalibration")
             facts.append({key: manifest[key] for key in kept if key in manifest})
             adapters += keep_adapters(member.out, self.out, member=number + 1)
-        nll = self.tuning_nll(ensemble.to(self.fabric.device))
+        if not self.processes.is_first:
+            return
+        nll = self.tuning_nll(ensemble.to(self.device))
         self.write_run(
             ensemble.cpu(), history, {"members": facts, "tuning_nll": nll}, more=tuple(adapters)
         )
@@ -365,12 +344,6 @@ class Trainer:
             and time.monotonic() - self._saved_at >= self.settings.checkpoint_seconds
         ):
             self._save(checkpoints, state)
-
-    def _save_and_leave(self, checkpoints: Path | None, state: TrainingState) -> None:
-        """Save a last checkpoint; the others wait for it, since Slurm ends all once a process has ended."""
-        self._save(checkpoints, state)
-        if self._stop.is_joint:
-            self.processes.totals(0.0)
 
     def _save(self, checkpoints: Path | None, state: TrainingState) -> None:
         if checkpoints is None:
@@ -417,8 +390,8 @@ class Trainer:
         started, seen, rows = time.monotonic(), 0, 0
         parts: list[torch.Tensor] = []  # losses of the batches of one step
         tuning_nll = state.history[-1]["tuning_nll"] if state.history else None
-        losses = Losses(self.fabric.device, scale=self.rows_per_step, where=str(self.out))
-        for step in feed(self._batches(steps[state.step :]), self.fabric.device):
+        losses = Losses(self.device, scale=self.rows_per_step, where=str(self.out))
+        for step in on_device(self._batches(steps[state.step :]), self.device):
             if not parts:
                 self._begin_step(state, total_steps=self.settings.epochs * len(steps))
             parts.append(self._backward(step))
@@ -427,9 +400,7 @@ class Trainer:
                 continue
             summed, counted = torch.stack(parts).sum(), torch.tensor(rows)
             if self.processes.several:
-                summed, counted = self.together.add_up(
-                    state, summed, rows, steps[state.step], self._stop
-                )
+                summed, counted = self._sum_over_processes(summed, counted)
             self._update(state)
             losses.add(state, summed, counted)
             state.step, seen, parts, rows = state.step + 1, seen + len(steps[state.step]), [], 0
@@ -450,14 +421,13 @@ class Trainer:
                         rate,
                     )
                 )
-            if not self.processes.several or self.together.all_leave:
-                self._stop.leave_if_asked(partial(losses.read, state))
+            self._stop.leave_if_asked(partial(losses.read, state))
         losses.read(state)
         return seen
 
     def _batches(self, steps: list[Any]) -> Iterator[Step]:
         for subjects in steps:
-            mine = self.processes.share(subjects, self.loader.cost[subjects])
+            mine = self.processes.share(subjects)
             if len(mine):
                 yield from self.loader.steps(mine, visit_budget=self.settings.visit_budget)
             else:
@@ -469,32 +439,44 @@ class Trainer:
         torch.manual_seed(hash_seed(self.settings.seed, state.global_step, self.processes.rank))
         rate = learning_rate(self.settings, state.global_step, total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * (
-                1.0 if self.init is None else self.init.share(group["depth"], state.epoch)
-            )
-        self._codes_rate = rate * (
-            1.0 if self.init is None else self.init.share(self.init.deepest, state.epoch)
-        )
+            group["lr"] = rate
+        self._codes_rate = rate
         self.optimizer.zero_grad(set_to_none=True)
 
     def _backward(self, step: Step) -> torch.Tensor:
         """Add the gradient of one batch; returns its summed NLL over `rows_per_step`."""
         if not step.batch.n_subjects:
-            return torch.zeros((), device=self.fabric.device)
-        with self.fabric.autocast():
+            return torch.zeros((), device=self.device)
+        with autocast(self.device, self.settings.precision):
             loss = self.model.loss(step.batch, divisor=self.rows_per_step)
-        self.fabric.backward(loss)
-        if self.masked_codes is not None and not self.processes.several:
-            with self.fabric.autocast():
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.masked_codes is not None:
+            with autocast(self.device, self.settings.precision):
                 of_codes = self.masked_codes.loss(step.batch) / self.visits_per_step
             self.masked_codes.backward(of_codes)
         return loss.detach()
 
+    def _sum_over_processes(
+        self, loss: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Replace the gradients by their sums over the processes; the sums of loss and prediction times."""
+        learned = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        parameters = list[torch.Tensor](learned)
+        gradients = [parameter.grad for parameter in learned]
+        if self.masked_codes is not None:
+            parameters += self.masked_codes.parameters
+            gradients += self.masked_codes.gradients
+        numbers = torch.stack([loss.float(), rows.to(loss.device).float()])
+        gradients, numbers = self.processes.sum_gradients(parameters, gradients, numbers)
+        for parameter, gradient in zip(learned, gradients, strict=False):
+            parameter.grad = gradient
+        if self.masked_codes is not None:
+            self.masked_codes.gradients = gradients[len(learned) :]
+        return numbers[0], numbers[1]
+
     def _update(self, state: TrainingState) -> None:
         """One step of the optimiser along the gradients of all its batches."""
-        self.fabric.clip_gradients(
-            self.module, self.optimizer, max_norm=self.settings.clip_norm, error_if_nonfinite=False
-        )
+        clip_gradients(self.optimizer, self.settings.clip_norm)
         self.optimizer.step()
         if self.masked_codes is not None:
             self.masked_codes.step(self._codes_rate)
@@ -503,7 +485,6 @@ class Trainer:
 
     def _end_epoch(self, state: TrainingState, *, seconds: float, seen: int) -> None:
         """Evaluate the averaged weights on the tuning split; keep them if they are the best so far."""
-        self.processes.keep_same([*self.model.parameters(), *self.averaged.parameters()])
         nll = self.tuning_nll(self.averaged, self.processes)
         better = nll < state.best_nll - self.settings.min_gain
         if better:
@@ -547,7 +528,8 @@ class Trainer:
             self.tuning,
             chosen,
             visit_budget=budget,
-            fabric=self.fabric,
+            device=self.device,
+            precision=self.settings.precision,
             stop=self._stop,
             processes=processes,
         )
@@ -569,7 +551,7 @@ class Trainer:
             more: Files that are there already, and that prediction needs too.
         """
         if self.init is not None:
-            model, own = self.init.finish(model, self.out)
+            model, own = merge_adapters(model, self.out)
             facts, more = {**facts, "init": self.started_from}, (*more, *own)
         facts = {"seed": self.settings.seed, "fingerprint": self.fingerprint, **facts}
         write_run_files(self.out, self.prepared, self.study, model, history, facts, more=more)

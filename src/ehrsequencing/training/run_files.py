@@ -10,7 +10,7 @@ from ehrsequencing.core.files import sweep_temporaries, write_json, write_settin
 from ehrsequencing.core.outputs import RUN, RUN_NEEDS, write_manifest
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE
+from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.pretrained import subjects_digest
 from ehrsequencing.training.run_folder import write_history

@@ -1,6 +1,6 @@
 """The loss on the tuning split, which decides the early stop."""
 
-from typing import Any
+from typing import Literal
 
 import torch
 
@@ -8,8 +8,8 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.models.base import SurvivalModel
-from ehrsequencing.training.feed import feed
-from ehrsequencing.training.processes import Processes
+from ehrsequencing.training.device import autocast, on_device
+from ehrsequencing.training.distributed import Processes
 
 
 def mean_nll(
@@ -18,7 +18,8 @@ def mean_nll(
     chosen: Bools,
     *,
     visit_budget: int,
-    fabric: Any,
+    device: torch.device,
+    precision: Literal["32", "bf16"],
     stop: Stop,
     processes: Processes,
 ) -> float:
@@ -29,8 +30,9 @@ def mean_nll(
         tuning: The split.
         chosen: (rows of the split,) which of them count.
         visit_budget: Of a batch.
-        fabric: It knows device and precision.
-        stop: Asked after each batch; with several processes at the end, so that all leave at the same moment.
+        device: Where the model is.
+        precision: As `training.precision`.
+        stop: Asked after each batch.
         processes: Each computes a part, and all get the mean over all parts.
 
     Raises:
@@ -38,17 +40,12 @@ def mean_nll(
     """
     model.eval()
     total, count = 0.0, 0.0
-    mine = processes.stretch(tuning.subjects, tuning.cost[tuning.subjects])
-    with torch.no_grad(), fabric.autocast():
-        for step in feed(tuning.in_order(visit_budget=visit_budget, subjects=mine), fabric.device):
+    mine = processes.share(tuning.subjects)
+    with torch.no_grad(), autocast(device, precision):
+        for step in on_device(tuning.in_order(visit_budget=visit_budget, subjects=mine), device):
             nll = model.nll(step.batch).double().cpu().numpy()
             here = chosen[step.rows]
             total, count = total + float(nll[step.positions[here]].sum()), count + int(here.sum())
-            if not processes.several:
-                stop.leave_if_asked()
-    if processes.several:
-        total, count, asked = processes.totals(total, count, float(stop.asked))
-        stop.join(asked > 0)
-        if asked:
             stop.leave_if_asked()
+    total, count = processes.totals(total, count)
     return total / max(count, 1)

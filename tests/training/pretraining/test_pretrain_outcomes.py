@@ -13,7 +13,8 @@ from ehrsequencing.config import OutcomesConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.evaluation.repeated_splits import repeated_splits
 from ehrsequencing.prediction.run import Run
-from ehrsequencing.records.prepared import Prepared, prepare
+from ehrsequencing.records.prepare import prepare
+from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.pretraining import loop

@@ -7,7 +7,7 @@ read.
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,22 +48,23 @@ from ehrsequencing.training.checkpoint import (
     saved_at_signals,
     unpack_tensors,
 )
+from ehrsequencing.training.device import Losses, autocast, on_device, training_device
 from ehrsequencing.training.draws import hash_seed
-from ehrsequencing.training.fabric import make_fabric
-from ehrsequencing.training.feed import Losses, feed
-from ehrsequencing.training.optimizer import learning_rate, make_optimizer
+from ehrsequencing.training.optimizer import clip_gradients, learning_rate, make_optimizer
 from ehrsequencing.training.pretrained import (
-    DESCRIPTIONS_FILE,
     OBJECTIVES_FILE,
-    PROJECTION,
     RESULTS_FILE,
     subjects_digest,
 )
-from ehrsequencing.training.pretraining.described import describe_codes, fold_descriptions
 from ehrsequencing.training.pretraining.exclusion import Excluded, excluded_targets
 from ehrsequencing.training.pretraining.neighbours import code_neighbours
 from ehrsequencing.training.pretraining.objective import Glance, Objective, Tally, World
-from ehrsequencing.training.pretraining.targets import Rates, TargetCodes, visit_rows
+from ehrsequencing.training.pretraining.targets import (
+    TargetCodes,
+    target_codes,
+    training_rates,
+    visit_rows,
+)
 from ehrsequencing.training.progress import Progress
 from ehrsequencing.training.resolve import resolve_inputs
 from ehrsequencing.training.run_folder import RunFolder, alone, write_history
@@ -78,7 +79,7 @@ _FILES = (
         "vocabulary.json",
         "vocabulary.safetensors",
     ),
-    *(DESCRIPTIONS_FILE, OBJECTIVES_FILE, RESULTS_FILE),
+    *(OBJECTIVES_FILE, RESULTS_FILE),
 )
 
 
@@ -90,7 +91,6 @@ class Pretrainer:
         out: Folder to make.
         study: Settings; `model`, `training` and `pretraining` are used.
         task_name: A task of the set, whose outcome is then no target (`pretraining.exclude`); None for all codes.
-        descriptions: Code → text; default: those of the records' `codes.parquet`.
 
     Raises:
         EhrseqError: A setting cannot be used, or there is nothing to learn from.
@@ -103,7 +103,6 @@ class Pretrainer:
         *,
         study: StudyConfig,
         task_name: str | None = None,
-        descriptions: Mapping[str, str] | None = None,
     ) -> None:
         self.prepared, self.out, self.settings, self.task_name = (
             prepared,
@@ -128,18 +127,18 @@ class Pretrainer:
             raise EhrseqError(
                 f"{', '.join(blind)} would see what it should guess",
                 where="model.attention=bidirectional",
-                fix="pretrain with masked_codes and swapped_codes, or with model.attention=causal",
+                fix="pretrain with masked_codes, or with model.attention=causal",
             )
         self.excluded: Excluded | None = None
         if task_name is not None and study.pretraining.exclude == "related":
             self.excluded = excluded_targets(prepared, task_name)
         none = np.zeros(0, dtype=np.int64)
-        codes = TargetCodes.of(
+        codes = target_codes(
             prepared.vocabulary, none if self.excluded is None else self.excluded.tokens
         )
         self.train, self.tuning = (prepared.timelines(split) for split in ("train", "tuning"))
         self._refuse_hopeless(codes)
-        rates = Rates.of(self.train, codes, seed=self.settings.seed)
+        rates = training_rates(self.train, codes, seed=self.settings.seed)
         world = World(self.config, study.pretraining, codes, rates)
         types = prepared.vocabulary.code_types if self.config.code_types else None
         self.loader, self.tuning_loader = (
@@ -152,28 +151,17 @@ class Pretrainer:
         self.budget = max(1, min(self.settings.visit_budget, total // self.settings.min_steps))
         torch.manual_seed(self.settings.seed)
         self.model = build_model(self.config)
-        if descriptions is None:
-            descriptions = read_descriptions(Path(prepared.manifest.get("data_path", "")))
-        self.descriptions = {
-            code: text for code, text in descriptions.items() if code in prepared.vocabulary.index
-        }
-        if (share := study.pretraining.described_share) > 0:
-            self._describe(share)
         self.objectives = nn.ModuleDict({name: made(world) for name, made in classes.items()})
         self.weights = dict(wanted)
         self.tuning_budget = max(128, min(self.settings.visit_budget, world.most_visits))
         self.codes = codes
         bundle = nn.ModuleDict({"model": self.model, "objectives": self.objectives})
         self.averaged, self.best = copy.deepcopy(bundle), copy.deepcopy(bundle)
-        self.fabric = make_fabric(self.settings.precision)
+        self.device = training_device()
         steps = len(self._steps(0))
-        optimizer = make_optimizer(bundle, self.settings, steps_per_epoch=steps)
-        self.bundle = bundle
-        self.module, self.optimizer = self.fabric.setup(bundle, optimizer)
-        self.averaged, self.best = (
-            self.averaged.to(self.fabric.device),
-            self.best.to(self.fabric.device),
-        )
+        self.optimizer = make_optimizer(bundle, self.settings, steps_per_epoch=steps)
+        self.bundle = bundle.to(self.device)
+        self.averaged, self.best = self.averaged.to(self.device), self.best.to(self.device)
         self.ema = ExponentialMovingAverage(
             bundle, self.averaged, decay=self.settings.ema, warmup=self.settings.ema_warmup
         )
@@ -188,14 +176,6 @@ class Pretrainer:
             if not len(timelines.end_us):
                 fix = "give that split more subjects (splits of ehrseq prepare)"
                 raise EhrseqError(f"no {name} subject has a visit", where=where, fix=fix)
-
-    def _describe(self, share: float) -> None:
-        """Give codes vectors from their descriptions, too."""
-        found = describe_codes(self.model, self.prepared.vocabulary, self.descriptions, share=share)
-        if not found:
-            where = f"pretraining.described_share={share:g}"
-            fix = "add descriptions to metadata/codes.parquet, or leave the setting out"
-            raise EhrseqError("no code of the records has a description", where=where, fix=fix)
 
     def _too_few(self, where: str) -> EhrseqError:
         """The error for fewer than two target codes."""
@@ -239,8 +219,6 @@ class Pretrainer:
             while not state.finished:
                 self._epoch(state, folder.checkpoints, on_progress)
                 write_history(self.out, state.history)
-        best: Any = self.best.cpu()
-        self.projection = fold_descriptions(best["model"])
         results = self._results(state)
         self._write(state, results)
         folder.remove_checkpoints()
@@ -278,21 +256,16 @@ class Pretrainer:
     ) -> None:
         """The rest of an epoch, and the look at the tuning split that ends it."""
         steps, started, seen = self._steps(state.epoch), time.monotonic(), 0
-        losses = Losses(self.fabric.device, scale=1.0, where=str(self.out))
+        losses = Losses(self.device, scale=1.0, where=str(self.out))
         last = state.history[-1]["tuning_loss"] if state.history else None
         parts: list[Tensor] = []
-        for step in feed(self._batches(steps[state.step :]), self.fabric.device):
+        for step in on_device(self._batches(steps[state.step :]), self.device):
             if not parts:
                 self._begin_step(state, total_steps=self.settings.epochs * len(steps))
             parts.append(self._backward(step))
             if not step.is_last:
                 continue
-            self.fabric.clip_gradients(
-                self.module,
-                self.optimizer,
-                max_norm=self.settings.clip_norm,
-                error_if_nonfinite=False,
-            )
+            clip_gradients(self.optimizer, self.settings.clip_norm)
             self.optimizer.step()
             state.global_step += 1
             self.ema.update(state.global_step)
@@ -350,11 +323,11 @@ class Pretrainer:
 
     def _backward(self, step: Step) -> Tensor:
         """Add the gradient of one batch, objective by objective; returns its weighted loss."""
-        with self.fabric.autocast():
+        with autocast(self.device, self.settings.precision):
             losses = self._losses(self.bundle, step, self.train)
             loss = sum((self.weights[name] * one for name, one in losses.items()), torch.zeros(()))
         if loss.requires_grad:
-            self.fabric.backward(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _losses(
@@ -413,10 +386,14 @@ class Pretrainer:
         tallies = {name: Tally() for name in self.weights}
         bundle.eval()
         assert isinstance(bundle, nn.ModuleDict)
-        with torch.no_grad(), self.fabric.autocast(), torch.random.fork_rng(devices=[]):
+        with (
+            torch.no_grad(),
+            autocast(self.device, self.settings.precision),
+            torch.random.fork_rng(devices=[]),
+        ):
             torch.manual_seed(hash_seed(self.settings.seed, 2**32))
             steps = self.tuning_loader.in_order(visit_budget=self.tuning_budget)
-            for step in feed(steps, self.fabric.device):
+            for step in on_device(steps, self.device):
                 self._losses(bundle, step, self.tuning, tallies)
                 self._stop.leave_if_asked()
         return tallies
@@ -482,18 +459,11 @@ class Pretrainer:
             name: tensor.contiguous() for name, tensor in best["objectives"].state_dict().items()
         }
         tensors["target_tokens"] = torch.from_numpy(self.codes.tokens)
-        if self.projection is not None:
-            tensors[PROJECTION] = self.projection.contiguous()
         write_bytes(out / OBJECTIVES_FILE, save(tensors, metadata={"format": "pt"}))
         vocabulary.save(out)
         write_settings(out / "config.yaml", self.study)
         write_history(out, state.history)
         write_json(out / RESULTS_FILE, results)
-        known = self.descriptions
-        write_json(
-            out / DESCRIPTIONS_FILE,
-            {code: known[code] for code in vocabulary.codes if code in known},
-        )
         excluded = self.excluded.names(vocabulary) if self.excluded is not None else None
         facts = {
             "task": self.task_name,

@@ -1,10 +1,10 @@
-"""Move batches to the device and losses back without waiting for it; a wait would stall a GPU."""
+"""The device and the precision of a training; batches go there and losses come back without waiting for it."""
 
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,20 +17,32 @@ READ_STEPS = 20  # steps between two looks at the losses on a GPU
 Item = TypeVar("Item")
 
 
-def feed(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
+def training_device() -> torch.device:
+    """The GPU of this process where there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def autocast(device: torch.device, precision: Literal["32", "bf16"]) -> torch.autocast:
+    """The precision in which a model computes (`training.precision`); its weights stay float32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def on_device(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
     """The same steps on a device. On a GPU, one thread packs and pins the next one while this one is worked on."""
     if device.type != "cuda":
         for step in steps:
             yield replace(step, batch=step.batch.to(device))
         return
-    for step in ahead(replace(step, batch=step.batch.pin_memory()) for step in steps):
+    for step in prefetched(replace(step, batch=step.batch.pin_memory()) for step in steps):
         yield replace(step, batch=step.batch.to(device, non_blocking=True))
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
+def prefetched(items: Iterator[Item]) -> Iterator[Item]:
     """The same items in the same order, each made in a second thread while the one before is in use.
 
-    >>> list(ahead(iter("abc")))
+    >>> list(prefetched(iter("abc")))
     ['a', 'b', 'c']
     """
     nothing = object()

@@ -14,7 +14,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import TrainingState
-from ehrsequencing.training.feed import READ_STEPS, Losses, ahead, feed
+from ehrsequencing.training.device import READ_STEPS, Losses, on_device, prefetched
 from helpers.long_records import history, random_records, train, weights
 
 
@@ -27,7 +27,7 @@ def test_made_ahead_are_the_same_bytes(
         losses.every = 7
         return losses
 
-    monkeypatch.setattr(loop, "feed", lambda steps, device: ahead(steps))
+    monkeypatch.setattr(loop, "on_device", lambda steps, device: prefetched(steps))
     monkeypatch.setattr(loop, "Losses", late)
     train(sim_prepared, tmp_path / "run", "training.checkpoint_steps=60")
     assert weights(tmp_path / "run") == weights(cut_run)
@@ -45,7 +45,7 @@ def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
                 second.set()
             yield number
 
-    stream = ahead(items())
+    stream = prefetched(items())
     assert next(stream) == 0
     assert second.wait(10)  # made while the first is in our hands
     assert list(stream) == [1, 2, 3, 4]
@@ -53,7 +53,7 @@ def test_the_next_item_is_made_in_another_thread_while_one_is_in_use() -> None:
     assert threading.get_ident() not in {thread for _, thread in made}
 
 
-def test_never_more_than_one_is_made_ahead() -> None:
+def test_never_more_than_one_is_made_prefetched() -> None:
     made = 0
 
     def items() -> Iterator[int]:
@@ -62,7 +62,7 @@ def test_never_more_than_one_is_made_ahead() -> None:
             made += 1
             yield number
 
-    for taken, _ in enumerate(ahead(items()), start=1):
+    for taken, _ in enumerate(prefetched(items()), start=1):
         assert made <= taken + 1
 
 
@@ -73,8 +73,8 @@ def test_an_error_in_the_other_thread_arrives_and_leaves_no_thread() -> None:
 
     before = threading.active_count()
     with pytest.raises(EhrseqError, match="is broken"):
-        list(ahead(items()))
-    for stream in (ahead(iter(range(9))), ahead(iter(range(9)))):
+        list(prefetched(items()))
+    for stream in (prefetched(iter(range(9))), prefetched(iter(range(9)))):
         next(stream)
         stream.close()  # type: ignore[attr-defined]  # a generator
     assert threading.active_count() == before
@@ -97,7 +97,7 @@ def test_a_gpu_gets_pinned_batches_without_waiting(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(VisitBatch, "pin_memory", pin)
     monkeypatch.setattr(VisitBatch, "to", to)
     loader = SubjectLoader(random_records((4, 3, 5), seed=0))
-    steps = list(feed(loader.in_order(visit_budget=4), torch.device("cuda")))
+    steps = list(on_device(loader.in_order(visit_budget=4), torch.device("cuda")))
     assert len(steps) == 3
     assert moved == [("cuda", True, "pinned")] * 3
 
