@@ -1,9 +1,14 @@
-"""The JSON that goes in and out, as pydantic models; the OpenAPI description is made of them."""
+"""The JSON that goes in and out, and problems, as pydantic models; the OpenAPI description is made of them."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
 
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, NaiveDatetime
 
+PROBLEM_TYPE = "application/problem+json"
 INT64 = 2**63
 Code = Annotated[str, Field(min_length=1, max_length=10_000, examples=["ICD10CM//I50.9"])]
 
@@ -107,3 +112,73 @@ class Version(BaseModel):
     causes: list[str]
     horizons_days: list[float] | None
     recalibrated: bool
+
+
+class ProblemBody(BaseModel):
+    """What a problem looks like in an answer."""
+
+    type: str = "about:blank"
+    title: str = Field(description="The name of the status")
+    status: int
+    detail: str = Field(description="What went wrong, without any value of the request")
+    where: str | None = Field(None, description="The part of the request concerned")
+    fix: str | None = Field(None, description="What to do about it")
+    request_id: str = Field(description="Also in the header X-Request-ID")
+
+
+class Problem(HTTPException):
+    """A request that cannot be answered.
+
+    Args:
+        status: The HTTP status.
+        what: What went wrong.
+        where: The part of the request concerned.
+        fix: What to do about it.
+        headers: Of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, what, dict(headers or {}))
+        self.where, self.fix = where, fix
+
+    def response(self, request_id: str) -> JSONResponse:
+        """The answer."""
+        body = ProblemBody(
+            title=HTTPStatus(self.status_code).phrase,
+            status=self.status_code,
+            detail=self.detail,
+            where=self.where or None,
+            fix=self.fix or None,
+            request_id=request_id,
+        )
+        content = body.model_dump(exclude_none=True)
+        return JSONResponse(content, self.status_code, self.headers, PROBLEM_TYPE)
+
+
+def problem_of_validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
+    """The problem of a body or query that does not have the declared shape.
+
+    Names of unknown fields are left out: like values, they may hold anything.
+    """
+    first = errors[0]
+    parts = [str(part) for part in first["loc"]]
+    if first["type"] in ("extra_forbidden", "json_invalid"):
+        parts = parts[:-1]
+    known = {
+        "json_invalid": "is no JSON",
+        "value_error": "is not valid",  # pydantic's own message could hold the value
+        "assertion_error": "is not valid",
+    }
+    what = known.get(first["type"], str(first["msg"]))
+    more = f" ({len(errors) - 1} more such errors)" if len(errors) > 1 else ""
+    return Problem(
+        422, what + more, where=".".join(parts), fix="see /openapi.json for the shape of a request"
+    )

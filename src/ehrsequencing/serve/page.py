@@ -15,8 +15,8 @@ from ehrsequencing.explorer.collect import Explorer, Tick, collect
 from ehrsequencing.explorer.page import page
 from ehrsequencing.explorer.settings import ExplorerSettings
 from ehrsequencing.prediction.predict import NewRecords
-from ehrsequencing.serve.access import COOKIE
-from ehrsequencing.serve.problems import Problem
+from ehrsequencing.serve.schemas import Problem
+from ehrsequencing.serve.security import COOKIE
 from ehrsequencing.serve.service import Service
 
 PATHS = ("/", "/edit")
@@ -51,30 +51,6 @@ class LivePage:
     html: str
     records: tuple[SubjectRecord, ...]
 
-    @classmethod
-    def of(
-        cls,
-        records: NewRecords,
-        *,
-        recalibrated: bool = False,
-        what_if: bool = True,
-        force: bool = False,
-        progress: Tick | None = None,
-        say: Callable[[str], None] = lambda _: None,
-    ) -> "LivePage":
-        """The page of a run and a data set.
-
-        Raises:
-            EhrseqError: As of `collect`.
-        """
-        settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrated)
-        explorer = collect(records, settings, force=force, progress=progress, say=say)
-        subjects = explorer.gathered.patients.subject_id.tolist()
-        found = {one.subject_id: one for one in subject_records(records, set(subjects))}
-        return cls(
-            explorer, page(explorer, live="edit"), tuple(found[subject] for subject in subjects)
-        )
-
     def edited(self, request: EditRequest) -> list[list[list[float]]]:
         """Risks of an edited record at every prediction time; only the model's thread may ask.
 
@@ -99,6 +75,28 @@ class LivePage:
             .tolist()
         )
         return risks
+
+
+def live_page(
+    records: NewRecords,
+    *,
+    recalibrated: bool = False,
+    what_if: bool = True,
+    force: bool = False,
+    progress: Tick | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> LivePage:
+    """The page of a run and a data set.
+
+    Raises:
+        EhrseqError: As of `collect`.
+    """
+    settings = ExplorerSettings(what_if=what_if, recalibrated=recalibrated)
+    explorer = collect(records, settings, force=force, progress=progress, say=say)
+    subjects = explorer.gathered.patients.subject_id.tolist()
+    found = {one.subject_id: one for one in subject_records(records, set(subjects))}
+    own = tuple(found[subject] for subject in subjects)
+    return LivePage(explorer, page(explorer, live="edit"), own)
 
 
 def router(service: Service, live: LivePage) -> APIRouter:
