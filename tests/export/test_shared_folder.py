@@ -14,8 +14,8 @@ import yaml
 import ehrsequencing as eh
 from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS
-from ehrsequencing.core.storage import read_json, save_manifest, sha256
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import MANIFEST, RUN_NEEDS, save_manifest
 from ehrsequencing.export.anonymous import count_carriers, forget_rare, rare_parts, without
 from ehrsequencing.export.model_card import rounded
 from ehrsequencing.export.samples import own_risk, sample_questions
@@ -256,7 +256,7 @@ def test_a_set_that_is_gone_or_another_is_refused(sim_run: Path, tmp_path: Path)
         share_run(sim_run, Path(shutil.copytree(sim_run, tmp_path / "precious")))
 
 
-@pytest.mark.parametrize("words", [("--format", "share", "--network-only"), ("--license", "mit"), ("--format", "onnx")])
+@pytest.mark.parametrize("words", [("--format", "share", "--network-only"), ("--cause", "x"), ("--format", "onnx")])
 def test_options_of_another_format_are_refused(sim_run: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     done = ehrseq("export", sim_run, "--out", tmp_path / "out", *words)
     assert done.exit_code == 2

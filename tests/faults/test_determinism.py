@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.outputs import MANIFEST
 from helpers.faults.driver import TINY, without_times
 from helpers.storage import everything
 
@@ -26,7 +26,7 @@ from pathlib import Path
 from ehrsequencing.cli.app import app
 from ehrsequencing.cli.console import run
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 data, out, processes = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 
 def ehrseq(*words):

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import SIMULATION
-from ehrsequencing.core.storage import save_manifest, sha256
-from ehrsequencing.records import code_search
-from ehrsequencing.records.code_search import find_codes
+from ehrsequencing.core.files import sha256
+from ehrsequencing.core.outputs import SIMULATION, save_manifest
+from ehrsequencing.records import codes as code_search
+from ehrsequencing.records.codes import find_codes
 from helpers.command_line import ehrseq, refused
 from helpers.meds import DAY_US, Row, write_meds
 

@@ -16,13 +16,13 @@ from hypothesis.errors import NoSuchExample
 
 from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.fixes import FixLog, fix
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.parquet_rows import read_events
-from ehrsequencing.records.prepared import prepare
+from ehrsequencing.records.prepare import prepare
 from helpers.meds import DAY_US, SPLITS, STARTS, Row, record, table, write_meds
 
 TASK = TaskConfig.model_validate(

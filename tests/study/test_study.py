@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import read_json, save_manifest, sha256
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.simulate import simulate

@@ -13,8 +13,8 @@ import torch
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.output_kinds import HISTORY
-from ehrsequencing.core.storage import read_json_lines
+from ehrsequencing.core.files import read_json_lines
+from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation
@@ -208,8 +208,7 @@ def predictor_cutoff(audit: Mapping[str, Any] | None) -> str:
         return f"{rule} Audited: no; ehrseq audit tests it on this run."
     if audit["failed"]:
         return f"{rule} Audited on {audit['date']}: {audit['failed']} of the checks found a LEAK."
-    # older audits do not count them
-    warned = f", {audit['warnings']} warned" if audit.get("warnings") else ""
+    warned = f", {audit['warnings']} warned" if audit["warnings"] else ""
     return f"{rule} Audited on {audit['date']}: {audit['passed']} checks passed{warned}, no leak found."
 
 

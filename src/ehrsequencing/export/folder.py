@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import EXPORT
-from ehrsequencing.core.storage import complete_folder, write_bytes, write_json, write_manifest
+from ehrsequencing.core.files import write_bytes, write_json
+from ehrsequencing.core.outputs import EXPORT, complete_folder, write_manifest
 from ehrsequencing.core.version import __version__
 from ehrsequencing.export import example
 from ehrsequencing.export.program import SubjectProgram

@@ -10,7 +10,7 @@ from ehrsequencing.prediction.predict import Encoder, horizons_of, start_days_of
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.cohort import CohortRows
 from ehrsequencing.records.events import BIRTH, DAY_US, STATIC, Events
-from ehrsequencing.records.record import Record, make_record
+from ehrsequencing.records.visits import Record, make_record
 from ehrsequencing.training.inference import risk_of_rows
 
 _START_US = 1_500_000_000_000_000  # in 2017

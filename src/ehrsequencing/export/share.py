@@ -20,17 +20,21 @@ from ehrsequencing.config import (
     TransferConfig,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS, SHARED_RUN
-from ehrsequencing.core.storage import (
-    complete_folder,
+from ehrsequencing.core.files import (
     digest,
     read_json,
     refuse_overlap,
     sha256,
     write_bytes,
-    write_manifest,
     write_settings,
+)
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.outputs import (
+    MANIFEST,
+    RUN_NEEDS,
+    SHARED_RUN,
+    complete_folder,
+    write_manifest,
 )
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import SHARED
@@ -45,7 +49,7 @@ from ehrsequencing.export.anonymous import (
 from ehrsequencing.export.model_card import Facts, model_card
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, saved_audit
-from ehrsequencing.records.outcome_files import OUTCOMES_FILE
+from ehrsequencing.records.outcomes import OUTCOMES_FILE
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
 

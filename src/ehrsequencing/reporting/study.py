@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.storage import write_bytes
+from ehrsequencing.core.files import write_bytes
 from ehrsequencing.reporting.chart import Chart, Estimate, Figure, swatch
 from ehrsequencing.reporting.figures import levels
 from ehrsequencing.reporting.report import environment

@@ -6,14 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import STUDY, STUDY_SITE
-from ehrsequencing.core.storage import (
-    complete_folder,
-    read_json,
-    refuse_overlap,
-    write_json,
-    write_manifest,
-)
+from ehrsequencing.core.files import read_json, refuse_overlap, write_json
+from ehrsequencing.core.outputs import STUDY, STUDY_SITE, complete_folder, write_manifest
 from ehrsequencing.study.pooling import SUMS, heterogeneity, pooled, pooled_bins
 
 RESULT = "study.json"

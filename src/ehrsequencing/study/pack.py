@@ -8,12 +8,13 @@ import numpy as np
 
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS, STUDY_PACK
-from ehrsequencing.core.storage import (
+from ehrsequencing.core.files import digest, refuse_overlap
+from ehrsequencing.core.outputs import (
+    MANIFEST,
+    RUN_NEEDS,
+    STUDY_PACK,
     complete_folder,
-    digest,
     read_manifest,
-    refuse_overlap,
     write_manifest,
 )
 from ehrsequencing.prediction.run import Run

@@ -9,9 +9,9 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import refuse_foreign_file, write_json
 from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.core.output_kinds import STUDY_SITE, is_json_of
-from ehrsequencing.core.storage import refuse_foreign_file, write_json
+from ehrsequencing.core.outputs import STUDY_SITE, is_json_of
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.outcomes import ScoredRows

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.output_kinds import LOCK, MANIFEST
+from ehrsequencing.core.output_kinds import LOCK
+from ehrsequencing.core.outputs import MANIFEST
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
 OFTEN = ("training.checkpoint_steps=1", "training.checkpoint_seconds=0")  # a save at every step
@@ -116,7 +117,7 @@ def _import_everything() -> None:
     """What commands import when they run, and the report's templates, so that every fork has them."""
     import ibis.backends.duckdb  # noqa: F401
 
-    import ehrsequencing.api.report
+    import ehrsequencing.api.evaluate
     import ehrsequencing.audit.audit
     import ehrsequencing.cli.app
     import ehrsequencing.evaluation.external
@@ -125,8 +126,7 @@ def _import_everything() -> None:
     import ehrsequencing.export.share
     import ehrsequencing.readers.omop.reader
     import ehrsequencing.simulate
-    import ehrsequencing.training.pretraining.loop
-    import ehrsequencing.training.search  # noqa: F401
+    import ehrsequencing.training.pretraining.pretrain  # noqa: F401
     from ehrsequencing.reporting import report
 
     for name in report.environment().list_templates():
