@@ -31,7 +31,8 @@ _NUMBER = {
     # 1.234,5 has a dot between thousands
     ",": r"^[+-]?((\d{1,3}(\.\d{3})+|\d+)(,\d*)?|,\d+)" + _EXPONENT,
 }
-_WHOLE = r"^[+-]?\d{1,18}(\.0*)?$"
+_WHOLE = r"^[+-]?\d{1,19}(\.0*)?$"
+_MOST = pa.scalar(str(np.iinfo(np.int64).max))
 _NO_TEXT = pa.scalar(None, pa.string())
 
 
@@ -62,6 +63,7 @@ class Block:
         self._dates, self._decimal = dates or {}, decimal or {}
         self._absent, self._zone = absent, zone
         self._done: dict[tuple[str, str], pa.ChunkedArray] = {}
+        self._values: dict[str, int] = {}  # of each column that was read
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -101,12 +103,18 @@ class Block:
             else:
                 cells = self.rows[name]
             found = read(cells)
-            counted = any(column == name for column, _ in self._done) or name in self._absent
-            if not counted and name in self.rows.column_names:
-                filled = len(cells) - _empty(cells)
-                self.counts.count_cells(name, len(cells), filled, len(found) - found.null_count)
+            if name in self.rows.column_names and name not in self._absent:
+                self._count(name, cells, len(found) - found.null_count)
             self._done[name, kind] = found
         return self._done[name, kind]
+
+    def _count(self, name: str, cells: pa.ChunkedArray, values: int) -> None:
+        """Count the cells of a column once; one that is read in two ways counts where both could read it."""
+        if name not in self._values:
+            self.counts.count_cells(name, len(cells), len(cells) - _empty(cells), values)
+        elif values < self._values[name]:
+            self.counts.uncount_values(name, self._values[name] - values)
+        self._values[name] = min(values, self._values.get(name, values))
 
 
 def _empty(cells: pa.ChunkedArray) -> int:
@@ -160,7 +168,9 @@ def as_whole(cells: pa.ChunkedArray) -> pa.ChunkedArray:
     trimmed = pc.utf8_trim_whitespace(cells)
     good = pc.match_substring_regex(trimmed, _WHOLE)
     digits = pc.replace_substring_regex(pc.if_else(good, trimmed, _NO_TEXT), r"\.0*$|^\+", "")
-    return digits.cast(pa.int64())
+    size = pc.replace_substring_regex(digits, "^-", "")
+    fits = pc.or_(pc.less(pc.utf8_length(size), 19), pc.less_equal(size, _MOST))
+    return pc.if_else(fits, digits, _NO_TEXT).cast(pa.int64())
 
 
 def as_text(cells: pa.ChunkedArray) -> pa.ChunkedArray:

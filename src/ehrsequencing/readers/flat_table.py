@@ -186,8 +186,10 @@ def _survey(table: _Table, table_map: TableMap, counts: TableCounts, job: Import
     counts.begin(table.path.name)
     dates = job.date_columns(totals, where=str(table.path))
     counts.columns |= {"no_person": table_map.subject}
-    times = [table_map.time, *(event.time for event in table_map.events)]
-    counts.required |= {table_map.subject, *(when for when in times if isinstance(when, str))}
+    counts.required |= {table_map.subject}
+    for when in (table_map.time, *(event.time for event in table_map.events)):
+        named = [when.since, when.before] if isinstance(when, Elapsed) else [when]
+        counts.required |= {name for name in named if name is not None and name in totals}
     for name, found in numbers.items():
         _check_numbers(found, decimal[name], f"{table.path}, column {name}", job)
     whole_days = frozenset(name for name in elapsed if not numbers[name].clocks)

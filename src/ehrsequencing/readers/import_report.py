@@ -152,6 +152,11 @@ class TableCounts:
         found.empty += cells - filled
         found.unread += filled - values
 
+    def uncount_values(self, column: str, values: int) -> None:
+        """Say that so many values of a column could not be read after all."""
+        self.cells[column].values -= values
+        self.cells[column].unread += values
+
     @property
     def rows_in(self) -> int:
         """Rows that the table holds, whether they could be parsed or not."""
