@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import create_model
 
-from ehrsequencing.config.base import Settings
+from ehrsequencing.config.base import Settings, TimeZone
 from ehrsequencing.config.files import read_settings, validated
 
 
@@ -15,6 +15,8 @@ class ImportConfig(Settings):
 
     # Order of day, month and year in dates written as text. None: found out, and refused where it is ambiguous.
     dates: Literal["dmy", "mdy", "ymd"] | None = None
+    # Clock of the hospital, for times that are written in UTC: Europe/Berlin.
+    time_zone: TimeZone | None = None
     # What the columns of a flat table mean, for `ehrseq import csv`.
     map: Path | None = None
 

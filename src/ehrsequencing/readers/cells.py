@@ -202,12 +202,17 @@ def open_text(path: Path) -> TextIO:
 
 
 def parse_times(
-    text: pa.ChunkedArray, column: DateColumn = ISO_COLUMN, zone: tzinfo | None = None
+    text: pa.ChunkedArray,
+    column: DateColumn = ISO_COLUMN,
+    zone: tzinfo | None = None,
+    *,
+    as_written: bool = False,
 ) -> pa.Array:
     """Dates and times as timestamp[us], to the second. A date becomes midnight.
 
-    A time with an offset, or with Z, UTC or GMT, becomes the clock of `zone`, of UTC without one. A 12-hour clock
-    needs AM or PM. What is no such time, or no day of the calendar, is null.
+    A time with an offset, or with Z, UTC or GMT, becomes the clock of `zone`, of UTC without one. With `as_written` it
+    keeps the clock that it shows, unless that is the clock of UTC. A 12-hour clock needs AM or PM. What is no such
+    time, or no day of the calendar, is null.
 
     >>> parse_times(pa.chunked_array([["2015-02-28T10:11:12Z", "2016-02-29", "2015-02-30", None]])).to_pylist()
     [datetime.datetime(2015, 2, 28, 10, 11, 12), datetime.datetime(2016, 2, 29, 0, 0), None, None]
@@ -230,7 +235,10 @@ def parse_times(
     good &= (minute < 60) & (second < 60)
     midnight = np.asarray(pc.fill_null(dates.cast(pa.int64()), 0))
     us = midnight + ((hour * 60 + minute) * 60 + second) * SECOND_US
-    return _in_zone(us, ~good, pc.struct_field(parts, 7), zone)
+    offset = pc.fill_null(pc.struct_field(parts, 7), "")
+    if as_written:
+        offset = pc.if_else(pc.equal(pa.array(_offset_us(offset)), 0), offset, "")
+    return _in_zone(us, ~good, offset, zone)
 
 
 def _iso_times(text: pa.ChunkedArray) -> pa.Array | None:
@@ -258,7 +266,7 @@ def _of_24_hours(hour: Ints, half: pa.Array) -> tuple[Ints, Any]:
 
 def _in_zone(us: Ints, bad: Any, written: pa.Array, zone: tzinfo | None) -> pa.Array:
     """Clocks as timestamps; those with an offset as clocks of the zone."""
-    zoned = np.asarray(pc.not_equal(pc.fill_null(written, ""), ""))
+    zoned = np.asarray(pc.not_equal(written, ""))
     if not zoned.any():
         return pa.array(us, mask=bad).cast(pa.timestamp("us"))
     utc = pa.array(us - _offset_us(written), mask=bad).cast(pa.timestamp("us"))

@@ -60,6 +60,7 @@ def usable_rows(rows: pa.Table, schema: pa.Schema, report: ImportReport) -> tupl
     rows = pa.table(columns, names=schema.names)
     needs_code = ~role_mask(rows, Role.OBSERVED, Role.PERSON, Role.NAMED_VISIT)
     needs_time = ~role_mask(rows, Role.PERSON, Role.STATIC, Role.NAMED_VISIT)
+    needs_time &= ~role_mask(rows, Role.REPORTED) | _nulls(rows["encounter_id"])
     left, source = np.ones(len(rows), dtype=bool), rows["source"].to_numpy()
     for name, bad in (
         ("no_person", _nulls(rows["subject_id"])),
@@ -229,6 +230,7 @@ def _count_rows(given: pa.Table, known: _Rows, made: Ints, row_counts: RowCounts
     present[known.subject[made]] = True
     person = role == Role.PERSON
     reasons = {
+        "no_time": (role == Role.REPORTED) & (known.time_us[left] == NO_TIME),
         "nobody": ~present[known.subject[left]],
         "kept": person
         & (known.time_us[left] == NO_TIME),  # no row, but the subject is in the output
@@ -394,7 +396,10 @@ def _periods(rows: _Rows, counts: RuleCounts) -> _Made:
 
 def _events(rows: _Rows, visit: Ints, spans: VisitSpans, counts: RuleCounts) -> _Made:
     """Events, static rows, and the starts and ends of visits and other spans."""
-    every = np.flatnonzero(rows.of_role(Role.EVENT, Role.REPORTED, Role.STATIC, *_SPANS))
+    every = np.flatnonzero(
+        rows.of_role(Role.EVENT, Role.STATIC, *_SPANS)
+        | (rows.of_role(Role.REPORTED) & (rows.time_us != NO_TIME))
+    )
     role, visit = rows.role[every], visit[every]
     span = _among_roles(role, _SPANS)
     time_us = np.where(role == Role.STATIC, NO_TIME, rows.time_us[every])

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ehrsequencing.config import format_days
 from ehrsequencing.core.version import __version__
 from ehrsequencing.prediction.predict import Moment
-from ehrsequencing.readers.fhir.elements import kind_of, resources_of, text
+from ehrsequencing.readers.fhir.blocks import read_bundle
+from ehrsequencing.readers.fhir.elements import entries_of, kind_of, text, texts, walk
 from ehrsequencing.readers.fhir.mapping import EVENTS, NAMED, READ
-from ehrsequencing.readers.fhir.memory import read_bundle
 from ehrsequencing.serve.predictor import Answer, Question
 from ehrsequencing.serve.schemas import Problem
 from ehrsequencing.serve.service import Service
@@ -115,6 +115,10 @@ def router(service: Service) -> APIRouter:
     )
     async def assess(bundle: dict[str, Any] = Body()) -> JSONResponse:  # noqa: B008 (FastAPI's way)
         """`RiskAssessment` resources of one patient, at its last prediction time."""
+        lacks = _lacks(bundle)
+        if lacks is not None:
+            fix = "send the patient's whole record in one Bundle"
+            raise Problem(422, f"is only a part of a record: {lacks}", where="Bundle", fix=fix)
         record, answer = await _ask(service, bundle)
         return JSONResponse(risk_bundle(record, answer, service), media_type=MEDIA_TYPE)
 
@@ -138,8 +142,12 @@ def router(service: Service) -> APIRouter:
     )
     async def patient_view(request: HookRequest) -> Cards:
         """A card with the risks of the patient whose record is opened."""
-        _, answer = await _ask(service, _one_bundle(request.prefetch))
-        return Cards(cards=[_card(answer, service)])
+        bundle = _one_bundle(request.prefetch)
+        missing = _missing(request)
+        if missing:
+            return Cards(cards=[_incomplete_card(missing, service)])
+        _, answer = await _ask(service, bundle)
+        return Cards(cards=[_card(answer, service, _not_sent(request.prefetch))])
 
     return routes
 
@@ -182,7 +190,8 @@ def read_patient(bundle: Any) -> PatientRecord:
             fix="send a Bundle of one patient and its resources",
         )
     try:
-        patients = [one for one in resources_of(bundle) if kind_of(one) == "Patient"]
+        resources = [entry.resource for entry in entries_of(bundle)]
+        patients = [one for one in resources if kind_of(one) == "Patient"]
         rows, report = read_bundle(bundle)
     except RecursionError:
         raise Problem(422, "is nested too deeply", where="Bundle.entry") from None
@@ -304,7 +313,55 @@ def _one_bundle(prefetch: dict[str, Any]) -> dict[str, Any]:
     return {"resourceType": "Bundle", "entry": entries}
 
 
-def _card(answer: Answer, service: Service) -> Card:
+def _missing(request: HookRequest) -> list[str]:
+    """What the EHR did not send of the patient's record, in words; empty where it says that all is there."""
+    found = []
+    asked, sent = request.context.get("patientId"), text(request.prefetch["patient"], "id")
+    if isinstance(asked, str) and asked.removeprefix("Patient/") != sent:
+        found.append("patient: another one than that of context.patientId")
+    for name in _PREFETCH:
+        lacks = _lacks(request.prefetch.get(name))
+        if lacks is not None:
+            found.append(f"{name}: {lacks}")
+    return found
+
+
+def _lacks(value: Any) -> str | None:
+    """Why a resource, or a bundle of search results, is only a part of what was asked for; None if it is whole."""
+    if kind_of(value) == "OperationOutcome":
+        return "could not be fetched"
+    if kind_of(value) != "Bundle":
+        return None
+    entries = [entry for entry in walk(value, "entry") if isinstance(entry, dict)]
+    for entry in entries:
+        severities = set(texts(entry, "resource.issue.severity"))
+        if kind_of(entry.get("resource")) == "OperationOutcome" and severities & {"error", "fatal"}:
+            return "could not be fetched"
+    if "next" in texts(value, "link.relation"):
+        return "has further pages, which were not fetched"
+    matches = sum(text(entry, "search.mode") in (None, "match") for entry in entries)
+    total = value.get("total")
+    if isinstance(total, int) and total > matches:
+        return f"holds {matches:,} of {total:,} resources, the others are missing"
+    return None
+
+
+def _not_sent(prefetch: dict[str, Any]) -> list[str]:
+    """What the discovery asks for and the EHR chose not to send."""
+    return [name for name in _PREFETCH if name not in prefetch]
+
+
+def _incomplete_card(missing: list[str], service: Service) -> Card:
+    lines = [*(f"- {what}" for what in missing), "", "A risk from half a record may be far off."]
+    return Card(
+        summary="No predicted risk: the record is incomplete",
+        detail="\n".join(["What is missing:", "", *lines]),
+        indicator="warning",
+        source=Source(label=f"ehrsequencing, task {service.predictor.run.task.name}"),
+    )
+
+
+def _card(answer: Answer, service: Service, not_sent: list[str]) -> Card:
     asked, source = (
         service.predictor.asked,
         Source(label=f"ehrsequencing, task {service.predictor.run.task.name}"),
@@ -332,6 +389,7 @@ def _card(answer: Answer, service: Service) -> Card:
     notes = [
         f"{answer.unknown_rows} of {answer.tokens} rows have a code that the model does not know.",
         "An association in the model, not the effect of a treatment.",
+        *([f"Not sent by the EHR, and not used: {', '.join(not_sent)}."] if not_sent else []),
     ]
     summary = f"Risk of {asked.causes[0]} {heads[-1]}: {100 * risk[0, -1].item():.2g} %"
     detail = "\n".join([*lines, "", *notes])

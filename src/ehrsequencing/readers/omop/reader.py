@@ -191,7 +191,7 @@ def _events(block: Block, spec: EventTable, concepts: Concepts, job: Import) -> 
 
 
 def _values(block: Block, job: Import) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """(n,) the numbers, and (n,) the texts; a number that is a bound, or cannot be read, is a text as it was written."""
+    """(n,) the numbers, and (n,) the texts; a bound, or what cannot be read, is a text as written."""
     number, text = block.numbers("value_as_number"), block.text("value_as_string")
     operator = block.whole("operator_concept_id")
     sign = pc.index_in(operator, pa.array([*_BOUNDS], pa.int64()))
