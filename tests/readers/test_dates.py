@@ -238,7 +238,7 @@ def test_unreadable_cells_of_a_column_are_counted(tmp_path: Path, format: str) -
     tables: Tables = {"person": SMALL["person"], "condition_occurrence": rows}
     result = ehrseq("import", "omop", write_csv(tables, tmp_path / "csv"), tmp_path / "meds")
     assert result.exit_code == 0
-    assert "1 of 10 cells in column condition_start_date" in result.stderr
+    assert "1 of 10 values in column condition_start_date" in result.stderr
     assert "SECRET" not in result.output
 
 

@@ -297,7 +297,7 @@ def test_decimal_commas_are_read_where_the_map_says_so(form: str, tmp_path: Path
     table_map = write_map(tmp_path, f"decimal: ','\n{NUMBERS}")
     done = ehrseq("import", "csv", source, "--map", table_map, tmp_path / "meds", "import.dates=dmy")
     assert done.exit_code == 0, done.output
-    assert "1 of 5 cells in column crp of labs (20.0%) cannot be read" in done.stderr
+    assert "1 of 5 values in column crp of labs (20.0%) cannot be read" in done.stderr
     rows = pq.read_table(next((tmp_path / "meds/data").rglob("*.parquet"))).to_pylist()
     assert [row["numeric_value"] for row in rows if row["code"] == "CRP"] == [3.5, 1234.5, -7.0, 1500.0, None]
     expected = [0.5, 1.5, 2.5, 3.5, 4.5] if form == "parquet" else [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -328,7 +328,7 @@ def test_some_numbers_with_the_other_mark_are_noted(tmp_path: Path) -> None:
     source.write_text("patient;date;crp;na\n" + "".join(f"1;2011-06-01;{c};1\n" for c in ["3", "4", "3,5", "n/a", ""]))
     done = ehrseq("import", "csv", source, "--map", write_map(tmp_path, NUMBERS), tmp_path / "meds")
     assert "column crp: a comma keeps 1 of 4 values from being read; write `decimal: ','` in the map" in done.output
-    assert "2 of 4 cells in column crp of labs (50.0%) cannot be read" in done.stderr
+    assert "2 of 4 values in column crp of labs (50.0%) cannot be read" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "subject: [", "- a\n- b\n"])

@@ -233,7 +233,7 @@ class TableCounts:
                 f"dropped from {self.name}: {share} ({column}{REASONS[entry['reason']]}{where})"
             )
         out += [
-            f"not read in {self.name}: {found.unread:,} of {found.filled:,} cells of {name}"
+            f"not read in {self.name}: {found.unread:,} of {found.filled:,} values of {name}"
             for name, found in sorted(self.cells.items())
             if found.unread
         ]
@@ -253,7 +253,7 @@ class TableCounts:
         for name, found in sorted(self.cells.items()):
             if found.unread > WARN_SHARE * found.filled:
                 cells = (
-                    f"{found.unread:,} of {found.filled:,} cells in column {name} of {self.name}"
+                    f"{found.unread:,} of {found.filled:,} values in column {name} of {self.name}"
                 )
                 out.append(f"{cells} ({found.unread / found.filled:.1%}) cannot be read")
         return out

@@ -63,9 +63,9 @@ def read_table(
         if columns is None:
             table.validate(full=True)
             table.schema.names  # noqa: B018 (decodes them)
-    except KeyError:
-        return read_table(path, columns)  # a nested column has no dictionary
-    except _DAMAGED as error:
+    except (KeyError, *_DAMAGED) as error:
+        if encoded:  # nested columns, and pages with delta encoding, do not come as dictionaries
+            return read_table(path, columns)
         raise damaged(path, error) from error
     return table
 
