@@ -35,6 +35,7 @@ REASONS = {
     "looked_up": "read where another resource refers to it",
     "two_births": "a further birth of the same person: the earliest counts",
     "two_deaths": "a further death of the same person: the earliest counts",
+    "open_end": "a death in the far future: it means that nobody has died yet",
     "nobody": "the person has no row with a time other than the birth",
     "duplicates": "equals another row",
     "overlapping_periods": "merged into another observation period",
@@ -51,6 +52,7 @@ _NOT_LOST = {
     "older_version",
     "withdrawn",
     "replaced",
+    "open_end",
 }
 RULES = {
     "malformed_line": "lines with a stray quote or another number of fields than the header were dropped",
@@ -76,7 +78,7 @@ RULES = {
     "began_before": "conditions and reports without a recording date began before their visit: put at its end",
     "date_only": "dates without a time were put at the end of their day, or of their visit where that is earlier",
     "end_before_start": "ends that lie before their start were dropped",
-    "open_end": "ends in the far future were dropped: they mean that nothing had ended yet",
+    "open_end": "ends and deaths in the far future were dropped: they mean that nothing had ended yet",
     "two_births": "persons with several births got the earliest",
     "two_deaths": "persons with several deaths got the earliest",
     "no_birth": "persons have no date of birth: their age is unknown",
