@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import ImportConfig, load_import
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.readers.date_order import count_dates, date_column
 from ehrsequencing.readers.cells import parse_times
+from ehrsequencing.readers.date_order import count_dates, date_column
 from ehrsequencing.readers.synthea import import_synthea
 from helpers import omop
 from helpers.command_line import ehrseq

@@ -69,9 +69,7 @@ DELETED = {"resourceType": "Bundle", "type": "transaction", "entry": [DELETE]}
         ([lab(50, None), lab(500, None)], [50.0, 500.0], {}),
     ],
 )  # fmt: skip
-def test_the_newest_version_of_a_resource_counts(
-    told: list[Any], kept: list[float], reasons: dict[str, int]
-) -> None:
+def test_the_newest_version_of_a_resource_counts(told: list[Any], kept: list[float], reasons: dict[str, int]) -> None:
     rows, report = read(ANNA, STAY, *told)
     assert values(rows) == kept
     counts = report.row_counts.tables["Observation"]
@@ -119,15 +117,13 @@ def test_the_same_id_on_two_servers_is_two_patients() -> None:
 
 @pytest.mark.parametrize("path", ["diagnosis", "reasonReference", "encounter"])
 @pytest.mark.parametrize("onset", ["2010-05-01", None])
-def test_a_condition_is_known_by_the_end_of_its_encounter_whoever_names_the_other(
-    path: str, onset: str | None
-) -> None:
+def test_a_condition_is_known_by_the_end_of_its_encounter_whoever_names_the_other(path: str, onset: str | None) -> None:
     told = refer("Condition", "c1")
     links = {"diagnosis": [{"condition": told}], "reasonReference": [told]}
     later = of("Encounter", id="s2", subject=refer("Patient", "anna"), diagnosis=[{"condition": told}],
                period={"start": "2020-01-01T10:00:00Z", "end": "2020-01-02T10:00:00Z"})  # fmt: skip
     own = {"encounter": refer("Encounter", "s1")} if path == "encounter" else {}
-    stay = {**STAY, **{path: links[path]}} if path in links else STAY
+    stay = {**STAY, path: links[path]} if path in links else STAY
     rows, report = read(ANNA, later, stay, condition(onsetDateTime=onset, **own))
     (row,) = [row for row in rows if row["code"] == "SNOMED//38341003"]
     assert (row["time"], row["encounter_id"]) == (END, "s1")
