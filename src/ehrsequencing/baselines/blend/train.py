@@ -48,7 +48,6 @@ from ehrsequencing.training.loop import Progress
 from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.run_folder import RunFolder, alone_in
 from ehrsequencing.training.train import Trainer
-from ehrsequencing.training.transfer import keep_adapters
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
 Show = Callable[[Progress], None]
@@ -188,9 +187,7 @@ class BlendTrainer:
         }
         facts |= {"fingerprint": self.fingerprint, "blend": told}
         history = read_json_lines(whole / HISTORY)
-        self.network.write_run(
-            model, history, facts, more=(BLEND_FILE, ARRAYS_FILE, *keep_adapters(whole, self.out))
-        )
+        self.network.write_run(model, history, facts, more=(BLEND_FILE, ARRAYS_FILE))
 
     def _out_of_fold(
         self, checkpoints: Path, number: int, fold: Ints, on_progress: Show | None
