@@ -25,7 +25,7 @@ from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.codes import code_type
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.run_folder import Pretrained
 from helpers.command_line import ehrseq
 
 RESULTS = ("metrics", "metrics-individual", "report", "report-details", "outcomes", "audit", "recalibration")

@@ -104,7 +104,7 @@ def test_a_gpu_gets_pinned_batches_without_waiting(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_losses_add_up_whenever_they_are_read(every: int) -> None:
-    state, losses = TrainingState(""), Losses(torch.device("cpu"), scale=3.0, where="run")
+    state, losses = TrainingState(), Losses(torch.device("cpu"), scale=3.0, where="run")
     losses.every = every
     values = torch.rand(10)
     for number, value in enumerate(values, start=1):
@@ -122,7 +122,7 @@ def test_losses_add_up_whenever_they_are_read(every: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_loss_that_is_not_finite_is_named_by_its_step(every: int) -> None:
-    state, losses = TrainingState(""), Losses(torch.device("cpu"), scale=3.0, where="run")
+    state, losses = TrainingState(), Losses(torch.device("cpu"), scale=3.0, where="run")
     losses.every = every
 
     def count_to(last: int) -> None:

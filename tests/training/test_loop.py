@@ -1,6 +1,5 @@
 """Training: determinism, interruption, refusals, and that it learns."""
 
-import itertools
 import resource
 import shutil
 from pathlib import Path
@@ -20,7 +19,7 @@ from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.simulate import simulate
 from ehrsequencing.training import loop
 from ehrsequencing.training.checkpoint import ExponentialMovingAverage
-from ehrsequencing.training.optimizer import learning_rate, make_optimizer
+from ehrsequencing.training.loop import learning_rate, make_optimizer
 from ehrsequencing.training.run_folder import BEGUN
 from ehrsequencing.training.train import Trainer
 from helpers.audit import broken_set, load, save
@@ -85,27 +84,16 @@ def test_a_finished_run_resumes_to_nothing_and_changed_settings_are_refused(
     train(sim_prepared, tmp_path / "run", "training.patience=9", resume=True)  # on the allow-list
 
 
-def test_a_damaged_checkpoint_is_skipped_and_two_damaged_ones_are_an_error(
-    sim_prepared: Path, reference: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_an_error(sim_prepared: Path, tmp_path: Path) -> None:
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=load_study(None, TINY))
     with pytest.raises(Interrupted):
         trainer.fit(on_progress=raise_at(10))
-    names = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert len(names) == 2
-    for name in names:
-        data = bytearray((name / "state.safetensors").read_bytes())
-        data[len(data) // 2] ^= 1
-        (name / "state.safetensors").write_bytes(bytes(data))
-        if name == names[0]:
-            good = (name / "state.safetensors", bytes(data[:]))
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
+    data = bytearray((checkpoint / "state.safetensors").read_bytes())
+    data[len(data) // 2] ^= 1
+    (checkpoint / "state.safetensors").write_bytes(bytes(data))
     with pytest.raises(EhrseqError, match="damaged"):
         train(sim_prepared, tmp_path / "run", resume=True)
-    repaired = bytearray(good[1])
-    repaired[len(repaired) // 2] ^= 1
-    good[0].write_bytes(bytes(repaired))
-    train(sim_prepared, tmp_path / "run", resume=True)
-    assert weights(tmp_path / "run") == weights(reference)
 
 
 def test_a_full_disk_is_one_error_and_keeps_the_last_checkpoint(
@@ -189,17 +177,17 @@ def test_no_checkpoint_is_made_soon_after_another(
     monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
     study = load_study(None, [*TINY, f"training.checkpoint_seconds={seconds}"])
     trainer = Trainer(Prepared(sim_prepared), "simulated", tmp_path / "run", study=study)
-    saved = []
+    saved: set[str] = set()
     stop = raise_at(5)
 
     def second_passes(progress: object) -> None:
         clock[0] += 1.0
-        saved.append(len(list((tmp_path / "run").glob("checkpoints/step-*"))))
+        saved.update(path.name for path in (tmp_path / "run").glob("checkpoints/step-*"))
         stop(progress)
 
     with pytest.raises(Interrupted):
         trainer.fit(on_progress=second_passes)
-    assert saved[-1] == expected
+    assert len(saved) == expected
 
 
 def test_it_learns_more_than_the_cohorts_own_hazards(tiny_study: StudyConfig, tmp_path: Path) -> None:
@@ -275,15 +263,11 @@ def test_averaged_weights_are_those_of_the_last_quarter_however_long_the_run(ste
     assert averaged.weight.item() == pytest.approx(1 - 0.75**3, abs=0.02)
 
 
-def test_learning_rate_warms_up_and_a_cosine_ends_at_zero() -> None:
-    constant, cosine = TrainingConfig(warmup_steps=10), TrainingConfig(warmup_steps=10, schedule="cosine")
-    rates = [learning_rate(constant, step, 100) for step in range(100)]
+def test_learning_rate_warms_up() -> None:
+    constant = TrainingConfig(warmup_steps=10)
+    rates = [learning_rate(constant, step) for step in range(100)]
     assert rates[0] == pytest.approx(constant.learning_rate / 10)
     assert set(rates[10:]) == {constant.learning_rate}
-    rates = [learning_rate(cosine, step, 100) for step in range(101)]
-    assert rates[10] == pytest.approx(cosine.learning_rate)
-    assert rates[100] == pytest.approx(0, abs=1e-12)
-    assert all(a >= b for a, b in itertools.pairwise(rates[10:]))
 
 
 def test_weight_decay_spares_embeddings_norms_and_biases(sim_run: Path) -> None:

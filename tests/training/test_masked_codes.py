@@ -252,7 +252,7 @@ def test_the_history_tells_the_hazards_loss_alone(sim_prepared: Path, tmp_path: 
 def hazards_gradients(trainer: Trainer) -> list[Tensor | None]:
     """What the hazards' optimiser would be given in the first step."""
     steps = trainer.loader.shuffled(0, seed=0, visit_budget=trainer.budget, most_subjects=8)
-    trainer.training.begin_step(TrainingState(""), total_steps=1)
+    trainer.training.begin_step(TrainingState())
     trainer.training.add_gradients(next(trainer.training.batches(steps)))
     return [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()]
 

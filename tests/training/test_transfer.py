@@ -10,8 +10,8 @@ from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pretraining import transfer_advice
-from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.pretraining.pretrain import Pretrainer
+from ehrsequencing.training.run_folder import Pretrained
 from ehrsequencing.training.train import Trainer
 
 SHORT = ("training.epochs=1", "training.min_steps=2", "training.recalibration=0")

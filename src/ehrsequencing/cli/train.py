@@ -44,8 +44,7 @@ def train(
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pretraining import transfer_advice, transfer_lines
     from ehrsequencing.training.distributed import joined_processes
-    from ehrsequencing.training.pretrained import Pretrained
-    from ehrsequencing.training.run_folder import alone_in
+    from ehrsequencing.training.run_folder import Pretrained, alone_in
 
     with ExitStack() as stack:
         processes = stack.enter_context(joined_processes())

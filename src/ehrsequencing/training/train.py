@@ -26,10 +26,9 @@ from ehrsequencing.training.distributed import ALONE, Processes
 from ehrsequencing.training.hazards import HazardsObjective
 from ehrsequencing.training.loop import ShowProgress, Training
 from ehrsequencing.training.masked_codes import BesideHazards
-from ehrsequencing.training.pretrained import Pretrained
 from ehrsequencing.training.recalibration import recalibrate_head
 from ehrsequencing.training.resolve import resolve_model, starting_hazards, starting_outcome_hazards
-from ehrsequencing.training.run_folder import RunFolder, alone_in, write_run_files
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in, write_run_files
 from ehrsequencing.training.transfer import Transfer
 
 MAY_CHANGE = {  # settings that a resumed run may change
@@ -219,7 +218,6 @@ class Trainer:
         state = self.training.run(
             self.out,
             checkpoints,
-            fingerprint=self.fingerprint,
             resume=resume,
             on_progress=on_progress,
         )

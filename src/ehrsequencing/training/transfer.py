@@ -25,7 +25,7 @@ from ehrsequencing.models.visit_encoder import VisitMLP
 from ehrsequencing.records.codes import read_parents
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.vocabulary import Vocabulary
-from ehrsequencing.training.pretrained import Pretrained
+from ehrsequencing.training.run_folder import Pretrained
 
 MATCHES = ("name", "ancestor", "none")  # how a code is found in the other vocabulary
 _DECIDED_BY_DATA = {

@@ -42,11 +42,10 @@ from ehrsequencing.models.build import load_model
 from ehrsequencing.records.hazards import horizon_nll
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRecords
-from ehrsequencing.training.adapt import adapted
 from ehrsequencing.training.distributed import ALONE, Processes
 from ehrsequencing.training.loop import Progress
-from ehrsequencing.training.pretrained import Pretrained
-from ehrsequencing.training.run_folder import RunFolder, alone_in
+from ehrsequencing.training.resolve import adapted
+from ehrsequencing.training.run_folder import Pretrained, RunFolder, alone_in
 from ehrsequencing.training.train import Trainer
 
 MOST_ROWS = 100_000  # prediction times that the weights are fitted to; above, subjects spread evenly over all
@@ -64,7 +63,7 @@ def trainer_of(
 ) -> "Trainer | BlendTrainer":
     """What trains a study: a network, with `training.blend` a blend.
 
-    What the study leaves open follows from the cohort (`training/adapt.py`), or from the model to start from.
+    What the study leaves open follows from the cohort (`training/resolve.py`), or from the model to start from.
 
     Raises:
         EhrseqError: Several processes are to blend, or a setting of the transfer is given without a model to start
