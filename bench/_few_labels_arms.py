@@ -17,7 +17,7 @@ from ehrsequencing.baselines.base import FittingData
 from ehrsequencing.baselines.boosted import BoostedVisits
 from ehrsequencing.config import StudyConfig, load_study, load_task
 from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.few_labels import FewLabels
 from ehrsequencing.records.codes import read_descriptions
 from ehrsequencing.records.prepared import Prepared, prepare

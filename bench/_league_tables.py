@@ -10,7 +10,7 @@ from typing import Any
 from _league_tasks import FOREIGN, NAMES, OURS, Place
 from contenders.exchange import FACTS, PREDICTIONS
 from ehrsequencing.config import format_days
-from ehrsequencing.core.storage import digest, read_json, sha256, write_json
+from ehrsequencing.core.files import digest, read_json, sha256, write_json
 from ehrsequencing.evaluation.comparison import ORACLE
 from ehrsequencing.evaluation.file_risks import people
 from ehrsequencing.evaluation.score import score

@@ -17,7 +17,7 @@ from contenders.exchange import SPLITS, VISITS, Question
 from ehrsequencing.cli.demo import WORLD
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.config.files import load_study, load_task
-from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.repeated_splits import split_study
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.records.timelines import TaskRecords

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.storage import read_json, write_bytes
+from ehrsequencing.core.files import read_json, write_bytes
 
 FOLDER = Path(__file__).parent / "results" / "real"
 DIGITS = 6

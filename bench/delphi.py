@@ -32,7 +32,7 @@ import torch
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
-from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation.outcome_table import FEWEST_EVENTS, OneOutcome, OutcomeRows
 from ehrsequencing.metrics.bootstrap import interval_around
 from ehrsequencing.prediction.run import Run

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 import torch
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.core.storage import read_json, write_manifest
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.evaluation.oracle import Truth
 from ehrsequencing.evaluation.oracle_table import oracle_table
 from ehrsequencing.evaluation.population import Population

@@ -29,7 +29,7 @@ from ehrsequencing.audit.shuffled import SMALL, ShuffledLabels
 from ehrsequencing.baselines.blend.run_answers import RunAnswers
 from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Bools
-from ehrsequencing.core.storage import read_json, write_json
+from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.explain import Edit, Question, SubjectRecord, subject_records
 from ehrsequencing.explain.deletions import edit_of
 from ehrsequencing.explain.edits import kept_rows

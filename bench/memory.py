@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.simulate import SimulationConfig, simulate
 
 BLOCK = 2_000  # simulated subjects, and subjects of a shard

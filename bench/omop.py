@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from _cpu import cpu_of, made_once, versions
-from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.readers.omop import import_omop
 
 MUST_RATE, MUST_GIB = 1.5e6, 2.0  # PERFORMANCE.md: source rows per CPU-second, and peak memory

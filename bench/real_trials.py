@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import fmean
 
 from ehrsequencing.baselines.blend.train import trainer_of
+from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.core.memory import keep_freed_memory
-from ehrsequencing.core.storage import MANIFEST, read_json, write_json
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.evaluation.repeated_splits import split_study
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare

@@ -3,18 +3,24 @@
 Runs the demo, NAFLD (default settings, three epochs, evaluated and predicted) and an OMOP import with the package in
 SOURCE (a checkout's `src`), and writes `OUT/digests.json`: one SHA-256 for each file of every folder made. JSON and
 HTML files are hashed less the time, the speed, the versions and the place of a run. `--compare` lists the files whose
-digests differ between two such folders, with the JSON entries that do, and exits 1 where there are any.
+digests differ between two such folders, with the JSON entries that do, and exits 1 where there are any. `--values`
+compares numbers in place of bytes: every tensor and risk must be equal, every metric to half of its last printed digit.
 """
 
 import argparse
 import hashlib
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from safetensors.numpy import load_file
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("EHRSEQ_DATA", ROOT / "../shared/data")).resolve()
@@ -139,12 +145,76 @@ def compare(one: Path, other: Path) -> int:
     return len(moved)
 
 
+def same_arrays(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    """Whether two sets of named arrays are equal to the bit."""
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f")
+        for name in one
+    )
+
+
+def risks(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a prediction file, in their order."""
+    table = pq.read_table(path)
+    return {
+        name: column.to_numpy(zero_copy_only=False)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+
+
+def metric_values(value: Any, place: str = "") -> dict[str, float]:
+    """Every number of a JSON value under a metric's name, by its place; counts are left out."""
+    if isinstance(value, dict):
+        return {
+            name: found
+            for key, entry in value.items()
+            for name, found in metric_values(entry, f"{place}/{key}").items()
+        }
+    if isinstance(value, list):
+        return {
+            name: found
+            for number, entry in enumerate(value)
+            for name, found in metric_values(entry, f"{place}/{number}").items()
+        }
+    return {place: value} if isinstance(value, float) and math.isfinite(value) else {}
+
+
+def compare_values(one: Path, other: Path) -> int:
+    """Print which numbers moved: weights, risks, metrics."""
+    moved = 0
+    for path in sorted(one.rglob("model.safetensors")):
+        name = path.relative_to(one)
+        equal = (other / name).is_file() and same_arrays(load_file(path), load_file(other / name))
+        print("weights", name, "equal" if equal else "MOVED")
+        moved += not equal
+    for path in sorted(one.glob("*.parquet")):
+        equal = (other / path.name).is_file() and same_arrays(risks(path), risks(other / path.name))
+        print("risks", path.name, "equal" if equal else "MOVED")
+        moved += not equal
+    for path in sorted(one.rglob("metrics.json")):
+        name = path.relative_to(one)
+        before, after = (metric_values(json.loads((f / name).read_text())) for f in (one, other))
+        shared = before.keys() & after.keys()
+        far = sorted(
+            place for place in shared if not math.isclose(before[place], after[place], abs_tol=6e-4)
+        )
+        print("metrics", name, f"{len(shared) - len(far)} equal, {len(far)} MOVED", *far[:8])
+        print(
+            "    only before:", len(before.keys() - shared), "only now:", len(after.keys() - shared)
+        )
+        moved += len(far)
+    return moved
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
-    parser.add_argument("--compare", action="store_true")
+    parser.add_argument("--compare", action="store_true", help="list the files whose bytes differ")
+    parser.add_argument("--values", action="store_true", help="list the numbers that differ")
     arguments = parser.parse_args()
+    if arguments.values:
+        sys.exit(1 if compare_values(arguments.first, arguments.second) else 0)
     if arguments.compare:
         sys.exit(1 if compare(arguments.first, arguments.second) else 0)
     make(arguments.first.resolve(), arguments.second.resolve())

@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from _cpu import own_gib
-from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.core.version import __version__
 
 MAIN = [sys.executable, "-m", "ehrsequencing"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared

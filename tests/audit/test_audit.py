@@ -16,7 +16,8 @@ from ehrsequencing.audit.shuffled import _deal, shuffled_labels
 from ehrsequencing.audit.source import follow_up
 from ehrsequencing.config import EvaluationConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import save_manifest, write_json
+from ehrsequencing.core.files import write_json
+from ehrsequencing.core.outputs import save_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.models.base import WEIGHTS_FILE
 from ehrsequencing.prediction.run import Run, add_to_run, saved_audit

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation.repeated_splits import corrected_interval
 from helpers.bench import load_bench
 

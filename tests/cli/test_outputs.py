@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.core.output_kinds import MANIFEST, PREDICTIONS, is_parquet_of
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import MANIFEST, PREDICTIONS, is_parquet_of
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.reporting.report import PAGES
 from helpers.command_line import TASK, ehrseq

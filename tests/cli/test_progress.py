@@ -13,7 +13,7 @@ import pytest
 from ehrsequencing.cli import progress
 from ehrsequencing.cli.output import output_of
 from ehrsequencing.cli.results import kept_epochs
-from ehrsequencing.core.storage import read_json_lines
+from ehrsequencing.core.files import read_json_lines
 
 # Training of three epochs by a loop that does nothing; SAY prints a line while the bar is there.
 TRAINS = """

@@ -10,7 +10,7 @@ import yaml
 from ehrsequencing.config import PRESETS, BadText, StudyConfig, TaskConfig, load_study, parse_json, validated
 from ehrsequencing.config.commands import COMMANDS
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json, read_json_lines
+from ehrsequencing.core.files import read_json, read_json_lines
 from ehrsequencing.core.text import parse_yaml
 from helpers.command_line import TASK, ehrseq
 from helpers.meds import record, write_meds

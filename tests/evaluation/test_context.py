@@ -18,7 +18,7 @@ from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.marginal import MarginalIncidence
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation import evaluate as evaluate_module
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.context import (

@@ -9,7 +9,7 @@ import pytest
 
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.arrays import Bools, Ints
-from ehrsequencing.core.storage import sha256
+from ehrsequencing.core.files import sha256
 from ehrsequencing.evaluation.few_labels import LEAST_TUNING, FewLabels
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.records.timelines import TaskRows

@@ -11,7 +11,7 @@ import pytest
 
 from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study, load_task
-from ehrsequencing.core import scratch
+from ehrsequencing.core import arrays
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.oracle import (
@@ -135,7 +135,7 @@ def test_prediction_times_taken_some_at_a_time_give_what_all_together_give(
     null = cohort_hazards(inner, train.entry_days, train.duration_days, train.cause, n_causes=2)
     gains = [np.einsum("rek,rk->", true * np.log(m / null) - m + null, days) for m in (np.maximum(said, 1e-12), true)]
 
-    monkeypatch.setattr(scratch, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(arrays, "BLOCK_ROWS", at_once)
     assert foresight(model, truth, rows)[known] == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert np.isnan(foresight(model, truth, rows)[~known]).all()
     share = expected_gain_share(model, truth, train=train, rows=rows)

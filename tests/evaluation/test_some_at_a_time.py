@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ehrsequencing.config import EvaluationConfig
-from ehrsequencing.core import scratch
+from ehrsequencing.core import arrays
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.prediction.run import Run
@@ -31,7 +31,7 @@ def test_risks_of_parts_are_those_of_all_to_the_bit(
     run, days = Run(sim_run), np.array([90.0, 365.25])
     records = run.prepared().records(run.task.name, "held_out")
     whole = run.risk(records, horizons_days=days).astype(np.float64)
-    monkeypatch.setattr(scratch, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(arrays, "BLOCK_ROWS", at_once)
     assert len(run.answers.batches(records)[0]) > 2
     assert (RunRisks(run).from_zero(records, days) == whole).all()
     assert (RunRisks(run).risk(records, days) == whole).all()
@@ -40,8 +40,8 @@ def test_risks_of_parts_are_those_of_all_to_the_bit(
 def test_an_evaluation_in_parts_and_files_has_the_same_numbers(sim_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = EvaluationConfig(baselines="fast", bootstrap=10, explained_subjects=0)
     whole = evaluate(sim_run, settings=settings)
-    monkeypatch.setattr(scratch, "ROWS_AT_ONCE", 40)
-    monkeypatch.setattr(scratch, "LARGE", 8)
+    monkeypatch.setattr(arrays, "BLOCK_ROWS", 40)
+    monkeypatch.setattr(arrays, "LARGE_BYTES", 8)
     parts = evaluate(sim_run, settings=settings)
     assert whole["oracle"] is None or whole["oracle"]["risks"]
     assert parts.keys() == whole.keys()

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.outputs import MANIFEST
 from helpers.command_line import ehrseq
 from helpers.faults.driver import TINY
 from helpers.faults.sources import write_sources

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ehrsequencing.core.output_kinds import MANIFEST
+from ehrsequencing.core.outputs import MANIFEST
 from helpers.faults.driver import TINY, without_times
 from helpers.storage import everything
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import HISTORY
+from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from helpers.faults.driver import COMMANDS, FURTHER

@@ -14,8 +14,8 @@ import pytest
 
 from ehrsequencing.core import expansion
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import read_json, save_manifest, sha256
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import MANIFEST, save_manifest
 from ehrsequencing.prediction.prediction_file import read_predictions
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.readers.csv_files import BLOCK_BYTES, read_csv_lines

@@ -12,8 +12,7 @@ import torch
 
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import TaskConfig, load_study, validated
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import write_manifest
+from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.training.loop import Trainer
 from helpers.meds import DAY_US, HOUR_US, SPLITS, YEAR_US, Row, us, write_meds

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from ehrsequencing.config import load_study, load_task
-from ehrsequencing.core.storage import read_json, save_manifest
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import save_manifest
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.simulate import simulate

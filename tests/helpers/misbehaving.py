@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ehrsequencing.core import limited
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.temporaries import private_folder
+from ehrsequencing.core.files import private_folder
 
 
 def eat(gib: int, folder: str) -> int:

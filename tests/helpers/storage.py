@@ -12,9 +12,8 @@ import pytest
 
 from ehrsequencing.core import replacing, storage
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, Kind
-from ehrsequencing.core.storage import complete_folder, read_manifest, write_bytes, write_manifest
-from ehrsequencing.core.temporaries import sweep_temporaries
+from ehrsequencing.core.files import sweep_temporaries, write_bytes
+from ehrsequencing.core.outputs import MANIFEST, Kind, complete_folder, read_manifest, write_manifest
 
 SET = Kind("set", "a set")
 CALLS = ("replace", "mkdir", "rmdir", "unlink")  # of the system, that change what is on the disk

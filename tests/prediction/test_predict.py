@@ -11,7 +11,7 @@ import pytest
 
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json, refuse_foreign_file, write_json
+from ehrsequencing.core.files import read_json, refuse_foreign_file, write_json
 from ehrsequencing.prediction.predict import Moment, NewRecords, predict
 from ehrsequencing.prediction.prediction_file import is_predictions, prediction_file
 from ehrsequencing.prediction.run import Run

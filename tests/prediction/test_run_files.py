@@ -8,8 +8,8 @@ import pytest
 from typer.testing import Result
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS
-from ehrsequencing.core.storage import read_json, save_manifest, write_json
+from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.outputs import MANIFEST, RUN_NEEDS, save_manifest
 from ehrsequencing.prediction.run import RECALIBRATION, Run, add_to_run, saved_audit
 from helpers.command_line import ehrseq
 

@@ -20,8 +20,8 @@ import torch
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import read_json, write_json, write_manifest
+from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.outputs import MANIFEST, write_manifest
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.reporting.report import PAGES
 from helpers import command_line

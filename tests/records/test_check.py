@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.check import TaskCheck, _Spread, check_data
 from ehrsequencing.records.check_text import format_check
 from ehrsequencing.records.prepared import prepare

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import SIMULATION
-from ehrsequencing.core.storage import save_manifest, sha256
+from ehrsequencing.core.files import sha256
+from ehrsequencing.core.outputs import SIMULATION, save_manifest
 from ehrsequencing.records import code_search
 from ehrsequencing.records.code_search import find_codes
 from helpers.command_line import ehrseq, refused

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ehrsequencing.audit.source import Source
 from ehrsequencing.config import TaskConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records import survey as survey_module
 from ehrsequencing.records.check import check_data
 from ehrsequencing.records.codes import CodeMatcher

@@ -16,8 +16,8 @@ from hypothesis.errors import NoSuchExample
 
 from ehrsequencing.config import DialectConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.events import STATIC
 from ehrsequencing.records.fixes import FixLog, fix
 from ehrsequencing.records.meds import MedsReader

@@ -17,9 +17,9 @@ import pytest
 from ehrsequencing.config import DataConfig, VisitsConfig
 from ehrsequencing.core import limited
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import private_folder
 from ehrsequencing.core.limited import Limits, in_limited_child
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.temporaries import private_folder
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.meds import MedsReader
 from ehrsequencing.records.plain_copy import plain_copy
 from helpers.command_line import ehrseq

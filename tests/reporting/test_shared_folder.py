@@ -14,8 +14,8 @@ from ehrsequencing.training.loop import Trainer
 import ehrsequencing as eh
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS
-from ehrsequencing.core.storage import read_json, save_manifest, sha256
+from ehrsequencing.core.files import read_json, sha256
+from ehrsequencing.core.outputs import MANIFEST, RUN_NEEDS, save_manifest
 from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepared import Prepared, prepare

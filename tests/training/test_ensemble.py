@@ -12,7 +12,7 @@ from torch import Tensor
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_manifest
+from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble, mean_hazard_logits
 from ehrsequencing.models.hierarchical import HierarchicalBEHRTForSurvival

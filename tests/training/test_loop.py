@@ -12,7 +12,7 @@ import torch
 from ehrsequencing.audit.audit import audit
 from ehrsequencing.config import StudyConfig, TrainingConfig, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_manifest
+from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared, prepare

@@ -15,7 +15,7 @@ from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.config import EvaluationConfig, OutcomesConfig, StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
 from ehrsequencing.evaluation.outcome_table import evaluate_outcomes
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.ensemble import Ensemble

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, load_study
 from ehrsequencing.config.parts import idle_settings
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training import adapt, search

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ehrsequencing.core.storage import read_manifest
+from ehrsequencing.core.outputs import read_manifest
 from ehrsequencing.training.processes import ALONE, Processes, balanced
 from helpers.together import VARIANTS, run_two, step_sums, steps, trainer
 

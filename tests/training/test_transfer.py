@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ehrsequencing.cli.app import app
 from ehrsequencing.config import load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
 from ehrsequencing.models import lora
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pretraining import transfer_advice

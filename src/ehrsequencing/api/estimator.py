@@ -19,7 +19,7 @@ from ehrsequencing.api.study import prepare
 from ehrsequencing.api.task import task_of
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.temporaries import private_folder
+from ehrsequencing.core.files import private_folder
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.risk_source import RunRisks
 from ehrsequencing.metrics.plain import concordance

@@ -24,7 +24,7 @@ from ehrsequencing.api.showable import Showable
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import refuse_foreign_file, write_bytes
+from ehrsequencing.core.files import refuse_foreign_file, write_bytes
 from ehrsequencing.evaluation.external import read_external
 from ehrsequencing.evaluation.population import Population
 from ehrsequencing.evaluation.risk_source import RunRisks

@@ -15,7 +15,7 @@ from ehrsequencing.api.report import report_evaluation, report_external, report_
 from ehrsequencing.api.task import task_of
 from ehrsequencing.config import EvaluationConfig, StudyConfig, validated
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.temporaries import private_folder
+from ehrsequencing.core.files import private_folder
 from ehrsequencing.evaluation.evaluate import evaluate as evaluate_run
 from ehrsequencing.evaluation.external import validate
 from ehrsequencing.evaluation.score import score as score_file

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import write_json
-from ehrsequencing.core.temporaries import private_folder
+from ehrsequencing.core.files import private_folder, write_json
 
 Frames = Literal["pandas", "polars", "arrow"]
 MEDS_COLUMNS = ("subject_id", "time", "code", "numeric_value")

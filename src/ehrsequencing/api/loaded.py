@@ -23,8 +23,8 @@ from ehrsequencing.api.frames import as_frame, checked_frames, kind_of
 from ehrsequencing.api.progress import progress_bar
 from ehrsequencing.config import format_days
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import HISTORY
-from ehrsequencing.core.storage import read_json, read_json_lines
+from ehrsequencing.core.files import read_json, read_json_lines
+from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.evaluation.results import SHARED, read_result
 from ehrsequencing.explain import Question
 from ehrsequencing.explorer import ExplorerSettings, collect, require_own, write_page

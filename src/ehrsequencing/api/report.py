@@ -9,7 +9,8 @@ from typing import Any
 
 from ehrsequencing.config import EvaluationConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import altered, read_manifest, write_bytes, write_json
+from ehrsequencing.core.files import write_bytes, write_json
+from ehrsequencing.core.outputs import altered, read_manifest
 from ehrsequencing.evaluation.context import audit_summary, predictor_cutoff
 from ehrsequencing.evaluation.outcome_table import Progress, evaluate_outcomes
 from ehrsequencing.evaluation.repeated_splits import add_splits

@@ -18,9 +18,9 @@ from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import StudyConfig, TaskConfig, validated
 from ehrsequencing.config.parts import KINDS
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import digest, read_json, sha256
 from ehrsequencing.core.memory import keep_freed_memory
-from ehrsequencing.core.output_kinds import MANIFEST, PREPARED, is_json_of
-from ehrsequencing.core.storage import digest, read_json, sha256
+from ehrsequencing.core.outputs import MANIFEST, PREPARED, is_json_of
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.meds import MedsReader, find_shards
 from ehrsequencing.records.prepared import SECTIONS, Prepared

@@ -8,7 +8,7 @@ import numpy as np
 from ehrsequencing.audit.data import SPLITS, AuditData, Check, Finding
 from ehrsequencing.config import load_study
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.temporaries import private_folder
+from ehrsequencing.core.files import private_folder
 from ehrsequencing.metrics.discrimination import wolbers_c
 from ehrsequencing.metrics.outcomes import ScoredRows
 from ehrsequencing.records.prepared import Prepared

@@ -13,8 +13,7 @@ import numpy as np
 
 from ehrsequencing.baselines.piecewise import nll_of_hazards
 from ehrsequencing.config import TaskConfig
-from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.scratch import parts
+from ehrsequencing.core.arrays import Floats, Ints, row_blocks
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.records.hazards import cohort_hazards, cumulative_incidence
 from ehrsequencing.records.timelines import TaskRecords
@@ -88,7 +87,7 @@ class ChunkedBaseline(ABC):
     ) -> Floats:
         """See `Baseline`."""
         out = np.empty((len(chosen), self.n_causes, len(horizons_days)))
-        for part in parts(len(chosen)):
+        for part in row_blocks(len(chosen)):
             out[part] = conditional_risk(
                 self.curves(records, chosen[part]), horizons_days, start_days=start_days
             )
@@ -97,7 +96,7 @@ class ChunkedBaseline(ABC):
     def nll(self, records: TaskRecords, chosen: Ints) -> Floats:
         """See `Baseline`."""
         out = np.empty(len(chosen))
-        for part in parts(len(chosen)):
+        for part in row_blocks(len(chosen)):
             rows = chosen[part]
             out[part] = nll_of_hazards(self.hazards(records, rows), self.edges, records.rows, rows)
         return out

@@ -157,8 +157,8 @@ def check(
 
     Exits with 2 only if prepare would refuse the data.
     """
-    from ehrsequencing.core.output_kinds import CHECK, is_json_of
-    from ehrsequencing.core.storage import refuse_foreign_file, write_json
+    from ehrsequencing.core.files import refuse_foreign_file, write_json
+    from ehrsequencing.core.outputs import CHECK, is_json_of
     from ehrsequencing.records.check import check_data
     from ehrsequencing.records.check_text import format_check
 

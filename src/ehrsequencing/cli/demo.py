@@ -13,9 +13,8 @@ from ehrsequencing.cli.console import say as print_line
 from ehrsequencing.cli.demo_pretrain import run_pretraining_demo
 from ehrsequencing.config import StudyConfig, format_days, load_study, load_task
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, SIMULATION, is_json_of
-from ehrsequencing.core.storage import altered, read_json, read_manifest, require_name
-from ehrsequencing.core.temporaries import is_temporary, sweep_temporaries
+from ehrsequencing.core.files import is_temporary, read_json, require_name, sweep_temporaries
+from ehrsequencing.core.outputs import MANIFEST, SIMULATION, altered, is_json_of, read_manifest
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import evaluate
 from ehrsequencing.prediction.run import saved_audit

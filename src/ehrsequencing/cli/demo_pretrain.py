@@ -6,7 +6,7 @@ from typing import Any
 
 from ehrsequencing.cli.console import training_bar
 from ehrsequencing.config import load_study
-from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.evaluation.few_labels import FewLabels, paired_gain
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.reporting.pretraining import pretraining_lines

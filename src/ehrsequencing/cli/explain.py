@@ -52,7 +52,7 @@ def explain(
     code among the subjects who have it, with intervals. Effects are associations in the model, not causes.
     """
     from ehrsequencing.config import parse_days
-    from ehrsequencing.core.storage import refuse_foreign_file, refuse_overlap
+    from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
     from ehrsequencing.explain.question import Question
     from ehrsequencing.explain.tables import is_explanation, require_suffix, write_table
     from ehrsequencing.prediction.predict import NewRecords

@@ -30,8 +30,8 @@ def pretrain(
     keep_freed_memory()
     study = read_study(config, overrides, "pretrain")
     from ehrsequencing.config import refuse_changes
-    from ehrsequencing.core.output_kinds import HISTORY
-    from ehrsequencing.core.storage import read_json_lines, write_bytes
+    from ehrsequencing.core.files import read_json_lines, write_bytes
+    from ehrsequencing.core.outputs import HISTORY
     from ehrsequencing.records.prepared import Prepared
     from ehrsequencing.reporting.pretraining import pretraining_lines
     from ehrsequencing.reporting.pretraining_page import render_pretraining

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.output_kinds import HISTORY, RUN
-from ehrsequencing.core.storage import read_json, read_json_lines, read_manifest
+from ehrsequencing.core.files import read_json, read_json_lines
+from ehrsequencing.core.outputs import HISTORY, RUN, read_manifest
 from ehrsequencing.evaluation.results import SHARED
 from ehrsequencing.prediction.run import Run
 

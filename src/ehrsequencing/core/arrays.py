@@ -1,10 +1,12 @@
-"""Array types, arithmetic of ragged arrays, and a writer for arrays whose length is not known in advance.
+"""Array types, arithmetic of ragged arrays, a writer for arrays of unknown length, and scratch space on disk.
 
 A ragged array has flat values and offsets (n + 1,): row i is `values[offsets[i]:offsets[i + 1]]`.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import IO, Any
 
@@ -16,6 +18,9 @@ Floats32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 Bools = NDArray[np.bool_]
+
+LARGE_BYTES = 2**24  # from which on a scratch array lies in a file
+BLOCK_ROWS = 20_000  # rows that are worked on at once: no other array grows with their number
 
 
 def offsets(owner: Ints, n_owners: int) -> Ints:
@@ -96,3 +101,50 @@ class ArrayWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
         self._file.close()
+
+
+def scratch(*shape: int) -> Floats:
+    """An array of NaN, in memory where it is small, else in a file without a name.
+
+    The system keeps as much of such a file in memory as there is room for, and writes the rest to the disk of `TMPDIR`.
+    Nobody else can open it, and it is gone when the array is, also after `kill -9`.
+    Where the folder of temporary files has no room, or the system cannot reserve it, the array is in memory after all.
+
+    >>> scratch(2, 3).shape
+    (2, 3)
+    """
+    size = 8 * int(np.prod(shape, dtype=np.int64))
+    if size < LARGE_BYTES or not hasattr(os, "posix_fallocate"):
+        return np.full(shape, np.nan)
+    try:
+        with TemporaryFile(prefix="ehrseq-") as file:
+            # a disk that is full later would kill the process
+            os.posix_fallocate(file.fileno(), 0, size)
+            out: Floats = np.asarray(np.memmap(file, dtype=np.float64, mode="r+", shape=shape))
+    except OSError:
+        return np.full(shape, np.nan)
+    for some in row_blocks(len(out)):
+        out[some] = np.nan
+    return out
+
+
+def row_blocks(count: int) -> Iterator[slice]:
+    """Slices of at most `BLOCK_ROWS` rows, one after another.
+
+    >>> [(some.start, some.stop) for some in row_blocks(30_000)]
+    [(0, 20000), (20000, 30000)]
+    """
+    return (slice(at, min(at + BLOCK_ROWS, count)) for at in range(0, count, BLOCK_ROWS))
+
+
+def selected(values: Floats, rows: Ints | slice, columns: Ints | slice) -> Floats:
+    """`values[rows][:, :, columns]` of a (R, E, K) array; a copy unless both are slices."""
+    if isinstance(rows, slice):
+        if isinstance(columns, slice):
+            return values[rows, :, columns]
+        rows = np.arange(len(values))[rows]
+    width = len(np.arange(values.shape[2])[columns])
+    out = scratch(len(rows), values.shape[1], width)
+    for some in row_blocks(len(rows)):
+        out[some] = values[rows[some]][:, :, columns]
+    return out

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ehrsequencing.config import format_days
-from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32
+from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32, row_blocks, scratch
 from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
-from ehrsequencing.core.scratch import parts, scratch
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.metrics.outcomes import ScoredRows
@@ -152,7 +151,7 @@ class Comparison:
             name: scratch(len(values), 1, values.shape[2]) for name, values in self.risk.items()
         }
         for name, values in self.risk.items():
-            for some in parts(len(values)):
+            for some in row_blocks(len(values)):
                 np.minimum(values[some].sum(axis=1, keepdims=True), 1.0, out=risk[name][some])
         return replace(self, cause=(self.cause > 0).astype(np.int64), risk=risk)
 

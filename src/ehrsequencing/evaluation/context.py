@@ -13,8 +13,8 @@ import torch
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.output_kinds import HISTORY
-from ehrsequencing.core.storage import read_json_lines
+from ehrsequencing.core.files import read_json_lines
+from ehrsequencing.core.outputs import HISTORY
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.drift import drift, input_rates
 from ehrsequencing.evaluation.oracle import is_simulation

@@ -18,10 +18,9 @@ from ehrsequencing.baselines.base import Baseline, FittingData
 from ehrsequencing.baselines.censoring_cox import HistoryCensoring
 from ehrsequencing.baselines.fit import Fitted, fit_baselines, what_is_missing
 from ehrsequencing.config import EvaluationConfig, format_days
-from ehrsequencing.core.arrays import Floats, Ints
+from ehrsequencing.core.arrays import Floats, Ints, row_blocks, scratch, selected
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.scratch import parts, scratch, selected
-from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.disclosure.shared import INDIVIDUAL
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.code_effects import code_effects
@@ -256,7 +255,7 @@ class Evaluation:
             )
         for name, risk in risks.items():
             missing = sum(
-                int(np.isnan(risk[some]).any(axis=(1, 2)).sum()) for some in parts(len(risk))
+                int(np.isnan(risk[some]).any(axis=(1, 2)).sum()) for some in row_blocks(len(risk))
             )
             if missing:
                 what = (
@@ -272,7 +271,7 @@ class Evaluation:
         """(R, causes, columns) a baseline's risks, those of the columns among the days."""
         every, width = np.arange(len(self.rows)), len(days[columns])
         out = scratch(len(every), len(self.task.causes), width)
-        for some in parts(len(every)):
+        for some in row_blocks(len(every)):
             found = model.risk(self.records, every[some], days, start_days=self.task.blanking)
             out[some] = found[:, :, columns]
         return out

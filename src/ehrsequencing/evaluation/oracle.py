@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig, load_task
-from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.scratch import parts, scratch
+from ehrsequencing.core.arrays import Bools, Floats, Ints, row_blocks, scratch
 from ehrsequencing.evaluation.through_risks import hazards_through
 from ehrsequencing.models.hazards import cumulative_incidence
 from ehrsequencing.records.hazards import cohort_hazards, event_bin, exposure, horizon_nll
@@ -85,7 +84,7 @@ class Truth:
             cause = np.asarray(pa.compute.index_in(batch["cause"], number))[line]
             bin_ = np.searchsorted(edges, np.asarray(batch["start_days"])[line])
             hazards[row, cause, bin_] = np.asarray(batch["hazard"])[line]
-        if all(np.isnan(hazards[some]).all() for some in parts(len(hazards))):
+        if all(np.isnan(hazards[some]).all() for some in row_blocks(len(hazards))):
             return None
         return cls(edges, hazards, _read_mechanisms(data, records, row_of))
 
@@ -93,7 +92,10 @@ class Truth:
     def known(self) -> Bools:
         """(R,) prediction times with a truth."""
         return np.concatenate(
-            [~np.isnan(self.hazards[some]).any(axis=(1, 2)) for some in parts(len(self.hazards))]
+            [
+                ~np.isnan(self.hazards[some]).any(axis=(1, 2))
+                for some in row_blocks(len(self.hazards))
+            ]
         )
 
     def mean_hazards(self) -> Floats:
@@ -113,7 +115,7 @@ class Truth:
     def parts(self) -> Iterator[Ints]:
         """Numbers of the prediction times with a truth, some at a time."""
         known = np.flatnonzero(self.known)
-        return (known[some] for some in parts(len(known)))
+        return (known[some] for some in row_blocks(len(known)))
 
     def nll(self, rows: TaskRows) -> Floats:
         """(R,) NLL of the true hazards, Σ_e ∫ λ*_e over the exposure − log λ*_cause(duration); NaN without a truth."""
@@ -123,7 +125,7 @@ class Truth:
         """(R, E, H) true cumulative incidence by each horizon; NaN without a truth."""
         inner = self.edges_days[1:-1].tolist()
         risk, known = scratch(*self.hazards.shape[:2], len(horizons_days)), self.known
-        for some in parts(len(risk)):
+        for some in row_blocks(len(risk)):
             logits = torch.from_numpy(
                 np.log(np.maximum(np.nan_to_num(self.hazards[some], nan=1.0), _NO_HAZARD))
             )
@@ -228,7 +230,7 @@ def slope_error(x: Floats, y: Floats, slope: float, subject: Ints) -> float:
 def bin_hazards(risk: Floats, edges_days: Floats) -> Floats:
     """Constant hazards per bin and day (R, E, K) with the cumulative incidences (R, E, K) at the bins' ends."""
     out = scratch(*risk.shape)
-    for some in parts(len(risk)):
+    for some in row_blocks(len(risk)):
         out[some] = hazards_through(
             risk[some], edges_days[1:], start_days=float(edges_days[0]), least_survival=1e-12
         )
@@ -460,7 +462,7 @@ def oracle_gap(
 def _nll(hazards: Floats, edges_days: Sequence[float], rows: TaskRows) -> Floats:
     """(R,) NLL of hazards (R, E, K) of the rows, or (E, K) for all."""
     found = np.empty(len(rows))
-    for some in parts(len(rows)):
+    for some in row_blocks(len(rows)):
         found[some] = horizon_nll(
             hazards if hazards.ndim == 2 else hazards[some],
             edges_days,

@@ -19,10 +19,9 @@ from ehrsequencing.baselines.blend.train import trainer_of
 from ehrsequencing.config import EvaluationConfig, ModelConfig, StudyConfig
 from ehrsequencing.core.arrays import Floats
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import digest, read_json, sweep_temporaries, write_json
 from ehrsequencing.core.minimum_counts import TOO_FEW, judged_by_splits, too_few
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import digest, read_json, write_json
-from ehrsequencing.core.temporaries import sweep_temporaries
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.evaluation.evaluate import Evaluation

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.storage import read_json, write_json
+from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.disclosure.shared import INDIVIDUAL, shared
 from ehrsequencing.prediction.run import Run, add_to_run
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ehrsequencing.config import StudyConfig, TaskConfig
-from ehrsequencing.core.arrays import Floats
-from ehrsequencing.core.scratch import parts, scratch
+from ehrsequencing.core.arrays import Floats, row_blocks, scratch
 from ehrsequencing.evaluation.comparison import OURS
 from ehrsequencing.metrics.censoring import conditional_risk
 from ehrsequencing.prediction.divided import part_of
@@ -129,7 +128,7 @@ class RunRisks:
     def _answers(self, records: TaskRecords, days: Floats, *, start_days: float) -> Floats:
         """Risks given no event until `start_days`, for some subjects at a time, in the batches of all together."""
         out = scratch(len(records), len(self.task.causes), len(days))
-        count, done = sum(1 for _ in parts(len(records))), 0
+        count, done = sum(1 for _ in row_blocks(len(records))), 0
         batches = self.run.answers.batches(records)
         for number in range(count):
             some = part_of(records, batches, count, number)

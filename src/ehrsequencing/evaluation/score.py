@@ -21,9 +21,8 @@ from ehrsequencing.baselines.fit import BASELINES
 from ehrsequencing.config import StudyConfig, TaskConfig, format_days, load_task, refuse_other_task
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import SCORE
-from ehrsequencing.core.storage import complete_folder, refuse_overlap, sha256, write_manifest
-from ehrsequencing.core.temporaries import private_folder
+from ehrsequencing.core.files import private_folder, refuse_overlap, sha256
+from ehrsequencing.core.outputs import SCORE, complete_folder, write_manifest
 from ehrsequencing.evaluation.comparison import NETWORK, ORACLE
 from ehrsequencing.evaluation.evaluate import Evaluation
 from ehrsequencing.evaluation.file_risks import FileRisks, Matched, match, people

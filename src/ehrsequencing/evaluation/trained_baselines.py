@@ -16,9 +16,8 @@ from ehrsequencing.baselines.fit import Fitted
 from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import ModelConfig, StudyConfig, load_study
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.output_kinds import MANIFEST, RUN
-from ehrsequencing.core.storage import complete_folder, read_manifest
-from ehrsequencing.core.temporaries import sweep_temporaries
+from ehrsequencing.core.files import sweep_temporaries
+from ehrsequencing.core.outputs import MANIFEST, RUN, complete_folder, read_manifest
 from ehrsequencing.evaluation.comparison import NETWORK
 from ehrsequencing.prediction.run import Run
 from ehrsequencing.records.prepared import Prepared

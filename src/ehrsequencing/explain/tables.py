@@ -10,8 +10,8 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import EXPLANATION, is_parquet_of, parquet_mark
-from ehrsequencing.core.storage import atomic_path
+from ehrsequencing.core.files import atomic_path
+from ehrsequencing.core.outputs import EXPLANATION, is_parquet_of, parquet_mark
 from ehrsequencing.explain.attention import attention_weights, has_attention
 from ehrsequencing.explain.changes import change
 from ehrsequencing.explain.deletions import KINDS, PAIRED_CODES, Deletion, Effect, deletion

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ehrsequencing.core.arrays import Floats
+from ehrsequencing.core.arrays import Floats, row_blocks
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.scratch import parts
 from ehrsequencing.metrics.censoring import divide
 from ehrsequencing.metrics.outcomes import ScoredRows
 
@@ -55,7 +54,7 @@ def decision_curve(rows: ScoredRows, thresholds: ArrayLike) -> DecisionCurve:
     for e, h in np.ndindex(*rows.risk.shape[1:]):
         events = rows.known_weights(h) * rows.has_event_by(h)[e]
         share, true = (np.zeros((len(rows.weights), at.shape[-1])) for _ in range(2))
-        for some in parts(len(rows.risk)):
+        for some in row_blocks(len(rows.risk)):
             flagged = (rows.risk[some, e, h, None] >= of_cell[e, h]).astype(np.float64)
             share += rows.weights[:, some] @ flagged
             true += events[:, some] @ flagged

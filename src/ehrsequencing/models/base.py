@@ -13,7 +13,7 @@ from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.config import BadText, ModelConfig, parse_json, validated
 from ehrsequencing.config.parts import architecture
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import write_bytes
+from ehrsequencing.core.files import write_bytes
 from ehrsequencing.models.hazards import (
     cumulative_incidence,
     horizon_nll,

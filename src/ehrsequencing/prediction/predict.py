@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ehrsequencing.config import DataConfig, format_days
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
 from ehrsequencing.models.ensemble import member_band
 from ehrsequencing.prediction.divided import Block, in_order
 from ehrsequencing.prediction.prediction_file import (

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from ehrsequencing.config import DataConfig, TaskConfig
 from ehrsequencing.config.task import IndexConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import PREDICTIONS, parquet_mark
-from ehrsequencing.core.storage import atomic_path, refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import atomic_path, refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.outputs import PREDICTIONS, parquet_mark
 from ehrsequencing.prediction.predict import Asked, Moment, NewRecords
 from ehrsequencing.prediction.prediction_file import is_predictions
 from ehrsequencing.prediction.run import Run

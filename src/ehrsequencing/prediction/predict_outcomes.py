@@ -10,7 +10,7 @@ import numpy as np
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.arrays import Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import refuse_foreign_file, refuse_overlap
+from ehrsequencing.core.files import refuse_foreign_file, refuse_overlap
 from ehrsequencing.prediction.divided import Block
 from ehrsequencing.prediction.predict import (
     Moment,

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.expansion import refuse_expansion
-from ehrsequencing.core.output_kinds import PREDICTIONS, is_parquet_of, parquet_mark
-from ehrsequencing.core.storage import atomic_path
+from ehrsequencing.core.files import atomic_path
+from ehrsequencing.core.outputs import PREDICTIONS, is_parquet_of, parquet_mark
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 _COLUMNS = pa.schema(

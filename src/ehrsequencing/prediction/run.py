@@ -15,17 +15,15 @@ from ehrsequencing.baselines.blend.run_answers import RunAnswers
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
 from ehrsequencing.core.arrays import Floats, Floats32, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.locks import locked
-from ehrsequencing.core.output_kinds import MANIFEST, RUN, SHARED_RUN
-from ehrsequencing.core.storage import (
+from ehrsequencing.core.files import digest, locked, read_json, refuse_foreign_file, sha256
+from ehrsequencing.core.outputs import (
+    MANIFEST,
+    RUN,
+    SHARED_RUN,
     altered,
-    digest,
-    read_json,
     read_manifest,
-    refuse_foreign_file,
     require_facts,
     save_manifest,
-    sha256,
 )
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model

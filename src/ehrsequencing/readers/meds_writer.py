@@ -21,7 +21,7 @@ from meds import schema as meds
 from ehrsequencing.config import SplitsConfig
 from ehrsequencing.core.arrays import Bools, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import write_json
+from ehrsequencing.core.files import write_json
 from ehrsequencing.readers.cleaning_rules import cleaned, role_mask, taken, usable_rows
 from ehrsequencing.readers.code_numbers import CodeNumbers
 from ehrsequencing.readers.import_report import ImportReport

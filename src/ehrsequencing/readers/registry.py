@@ -14,8 +14,8 @@ from pkgutil import iter_modules
 import pyarrow as pa
 
 from ehrsequencing.config import ImportConfig
-from ehrsequencing.core.output_kinds import IMPORTED
-from ehrsequencing.core.storage import complete_folder, refuse_overlap, write_manifest
+from ehrsequencing.core.files import refuse_overlap
+from ehrsequencing.core.outputs import IMPORTED, complete_folder, write_manifest
 from ehrsequencing.readers.date_order import DateColumn, DateCounts, date_column
 from ehrsequencing.readers.import_report import ImportReport, TableCounts
 from ehrsequencing.readers.meds_writer import MedsWriter

@@ -15,7 +15,7 @@ import numpy as np
 
 from ehrsequencing.config import DataConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.records.codes import CodeMatcher, read_descriptions, read_parents
 from ehrsequencing.records.events import Events
 from ehrsequencing.records.meds import MedsReader

@@ -12,8 +12,15 @@ import numpy as np
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import IMPORTED, MANIFEST, PLAIN_COPY, SIMULATION, is_json_of
-from ehrsequencing.core.storage import read_manifest, require_unchanged
+from ehrsequencing.core.outputs import (
+    IMPORTED,
+    MANIFEST,
+    PLAIN_COPY,
+    SIMULATION,
+    is_json_of,
+    read_manifest,
+    require_unchanged,
+)
 from ehrsequencing.records.data_end import DayCounts, LateRows
 from ehrsequencing.records.events import DAY_US, Events, parse_date_us
 from ehrsequencing.records.files import listed, parquet_files

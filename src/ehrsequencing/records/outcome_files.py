@@ -11,7 +11,7 @@ import numpy as np
 from ehrsequencing.config import TaskConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json, write_json
+from ehrsequencing.core.files import read_json, write_json
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.events import BIRTH, DEATH
 from ehrsequencing.records.meds import SPLITS

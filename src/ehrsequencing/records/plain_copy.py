@@ -15,16 +15,9 @@ import pyarrow.parquet as pq
 
 from ehrsequencing.config import DataConfig, DialectConfig, VisitsConfig, parse_json
 from ehrsequencing.core.errors import EhrseqError
+from ehrsequencing.core.files import private_folder, refuse_overlap, write_bytes, write_json
 from ehrsequencing.core.limited import Limits, in_limited_child
-from ehrsequencing.core.output_kinds import PLAIN_COPY
-from ehrsequencing.core.storage import (
-    complete_folder,
-    refuse_overlap,
-    write_bytes,
-    write_json,
-    write_manifest,
-)
-from ehrsequencing.core.temporaries import private_folder
+from ehrsequencing.core.outputs import PLAIN_COPY, complete_folder, write_manifest
 from ehrsequencing.records.files import listed
 from ehrsequencing.records.meds import find_shards
 from ehrsequencing.records.parquet_rows import damaged

@@ -22,17 +22,13 @@ from typing import Any
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study, load_task
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import PREPARED
-from ehrsequencing.core.storage import (
+from ehrsequencing.core.files import digest, read_json, refuse_overlap, write_json, write_settings
+from ehrsequencing.core.outputs import (
+    PREPARED,
     complete_folder,
-    digest,
-    read_json,
     read_manifest,
-    refuse_overlap,
     require_facts,
-    write_json,
     write_manifest,
-    write_settings,
 )
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.attrition import Tally

@@ -15,7 +15,7 @@ import numpy as np
 
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.storage import read_json
+from ehrsequencing.core.files import read_json
 from ehrsequencing.records.attrition import Tally
 from ehrsequencing.records.codes import CodeMatcher
 from ehrsequencing.records.cohort import CohortBuilder

@@ -13,10 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.locks import claimed, locked
-from ehrsequencing.core.output_kinds import MANIFEST
-from ehrsequencing.core.storage import read_json, sha256, write_bytes, write_json
-from ehrsequencing.core.temporaries import is_temporary
+from ehrsequencing.core.files import (
+    is_temporary,
+    locked,
+    read_json,
+    sha256,
+    write_bytes,
+    write_json,
+)
+from ehrsequencing.core.locks import claimed
+from ehrsequencing.core.outputs import MANIFEST
 from ehrsequencing.records.plain_results import from_bytes, to_bytes
 
 _STATE = "work.json"

@@ -14,15 +14,9 @@ from typing import Any, TypeVar
 
 from ehrsequencing.config import StudyConfig, TaskConfig
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import PREPARED
+from ehrsequencing.core.files import digest, refuse_overlap, sha256
+from ehrsequencing.core.outputs import PREPARED, complete_folder, refuse_foreign_folder
 from ehrsequencing.core.owners import this_process
-from ehrsequencing.core.storage import (
-    complete_folder,
-    digest,
-    refuse_foreign_folder,
-    refuse_overlap,
-    sha256,
-)
 from ehrsequencing.core.version import __version__
 from ehrsequencing.records.engines import PROCESSES
 from ehrsequencing.records.parallel import Workers

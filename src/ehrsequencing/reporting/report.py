@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import write_bytes
+from ehrsequencing.core.files import write_bytes
 from ehrsequencing.disclosure.counts import excluded, publish
 from ehrsequencing.disclosure.derived import disclose
 from ehrsequencing.metrics.registry import METRICS, in_columns

@@ -18,17 +18,21 @@ from ehrsequencing.config import (
     TransferConfig,
 )
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
-from ehrsequencing.core.output_kinds import MANIFEST, RUN_NEEDS, SHARED_RUN
-from ehrsequencing.core.storage import (
-    complete_folder,
+from ehrsequencing.core.files import (
     digest,
     read_json,
     refuse_overlap,
     sha256,
     write_bytes,
-    write_manifest,
     write_settings,
+)
+from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
+from ehrsequencing.core.outputs import (
+    MANIFEST,
+    RUN_NEEDS,
+    SHARED_RUN,
+    complete_folder,
+    write_manifest,
 )
 from ehrsequencing.core.version import __version__
 from ehrsequencing.evaluation.results import SHARED

@@ -17,8 +17,8 @@ from meds import schema as meds
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import SIMULATION
-from ehrsequencing.core.storage import complete_folder, write_bytes, write_json, write_manifest
+from ehrsequencing.core.files import write_bytes, write_json
+from ehrsequencing.core.outputs import SIMULATION, complete_folder, write_manifest
 from ehrsequencing.simulate.codes import (
     DEATH_CODE,
     END_OF_FOLLOW_UP,

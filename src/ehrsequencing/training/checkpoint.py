@@ -17,17 +17,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import CHECKPOINT
-from ehrsequencing.core.signals import Stop, Stopped, noted_signals
-from ehrsequencing.core.storage import (
-    complete_folder,
+from ehrsequencing.core.files import (
+    entries,
     read_json,
-    read_manifest,
+    remove_folder,
+    sweep_temporaries,
     write_bytes,
     write_json,
-    write_manifest,
 )
-from ehrsequencing.core.temporaries import entries, remove_folder, sweep_temporaries
+from ehrsequencing.core.outputs import CHECKPOINT, complete_folder, read_manifest, write_manifest
+from ehrsequencing.core.signals import Stop, Stopped, noted_signals
 
 KEPT = 2
 

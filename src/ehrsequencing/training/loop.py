@@ -22,9 +22,9 @@ from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import StudyConfig
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import HISTORY, MANIFEST, RUN
+from ehrsequencing.core.files import digest, read_json_lines
+from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
 from ehrsequencing.core.signals import Stop
-from ehrsequencing.core.storage import digest, read_json_lines, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import build_model, load_model
 from ehrsequencing.models.ensemble import Ensemble

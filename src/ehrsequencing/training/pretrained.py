@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import PRETRAINED, RUN, SHARED_RUN
-from ehrsequencing.core.storage import digest, read_json, read_manifest
+from ehrsequencing.core.files import digest, read_json
+from ehrsequencing.core.outputs import PRETRAINED, RUN, SHARED_RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel, read_config
 from ehrsequencing.models.build import load_model
 from ehrsequencing.records.codes import read_descriptions

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.core.output_kinds import RUN, RUN_NEEDS
-from ehrsequencing.core.storage import write_json, write_manifest, write_settings
-from ehrsequencing.core.temporaries import sweep_temporaries
+from ehrsequencing.core.files import sweep_temporaries, write_json, write_settings
+from ehrsequencing.core.outputs import RUN, RUN_NEEDS, write_manifest
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE, SurvivalModel
 from ehrsequencing.records.outcome_files import OUTCOMES_FILE

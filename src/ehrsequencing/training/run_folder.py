@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.locks import locked
-from ehrsequencing.core.output_kinds import HISTORY, RUN, UNFINISHED_RUN, Kind, is_json_of
-from ehrsequencing.core.storage import (
+from ehrsequencing.core.files import (
+    entries,
+    is_temporary,
+    locked,
     read_json,
-    read_manifest,
+    remove_folder,
     require_name,
+    sweep_temporaries,
     write_bytes,
     write_json,
 )
-from ehrsequencing.core.temporaries import entries, is_temporary, remove_folder, sweep_temporaries
+from ehrsequencing.core.outputs import HISTORY, RUN, UNFINISHED_RUN, Kind, is_json_of, read_manifest
 from ehrsequencing.records.prepared import Prepared
 
 BEGUN = "begun.json"  # among the checkpoints: what the run was started with

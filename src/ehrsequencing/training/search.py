@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ehrsequencing.config import StudyConfig
-from ehrsequencing.core.output_kinds import MANIFEST, RUN
-from ehrsequencing.core.storage import digest, read_manifest, write_manifest
+from ehrsequencing.core.files import digest
+from ehrsequencing.core.outputs import MANIFEST, RUN, read_manifest, write_manifest
 from ehrsequencing.records.prepared import Prepared
 from ehrsequencing.training.adapt import Changes, adapted, with_defaults
 from ehrsequencing.training.loop import Trainer

@@ -20,7 +20,7 @@ from torch import Tensor
 from ehrsequencing.config import ModelConfig, TransferConfig
 from ehrsequencing.core.arrays import Bools
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import digest, write_bytes
+from ehrsequencing.core.files import digest, write_bytes
 from ehrsequencing.models import lora
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.transformer import TransformerLayer

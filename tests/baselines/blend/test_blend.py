@@ -29,7 +29,8 @@ from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.cli.results import kept_epochs
 from ehrsequencing.config import EvaluationConfig, StudyConfig, load_study
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json, write_json, write_manifest
+from ehrsequencing.core.files import read_json, write_json
+from ehrsequencing.core.outputs import write_manifest
 from ehrsequencing.disclosure.shared import _rounded
 from ehrsequencing.evaluation.comparison import NETWORK, OURS
 from ehrsequencing.evaluation.evaluate import Evaluation, evaluate

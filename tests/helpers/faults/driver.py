@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ehrsequencing.core.output_kinds import LOCK, MANIFEST
+from ehrsequencing.core.output_kinds import LOCK
+from ehrsequencing.core.outputs import MANIFEST
 
 TINY = ("model.dim=16", "model.heads=2", "model.layers=1", "training.epochs=2", "training.min_steps=4")
 OFTEN = ("training.checkpoint_steps=1", "training.checkpoint_seconds=0")  # a save at every step

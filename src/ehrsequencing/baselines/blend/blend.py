@@ -19,7 +19,7 @@ from ehrsequencing.baselines.trees import Trees
 from ehrsequencing.batches.loader import SubjectLoader
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.storage import read_json, write_bytes, write_json
+from ehrsequencing.core.files import read_json, write_bytes, write_json
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.records.timelines import TaskRecords
 from ehrsequencing.records.vocabulary import Vocabulary

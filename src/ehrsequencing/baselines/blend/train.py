@@ -35,9 +35,8 @@ from ehrsequencing.baselines.landmark_cox import LandmarkCox
 from ehrsequencing.config import StudyConfig, TransferConfig
 from ehrsequencing.core.arrays import Floats, Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.output_kinds import HISTORY, MANIFEST, RUN
-from ehrsequencing.core.storage import digest, read_json_lines, read_manifest, write_bytes
-from ehrsequencing.core.temporaries import remove_folder
+from ehrsequencing.core.files import digest, read_json_lines, remove_folder, write_bytes
+from ehrsequencing.core.outputs import HISTORY, MANIFEST, RUN, read_manifest
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.models.build import load_model
 from ehrsequencing.records.hazards import horizon_nll

@@ -22,18 +22,17 @@ from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.parts import objective
 from ehrsequencing.core.arrays import Ints
 from ehrsequencing.core.errors import EhrseqError
-from ehrsequencing.core.minimum_counts import shareable_count
-from ehrsequencing.core.output_kinds import MANIFEST, PRETRAINED, UNFINISHED_PRETRAINING
-from ehrsequencing.core.signals import Stop
-from ehrsequencing.core.storage import (
+from ehrsequencing.core.files import (
     digest,
     read_json,
+    sweep_temporaries,
     write_bytes,
     write_json,
-    write_manifest,
     write_settings,
 )
-from ehrsequencing.core.temporaries import sweep_temporaries
+from ehrsequencing.core.minimum_counts import shareable_count
+from ehrsequencing.core.outputs import MANIFEST, PRETRAINED, UNFINISHED_PRETRAINING, write_manifest
+from ehrsequencing.core.signals import Stop
 from ehrsequencing.core.version import __version__
 from ehrsequencing.models.base import CONFIG_FILE, WEIGHTS_FILE
 from ehrsequencing.models.build import build_model

@@ -13,7 +13,7 @@ import torch
 
 from ehrsequencing.batches.visit_batch import VisitBatch
 from ehrsequencing.core.arrays import Floats, Ints
-from ehrsequencing.core.output_kinds import MANIFEST, SIMULATION, is_json_of
+from ehrsequencing.core.outputs import MANIFEST, SIMULATION, is_json_of
 from ehrsequencing.models.base import SurvivalModel
 from ehrsequencing.training.pretraining.masked import MaskedCodes
 from ehrsequencing.training.pretraining.objective import code_embedding

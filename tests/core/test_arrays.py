@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ehrsequencing.core import scratch
-from ehrsequencing.core.scratch import parts, selected
+from ehrsequencing.core import arrays
+from ehrsequencing.core.arrays import row_blocks, selected
 
 
 def mapped_files() -> int:
@@ -23,11 +23,11 @@ def test_a_large_array_lies_in_a_file_that_has_no_name_and_goes_with_it(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = mapped_files()
-    small = scratch.scratch(1000, 2, 3)
+    small = arrays.scratch(1000, 2, 3)
     assert mapped_files() == before
-    monkeypatch.setattr(scratch, "LARGE", 8)
-    monkeypatch.setattr(scratch, "ROWS_AT_ONCE", 7)
-    large = scratch.scratch(1000, 2, 3)
+    monkeypatch.setattr(arrays, "LARGE_BYTES", 8)
+    monkeypatch.setattr(arrays, "BLOCK_ROWS", 7)
+    large = arrays.scratch(1000, 2, 3)
     assert mapped_files() == before + 1
     assert list(tmp_path.iterdir()) == []
     assert np.isnan(small).all()
@@ -49,11 +49,11 @@ def test_without_room_on_the_disk_it_is_in_memory(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(scratch, "LARGE", 8)
+    monkeypatch.setattr(arrays, "LARGE_BYTES", 8)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path if fault == "posix_fallocate" else tmp_path / "gone"))
     monkeypatch.setattr(os, "posix_fallocate", full if fault == "posix_fallocate" else os.posix_fallocate)
     before = mapped_files()
-    array = scratch.scratch(10, 2, 2)
+    array = arrays.scratch(10, 2, 2)
     assert mapped_files() == before
     assert np.isnan(array).all()
 
@@ -65,9 +65,9 @@ def test_a_selection_is_that_of_numpy(rows: int, at_once: int, data: st.DataObje
     chosen = data.draw(st.one_of(st.just(slice(None)), some))
     columns = data.draw(st.one_of(st.just(slice(None)), st.lists(st.integers(0, 3)).map(lambda x: np.array(x, int))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scratch, "ROWS_AT_ONCE", at_once)
-        patch.setattr(scratch, "LARGE", 8)
+        patch.setattr(arrays, "BLOCK_ROWS", at_once)
+        patch.setattr(arrays, "LARGE_BYTES", 8)
         found = selected(values, chosen, columns)
-        assert [x for part in parts(rows) for x in range(rows)[part]] == list(range(rows))
+        assert [x for part in row_blocks(rows) for x in range(rows)[part]] == list(range(rows))
     assert found.shape == values[chosen][:, :, columns].shape
     assert (found == values[chosen][:, :, columns]).all()
