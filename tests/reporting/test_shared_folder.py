@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from ehrsequencing.training.loop import Trainer
 
 import ehrsequencing as eh
 from ehrsequencing.config import StudyConfig, TaskConfig, load_study
@@ -20,6 +19,7 @@ from ehrsequencing.prediction.predict import predict
 from ehrsequencing.prediction.run import Run, add_to_run
 from ehrsequencing.records.prepared import Prepared, prepare
 from ehrsequencing.reporting.share import CARD, share_run
+from ehrsequencing.training.loop import Trainer
 from ehrsequencing.training.pretrained import Pretrained
 from helpers.command_line import ehrseq
 

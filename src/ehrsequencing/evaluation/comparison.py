@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import format_days
 from ehrsequencing.core.arrays import Bools, Floats, Ints, Ints32, row_blocks, scratch
-from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
+from ehrsequencing.core.disclosure import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.metrics.bootstrap import bootstrap_subjects
 from ehrsequencing.metrics.censoring import RowCensoring, StepFunction
 from ehrsequencing.metrics.outcomes import ScoredRows

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ehrsequencing.core.arrays import Bools, Floats, Ints
-from ehrsequencing.core.minimum_counts import BIASED, TOO_FEW, too_few
+from ehrsequencing.core.disclosure import BIASED, TOO_FEW, too_few
 from ehrsequencing.evaluation import tables
 from ehrsequencing.evaluation.comparison import Comparison
 from ehrsequencing.metrics.bootstrap import interval_around, percentile_interval

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ehrsequencing.config import TaskConfig, format_days
 from ehrsequencing.core.arrays import Ints
-from ehrsequencing.core.minimum_counts import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
+from ehrsequencing.core.disclosure import FEWEST_EVENTS, FEWEST_SUBJECTS, too_few
 from ehrsequencing.records.cohort import NEVER, Cohort, CohortRows, cohort_steps
 from ehrsequencing.records.events import DAY_US, opens_run
 from ehrsequencing.records.meds import SPLITS

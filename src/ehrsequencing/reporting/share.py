@@ -17,6 +17,7 @@ from ehrsequencing.config import (
     StudyConfig,
     TransferConfig,
 )
+from ehrsequencing.core.disclosure import SMALLEST_COUNT
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
@@ -26,7 +27,6 @@ from ehrsequencing.core.files import (
     write_bytes,
     write_settings,
 )
-from ehrsequencing.core.minimum_counts import SMALLEST_COUNT
 from ehrsequencing.core.outputs import (
     MANIFEST,
     RUN_NEEDS,

@@ -21,6 +21,7 @@ from ehrsequencing.batches.loader import Step, SubjectLoader
 from ehrsequencing.config import ModelConfig, StudyConfig
 from ehrsequencing.config.parts import objective
 from ehrsequencing.core.arrays import Ints
+from ehrsequencing.core.disclosure import shareable_count
 from ehrsequencing.core.errors import EhrseqError
 from ehrsequencing.core.files import (
     digest,
@@ -30,7 +31,6 @@ from ehrsequencing.core.files import (
     write_json,
     write_settings,
 )
-from ehrsequencing.core.minimum_counts import shareable_count
 from ehrsequencing.core.outputs import MANIFEST, PRETRAINED, UNFINISHED_PRETRAINING, write_manifest
 from ehrsequencing.core.signals import Stop
 from ehrsequencing.core.version import __version__
